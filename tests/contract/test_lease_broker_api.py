@@ -13,11 +13,12 @@ import pytest
 from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
+from slipway_lease_broker import grant_notifier
+from slipway_lease_broker.domain.submissions import Submission
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.http import grant_notifier
+from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http.bodies import Acquire
-from slipway_lease_broker.http.lease_commands import Answer, Submission
-from slipway_lease_broker.http.leases import wanted
+from slipway_lease_broker.http.leases import wait_for_grant, wanted
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
@@ -211,18 +212,18 @@ async def test_a_waiting_call_is_answered_as_soon_as_a_unit_is_released(world: W
     """By a confirmed grant, in the call that waited for it."""
     held = (await world.replica.acquire("held", units=2)).json()
     waiting = asyncio.create_task(world.replica.acquire("next", wait_seconds=60.0))
-    await harness.until(lambda: world.replica.group_commit.waiting_callers == 1)
+    await harness.until(lambda: world.replica.grant_waiters.waiting_callers == 1)
     await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
     answer = await waiting
     assert (answer.status_code, answer.json()["state"], answer.json()["fencing_token"]) == (200, "confirmed", 2)
-    assert world.replica.group_commit.waiting_callers == 0
+    assert world.replica.grant_waiters.waiting_callers == 0
 
 
 async def test_a_wait_that_times_out_keeps_its_place(world: World) -> None:
     """The call ends with 202; the request goes on waiting, and its grant stays reserved while no call is open."""
     held = (await world.replica.acquire("held", units=2)).json()
     assert (await world.replica.acquire("next", wait_seconds=0.01)).status_code == 202
-    assert world.replica.group_commit.waiting_callers == 0
+    assert world.replica.grant_waiters.waiting_callers == 0
     await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
     shown = (await world.replica.call("GET", "/lease-pools/sim-a/requests/next")).json()
     assert [lease["state"] for lease in shown["leases"]] == ["reserved"]
@@ -286,7 +287,7 @@ async def test_an_end_in_the_same_commit_is_answered(
     """Although the lease was alive when the command arrived. A release has taken effect."""
     await world.broker.declare(terms(limit=2, ttl_seconds=ttl))
     here, pool = world.replica, world.broker.pool
-    here.group_commit._begin = admissions(decided=here.group_commit.decided, waiter_ttl_seconds=120)
+    here.group_commit._admissions = admissions(waiters=here.grant_waiters, waiter_ttl_seconds=120)
     held = (await here.acquire("r", units=2)).json()
     await world.broker.set_clock(ttl)
     path = f"/leases/{held['lease_id']}/{what}" if what else "/lease-pools/sim-a/leases"
@@ -423,8 +424,7 @@ async def test_a_pool_that_starts_granting_grants_at_once(
     """To waiting calls: a change by an operator notifies the decide loop, without waiting for a tick."""
     here, bell = world.replica, asyncio.Event()
     here.runtime.wakeups.append(bell)
-    begin = admissions(caught_up=lambda _: False, decided=here.group_commit.decided, waiter_ttl_seconds=120)
-    loop = DecideLoop(begin, lambda _: False)
+    loop = DecideLoop(admissions(caught_up=lambda _: False, waiters=here.grant_waiters, waiter_ttl_seconds=120))
 
     async def decide() -> None:
         while await bell.wait():
@@ -437,7 +437,7 @@ async def test_a_pool_that_starts_granting_grants_at_once(
     assert (await here.call(method, pool + path, closing | reason, by="operator")).is_success
     assert (await here.acquire("next")).status_code == 202
     waiting = asyncio.create_task(here.acquire("next", wait_seconds=10.0))
-    await harness.until(lambda: here.group_commit.waiting_callers == 1)
+    await harness.until(lambda: here.grant_waiters.waiting_callers == 1)
     assert (await here.call(again, pool + where, opening | reason, by="operator")).is_success
     answer = await waiting
     assert (answer.status_code, answer.json()["state"]) == (200, "confirmed")
@@ -592,9 +592,9 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     assert waits.json()["reason"].startswith("sim-b: ")
     assert [await world.broker.held(pool) for pool in ("sim-a", "sim-b")] == [0, 1]
     waiting = asyncio.create_task(here.call("POST", "/lease-gangs", gang("sim-b", "sim-a", wait_seconds=60.0)))
-    await harness.until(lambda: here.group_commit.waiting_callers == 1)
+    await harness.until(lambda: here.grant_waiters.waiting_callers == 1)
     await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
-    loop = GangLoop(admissions(decided=here.group_commit.decided))
+    loop = GangLoop(admissions(waiters=here.grant_waiters))
     assert await loop.step(here.pool)
     answer = await waiting
     assert answer.status_code == 200, answer.text
@@ -841,20 +841,20 @@ async def test_every_write_is_documented_with_its_token(world: World) -> None:
         assert method == "delete" or "requestBody" in operation, (method, path)
 
 
-async def submit_waiting(replica: Replica, request_id: str = "next") -> Answer:
+async def submit_waiting(replica: Replica, request_id: str = "next") -> Woken:
     """Submit a request whose caller waits for the grant."""
     command = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
-    return await replica.group_commit.submit(
-        replica.pool, Submission(command=command, caller="ann", confirm=True, wait=True)
+    woken: Woken = asyncio.get_running_loop().create_future()
+    await replica.group_commit.submit(
+        replica.pool, Submission(command=command, caller="ann", confirm=True, woken=woken)
     )
+    return woken
 
 
 async def test_a_waiting_call_is_answered_on_cancel(world: World) -> None:
     """At once, and not when its wait ends."""
     await world.replica.acquire("held", units=2)
-    staying = asyncio.create_task(
-        world.replica.group_commit.wait_for_grant(await submit_waiting(world.replica), 60.0, never())
-    )
+    staying = asyncio.create_task(wait_for_grant(await submit_waiting(world.replica), 60.0, never()))
     await world.replica.call("DELETE", "/lease-pools/sim-a/requests/next")
     assert await staying is True
     late = await world.replica.acquire("next", wait_seconds=60)
@@ -886,7 +886,7 @@ async def test_a_call_that_waits_at_another_replica_is_woken(
     async with world_on(postgres, tmp_path, replicas=2) as world:
         here, there = world.replicas
         held = (await here.acquire("held", units=2)).json()
-        staying = asyncio.create_task(there.group_commit.wait_for_grant(await submit_waiting(there), 60.0, never()))
+        staying = asyncio.create_task(wait_for_grant(await submit_waiting(there), 60.0, never()))
         await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
         assert await staying is True
         answer = await there.acquire("next")
@@ -899,17 +899,17 @@ async def test_a_lost_notification_blocks_no_caller(world: World) -> None:
     (held,) = await world.broker.grants()
     here = world.replica
     staying = [
-        asyncio.create_task(here.group_commit.wait_for_grant(await submit_waiting(here, name), 60.0, never()))
+        asyncio.create_task(wait_for_grant(await submit_waiting(here, name), 60.0, never()))
         for name in ("next", "last")
     ]
     await world.broker.send(release(held, 1))
     await world.broker.decide()  # in a process that knows nothing of the callers that wait here
-    await here.group_commit.check_grants(here.pool)
+    await here.grant_waiters.check_grants(here.pool)
     assert await staying[0] is True
-    assert here.group_commit.waiting_callers == 1
+    assert here.grant_waiters.waiting_callers == 1
     await world.broker.send(release(held, 1))
     await world.broker.decide()
-    await here.group_commit.check_grants(here.pool)
+    await here.grant_waiters.check_grants(here.pool)
     assert await staying[1] is True
 
 
@@ -917,11 +917,27 @@ async def test_a_disconnected_caller_confirms_nothing(world: World) -> None:
     """No caller received the grant, so it stays reserved until its reserve time ends."""
     held = (await world.replica.acquire("held", units=2)).json()
     here, gone = world.replica, asyncio.Event()
-    staying = asyncio.create_task(here.group_commit.wait_for_grant(await submit_waiting(here), 60.0, gone.wait()))
+    staying = asyncio.create_task(wait_for_grant(await submit_waiting(here), 60.0, gone.wait()))
     gone.set()
     assert await staying is False
-    assert here.group_commit.waiting_callers == 0
+    assert here.grant_waiters.waiting_callers == 0
     await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]
+    assert (lease["request_id"], lease["state"]) == ("next", "reserved")
+
+
+async def test_a_caller_that_leaves_while_its_request_commits_waits_no_longer(world: World) -> None:
+    """Its request waits in the database, and its grant stays reserved."""
+    held = (await world.replica.acquire("held", units=2)).json()
+    here, pool = world.replica, world.broker.pool
+    async with pool.acquire() as blocker, blocker.transaction():
+        await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
+        leaving = asyncio.create_task(submit_waiting(here))
+        await world.broker.until_waiting(leaving)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+    await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    assert here.grant_waiters.waiting_callers == 0
     (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]
     assert (lease["request_id"], lease["state"]) == ("next", "reserved")
 

@@ -1,7 +1,7 @@
 """The lease-broker on a real database: commands, decisions and published events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,10 +34,13 @@ from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens
+from slipway_lease_broker import admission
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.report import PastLease
+from slipway_lease_broker.domain.submissions import Exchange
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
+from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
@@ -48,7 +51,6 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
     SERVICE,
     START,
-    TERMS,
     Broker,
     acquire_request,
     admissions,
@@ -103,7 +105,12 @@ async def test_from_request_to_release(broker: Broker) -> None:
 async def test_a_batch_is_decided_in_its_transaction(broker: Broker) -> None:
     """Without the loop; the process gets the decision once it is committed."""
     decided: list[Decision] = []
-    command_handler = LeaseCommandHandler(admissions(decided=decided.append))
+
+    class Waiters(GrantWaiters):
+        def committed(self, decisions: Iterable[Decision], exchanges: Iterable[Exchange] = ()) -> None:
+            decided.extend(decisions)
+
+    command_handler = LeaseCommandHandler(admissions(waiters=Waiters(lambda _: None)))
     async with broker.pool.acquire() as db, db.transaction():
         afterwards = await command_handler.handle(
             db, [received(acquire_request("r1", 4), 1), received(acquire_request("r2", 2), 2)]
@@ -135,14 +142,15 @@ async def test_a_request_in_the_batch_of_a_release_passes_no_other(broker: Broke
     }
 
 
-async def test_commands_outlive_a_failed_decision(broker: Broker) -> None:
+async def test_commands_outlive_a_failed_decision(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are not dead-lettered for it: on the retry they are recorded, and their pool is left to the loop."""
 
     class Failing(AdmissionTx):
         async def decide(self, *_: Any, **__: Any) -> None:
             raise KeyError("a mistake in the rules")
 
-    command_handler = LeaseCommandHandler(lambda db: Failing(db, TERMS, caught_up=lambda _: True))
+    monkeypatch.setattr(admission, "AdmissionTx", Failing)
+    command_handler = LeaseCommandHandler(admissions())
     async with broker.pool.acquire() as db, db.transaction():
         with pytest.raises(KeyError):
             await command_handler.handle(db, [received(acquire_request("r", 2), 1)])
@@ -150,10 +158,11 @@ async def test_commands_outlive_a_failed_decision(broker: Broker) -> None:
             command_handler.handle(db, [received(acquire_request("r", 2), 1)]), return_exceptions=True
         )
     assert callable(again)
+    monkeypatch.undo()
     assert [lease.units for lease in await broker.grants()] == [2]
 
 
-async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker) -> None:
+async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not forever, since a single command may have caused the failure."""
     fails = True
 
@@ -163,7 +172,8 @@ async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker) -> None:
                 raise KeyError("a mistake in the rules")
             await super().decide(*arguments, **named)
 
-    command_handler = LeaseCommandHandler(lambda db: Failing(db, TERMS, caught_up=lambda _: True))
+    monkeypatch.setattr(admission, "AdmissionTx", Failing)
+    command_handler = LeaseCommandHandler(admissions())
     async with broker.pool.acquire() as db:
         with pytest.raises(KeyError):
             async with db.transaction():
@@ -398,7 +408,7 @@ async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> N
         """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-c'"""
     )
     counted = UNDECIDED.labels("sim-c")._value.get()
-    loop = GangLoop(broker.begin)
+    loop = GangLoop(broker.admissions)
     assert await loop.step(broker.pool) is True
     assert names(await broker.grants()) == ["fine", "fine"]
     assert UNDECIDED.labels("sim-c")._value.get() == counted + 1

@@ -431,7 +431,7 @@ async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> 
     await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
         await broker.send_in(db, cancel("g", pool="b"))
-        trying = broker.start(GangLoop(broker.begin).step(broker.pool))
+        trying = broker.start(GangLoop(broker.admissions).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is False
     assert await broker.pool.fetchval(WAITING) == 0
@@ -448,7 +448,7 @@ async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> Non
     await broker.request_gang("g", a=1, b=1)
     async with broker.pool.acquire() as db, db.transaction():
         await broker.send_in(db, release(other))
-        trying = broker.start(GangLoop(broker.begin).step(broker.pool))
+        trying = broker.start(GangLoop(broker.admissions).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is True
     assert len(await broker.grants()) == 2
@@ -467,7 +467,7 @@ async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None
     await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
         await live.drain(db, "b", "maintenance")
-        trying = broker.start(GangLoop(broker.begin).step(broker.pool))
+        trying = broker.start(GangLoop(broker.admissions).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is False
     assert [grant.request_id for grant in await broker.grants()] == ["next"]

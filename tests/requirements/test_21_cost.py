@@ -31,7 +31,7 @@ async def rows_read(lived: Virtual, held: LeaseGranted) -> tuple[int, LeaseGrant
         await db.execute("SET LOCAL enable_seqscan = off")  # which is faster only because there are few other pools
         before = await db.fetchval(READ)  # of earlier statements of this session
         await broker.send_in(db, release(held))
-        admission = admissions(waiter_ttl_seconds=1e9)(db)
+        admission = admissions(waiter_ttl_seconds=1e9).begin(db)
         await admission.lock([POOL])
         await admission.decide([POOL])
         rows: int = await db.fetchval(READ) - before

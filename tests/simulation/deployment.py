@@ -42,7 +42,7 @@ from slipway_common.messaging.leadership import Leadership
 from slipway_common.messaging.records import Received, Record
 from slipway_common.messaging.relay import Relay, partition_for
 from slipway_common.messaging.topic_admin import partition_counts
-from slipway_lease_broker.admission import Begin
+from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
@@ -147,9 +147,9 @@ class Deployment:
             self.calculator = Leadership(Calculation(), service, "0")
             self.read: dict[consume.Place, Owned] = {}
         else:
-            self.decide = DecideLoop(self.admissions(), self.caught_up)
+            self.decide = DecideLoop(self.admissions())
 
-    def admissions(self) -> Begin:
+    def admissions(self) -> Admissions:
         return admissions(caught_up=self.caught_up, waiter_ttl_seconds=120)
 
     # Steps

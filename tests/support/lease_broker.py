@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -26,12 +25,13 @@ from slipway_common.events.lease import (
 from slipway_common.events.topics import DECODERS, LEASE_REQUEST
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import Received
-from slipway_lease_broker.admission import AdmissionTx, Begin
+from slipway_common.web.runtime import Runtime
+from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration
-from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
+from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
@@ -60,11 +60,16 @@ CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLA
 def admissions(
     *,
     caught_up: Callable[[str], bool] = lambda _: True,
-    decided: Callable[[Decision], None] = lambda _: None,
+    waiters: GrantWaiters | None = None,
     **terms: Any,
-) -> Begin:
-    """Begins admission transactions, as in main.py, with changed terms."""
-    return partial(AdmissionTx, terms=msgspec.structs.replace(TERMS, **terms), caught_up=caught_up, decided=decided)
+) -> Admissions:
+    """Admission transactions, as in main.py, with changed terms."""
+    return Admissions(
+        terms=msgspec.structs.replace(TERMS, **terms),
+        caught_up=caught_up,
+        waiters=waiters or GrantWaiters(lambda _: None),
+        runtime=Runtime(),
+    )
 
 
 def after(seconds: float) -> datetime:
@@ -141,9 +146,9 @@ class Broker:
 
     def use(self, **terms: Any) -> None:
         """Start another process, with these terms."""
-        self.begin = admissions(caught_up=lambda _: self.caught_up, **terms)
-        self.handler = LeaseCommandHandler(self.begin, at_once_max=0)
-        self.loop = DecideLoop(self.begin, lambda _: self.caught_up)
+        self.admissions = admissions(caught_up=lambda _: self.caught_up, **terms)
+        self.handler = LeaseCommandHandler(self.admissions, at_once_max=0)
+        self.loop = DecideLoop(self.admissions)
 
     async def declare(self, *wanted: Declared) -> None:
         async with self.pool.acquire() as db, db.transaction():
@@ -167,7 +172,7 @@ class Broker:
 
     async def request_gang_in(self, tx: Connection, name: str, **units: int) -> None:
         commands = [acquire_request(name, wanted, pool, whole=True) for pool, wanted in units.items()]
-        admission = admissions()(tx)
+        admission = admissions().begin(tx)
         await admission.lock(units)
         now = admission.now
         await gangs.add(
@@ -188,7 +193,7 @@ class Broker:
     async def try_gangs(self) -> bool:
         """Decide for all pools, then once for each gang that had its turn."""
         await self.decide()
-        return await GangLoop(self.begin).step(self.pool)
+        return await GangLoop(self.admissions).step(self.pool)
 
     async def events(self) -> list[Any]:
         """Events enqueued since the last call, in order; dead letters are left out."""

@@ -12,7 +12,8 @@ import msgspec
 from slipway_common.base.ids import hash_secret
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
-from slipway_lease_broker.http.grant_notifier import GrantNotifier
+from slipway_lease_broker.grant_notifier import GrantNotifier
+from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.main import build
 from slipway_lease_broker.settings import Settings
@@ -33,7 +34,7 @@ CALLERS: Final = {
 
 
 class Replica:
-    """The HTTP side of one broker process: its routes, its group commit, and its notifications of grants."""
+    """The HTTP side of one broker process: its routes, its group commit, its waiting callers and notifications."""
 
     def __init__(self, pool: Database, url: str, tokens: Path) -> None:
         self.pool = pool
@@ -42,6 +43,7 @@ class Replica:
         self.runtime.database = pool
         self.app = service.app()
         self.group_commit: GroupCommit = self.app.state.group_commit
+        self.grant_waiters: GrantWaiters = self.app.state.admissions.waiters
         self.grant_notifier: GrantNotifier = self.app.state.grant_notifier
 
     def client(self, name: str = "ann", **headers: str) -> httpx2.AsyncClient:
@@ -103,7 +105,7 @@ async def world_on(server: EmbeddedPostgres, folder: Path, *, replicas: int = 1)
             stack.push_async_callback(pool.close)
             replica = Replica(pool, url, tokens)
             if replicas > 1:
-                await stack.enter_async_context(replica.grant_notifier.running())
+                await stack.enter_async_context(replica.grant_notifier.running(replica.grant_waiters.check_grants))
                 await harness.until(lambda replica=replica: replica.grant_notifier.listening)  # type: ignore[misc]
             world.replicas.append(replica)
         await broker.declare(terms(limit=2))

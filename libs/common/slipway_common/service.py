@@ -82,6 +82,7 @@ class Service:
         name: str,
         settings: ServiceSettings,
         *,
+        runtime: Runtime | None = None,
         consumes: Mapping[Topic, Handler] | None = None,
         work: Work | None = None,
         views: Sequence[View] = (),
@@ -91,13 +92,14 @@ class Service:
         state: Mapping[str, Any] | None = None,
         schema_minimum: str = "0001",
     ) -> None:
-        """`work` is done by the leader only. `schema_minimum` is the oldest schema revision that this code supports;
+        """`runtime` is given where objects need it before the service is built. `work` is done by the leader only.
+        `schema_minimum` is the oldest schema revision that this code supports;
         newer ones are accepted."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
         self.views = views
-        self.runtime = Runtime()
+        self.runtime = runtime or Runtime()
         if work is not None:
             self.runtime.leader_loop = LeaderLoop(
                 work,

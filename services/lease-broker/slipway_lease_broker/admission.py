@@ -1,14 +1,17 @@
-"""One admission transaction: lock the lease pools, read the clock, load rows, record commands, decide, write; after the
+"""One admission transaction: lock the lease pools, read the clock, load rows, apply commands, decide, write; after the
 commit, count and notify. Every way in uses it: Kafka, HTTP, gangs, Boskos and the loops."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final, TypeAlias
+from math import inf
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
 from slipway_common.base.ids import new_id
-from slipway_common.database.postgres import Connection
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseReleaseRequested,
@@ -17,14 +20,18 @@ from slipway_common.events.lease import (
 )
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.commands import Key, LeaseCommand, Ledger, confirmation
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
 from slipway_lease_broker.domain.ledger import Entry, Gang, Lease, LeasePool, Request, State, Tenant
-from slipway_lease_broker.domain.receipt import confirm_received
+from slipway_lease_broker.domain.receipt import receive
+from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.situation import Situation
+from slipway_lease_broker.domain.submissions import Exchange, Outcome, Submission, record
 from slipway_lease_broker.domain.terms import BrokerTerms, Mode
+from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.metrics import (
     ENDED_LEASES,
     GRANT_INTERVAL_SECONDS,
@@ -48,34 +55,70 @@ RETRY_SECONDS: Final = 30.0  # after a failed decision
 ROWS_MAX: Final = 1_000
 # Rows read in addition from queues whose first requests were all skipped, shared by these queues.
 HIDDEN_ROWS_MAX: Final = 4 * ROWS_MAX
+NOTHING: Final[Mapping[str, datetime]] = MappingProxyType({})
+
+
+class Admissions(msgspec.Struct, frozen=True, kw_only=True):
+    """Admission transactions of this process, and the objects that they share.
+
+    `caught_up(lease_pool_id)` is false while commands of that pool may be waiting to be read: then none of its
+    deadlines passes and no request lapses.
+    """
+
+    terms: BrokerTerms
+    caught_up: Callable[[str], bool]
+    waiters: GrantWaiters
+    runtime: Runtime
+
+    async def submit(
+        self, database: Database, lease_pool_id: str, submissions: Sequence[Submission], *, at_once: bool
+    ) -> list[Outcome]:
+        """Commit submissions to one lease pool, and decide for it `at_once` or leave that to the decide loop."""
+        async with self.transaction(database) as admission:
+            await admission.lock([lease_pool_id])
+            if not admission.pools:
+                return [unknown_lease_pool(lease_pool_id) for _ in submissions]
+            await admission.apply(submissions, at_once_max=1 if at_once else 0)
+        return [outcome for _, outcome in admission.exchanges]
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, database: Database) -> AsyncIterator["AdmissionTx"]:
+        """A transaction on a connection of its own; after the commit its events are published and all that wait for it
+        are notified."""
+        async with database.acquire() as db, db.transaction():
+            admission = self.begin(db)
+            yield admission
+        admission.committed()
+        if admission.more:
+            self.runtime.wake()
+        else:
+            self.runtime.publish()
+
+    def begin(self, tx: Connection) -> "AdmissionTx":
+        """Admission within a transaction of the caller, who calls `committed` after the commit."""
+        return AdmissionTx(tx, self.terms, caught_up=self.caught_up, waiters=self.waiters)
 
 
 class AdmissionTx:
-    """Admission within a transaction of the caller, in this order: `lock` or `claim` pools; `load` the rows that
-    commands name, and apply the commands to that ledger; `decide`, or `leave_to_the_loop`; after the commit,
-    `committed`. Loading and deciding may be repeated.
-
-    `caught_up(lease_pool_id)` is false while commands of that pool may be waiting to be read: then none of its
-    deadlines passes and no request lapses. `decided` is called with each decision after the commit.
+    """Admission within a transaction, in this order: `lock` or `claim` pools; `apply` commands, which loads the rows
+    that they name, applies them and decides; after the commit, `committed`. Callers whose own rules need the rows call
+    `load`, and `decide` or `leave_to_the_loop`, themselves. All but the locks may be repeated.
     """
 
     now: datetime  # database clock, read after the locks
 
     def __init__(
-        self,
-        tx: Connection,
-        terms: BrokerTerms,
-        *,
-        caught_up: Callable[[str], bool],
-        decided: Callable[[Decision], None] = lambda _: None,
+        self, tx: Connection, terms: BrokerTerms, *, caught_up: Callable[[str], bool], waiters: GrantWaiters
     ) -> None:
         self.tx = tx
         self.pools: dict[str, LeasePool] = {}  # locked, as written last
+        self.exchanges: list[Exchange] = []  # submissions of callers that get an answer, with their outcomes
+        self.deciding: Collection[str] = ()  # pools for which `apply` has begun to decide
         self.decisions: list[Decision] = []
-        self.more = False  # something is left to the decide loop
+        self.more = False  # something is left to the loops
         self._terms = terms
         self._caught_up = caught_up
-        self._decided = decided
+        self._waiters = waiters
         self._ledger = Ledger([], [], [])  # not written yet
         self._written: list[Ledger] = []
 
@@ -94,6 +137,20 @@ class AdmissionTx:
         self.now = await pools.clock(self.tx)
         self.pools = {pool.id: pool for pool in locked}
         self._ledger = Ledger(locked, [], [])
+
+    async def apply(
+        self, submissions: Sequence[Submission], *, at_once_max: float = inf, put_off: Mapping[str, datetime] = NOTHING
+    ) -> None:
+        """Apply commands about the locked pools, and decide for the pools that become due. With more than `at_once_max`
+        of them, or one that is `put_off` until later, leave the decisions to the loop."""
+        is_answered = any(submission.answered for submission in submissions)
+        ledger = await self.load([submission.command for submission in submissions], granted=is_answered)
+        self.exchanges = record(submissions, ledger, self.now)
+        if len(ledger.dirty) > at_once_max or any(put_off.get(name, self.now) > self.now for name in ledger.dirty):
+            await self.leave_to_the_loop()
+        else:
+            self.deciding = frozenset(ledger.dirty)
+            await self.decide()
 
     async def load(self, commands: Sequence[LeaseCommand], *, granted: bool = False) -> Ledger:
         """Load the rows that commands about the locked pools name, to apply the commands to; with `granted` also the
@@ -133,9 +190,8 @@ class AdmissionTx:
             by_pool.setdefault(request.lease_pool_id, []).append(request.id)
         return [lease for name, ids in by_pool.items() for lease in await answers.of_requests(self.tx, name, ids)]
 
-    async def decide(self, lease_pool_ids: Collection[str] | None = None, *, receiving: Container[str] = ()) -> None:
-        """Write the rows that commands changed, and decide for these pools; for None, for those that became due. Leases
-        of requests in `receiving` are confirmed by the answer that the caller sends after the commit.
+    async def decide(self, lease_pool_ids: Collection[str] | None = None) -> None:
+        """Write the rows that commands changed, and decide for these pools; for None, for those that became due.
 
         This costs one commit, one wait for the lock and one batch of events instead of two. In pools where no other
         request waits, new requests are decided before they are written, so that they are written once.
@@ -148,7 +204,7 @@ class AdmissionTx:
         made = []
         for name in due:
             decision, published = await self._decide_pool(
-                ledger.pools[name], receiving, known=ledger.tenants, new=alone.get(name, ())
+                ledger.pools[name], known=ledger.tenants, new=alone.get(name, ())
             )
             made.append(decision)
             events += published
@@ -180,6 +236,7 @@ class AdmissionTx:
         await self.decide(self.pools)
         if any(gang_id in decision.gangs for decision in self.decisions):
             await self.start_gang(gang_id)
+        self.more = True  # the gang loop tries it again, and others
 
     async def start_gang(self, gang_id: str) -> None:
         """Start a gang in all of its pools if each has free units for it, also ahead of other requests; else change
@@ -224,15 +281,15 @@ class AdmissionTx:
         await gangs.done(self.tx, gang.id, self.now)
 
     def committed(self) -> None:
-        """Count what was done, and report each decision to `decided`. Call it after the commit."""
+        """Count what was done, and notify the callers that wait. Call it after the commit."""
         for ledger in self._written:
             count_commands(ledger)
         for decision in self.decisions:
             count_decision(decision)
-            self._decided(decision)
+        self._waiters.committed(self.decisions, self.exchanges)
 
     async def _decide_pool(
-        self, pool: LeasePool, receiving: Container[str], *, known: Mapping[Key, Tenant], new: Sequence[Request]
+        self, pool: LeasePool, *, known: Mapping[Key, Tenant], new: Sequence[Request]
     ) -> tuple[Decision, list[outbox.Traced]]:
         """Decide for a pool and write all rows except history and events; returns the events. Reads no rows that it
         already has: no tenants that are `known`, and no requests if all waiting ones are `new` and not written yet."""
@@ -245,7 +302,8 @@ class AdmissionTx:
             situation = msgspec.structs.replace(situation, deeper=dict.fromkeys(hidden, deep))
             situation = await self._with_waiters(situation, pool, waiters, known)
             decision = decide(pool, situation, self.now, new_id=new_id, terms=self._terms)
-        decision = confirm_received(decision, receiving, self.now)
+        if self.exchanges:
+            decision, self.exchanges = receive(decision, self.exchanges, self._waiters.confirming, self.now)
         if new:
             decided = {request.id: request for request in decision.requests}
             await requests.add(self.tx, [decided.get(request.id, request) for request in new])
@@ -349,9 +407,6 @@ class AdmissionTx:
         self.more = self.more or any(decision.again for decision in made)
         self.pools |= self._ledger.pools | {decision.pool.id: decision.pool for decision in made}
         self._ledger = Ledger(self.pools.values(), [], [])
-
-
-Begin: TypeAlias = Callable[[Connection], AdmissionTx]  # an admission transaction on a connection
 
 
 def newcomers(ledger: Ledger) -> dict[str, list[Request]]:

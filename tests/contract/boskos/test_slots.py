@@ -509,7 +509,7 @@ async def test_off_by_default(slot_broker: SlotBroker) -> None:
 
 async def test_before_the_database_is_available(slot_broker: SlotBroker) -> None:
     """500, which clients retry."""
-    slot_broker.port.app._runtime = Runtime
+    slot_broker.port.app._runtime = Runtime()
     answer = await slot_broker.call(acquire())
     assert (answer.status_code, answer.text) == (500, "the lease-broker is starting, retry in a moment\n")
     assert (await slot_broker.call("GET /healthz/ready")).status_code == 503

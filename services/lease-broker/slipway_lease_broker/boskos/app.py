@@ -71,7 +71,7 @@ class BoskosCall(msgspec.Struct, frozen=True):
 class App:
     """The ASGI application."""
 
-    def __init__(self, calls: Calls, runtime: Callable[[], Runtime], tokens: Tokens, terms: BrokerTerms) -> None:
+    def __init__(self, calls: Calls, runtime: Runtime, tokens: Tokens, terms: BrokerTerms) -> None:
         self._calls = calls
         self._runtime = runtime
         self._tokens = tokens
@@ -93,7 +93,7 @@ class App:
 
     async def _answer(self, request: Request) -> Response:
         path = request.url.path
-        if path == "/healthz/ready" and (reasons := self._runtime().unready()):
+        if path == "/healthz/ready" and (reasons := self._runtime.unready()):
             return text(503, "; ".join(reasons))
         if path not in self._routes:
             return Response()  # also /healthz
@@ -102,7 +102,7 @@ class App:
             if request.method != method:
                 raise Refused(405, f"{path} supports {method} only")
             caller = self._caller(request)
-            if (database := self._runtime().database) is None:
+            if (database := self._runtime.database) is None:
                 raise Refused(500, NOT_STARTED)
             given = {name: request.query_params.getlist(name)[0] for name in request.query_params}
             return await handler(BoskosCall(request, given, caller, database))

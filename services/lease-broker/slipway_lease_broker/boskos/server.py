@@ -3,18 +3,16 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Tokens
-from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.admission import Begin
+from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.boskos.app import App
 from slipway_lease_broker.boskos.calls import Calls
 from slipway_lease_broker.boskos.transactions import SlotTransactions
-from slipway_lease_broker.domain.terms import BrokerTerms
 
 LOG = logger(__name__)
 
@@ -30,18 +28,8 @@ class _Server(uvicorn.Server):
 class Port:
     """The port of the Boskos API. `number` is the port once it is bound, also when the system chose it."""
 
-    def __init__(
-        self,
-        begin: Begin,
-        terms: BrokerTerms,
-        tokens: Tokens,
-        *,
-        host: str,
-        number: int,
-        runtime: Callable[[], Runtime],
-        published: Callable[[bool], None],
-    ) -> None:
-        self.app = App(Calls(SlotTransactions(begin, terms, published=published)), runtime, tokens, terms)
+    def __init__(self, admissions: Admissions, tokens: Tokens, *, host: str, number: int) -> None:
+        self.app = App(Calls(SlotTransactions(admissions)), admissions.runtime, tokens, admissions.terms)
         self.number = number
         self._host = host
 

@@ -2,19 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
-from slipway_lease_broker.admission import AdmissionTx, Begin
+from slipway_lease_broker.admission import Admissions, AdmissionTx
 from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.slots import Slot
-from slipway_lease_broker.domain.terms import BrokerTerms
+from slipway_lease_broker.domain.submissions import Submission
 from slipway_lease_broker.store import answers, leases, pools, requests, slots
 
 # Connections that calls may use at once: the loops, consumers and the group commit need the others.
@@ -41,10 +41,9 @@ class SlotTransaction:
         have owners of their own, which were checked before."""
         if not commands:
             return
-        ledger = await self._admission.load(commands)
-        for command in commands:
-            ledger.apply(command, self.now, owner=self.caller, admin=True)
-        await self._admission.decide()
+        await self._admission.apply(
+            [Submission(command=command, caller=self.caller, admin=True, answered=False) for command in commands]
+        )
 
     async def grant(self, lease_requests: Sequence[LeaseRequested], *earlier: LeaseCommand) -> dict[str, Lease] | None:
         """Apply `earlier` commands and these requests. Returns the confirmed leases by request id, None unless all
@@ -114,12 +113,11 @@ class SlotTransaction:
 
 
 class SlotTransactions:
-    """Begins the transactions of Boskos calls. After each commit `published(more)` is called once."""
+    """Begins the transactions of Boskos calls."""
 
-    def __init__(self, begin: Begin, terms: BrokerTerms, *, published: Callable[[bool], None]) -> None:
-        self.terms = terms
-        self._begin = begin
-        self._published = published
+    def __init__(self, admissions: Admissions) -> None:
+        self.terms = admissions.terms
+        self._admissions = admissions
         self._turns = asyncio.Semaphore(TRANSACTIONS_MAX)
 
     @contextlib.asynccontextmanager
@@ -128,14 +126,11 @@ class SlotTransactions:
     ) -> AsyncIterator[SlotTransaction]:
         """Begin a transaction with the locks of its pools. It commits at the end and is rolled back when the caller
         raises. Slots of ended leases are freed first."""
-        async with self._turns:
-            async with database.acquire() as db, db.transaction():
-                admission = self._begin(db)
-                await admission.lock(lease_pool_ids)
-                await slots.free_ended(db, list(admission.pools), self.terms.slot_expired_state, admission.now)
-                yield SlotTransaction(admission, caller)
-            admission.committed()
-            self._published(admission.more)
+        async with self._turns, self._admissions.transaction(database) as admission:
+            await admission.lock(lease_pool_ids)
+            expired_state = self.terms.slot_expired_state
+            await slots.free_ended(admission.tx, list(admission.pools), expired_state, admission.now)
+            yield SlotTransaction(admission, caller)
 
 
 def reasons(decisions: Sequence[Decision]) -> Mapping[str, str]:

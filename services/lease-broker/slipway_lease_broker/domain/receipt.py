@@ -1,22 +1,67 @@
-"""Confirmation by receipt: a holder that gets its grant in the answer to an open call need not confirm it separately.
-Pure."""
+"""Receipt of a decision by the callers in whose batch it was made: a holder that gets its grant in the answer to an
+open call need not confirm it separately. Pure."""
 
-from collections.abc import Container
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from slipway_common.events.lease import LeaseGranted
+from slipway_common.events.lease import LeaseConfirmRequested, LeaseGranted, LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.ledger import Entry, Lease, State, advance, alive_until
+from slipway_lease_broker.domain.refusals import Refusal, end_of, lease_ended
+from slipway_lease_broker.domain.submissions import Answer, Exchange, Submission
 
 
-def confirm_received(decision: Decision, receiving: Container[str], now: datetime) -> Decision:
-    """The decision with the leases of requests in `receiving` confirmed at the grant."""
-    granted = tuple(
-        _confirmed(decision, lease, now) if lease.request_id in receiving else lease for lease in decision.granted
+def receive(
+    decision: Decision, exchanges: Sequence[Exchange], confirming: Mapping[tuple[str, str], int], now: datetime
+) -> tuple[Decision, list[Exchange]]:
+    """The decision with the leases confirmed that callers receive, and the outcomes of its batch after it.
+
+    A caller that confirms on receipt gets its grant in the answer of this batch, if it was not refused, or in that of
+    an earlier one: `confirming` counts such callers, who wait, by lease pool and request.
+    """
+    requesting = {
+        submission.command.request_id
+        for submission, outcome in exchanges
+        if submission.confirm and isinstance(submission.command, LeaseRequested) and isinstance(outcome, Answer)
+    }
+    pool_id = decision.pool.id
+    decision = _confirm(
+        decision,
+        lambda lease: lease.request_id in requesting or confirming.get((pool_id, lease.request_id), 0) > 0,
+        now,
     )
+    granted = {lease.request_id: lease for lease in decision.granted}
+    ended = {lease.id: lease for lease in decision.ended}
+    after: list[Exchange] = []
+    for submission, outcome in exchanges:
+        if isinstance(outcome, Answer):
+            outcome.pool = decision.pool
+            if outcome.request is not None and outcome.lease is None:
+                outcome.lease = granted.get(outcome.request.id)
+            elif outcome.lease is not None and (then := ended.get(outcome.lease.id)) is not None:
+                outcome.lease = then
+                outcome = overtaken(submission, then) or outcome
+        after.append((submission, outcome))
+    return decision, after
+
+
+def overtaken(submission: Submission, then: Lease) -> Refusal | None:
+    """The refusal of a command about a lease whose deadline passed in the same transaction: the answer that it would
+    get a moment later. None for a release, which has taken effect."""
+    match submission.command:
+        case LeaseRequested():
+            return lease_ended(f"lease {then.id} of request {then.request_id}", end_of(then))
+        case LeaseConfirmRequested() | LeaseRenewRequested():
+            return lease_ended(f"lease {then.id}", end_of(then))
+        case _:
+            return None
+
+
+def _confirm(decision: Decision, is_received: Callable[[Lease], bool], now: datetime) -> Decision:
+    granted = tuple(_confirmed(decision, lease, now) if is_received(lease) else lease for lease in decision.granted)
     confirmed = {lease.id: lease for lease in granted if lease.state is State.CONFIRMED}
     if not confirmed:
         return decision

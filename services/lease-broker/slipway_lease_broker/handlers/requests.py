@@ -11,8 +11,8 @@ from typing import Final
 
 from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.messaging.records import Received
-from slipway_lease_broker.admission import RETRY_SECONDS, AdmissionTx, Begin
-from slipway_lease_broker.domain.commands import Ledger
+from slipway_lease_broker.admission import RETRY_SECONDS, Admissions
+from slipway_lease_broker.domain.submissions import Submission
 
 # The locks of a batch are held until it commits: a batch with more due pools is left to the loop.
 AT_ONCE_MAX: Final = 4
@@ -21,8 +21,8 @@ AT_ONCE_MAX: Final = 4
 class LeaseCommandHandler:
     """Applies batches of lease commands, and decides at once for up to `at_once_max` pools that become due."""
 
-    def __init__(self, begin: Begin, *, at_once_max: int = AT_ONCE_MAX) -> None:
-        self._begin = begin
+    def __init__(self, admissions: Admissions, *, at_once_max: int = AT_ONCE_MAX) -> None:
+        self._admissions = admissions
         self._at_once_max = at_once_max
         # Lease pool → until when its decisions are left to the loop after one failed here. Without this, commands would
         # be dead-lettered because of a decision that fails.
@@ -31,24 +31,17 @@ class LeaseCommandHandler:
     async def handle(self, tx: Connection, received: Sequence[Received]) -> Callable[[], None]:
         """Apply a batch of commands in order; returns a function to call after the commit. Raises BadEvent for a
         command that can never be applied."""
-        known = [record for record in received if record.event is not None]
-        commands = [record.event for record in known]
-        admission = self._begin(tx)
-        await admission.lock({command.lease_pool_id for command in commands})
-        ledger = await admission.load(commands)
-        for record in known:
-            ledger.apply(record.event, admission.now, record.traceparent, owner=record.source)
-        await self._decide(admission, ledger)
-        return admission.committed
-
-    async def _decide(self, admission: AdmissionTx, ledger: Ledger) -> None:
-        now = admission.now
-        if len(ledger.dirty) > self._at_once_max or any(self._failed.get(name, now) > now for name in ledger.dirty):
-            await admission.leave_to_the_loop()
-            return
+        commands = [
+            Submission(command=record.event, caller=record.source, traceparent=record.traceparent, answered=False)
+            for record in received
+            if record.event is not None
+        ]
+        admission = self._admissions.begin(tx)
+        await admission.lock({submission.command.lease_pool_id for submission in commands})
         try:
-            await admission.decide()
+            await admission.apply(commands, at_once_max=self._at_once_max, put_off=self._failed)
         except Exception as error:
             if not is_infrastructure(error):
-                self._failed |= dict.fromkeys(ledger.dirty, now + timedelta(seconds=RETRY_SECONDS))
+                self._failed |= dict.fromkeys(admission.deciding, admission.now + timedelta(seconds=RETRY_SECONDS))
             raise
+        return admission.committed

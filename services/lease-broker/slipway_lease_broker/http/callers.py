@@ -13,8 +13,9 @@ from slipway_common.database.postgres import Database
 from slipway_common.web.access import Credentials, Token, identify, permit
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.admission import Begin
+from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.http.group_commit import GroupCommit
+from slipway_lease_broker.http.known_leases import KnownLeases
 
 FUTURE_SECONDS_MAX: Final = 60.0
 CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
@@ -28,8 +29,9 @@ class Call(msgspec.Struct, frozen=True):
 
     token: Token
     database: Database
-    begin: Begin
+    admissions: Admissions
     group_commit: GroupCommit
+    known_leases: KnownLeases
     runtime: Runtime
 
     @property
@@ -55,7 +57,7 @@ async def call(request: Request, credentials: Credentials) -> Call:
     state = request.app.state
     if state.runtime.database is None:
         raise Problem(503, "starting", "The service is starting", "retry in a moment")
-    return Call(token, state.runtime.database, state.begin, state.group_commit, state.runtime)
+    return Call(token, state.runtime.database, state.admissions, state.group_commit, state.known_leases, state.runtime)
 
 
 async def operator(call: Annotated[Call, Depends(call)]) -> Call:

@@ -1,6 +1,7 @@
 """HTTP route of gangs: leases of several pools, all granted in one transaction or none. Gangs are rare compared with
 single leases, so each has a transaction of its own instead of the group commit."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,18 +16,14 @@ from slipway_lease_broker.domain.commands import Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.queue_status import queue_status
+from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
+from slipway_lease_broker.domain.submissions import Answer, Submission, of_request, refusal
+from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import GangBody
 from slipway_lease_broker.http.callers import Call, Caller
-from slipway_lease_broker.http.lease_commands import (
-    Answer,
-    Submission,
-    of_request,
-    refusal,
-    unknown_lease_pool,
-    wrong_owner,
-)
-from slipway_lease_broker.http.leases import disconnected
+from slipway_lease_broker.http.leases import disconnected, wait_for_grant
+from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, gangs
 
@@ -43,8 +40,9 @@ async def acquire_gang(request: Request, body: GangBody, call: Caller) -> Respon
         call.may_write(name)
     answer, leases = await submit(call, body)
     if not leases and body.wait_seconds > 0:
-        call.group_commit.expect_grant(answer)
-        if await call.group_commit.wait_for_grant(answer, body.wait_seconds, disconnected(request)):
+        woken: Woken = asyncio.get_running_loop().create_future()
+        call.admissions.waiters.register(answer, woken)
+        if await wait_for_grant(woken, body.wait_seconds, disconnected(request)):
             answer, leases = await submit(call, body)
     if leases:
         return answered({"request_id": body.request_id, "leases": [shown.lease(row, answer.now) for row in leases]})
@@ -54,29 +52,23 @@ async def acquire_gang(request: Request, body: GangBody, call: Caller) -> Respon
 async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
     """Apply a gang request in one transaction. Returns the answer for its first pool, to wait with, and its leases,
     confirmed by this answer; none while the gang waits."""
-    async with call.database.acquire() as db:
-        async with db.transaction():
-            admission = call.begin(db)
-            await admission.lock({member.pool for member in body.members})
-            now = admission.now
-            gang = Gang(
-                id=body.request_id, owner=call.name, size=len(body.members), requested_at=now, last_requested_at=now
-            )
-            gang = await gangs.add(db, gang)
-            ledger = await load(admission, body, call)
-            if not may_act(gang.owner, call.name, admin=call.admin):
-                raise wrong_owner(f"gang {body.request_id}")
-            leases = granted_to(ledger.leases.values(), body)
-            if not leases:
-                for command in wanted(body, call):
-                    ledger.apply(
-                        command, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id
-                    )
-                await admission.decide_gang(gang.id)
-                leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
-            leases = await admission.confirm(leases)
-        admission.committed()
-        call.runtime.wake()
+    async with call.admissions.transaction(call.database) as admission:
+        await admission.lock({member.pool for member in body.members})
+        now = admission.now
+        gang = Gang(
+            id=body.request_id, owner=call.name, size=len(body.members), requested_at=now, last_requested_at=now
+        )
+        gang = await gangs.add(admission.tx, gang)
+        ledger = await load(admission, body, call)
+        if not may_act(gang.owner, call.name, admin=call.admin):
+            raise problem(wrong_owner(f"gang {body.request_id}"))
+        leases = granted_to(ledger.leases.values(), body)
+        if not leases:
+            for command in wanted(body, call):
+                ledger.apply(command, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id)
+            await admission.decide_gang(gang.id)
+            leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
+        leases = await admission.confirm(leases)
     first = body.members[0].pool
     answer = Answer(pool=admission.pools[first], now=admission.now, request=ledger.requests[first, body.request_id])
     return answer, leases
@@ -88,7 +80,7 @@ async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
     commands = wanted(body, call)
     for command in commands:
         if command.lease_pool_id not in known:
-            raise unknown_lease_pool(command.lease_pool_id)
+            raise problem(unknown_lease_pool(command.lease_pool_id))
     ledger = await admission.load(commands, granted=True)
     for command in commands:
         known_request = ledger.requests.get((command.lease_pool_id, command.request_id))
@@ -99,10 +91,9 @@ async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
                 "Request id already used",
                 f"{body.request_id} is a request for a single lease of {command.lease_pool_id}; a gang needs a new id",
             )
-        if refused := refusal(
-            Submission(command=command, caller=call.name, admin=call.admin), of_pool(ledger, command)
-        ):
-            raise refused
+        submission = Submission(command=command, caller=call.name, admin=call.admin)
+        if (found := refusal(submission, of_pool(ledger, command))) is not None:
+            raise problem(found)
     members = await gangs.pools_of(admission.tx, body.request_id)
     if members and set(members) != known:
         raise Problem(

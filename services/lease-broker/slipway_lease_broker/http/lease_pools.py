@@ -20,12 +20,13 @@ from slipway_lease_broker.domain.admit import pacing_of
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import Entry, accrue_idle
 from slipway_lease_broker.domain.ownership import may_act
+from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import LeasePoolId, Moment, Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import Caller, Operator
-from slipway_lease_broker.http.lease_commands import unknown_lease_pool, wrong_owner
+from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.metrics import LIMIT_CHANGES, UNLEASED_STARTS
 from slipway_lease_broker.store import answers, history, leases, past_leases, pools, requests
@@ -80,7 +81,7 @@ async def change_lease_pool(lease_pool_id: LeasePoolId, body: TermsChange, call:
         before = {pool.id: pool for pool in await pools.lock_declared(db)}.get(lease_pool_id)
         locked = await pools.lock(db, [lease_pool_id])
         if before is None or before.retired:
-            raise unknown_lease_pool(lease_pool_id)
+            raise problem(unknown_lease_pool(lease_pool_id))
         if body.revision not in (None, before.revision):
             raise Problem(
                 409,
@@ -165,7 +166,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
         known = {row.id: row for row in await requests.named(db, {(lease_pool_id, name) for name in ids})}
         for start in starts:
             if start.request_id in known and not may_act(known[start.request_id].owner, call.name):
-                raise wrong_owner(f"request {start.request_id}")
+                raise problem(wrong_owner(f"request {start.request_id}"))
         charges: dict[str, unleased.Charge] = {}
         for start in starts:
             if start.request_id not in known and start.request_id not in charges:
@@ -193,7 +194,7 @@ async def get_history(
 ) -> Response:
     """List the decisions about a lease pool with actor and reason, newest first."""
     if await answers.pool(database, lease_pool_id) is None:
-        raise unknown_lease_pool(lease_pool_id)
+        raise problem(unknown_lease_pool(lease_pool_id))
     rows = await history.of_pool(database, lease_pool_id, since=since, limit=limit)
     return answered({"items": [shown.entry(row) for row in rows]})
 
@@ -209,7 +210,7 @@ async def get_report(
     """Report on past concurrency, throttling and phases, compared with a limit and a hold [default: the pool's]."""
     found = await answers.pool(database, lease_pool_id)
     if found is None:
-        raise unknown_lease_pool(lease_pool_id)
+        raise problem(unknown_lease_pool(lease_pool_id))
     pool, now = found
     since = now - timedelta(seconds=since_seconds)
     replayed = msgspec.structs.replace(
@@ -234,7 +235,7 @@ async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, da
     pool."""
     locked = await pools.lock(db, [lease_pool_id])
     if not locked or locked[0].retired:
-        raise unknown_lease_pool(lease_pool_id)
+        raise problem(unknown_lease_pool(lease_pool_id))
     return locked[0], await pools.clock(db)
 
 

@@ -1,5 +1,7 @@
 """HTTP routes of leases and lease requests. Every write goes through the group commit (group_commit.py)."""
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Annotated, Any
 
 import msgspec
@@ -17,30 +19,24 @@ from slipway_common.events.lease import (
 )
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.access import Credentials, identify, permit
-from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import Lease
-from slipway_lease_broker.domain.ownership import Denial
 from slipway_lease_broker.domain.queue_status import queue_status
+from slipway_lease_broker.domain.refusals import Refusal, unknown_lease, unknown_lease_pool, unknown_request
+from slipway_lease_broker.domain.submissions import Answer, Submission
+from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import Acquire, LeaseId, LeasePoolId, Prolong, Release, Renew, RequestId
 from slipway_lease_broker.http.callers import Call, Caller
-from slipway_lease_broker.http.lease_commands import (
-    Answer,
-    HeldLeaseCommand,
-    Submission,
-    unknown_lease,
-    unknown_lease_pool,
-    unknown_request,
-)
+from slipway_lease_broker.http.refusals import problem, refused
 from slipway_lease_broker.http.shown import answered
-from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.store import answers, history, leases, pools
 
 router = APIRouter()
 DatabaseDep = Annotated[Database, Depends(database)]
 Items = Annotated[int, Query(ge=1, le=10_000)]
+HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
 
 
 @router.post("/lease-pools/{lease_pool_id}/leases", responses={202: {"description": "The request waits in the queue."}})
@@ -53,13 +49,13 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
         caller=call.name,
         admin=call.admin,
         confirm=body.confirm,
-        wait=body.wait_seconds > 0,
+        woken=asyncio.get_running_loop().create_future() if body.wait_seconds > 0 else None,
         traceparent=current_trace(),
     )
     answer = await submit(call, submission)
-    waited = answer.woken is not None
-    if waited and await call.group_commit.wait_for_grant(answer, body.wait_seconds, disconnected(request)):
-        lease = answer.woken.result()
+    woken = submission.woken
+    if answer.waits and woken and await wait_for_grant(woken, body.wait_seconds, disconnected(request)):
+        lease = woken.result()
         answer = await submit_again(call, submission) if lease is None else granted(answer, lease)
     if answer.lease is None:
         position = await answers.queue_position(call.database, lease_pool_id, body.request_id)
@@ -68,28 +64,37 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
             return shown.queued(body.request_id, queue_status(position))
         answer = await submit_again(call, submission)  # granted in the meantime
     assert answer.lease is not None
+    call.known_leases.remember(answer.lease)
     return answered(shown.lease(answer.lease, answer.now))
 
 
 async def submit(call: Call, submission: Submission) -> Answer:
-    """Submit a command to the group commit. Raises the Problem it is refused with, and counts stale fencing tokens like
-    those of the request topic."""
-    try:
-        return await call.group_commit.submit(call.database, submission)
-    except Problem as refused:
-        if str(refused.body["type"]).endswith(":stale-token"):
-            REFUSED_COMMANDS.labels(Denial.FENCED).inc()
-        raise
+    """Submit a command to the group commit. Raises the Problem it is refused with."""
+    outcome = await call.group_commit.submit(call.database, submission)
+    if isinstance(outcome, Refusal):
+        raise refused(outcome)
+    return outcome
 
 
 async def submit_again(call: Call, submission: Submission) -> Answer:
     """Submit a request again that has probably been granted in the meantime, without waiting."""
-    return await submit(call, msgspec.structs.replace(submission, wait=False))
+    return await submit(call, msgspec.structs.replace(submission, woken=None))
 
 
 def granted(answer: Answer, lease: Lease) -> Answer:
     """The answer to a waiting caller that was granted `lease` just now."""
     return msgspec.structs.replace(answer, lease=lease, now=lease.granted_at)
+
+
+async def wait_for_grant(woken: Woken, seconds: float, disconnected: Awaitable[object]) -> bool:
+    """Wait until the request may have been granted; False after `seconds`, or once the caller `disconnected`."""
+    gone: asyncio.Future[Any] = asyncio.ensure_future(disconnected)
+    try:
+        done, _ = await asyncio.wait({woken, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return woken in done and gone not in done
+    finally:
+        gone.cancel()
+        woken.cancel()
 
 
 async def disconnected(request: Request) -> None:
@@ -160,11 +165,11 @@ async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
 
 async def writable(call: Call, lease_id: str) -> str:
     """The lease pool of a lease that the caller may write. Callers that may write no lease learn nothing about any."""
-    pool_id = await call.group_commit.pool_of(call.database, lease_id)
+    pool_id = await call.known_leases.pool_of(call.database, lease_id)
     if pool_id is None:
         if not any(scope.startswith(("leases:write:", "admin")) or scope.endswith("*") for scope in call.token.scopes):
             permit(call.token, "leases:write:*")
-        raise unknown_lease(lease_id)
+        raise problem(unknown_lease(lease_id))
     call.may_write(pool_id)
     return pool_id
 
@@ -187,7 +192,7 @@ async def list_leases(
     acquired with the caller's token, which the call then needs."""
     owner = identify(request, credentials).name if mine else None
     if pool is not None and await answers.pool(database, pool) is None:
-        raise unknown_lease_pool(pool)
+        raise problem(unknown_lease_pool(pool))
     rows, now = await answers.held(database, pool, tenant, owner, limit=limit), await pools.clock(database)
     return answered({"items": [shown.lease(row, now) for row in rows]})
 
@@ -197,7 +202,7 @@ async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
     """Get a lease, also after its end."""
     found = await leases.named(database, [lease_id])
     if not found:
-        raise unknown_lease(lease_id)
+        raise problem(unknown_lease(lease_id))
     return answered(shown.lease(found[0], await pools.clock(database)))
 
 
@@ -205,7 +210,7 @@ async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
 async def get_lease_history(database: DatabaseDep, lease_id: LeaseId) -> Response:
     """List the decisions about a lease with their reasons, oldest first."""
     if not await leases.named(database, [lease_id]):
-        raise unknown_lease(lease_id)
+        raise problem(unknown_lease(lease_id))
     return answered({"items": [shown.entry(row) for row in await history.of_lease(database, lease_id)]})
 
 
@@ -215,7 +220,7 @@ async def list_requests(
 ) -> Response:
     """List waiting requests: higher priorities first, then the longest wait."""
     if await answers.pool(database, lease_pool_id) is None:
-        raise unknown_lease_pool(lease_pool_id)
+        raise problem(unknown_lease_pool(lease_pool_id))
     rows = await answers.waiting(database, lease_pool_id, tenant, limit=limit)
     return answered({"items": [shown.request(row) for row in rows]})
 
@@ -226,8 +231,8 @@ async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request
     position = await answers.queue_position(database, lease_pool_id, request_id)
     if position is None:
         if await answers.pool(database, lease_pool_id) is None:
-            raise unknown_lease_pool(lease_pool_id)
-        raise unknown_request(lease_pool_id, request_id)
+            raise problem(unknown_lease_pool(lease_pool_id))
+        raise problem(unknown_request(lease_pool_id, request_id))
     granted = await answers.of_requests(database, lease_pool_id, [request_id])
     body: dict[str, Any] = shown.request(position.request)
     if position.request.waiting_units:

@@ -17,10 +17,11 @@ from slipway_common.web.runtime import database, wake
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.slots import Listed, SlotChange
 from slipway_lease_broker.http.bodies import Body, Seconds, Text
-from slipway_lease_broker.http.lease_commands import unknown_lease_pool
 from slipway_lease_broker.http.lease_pools import terms
+from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.store import answers, pools, slots
 
 router = APIRouter()
@@ -48,7 +49,7 @@ class Slots(Body):
 async def get_slots(database: DatabaseDep, pool: Annotated[str, Query(max_length=500)]) -> dict[str, Any]:
     """List the named slots of a lease pool. A slot whose lease has just ended may be shown as before."""
     if await answers.pool(database, pool) is None:
-        raise unknown_lease_pool(pool)
+        raise problem(unknown_lease_pool(pool))
     return {"items": [msgspec.to_builtins(slot) for slot in await slots.listed(database, pool)]}
 
 

@@ -5,7 +5,7 @@ import msgspec
 
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
-from slipway_lease_broker.admission import RETRY_SECONDS, Begin
+from slipway_lease_broker.admission import RETRY_SECONDS, Admissions
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs
 
@@ -13,7 +13,7 @@ LOG = logger(__name__)
 
 
 class GangLoop(msgspec.Struct, frozen=True):
-    begin: Begin
+    admissions: Admissions
 
     async def step(self, database: Database) -> bool:
         """Try each gang once; True when one started, since its reserved units may now let another start.
@@ -23,7 +23,7 @@ class GangLoop(msgspec.Struct, frozen=True):
         async with database.acquire() as db:
             started = False
             for gang_id in await gangs.ready(db):
-                admission = self.begin(db)
+                admission = self.admissions.begin(db)
                 try:
                     async with db.transaction():
                         await admission.start_gang(gang_id)

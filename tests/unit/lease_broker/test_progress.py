@@ -8,7 +8,7 @@ from slipway_common.events.topics import LEASE_REQUEST
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
-from slipway_lease_broker.main import caught_up
+from slipway_lease_broker.progress import caught_up
 from tests.support.lease_broker import admissions
 
 

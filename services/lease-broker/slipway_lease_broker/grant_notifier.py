@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
 from slipway_common.observability.telemetry import logger
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.store import answers
 
 LOG = logger(__name__)
@@ -25,22 +26,13 @@ CheckGrants = Callable[[Database, Collection[str] | None], Awaitable[None]]
 
 
 class GrantNotifier:
-    """Sends and receives notifications of grants. `database()` is the connection pool of the service once it has one;
-    `check_grants` gets the lease pools with new grants, None for all."""
+    """Sends and receives notifications of grants, once the service has a database."""
 
-    def __init__(
-        self,
-        *,
-        service: str,
-        database_url: str,
-        database: Callable[[], Database | None],
-        check_grants: CheckGrants,
-    ) -> None:
+    def __init__(self, runtime: Runtime, *, service: str, database_url: str) -> None:
         self.service = service
         self.listening = False
+        self._runtime = runtime
         self._database_url = database_url
-        self._database = database
-        self._check_grants = check_grants
         self._channel = f"slipway_leases_{schema_of(service)}"
         self._to_send: set[str] = set()  # lease pools to notify the other replicas of
         self._received: set[str] | None = set()  # lease pools that other replicas notified of; None: any
@@ -54,7 +46,7 @@ class GrantNotifier:
             self._sending = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        while self._to_send and (database := self._database()) is not None:
+        while self._to_send and (database := self._runtime.database) is not None:
             payload = msgspec.json.encode(sorted(self._to_send))
             self._to_send.clear()
             with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -69,12 +61,13 @@ class GrantNotifier:
             self._received.update(msgspec.json.decode(payload, type=list[str]))
         self._notified.set()
 
-    async def run(self) -> None:
-        """Listen and check for grants until cancelled; after an error of the database reconnect."""
+    async def run(self, check_grants: CheckGrants) -> None:
+        """Listen and check for grants until cancelled; after an error of the database reconnect. `check_grants` gets
+        the lease pools with new grants, None for all."""
         while True:
             try:
-                if (database := self._database()) is not None:
-                    await self._listen(database)
+                if (database := self._runtime.database) is not None:
+                    await self._listen(database, check_grants)
             except Exception as error:
                 if is_infrastructure(error):
                     LOG.warning("grant notifications were interrupted, reconnecting", error=repr(error))
@@ -82,7 +75,7 @@ class GrantNotifier:
                     LOG.exception("grant notifications failed, reconnecting")
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _listen(self, database: Database) -> None:
+    async def _listen(self, database: Database, check_grants: CheckGrants) -> None:
         db = await session(self._database_url, self.service)
         try:
             await db.add_listener(self._channel, self._receive)
@@ -93,7 +86,7 @@ class GrantNotifier:
                 is_notified, received = self._notified.is_set(), self._received
                 self._notified.clear()
                 self._received = set()
-                await self._check_grants(database, received if is_notified else None)
+                await check_grants(database, received if is_notified else None)
                 if not is_notified and db.is_closed():
                     raise ConnectionResetError("the listening session was closed")
         finally:
@@ -102,9 +95,9 @@ class GrantNotifier:
                 await db.close(timeout=2)
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, check_grants: CheckGrants) -> AsyncIterator[None]:
         """Run the notifier for as long as the service runs."""
-        task = asyncio.create_task(self.run())
+        task = asyncio.create_task(self.run(check_grants))
         try:
             yield
         finally:

@@ -1,53 +1,47 @@
-"""Lease commands over HTTP: checks of a command against the ledger, its effect, and the Problems it is refused with.
-Pure apart from the HTTP Problems."""
+"""Submissions: lease commands with their callers, checked against the ledger, applied to it, and answered. Pure."""
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from slipway_common.events.lease import (
     LeaseCancelRequested,
-    LeaseConfirmRequested,
     LeaseReleaseRequested,
-    LeaseRenewRequested,
     LeaseRequested,
+    LeaseUnleasedReported,
 )
-from slipway_common.web.problem import Problem
-from slipway_lease_broker.domain.commands import UNITS_MAX, Ledger, confirmation, is_late_evidence
+from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, Ledger, confirmation, is_late_evidence
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 from slipway_lease_broker.domain.limits import most_ever
-from slipway_lease_broker.domain.ownership import Denial, denied, may_act
-from slipway_lease_broker.domain.text import quantity
-
-HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
-CallerCommand = LeaseRequested | LeaseCancelRequested | HeldLeaseCommand
-# Reasons for which a lease ends without a release by its holder.
-INVOLUNTARY = frozenset({"hold", "no-progress", "replaced"})
+from slipway_lease_broker.domain.ownership import denied, may_act
+from slipway_lease_broker.domain.refusals import (
+    Refusal,
+    end_of,
+    lease_ended,
+    of_denial,
+    request_conflict,
+    too_many_units,
+    unknown_lease_pool,
+    unknown_request,
+    wrong_owner,
+)
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease command with its caller. With `confirm` the answer that carries a grant confirms it; with `wait` the
-    caller waits for a grant. With `remaining` a release returns all but that many units."""
+    """One lease command with its caller. With `confirm` the answer that carries a grant confirms it. With `remaining` a
+    release returns all but that many units."""
 
-    command: CallerCommand
+    command: LeaseCommand
     caller: str
     admin: bool = False
+    answered: bool = True  # False: a command that may not be applied is counted, since nobody is told
     confirm: bool = False
-    wait: bool = False
+    woken: Any = None  # of a caller that waits: future of the lease, or of None when it must submit again
     remaining: int | None = None
     traceparent: str = ""
-
-    @property
-    def request_id(self) -> str | None:
-        return self.command.request_id if isinstance(self.command, LeaseRequested | LeaseCancelRequested) else None
-
-    @property
-    def lease_id(self) -> str | None:
-        if isinstance(self.command, LeaseRequested):
-            return self.command.replaces.lease_id if self.command.replaces else None
-        return None if isinstance(self.command, LeaseCancelRequested) else self.command.lease_id
+    gang_id: str | None = None
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -59,61 +53,40 @@ class Answer(msgspec.Struct, kw_only=True):
     request: Request | None = None
     released_units: int = 0
     cancelled_units: int = 0
-    woken: Any = (
-        None  # of a caller that waits: future of the lease, or of None when the request must be submitted again
-    )
-    confirm: bool = False  # receiving the grant confirms it
 
     @property
     def waits(self) -> bool:
-        return self.request is not None and self.request.waiting_units > 0
+        return self.lease is None and self.request is not None and self.request.waiting_units > 0
 
 
-def unknown_lease_pool(lease_pool_id: str) -> Problem:
-    detail = f"lease pool {lease_pool_id[:100]!r} is not declared; list the declared ones with `slipway lease pools`"
-    return Problem(404, "unknown-lease-pool", "Lease pool not found", detail)
+Outcome: TypeAlias = Answer | Refusal
+Exchange: TypeAlias = tuple[Submission, Outcome]
 
 
-def unknown_lease(lease_id: str) -> Problem:
-    return Problem(404, "unknown-lease", "Lease not found", f"lease {lease_id[:100]!r} was never granted")
+def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:
+    """Apply submissions in order, and return the outcomes of those that are answered; a refused one changes nothing.
+    Raises BadEvent for values that no ledger can hold."""
+    exchanges: list[Exchange] = []
+    for submission in submissions:
+        if submission.answered:
+            exchanges.append((submission, refusal(submission, ledger) or apply(submission, ledger, now)))
+        else:
+            ledger.apply(
+                submission.command,
+                now,
+                submission.traceparent,
+                owner=submission.caller,
+                admin=submission.admin,
+                gang_id=submission.gang_id,
+            )
+    for _, outcome in exchanges:  # a later submission of the batch may be about the same request
+        if isinstance(outcome, Answer) and outcome.request is not None:
+            outcome.request = ledger.requests[outcome.pool.id, outcome.request.id]
+    return exchanges
 
 
-def unknown_request(lease_pool_id: str, request_id: str) -> Problem:
-    detail = f"lease pool {lease_pool_id} has no request {request_id[:100]!r}"
-    return Problem(404, "unknown-request", "Lease request not found", detail)
-
-
-def too_many_units(command: LeaseRequested, most: int) -> Problem:
-    detail = (
-        f"lease pool {command.lease_pool_id}: at most {quantity(most, 'unit')} of operation {command.operation} can be "
-        f"granted at once (requested {command.units}); request fewer units or raise the limit"
-    )
-    return Problem(422, "too-many-units", "More units requested than can ever be granted", detail, units_max=most)
-
-
-def lease_ended(what: str, reason: str) -> Problem:
-    return Problem(410, "lease-ended", "The lease has ended", f"{what}: {reason}", reason=reason)
-
-
-def wrong_owner(what: str) -> Problem:
-    detail = f"{what} was acquired with another token; use that token"
-    return Problem(403, "wrong-owner", "Owned by another token", detail)
-
-
-def stale_token(lease_id: str, token: int) -> Problem:
-    detail = f"lease {lease_id} does not have fencing token {token}; the token belongs to an earlier or a later lease"
-    return Problem(409, "stale-token", "Stale fencing token", detail)
-
-
-def end_of(lease: Lease) -> str:
-    """The end reason of a lease that is not live: its state, or a more precise word."""
-    if lease.reason in INVOLUNTARY:
-        return lease.reason
-    return lease.state.value
-
-
-def refusal(submission: Submission, ledger: Ledger) -> Problem | None:
-    """The Problem that refuses a submission; None when it may be applied."""
+def refusal(submission: Submission, ledger: Ledger) -> Refusal | None:
+    """The refusal of a submission; None when it may be applied."""
     command = submission.command
     if isinstance(command, LeaseRequested):
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
@@ -125,34 +98,24 @@ def refusal(submission: Submission, ledger: Ledger) -> Problem | None:
         if known is None:
             return unknown_request(command.lease_pool_id, command.request_id)
         return _refused_owner(submission, known)
+    assert not isinstance(command, LeaseUnleasedReported)  # it is reported without waiting for an answer
     lease = ledger.leases.get((command.lease_pool_id, command.lease_id))
     denial = denied(lease, command.fencing_token, submission.caller, admin=submission.admin)
     if lease is None or denial is not None:
-        return denial_problem(denial, command.lease_id, command.fencing_token)
+        return of_denial(denial, command.lease_id, command.fencing_token)
     if lease.live:
         return None
     is_repeat = lease.state is State.RELEASED and isinstance(command, LeaseReleaseRequested)
     return None if is_repeat else lease_ended(f"lease {lease.id}", end_of(lease))
 
 
-def denial_problem(denial: Denial | None, lease_id: str, token: int) -> Problem | None:
-    match denial:
-        case Denial.UNKNOWN_LEASE:
-            return unknown_lease(lease_id)
-        case Denial.WRONG_OWNER:
-            return wrong_owner(f"lease {lease_id}")
-        case Denial.FENCED:
-            return stale_token(lease_id, token)
-    return None
-
-
-def _refused_owner(submission: Submission, known: Request) -> Problem | None:
+def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
     is_allowed = may_act(known.owner, submission.caller, admin=submission.admin)
     return None if is_allowed else wrong_owner(f"request {known.id}")
 
 
-def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger) -> Problem | None:
-    """The Problem of a new request: its pool is retired, can never grant it, or the lease that it replaces belongs to
+def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger) -> Refusal | None:
+    """The refusal of a new request: its pool is retired, can never grant it, or the lease that it replaces belongs to
     another caller."""
     pool = ledger.pools[command.lease_pool_id]
     if pool.retired:  # the request would wait forever
@@ -165,11 +128,11 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
     # Not as an admin: the new request inherits the age of its own owner's lease.
     lease = ledger.leases.get((command.lease_pool_id, replaced.lease_id))
     denial = denied(lease, replaced.fencing_token, submission.caller)
-    return denial_problem(denial, replaced.lease_id, replaced.fencing_token)
+    return of_denial(denial, replaced.lease_id, replaced.fencing_token)
 
 
-def _refused_repeat(submission: Submission, command: LeaseRequested, known: Request, ledger: Ledger) -> Problem | None:
-    """The Problem of a repeated request: its fields differ from the first time, or its lease has ended."""
+def _refused_repeat(submission: Submission, command: LeaseRequested, known: Request, ledger: Ledger) -> Refusal | None:
+    """The refusal of a repeated request: its fields differ from the first time, or its lease has ended."""
     if (refused := _refused_owner(submission, known)) is not None:
         return refused
     fields = {
@@ -181,31 +144,14 @@ def _refused_repeat(submission: Submission, command: LeaseRequested, known: Requ
     }
     if different := {name: was for name, (was, wanted) in fields.items() if was != wanted}:
         before = ", ".join(f"{name} {was!r}" for name, was in different.items())
-        return Problem(
-            409,
-            "request-conflict",
-            "Request id already used",
-            f"request {known.id} was made with {before}; use a new id for a new request",
-            fields=sorted(different),
-        )
+        detail = f"request {known.id} was made with {before}; use a new id for a new request"
+        return request_conflict(detail, fields=sorted(different))
     lease = of_request(ledger.leases.values(), known.id)
     if lease is not None and not lease.live:
         return lease_ended(f"lease {lease.id} of request {known.id}", end_of(lease))
     if lease is None and known.waiting_units == 0:
         return lease_ended(f"request {known.id}", "cancelled")
     return None
-
-
-def overtaken(submission: Submission, then: Lease) -> Problem | None:
-    """The Problem of a command about a lease whose deadline passed in the same transaction: the answer that it would
-    get a moment later. None for a release, which has taken effect."""
-    match submission.command:
-        case LeaseRequested():
-            return lease_ended(f"lease {then.id} of request {then.request_id}", end_of(then))
-        case LeaseConfirmRequested() | LeaseRenewRequested():
-            return lease_ended(f"lease {then.id}", end_of(then))
-        case _:
-            return None
 
 
 def of_request(leases: Iterable[Lease], request_id: str) -> Lease | None:
@@ -227,6 +173,7 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
             ledger.apply(confirmation(lease), now, owner=lease.owner)
             lease = ledger.leases[pool_id, lease.id]
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, command.request_id])
+    assert not isinstance(command, LeaseUnleasedReported)
     lease = ledger.leases[pool_id, command.lease_id]
     units = lease.units
     if isinstance(command, LeaseReleaseRequested) and submission.remaining is not None:

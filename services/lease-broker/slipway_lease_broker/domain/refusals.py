@@ -1,0 +1,91 @@
+"""Refusals of lease commands: a kind for programs and a sentence for people. Pure; HTTP gives each kind its status."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from slipway_common.events.lease import LeaseRequested
+from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.ownership import Denial
+from slipway_lease_broker.domain.text import quantity
+
+# Reasons for which a lease ends without a release by its holder.
+INVOLUNTARY = frozenset({"hold", "no-progress", "replaced"})
+
+
+class Kind(StrEnum):
+    UNKNOWN_LEASE_POOL = "unknown-lease-pool"
+    UNKNOWN_LEASE = "unknown-lease"
+    UNKNOWN_REQUEST = "unknown-request"
+    REQUEST_CONFLICT = "request-conflict"
+    TOO_MANY_UNITS = "too-many-units"
+    LEASE_ENDED = "lease-ended"
+    WRONG_OWNER = "wrong-owner"
+    FENCED = "stale-token"  # of an earlier or a later lease
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The reason for which a command changes nothing; `facts` are for programs."""
+
+    kind: Kind
+    detail: str
+    facts: Mapping[str, Any] = {}
+
+
+def unknown_lease_pool(lease_pool_id: str) -> Refusal:
+    detail = f"lease pool {lease_pool_id[:100]!r} is not declared; list the declared ones with `slipway lease pools`"
+    return Refusal(Kind.UNKNOWN_LEASE_POOL, detail)
+
+
+def unknown_lease(lease_id: str) -> Refusal:
+    return Refusal(Kind.UNKNOWN_LEASE, f"lease {lease_id[:100]!r} was never granted")
+
+
+def unknown_request(lease_pool_id: str, request_id: str) -> Refusal:
+    return Refusal(Kind.UNKNOWN_REQUEST, f"lease pool {lease_pool_id} has no request {request_id[:100]!r}")
+
+
+def too_many_units(command: LeaseRequested, most: int) -> Refusal:
+    detail = (
+        f"lease pool {command.lease_pool_id}: at most {quantity(most, 'unit')} of operation {command.operation} can be "
+        f"granted at once (requested {command.units}); request fewer units or raise the limit"
+    )
+    return Refusal(Kind.TOO_MANY_UNITS, detail, {"units_max": most})
+
+
+def request_conflict(detail: str, **facts: Any) -> Refusal:
+    return Refusal(Kind.REQUEST_CONFLICT, detail, facts)
+
+
+def lease_ended(what: str, reason: str) -> Refusal:
+    return Refusal(Kind.LEASE_ENDED, f"{what}: {reason}", {"reason": reason})
+
+
+def wrong_owner(what: str) -> Refusal:
+    return Refusal(Kind.WRONG_OWNER, f"{what} was acquired with another token; use that token")
+
+
+def stale_token(lease_id: str, token: int) -> Refusal:
+    detail = f"lease {lease_id} does not have fencing token {token}; the token belongs to an earlier or a later lease"
+    return Refusal(Kind.FENCED, detail)
+
+
+def of_denial(denial: Denial | None, lease_id: str, token: int) -> Refusal | None:
+    """The refusal of a caller that may not act on a lease."""
+    match denial:
+        case Denial.UNKNOWN_LEASE:
+            return unknown_lease(lease_id)
+        case Denial.WRONG_OWNER:
+            return wrong_owner(f"lease {lease_id}")
+        case Denial.FENCED:
+            return stale_token(lease_id, token)
+    return None
+
+
+def end_of(lease: Lease) -> str:
+    """The end reason of a lease that is not live: its state, or a more precise word."""
+    if lease.reason in INVOLUNTARY:
+        return lease.reason
+    return lease.state.value

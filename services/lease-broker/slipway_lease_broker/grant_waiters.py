@@ -1,0 +1,101 @@
+"""Callers of this process that wait for a grant. Decisions of this process wake them after the commit; decisions of
+other replicas wake them through `check_grants` (see grant_notifier.py)."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
+
+from slipway_common.database.postgres import Database
+from slipway_common.events.lease import LeaseCancelRequested
+from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.ledger import Lease, State
+from slipway_lease_broker.domain.submissions import Answer, Exchange
+from slipway_lease_broker.store import answers
+
+Woken: TypeAlias = asyncio.Future[Lease | None]
+
+
+class GrantWaiters:
+    """Callers that wait, one future each; one object per process. A future leaves when it is done or cancelled. After a
+    commit, `notify_replicas(lease_pool_id)` is called for each grant to a queued request that nobody here waits for."""
+
+    def __init__(self, notify_replicas: Callable[[str], None]) -> None:
+        self.confirming: Counter[tuple[str, str]] = Counter()  # callers per request that confirm on receipt
+        self._notify_replicas = notify_replicas
+        self._waiters: dict[tuple[str, str], list[Woken]] = {}
+        self._waiters_of_pool: Counter[str] = Counter()  # by lease pool
+        self._seen: dict[str, int] = {}  # lease pool with waiters → fencing token up to which grants were checked
+
+    @property
+    def waiting_callers(self) -> int:
+        """Number of callers in this process that wait for a grant."""
+        return self._waiters_of_pool.total()
+
+    def committed(self, decisions: Iterable[Decision], exchanges: Iterable[Exchange] = ()) -> None:
+        """Wake the callers that committed decisions granted to or cancelled, notify the other replicas, and register
+        the callers that have to wait."""
+        for decision in decisions:
+            pool_id = decision.pool.id
+            elsewhere = {
+                lease.request_id for lease in decision.granted if not self._wake(pool_id, lease.request_id, lease)
+            }
+            if not elsewhere.isdisjoint(decision.awaited):  # nobody waits for a request that was granted on arrival
+                self._notify_replicas(pool_id)
+        for submission, outcome in exchanges:
+            if isinstance(outcome, Answer):
+                if isinstance(submission.command, LeaseCancelRequested):
+                    self._wake(outcome.pool.id, submission.command.request_id)  # its waiters learn that it is cancelled
+                if outcome.waits and submission.woken is not None:
+                    self.register(outcome, submission.woken, confirm=submission.confirm)
+
+    def register(self, answer: Answer, woken: Woken, *, confirm: bool = False) -> None:
+        """Register a caller that waits for a grant. Call it before control returns to the event loop after the commit:
+        then no later grant is missed. A disconnected caller, whose future is cancelled, holds no memory here: its
+        request waits in the database."""
+        assert answer.request is not None
+        if woken.done():
+            return
+        pool_id, key = answer.pool.id, (answer.pool.id, answer.request.id)
+        self._waiters.setdefault(key, []).append(woken)
+        self.confirming[key] += confirm
+        self._seen.setdefault(pool_id, answer.pool.last_token)
+        self._waiters_of_pool[pool_id] += 1
+
+        def leave(_: Woken) -> None:
+            self._waiters[key].remove(woken)
+            self.confirming[key] -= confirm
+            if not self._waiters[key]:
+                del self._waiters[key], self.confirming[key]
+            self._waiters_of_pool[pool_id] -= 1
+            if not self._waiters_of_pool[pool_id]:
+                del self._waiters_of_pool[pool_id], self._seen[pool_id]
+
+        woken.add_done_callback(leave)
+
+    async def check_grants(self, database: Database, lease_pool_ids: Collection[str] | None = None) -> None:
+        """Wake the callers of this process that were granted something since the last check, in these lease pools or,
+        for None, in all."""
+        seen = {name: token for name, token in self._seen.items() if lease_pool_ids is None or name in lease_pool_ids}
+        while seen:
+            found = await answers.granted_since(database, seen)
+            for name, request_id, token in found:
+                self._wake(name, request_id)
+                seen[name] = max(seen[name], token)
+            for name in seen:
+                if name in self._seen:
+                    self._seen[name] = max(self._seen[name], seen[name])
+            if len(found) < answers.SINCE_MAX:
+                return
+
+    def _wake(self, lease_pool_id: str, request_id: str, granted: Lease | None = None) -> bool:
+        """Wake the waiters of a request; True if there are any. A waiter that confirms on receipt is woken without the
+        lease while it is reserved, so that it submits its request again."""
+        key = lease_pool_id, request_id
+        waiters = self._waiters.get(key, ())
+        if granted is not None and granted.state is State.RESERVED and self.confirming[key]:
+            granted = None
+        for woken in waiters:
+            if not woken.done():
+                woken.set_result(granted)
+        return bool(waiters)

@@ -1,0 +1,33 @@
+"""Lease pools of leases, cached because they never change."""
+
+from typing import Final
+
+from slipway_common.database.postgres import Database
+from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.store import answers
+
+REMEMBERED_LEASES: Final = 100_000
+
+
+class KnownLeases:
+    """Leases that callers of this process have acquired or named."""
+
+    def __init__(self) -> None:
+        self._pool_of: dict[str, str] = {}
+
+    def remember(self, lease: Lease) -> None:
+        """Remember a lease that a caller acquired: it will name it."""
+        self._remember(lease.id, lease.lease_pool_id)
+
+    async def pool_of(self, database: Database, lease_id: str) -> str | None:
+        """The lease pool of a lease; None for an unknown lease."""
+        if (known := self._pool_of.get(lease_id)) is not None:
+            return known
+        if (found := await answers.pool_of(database, lease_id)) is not None:
+            self._remember(lease_id, found)
+        return found
+
+    def _remember(self, lease_id: str, lease_pool_id: str) -> None:
+        if len(self._pool_of) >= REMEMBERED_LEASES:
+            self._pool_of.clear()
+        self._pool_of[lease_id] = lease_pool_id
