@@ -5,10 +5,11 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import httpx2
 import msgspec
 import pytest
 import uvicorn
@@ -20,15 +21,20 @@ from slipway_client.cli.main import app
 from slipway_common.base.ids import hash_secret
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import StageHealth
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.messaging.dead_letters import DeadLetter
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
+from slipway_provisioner.providers.port import Refused
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings
-from tests.support import harness
+from tests.support import harness, lease_answers
+from tests.support.answers import ANSWERS, DEAD_LETTER, DECISION, ID
 from tests.support.lease_broker_http import World, world_on, write_tokens
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report, weight
-from tests.support.weight_calculator import Calculator, calculator_on
+from tests.support.weight_calculator import START, Calculator, calculator_on
 
 
 class Deployment:
@@ -287,6 +293,73 @@ async def test_dead_letters(deployment: Deployment) -> None:
     place = ("provisioner", "slipway.pool.demand.v1", "3", "7")
     refused = await deployment.slipway("dlq", "drop", *place, exit_code=1)
     assert refused == "No such dead letter: slipway.pool.demand.v1/3/7\n"
+
+
+# Stub services of other tests
+
+FREE: Final = frozenset({"settings", "offsets", "operations", "tenants"})  # mappings whose names users choose
+BY_NAME: Final = frozenset({"stages", "sources", "configs"})  # mappings with an entry of the same fields per name
+KINDS: Final = {bool: "boolean", int: "number", float: "number", str: "text"}
+
+
+def differences(stub: Any, real: Any, at: str) -> Iterator[str]:
+    """Fields that only one of two answers has, and those of another kind. Null and empty lists agree with anything."""
+    if stub in (None, [], {}) or real in (None, [], {}):
+        return
+    if isinstance(stub, dict) and isinstance(real, dict) and at.rpartition(".")[2] in BY_NAME:
+        stub, real = list(stub.values()), list(real.values())
+    if isinstance(stub, list) and isinstance(real, list):
+        stub, real = merged(stub), merged(real)
+    if isinstance(stub, dict) and isinstance(real, dict):
+        yield from (f"{at}.{name}" for name in sorted(stub.keys() ^ real.keys()))
+        for name in sorted((stub.keys() & real.keys()) - FREE):
+            yield from differences(stub[name], real[name], f"{at}.{name}")
+    elif KINDS.get(type(stub), type(stub)) != KINDS.get(type(real), type(real)):
+        yield f"{at}: {stub!r} and {real!r}"
+
+
+def merged(items: list[Any]) -> Any:
+    """One item with the fields of all."""
+    if not isinstance(items[0], dict):
+        return items[0]
+    return {name: value for item in items for name, value in item.items()}
+
+
+async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Deployment) -> None:
+    """No stub answer has more or fewer fields than a real one, so that a test of a new column needs no other stub."""
+    provisioner, calculator = deployment.provisioner, deployment.calculator
+    await deployment.apply("zone-a", "zone-b")
+    await calculator.publish()
+    signal: dict[str, Any] = {"source": "page", "target_kind": "zone", "target_id": "zone-b", "reason": "slow"}
+    degraded = SignalRaised(kind="degraded", value=0.5, observed_at=START, **signal)
+    await calculator.consume(degraded, msgspec.structs.replace(degraded, kind="up"))
+    await deployment.slipway("lc", "pause", "zone-b", "--reason", "maintenance")
+    worker = (await deployment.starting(1))[0]
+    refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5.large/zone-a/on-demand", "InsufficientCapacity")
+    provisioner.cloud.script.append(Refused(refused, "no"))
+    await deployment.starting(2)
+    lease = (await deployment.slipway("lease", "acquire", "--pool", "sim-a", "--max-wait", "0")).partition(":")[0]
+
+    async with httpx2.AsyncClient() as client:
+
+        async def real(path: str) -> Any:
+            """The answer of the service that has the path."""
+            for name in ("PROVISIONER", "WEIGHT_CALCULATOR", "LEASE_BROKER"):
+                answer = await client.get(f"{deployment.environment[f'SLIPWAY_{name}_URL']}/{path}")
+                if answer.status_code == 200:
+                    return answer.json()
+            raise AssertionError(path)
+
+        shown = await real(f"workers/{worker}")
+        stubs = ANSWERS | {
+            "leases": {"items": [lease_answers.lease()[1]]},
+            f"leases/{lease}": lease_answers.lease()[1],
+        }
+        for path, stub in stubs.items():
+            answer = await real(path.replace(ID, worker).replace(DECISION, shown["decision_id"]))
+            assert list(differences(stub, answer, path)) == []
+            assert all(answer[name] for name in ("items", "refused") if stub.get(name)), path
+    assert set(DEAD_LETTER) == set(DeadLetter.__struct_fields__)
 
 
 async def test_a_token_without_a_scope_is_refused(deployment: Deployment) -> None:

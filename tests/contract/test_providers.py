@@ -1,10 +1,12 @@
-"""Provider port, on the simulator and on real processes."""
+"""Provider port, on every installed provider: the simulator and real processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -20,33 +22,49 @@ from slipway_common.base.processes import INSTANCE_TAG
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.providers.installed import installed
-from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.installed import GROUP, installed
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
 from slipway_provisioner.providers.simulated import Simulated
+from slipway_simulator.facts import Call, InstanceCreated, Reply
+from slipway_simulator.ledger import read
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
 from tests.support.harness import until
-from tests.support.linux import needs_linux
+from tests.support.linux import IS_LINUX, needs_linux
 from tests.support.providers import URL, account, provider_settings, request
 
 ROOT = Path(__file__).parents[2]
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """A provider and an account with capacity for three instances."""
+    """A provider and an account with capacity for three instances.
+
+    `cancelled` cancels a create call on which the provider works, waits until it has ended, and returns the ids of its
+    instances: not from the provider's listing, but from what it is a listing of.
+    """
 
     provider: Provider
     account: Account
+    cancelled: Callable[[CreateRequest], Awaitable[set[str]]]
+
+
+@pytest.fixture(params=sorted(entry_points(group=GROUP).names))
+def setup(request: pytest.FixtureRequest) -> Setup:
+    """Each installed provider in turn, set up by the fixture `NAME_setup`."""
+    chosen: Setup = request.getfixturevalue(f"{request.param}_setup")
+    return chosen
 
 
 @pytest.fixture
 async def local() -> AsyncIterator[Processes]:
     """Provider of processes with a deployment of its own, whose processes are killed afterwards."""
+    if not IS_LINUX:
+        pytest.skip("identifying processes needs Linux's /proc")
     provider = Processes(provider_settings(f"test/{new_id()}"))
     yield provider
-    await clear(provider.deployment)
+    await clear(provider.settings.deployment)
     await provider.close()
 
 
@@ -61,31 +79,69 @@ async def clear(deployment: str) -> None:
 
 
 @pytest.fixture
-async def of_processes(local: Processes, tmp_path: Path) -> Setup:
-    return Setup(local, account(environment={"SEEN": str(tmp_path)}))
+async def process_setup(local: Processes, tmp_path: Path) -> Setup:
+    here = account(environment={"SEEN": str(tmp_path)})
+    logging = account(environment={"SEEN": str(tmp_path)}, log_folder=str(tmp_path))
+
+    async def cancelled(asked: CreateRequest) -> set[str]:
+        """Cancel the call while it starts its second process, which waits until somebody reads the log."""
+
+        def leaders() -> set[str]:
+            tag = f"{local.settings.deployment}/here/{asked.batch_id}/"
+            return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
+
+        log = tmp_path / f"{asked.batch_id}-2.log"
+        os.mkfifo(log)
+        call = asyncio.create_task(local.create(logging, asked))
+        await until(leaders, "the first process was started")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        reading = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        with contextlib.suppress(Refused):  # calls are made one after another, so that the cancelled one has ended
+            await local.create(here, request())
+        os.close(reading)
+        return leaders()
+
+    return Setup(local, here, cancelled)
 
 
 @pytest.fixture
-async def of_the_simulator(tmp_path: Path) -> AsyncIterator[Setup]:
+async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
     settings = SimulatorSettings(port=free_ports(1)[0], ledger=tmp_path / "ledger.jsonl", kafka="")
     url = f"http://127.0.0.1:{settings.port}"
+    here = msgspec.structs.replace(account(), provider="simulated", settings={"url": url, "honours_tokens": True})
     async with serving(served(settings)), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
-        body = {"speed": 1000, "accounts": {"here": {"capacity": {"zone-a": 3}}, "there": {}}}
-        assert (await client.post("/scenario", json=body)).status_code == 200
         provider = Simulated(provider_settings("test"))
-        yield Setup(provider, msgspec.structs.replace(account(), provider="simulated", settings={"url": url}))
+
+        async def load(**latency: float) -> None:
+            accounts = {"here": {"capacity": {"zone-a": 3}, **latency}, "there": {}}
+            assert (await client.post("/scenario", json={"speed": 1000, "accounts": accounts})).status_code == 200
+
+        async def cancelled(asked: CreateRequest) -> set[str]:
+            """Cancel the call before the simulator replies. It takes effect like a call whose client has died."""
+
+            def recorded(kind: type[Call | Reply]) -> bool:
+                return any(isinstance(fact, kind) for fact in read(settings.ledger))
+
+            await load(latency_seconds=300, latency_sigma=0)
+            call = asyncio.create_task(provider.create(here, asked))
+            await until(lambda: recorded(Call), "the simulator has the call")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await until(lambda: recorded(Reply), "the call has taken effect")
+            created = (fact for fact in read(settings.ledger) if isinstance(fact, InstanceCreated))
+            return {fact.instance_id for fact in created if fact.batch == asked.batch_id}
+
+        await load()
+        yield Setup(provider, here, cancelled)
         await provider.close()
-
-
-@pytest.fixture(params=[pytest.param("of_processes", marks=needs_linux), "of_the_simulator"])
-def setup(request: pytest.FixtureRequest) -> Setup:
-    chosen: Setup = request.getfixturevalue(request.param)
-    return chosen
 
 
 async def test_providers_are_found_by_entry_point() -> None:
     found = installed(provider_settings("d"))
-    assert {name: type(provider) for name, provider in found.items()} == {"process": Processes, "simulated": Simulated}
+    assert {"process": Processes, "simulated": Simulated}.items() <= {n: type(p) for n, p in found.items()}.items()
     for provider in found.values():
         await provider.close()
 
@@ -154,7 +210,25 @@ async def test_accounts_are_separate(setup: Setup) -> None:
     assert [i.id for i in await setup.provider.instances(setup.account)] == created
 
 
+async def test_a_cancelled_create_is_found_by_its_tag(setup: Setup) -> None:
+    """The instances that a cancelled call leaves are listed by its tag, and a repetition with its token adds none."""
+    asked = request(3)
+    left = await setup.cancelled(asked)
+    assert {i.id for i in await setup.provider.instances(setup.account, batch_id=asked.batch_id)} == left
+    assert all([await setup.provider.exists(setup.account, id_) for id_ in left])
+    if setup.provider.honours_tokens(setup.account):
+        repeated = await setup.provider.create(setup.account, asked)
+        listed = await setup.provider.instances(setup.account, batch_id=asked.batch_id)
+        assert set(repeated) == {i.id for i in listed}
+        assert left <= set(repeated)
+
+
 # Processes alone
+
+
+async def test_a_cancelled_call_starts_no_further_process(process_setup: Setup) -> None:
+    """The process that was being started is the last one of three."""
+    assert len(await process_setup.cancelled(request(3))) == 2
 
 
 @needs_linux
@@ -182,7 +256,7 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
         "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
     }
     environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
-    assert environment[INSTANCE_TAG] == f"{local.deployment}/here/{asked.batch_id}/1/c"
+    assert environment[INSTANCE_TAG] == f"{local.settings.deployment}/here/{asked.batch_id}/1/c"
     assert (environment["FROM_ACCOUNT"], environment["FROM_CONFIG"]) == ("here", "7")
     added_by_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}
     allowed = {"PATH", "HOME", "LANG", "TMPDIR", "FROM_ACCOUNT", "FROM_CONFIG", INSTANCE_TAG} | added_by_the_shell
@@ -226,7 +300,7 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
     asked = request()
     (created,) = await local.create(here, asked)
-    await until(lambda: len(processes.tagged(INSTANCE_TAG, local.deployment)) == 3, "both children run")
+    await until(lambda: len(processes.tagged(INSTANCE_TAG, local.settings.deployment)) == 3, "both children run")
     assert [i.id for i in await local.instances(here)] == [created]
     assert processes.send(created, signal.SIGKILL)
     await until(lambda: not processes.alive(created), "the leader is gone")
@@ -237,7 +311,7 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     assert not await local.exists(here, created)
     assert await local.exists(here, orphan.id)
     await local.terminate(here, orphan.id)
-    await until(lambda: not processes.tagged(INSTANCE_TAG, local.deployment), "nothing is left")
+    await until(lambda: not processes.tagged(INSTANCE_TAG, local.settings.deployment), "nothing is left")
     assert await local.instances(here) == []
 
 
@@ -357,13 +431,14 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
         "-m",
         "tests.support.providers",
         "creating",
-        local.deployment,
+        local.settings.deployment,
         asked.batch_id,
         str(tmp_path),
         cwd=ROOT,
     )
     try:
-        await until(lambda: len(processes.tagged(INSTANCE_TAG, local.deployment)) == 5, "five of ten were started")
+        deployment = local.settings.deployment
+        await until(lambda: len(processes.tagged(INSTANCE_TAG, deployment)) == 5, "five of ten were started")
     finally:
         killed.kill()
         await killed.wait()
@@ -376,7 +451,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     assert {msgspec.json.decode(path.read_bytes())["batch_id"] for path in seen} == {asked.batch_id}
     for instance in listed:
         await local.terminate(here, instance.id)
-    await until(lambda: not processes.tagged(INSTANCE_TAG, local.deployment), "nothing is left")
+    await until(lambda: not processes.tagged(INSTANCE_TAG, local.settings.deployment), "nothing is left")
 
 
 @needs_linux

@@ -27,7 +27,7 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 
 def refused() -> Refused:
     outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
-    return Refused(outcome, "no", throttled=False, retry_after_seconds=None)
+    return Refused(outcome, "no")
 
 
 async def read(provisioner: Provisioner, path: str, status: int = 200) -> Any:

@@ -16,6 +16,7 @@ from slipway_common.service import VERSION, Service, ServiceSettings
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
 from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.answers import STOPPED_PARTITION
 from tests.support.harness import PATIENCE_SECONDS, SERVICE, record_words, until
 from tests.support.provisioner import Provisioner, after, provisioner_on, report
 
@@ -149,5 +150,9 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
     assert down["partitions"] == [row | {"end_offset": None, "lag": None} for row in common]
     known = zip(common, ((10, 3), (4, None), (9, 0)), strict=True)
     assert up["partitions"] == [row | {"end_offset": end, "lag": lag} for row, (end, lag) in known]
-    stopped = {"topic": WORKER_LIFECYCLE.name, "partition": 1, "reason": "stored position 9 of cluster x"}
+    stopped = STOPPED_PARTITION | {
+        "topic": WORKER_LIFECYCLE.name,
+        "partition": 1,
+        "reason": "stored position 9 of cluster x",
+    }
     assert up["stopped_partitions"] == [stopped]

@@ -258,7 +258,7 @@ async def reply_lost(provisioner: Provisioner, folder: Path) -> None:
 
 async def throttled(provisioner: Provisioner, folder: Path) -> None:
     limiter = Outcome(Stage.LAUNCH, Result.FAILED, Scope.LIMITER, "sim-a", "RequestLimitExceeded")
-    provisioner.cloud.script.append(Refused(limiter, "slow down", throttled=True, retry_after_seconds=1))
+    provisioner.cloud.script.append(Refused(limiter, "slow down", retry_after_seconds=1))
     await provisioner.admitted(2)
     await provisioner.launch()
     assert await provisioner.states() == {"requested": 2}

@@ -49,7 +49,7 @@ from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from slipway_provisioner.providers.simulated import Simulated, classify
+from slipway_provisioner.providers.simulated import ERRORS, Simulated
 from slipway_provisioner.store import accounts, leases, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
@@ -75,12 +75,7 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 
 
 def refused(scope: Scope, code: str, *, retry: float | None = None) -> Refused:
-    return Refused(
-        Outcome(Stage.LAUNCH, Result.FAILED, scope, "", code),
-        "no",
-        throttled=scope is Scope.LIMITER,
-        retry_after_seconds=retry,
-    )
+    return Refused(Outcome(Stage.LAUNCH, Result.FAILED, scope, "", code), "no", retry_after_seconds=retry)
 
 
 async def batch_states(provisioner: Provisioner) -> list[str]:
@@ -252,8 +247,8 @@ async def test_refusals(provisioner: Provisioner, code: str, scope: Scope, key: 
     await provisioner.events()
     account = await accounts.get(provisioner.database, "sim-a")
     body = {"id": "zone-a", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1"}
-    outcome = classify(account, body, code, capacity_key=provisioner.cloud.capacity_key(account, body))
-    provisioner.cloud.script.append(Refused(outcome, "no", throttled=False, retry_after_seconds=None))
+    outcome = provisioner.cloud.failure(account, body, code, ERRORS.get(code))
+    provisioner.cloud.script.append(Refused(outcome, "no"))
     await provisioner.launch()
     _confirm, release, failed = await provisioner.events()
     assert isinstance(failed, WorkerLaunchFailed)

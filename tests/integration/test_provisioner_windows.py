@@ -536,10 +536,7 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
             asked, requests[:] = requests[:], []
             grants: list[LeaseGranted] = [provisioner.granted(r, expires_at=after(9e5)) for r in asked]
             await provisioner.leases(*grants)
-            provisioner.cloud.script.extend(
-                Refused(NO_CAPACITY, "no", throttled=False, retry_after_seconds=None) if chance.random() < 0.2 else 1
-                for _ in grants
-            )
+            provisioner.cloud.script.extend(Refused(NO_CAPACITY, "no") if chance.random() < 0.2 else 1 for _ in grants)
             await asyncio.gather(provisioner.launch(), plans(), plans())
             await listen()
             for worker in await some(State.STARTING):

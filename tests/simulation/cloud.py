@@ -11,7 +11,7 @@ import msgspec
 
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
-from slipway_provisioner.providers.simulated import classify
+from slipway_provisioner.providers.simulated import ERRORS
 from slipway_simulator import world
 from slipway_simulator.cloud import decide_create, latency_seconds
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Reply, ScenarioLoaded
@@ -109,10 +109,8 @@ class Cloud(Provider):
             raise OutcomeUnknown("no reply")
         if reply.code == "OK":
             return reply.instance_ids
-        config = dict(request.config)
-        outcome = classify(account, config, reply.code, capacity_key=self.capacity_key(account, config))
-        throttled = reply.code == "RequestLimitExceeded"
-        raise Refused(outcome, "no", throttled=throttled, retry_after_seconds=reply.retry_after_seconds)
+        outcome = self.failure(account, request.config, reply.code, ERRORS.get(reply.code))
+        raise Refused(outcome, "no", retry_after_seconds=reply.retry_after_seconds)
 
     def effect(self, call: Call, request: CreateRequest) -> Reply:
         """Apply a call and return its reply."""

@@ -1,10 +1,15 @@
 """Services that answer the `slipway` command from a table and record its requests, as one server with a path for each
-service; for tests of the command's requests, output and exit codes."""
+service; for tests of the command's requests, output and exit codes.
+
+Every answer has all fields of the real one: `tests/contract/test_commands.py` compares them.
+"""
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,58 +26,132 @@ DECISION = "01981c6e-8f7a-7d53-9c55-2b7f3f9a0000"
 AT = "2026-08-01T14:03:07Z"
 
 
+EXAMPLES: Final = Path(__file__).parents[2] / "contracts/examples"
+
+
 def worker(id_: str, **fields: Any) -> dict[str, Any]:
     return {
         "id": id_,
         "pool_id": "linux",
         "launch_config_id": "zone-a",
         "account_id": "sim-a",
+        "image_revision": "linux-1",
         "state": "running",
-        "instance_id": "i-7",
-        "requested_at": AT,
-        "reason": "",
         "decision_id": DECISION,
         "probe_permit": None,
-        "registered_at": AT,
+        "request_id": "r",
+        "lease_id": "l",
+        "batch_id": "b",
+        "instance_id": "i-7",
+        "requested_at": AT,
         "launched_at": AT,
-        "batch": None,
-        "lease": None,
-        "timeline": [{"at": AT, "what": "requested", "detail": "on zone-a"}],
+        "registered_at": AT,
+        "first_claimed_at": None,
+        "idle_since": None,
+        "last_seen_at": AT,
+        "stopping_at": None,
+        "ended_at": None,
+        "failed_at": None,
+        "reason": "",
     } | fields
 
 
+WORKER_DETAILS: dict[str, Any] = {
+    "timeline": [{"at": AT, "what": "requested", "detail": "on zone-a"}],
+    "decision": {"id": DECISION, "at": AT, "reason": "2 needed", "launched": 2},
+    "batch": {
+        "id": "b",
+        "launch_config_id": "zone-a",
+        "account_id": "sim-a",
+        "lease_id": "l",
+        "units": 1,
+        "state": "done",
+        "outcome": "launched",
+        "repeats": 0,
+        "started_at": AT,
+        "call_deadline": AT,
+    },
+    "lease": {
+        "id": "l",
+        "request_id": "r",
+        "lease_pool_id": "sim-a",
+        "launch_config_id": "zone-a",
+        "fencing_token": 7,
+        "units": 1,
+        "state": "confirmed",
+        "expires_at": AT,
+        "hold_until": AT,
+        "renewed_at": AT,
+    },
+}
+# The record that the weight-calculator publishes; the provisioner shows the last one of each config.
+WEIGHT: dict[str, Any] = json.loads((EXAMPLES / "io.slipway.weight.changed.v1.json").read_text())["data"]
 STAGES = {name: {"in_flight": 1, "unfolded": 2, "window": 9} for name in ("launch", "boot", "claim")}
 CONFIG = {
     "id": "zone-a",
     "pool_id": "linux",
     "account_id": "sim-a",
     "lease_pool_id": "sim-a",
-    "image_revision": "linux-1",
+    "region": "sim-1",
     "zone": "a",
+    "instance_type": "m5.large",
+    "image_revision": "linux-1",
     "state": "active",
+    "state_reason": "",
+    "state_by": "",
+    "paused_until": None,
+    "base_weight": 2.0,
+    "price_factor": 1.0,
+    "profile": "on-demand",
     "health_state": "healthy",
     "weight": 0.5,
+    "health": 1.0,
+    "tripped_stage": "",
+    "tripped_by": "",
+    "tripped_since": None,
+    "next_probe_at": None,
+    "probe_ready": False,
     "starting": 3,
     "running": 4,
     "ok": 50,
     "failed": 6,
     "reason": "zone-a healthy",
     "stages": STAGES,
+    "shared": [
+        {"key": "image/linux-1", "stage": "boot", "window": 39, "state": "healthy", "unconfirmed": 0, "reason": ""}
+    ],
+}
+CONFIG_DETAILS = {
+    "settings": {"disk_gb": 40},
+    "record": WEIGHT,
+    "recent_failures": [{"worker_id": ID, "at": AT, "reason": "InsufficientCapacity"}],
 }
 POOL = {
     "id": "linux",
-    "mode": "enforce",
     "min_capacity": 0,
     "max_capacity": 60,
     "scaling_ratio": "1",
+    "mode": "enforce",
+    "profile": None,
+    "boot_evidence": "agent",
+    "claim_evidence": "agent",
+    "on_bad_image": "freeze",
+    "freeze_after": 5,
+    "paused": False,
+    "paused_reason": "",
+    "paused_by": "",
+    "paused_until": None,
+    "frozen": False,
+    "frozen_reason": "",
+    "frozen_by": "",
     "pending": 9,
     "claimed": 3,
+    "backlog_seconds": 130.0,
     "wanted": 12,
     "serving": 10,
     "running": 6,
     "leaving": 0,
     "needed": 2,
-    "backlog_seconds": 130.0,
 }
 WHY = {
     "id": DECISION,
@@ -86,43 +165,100 @@ WHY = {
         "tasks": 12,
         "wanted": 12,
         "serving": 10,
+        "leaving": 0,
         "needed": 2,
+        "launched": 2,
+        "reason": "2 needed",
         "sources": {"queue": {"pending": 9, "claimed": 3, "gone": 0, "stale": False}},
         "configs": {
-            "zone-a": {"weight": 0.5, "room": 8, "launched": 2},
-            "zone-b": {"weight": 0.4, "room": 0, "launched": 0, "reason": "the boot window is full"},
+            "zone-a": {"weight": 0.5, "room": 8, "limited_by": "", "launched": 2},
+            "zone-b": {
+                "weight": 0.4,
+                "room": 0,
+                "limited_by": "boot window",
+                "launched": 0,
+                "reason": "the boot window is full",
+            },
         },
     },
 }
-LEASE_POOL = {
+LEASE_POOL: dict[str, Any] = {
     "id": "sim-a",
     "limit": 45,
+    "hold_seconds": 1200.0,
+    "ttl_seconds": 300.0,
+    "reserve_seconds": 120.0,
+    "mode": "shadow",
+    "lock_delay_seconds": None,
+    "pacing": None,
+    "operations": {},
+    "tenants": {},
+    "ageing_seconds": 300.0,
+    "backoff": None,
+    "no_progress_seconds": None,
+    "adaptive": None,
+    "derived": None,
+    "revision": 1,
+    "retired": False,
+    "reason": f"first\nlease {ID}: 8 units free",
+    "limit_in_force": 45,
+    "limit_reason": "",
+    "pinned_reason": "ratchet",
+    "drained_reason": None,
+    "derived_units": None,
+    "derived_until": None,
+    "blocked_until": None,
     "held": 40,
     "waiting": 2,
+    "requests": 2,
     "oldest_wait_seconds": 3.0,
     "granted_per_minute": 30,
     "eta_seconds": 4.0,
-    "reason": f"first\nlease {ID}: 8 units free",
-    "mode": "shadow",
-    "pinned_reason": "ratchet",
-    "drained_reason": None,
 }
+SIGNAL: dict[str, Any] = {
+    "source": "page",
+    "kind": "degraded",
+    "target_kind": "zone",
+    "target_id": "b",
+    "value": 0.5,
+    "reason": "slow",
+    "configs": ["zone-b", "win-b"],
+    "since": AT,
+    "until": "2026-08-01T14:33:07Z",
+}
+REFUSED_SIGNAL: dict[str, Any] = {
+    "at": AT,
+    "source": "page",
+    "kind": "up",
+    "target_kind": "zone",
+    "target_id": "b",
+    "reason": "kind: unknown kind 'up'",
+}
+TOPIC: Final = "slipway.lease.request.v1"
+DEAD_LETTER: dict[str, Any] = {
+    "topic": TOPIC,
+    "partition": 3,
+    "offset": 7,
+    "subject": "l-1",
+    "state": "dead",
+    "reason": "no lease pool",
+    "record_at": AT,
+    "at": AT,
+}
+STOPPED_PARTITION: dict[str, Any] = {"topic": TOPIC, "partition": 3, "reason": "another cluster"}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL,
     "pools/linux/decisions": {"items": [WHY]},
     "launch-configs": {"items": [CONFIG]},
-    "launch-configs/zone-a": CONFIG
-    | {
-        "settings": {"disk_gb": 40},
-        "record": {"stages": {"boot": {"probability": 0.75}}},
-        "recent_failures": [{"worker_id": ID, "at": AT, "reason": "InsufficientCapacity"}],
-    },
+    "launch-configs/zone-a": CONFIG | CONFIG_DETAILS,
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
-    f"workers/{ID}": worker(ID),
+    f"workers/{ID}": worker(ID) | WORKER_DETAILS,
     f"decisions/{DECISION}": WHY,
     "launch-stops": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
+    "weights": {"items": [WEIGHT]},
+    "signals": {"items": [SIGNAL], "refused": [REFUSED_SIGNAL]},
 }
 REFUSALS = {
     "workers": "unknown-worker",

@@ -1,4 +1,7 @@
-"""A lease-broker that answers from a table, including the answers of a broker in trouble, and records its requests."""
+"""A lease-broker that answers from a table, including the answers of a broker in trouble, and records its requests.
+
+Every lease and pool has all fields of a real one: `tests/contract/test_commands.py` compares them.
+"""
 
 import asyncio
 import contextlib
@@ -8,12 +11,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from tests.support.answers import serving
+from tests.support.answers import LEASE_POOL, serving
 
 Answer = tuple[int, dict[str, Any]]
 LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 HANDLE = f"{LEASE}:7"
-POOL = {"id": "aws-ci", "limit": 50, "hold_seconds": 1200.0, "pacing": None, "waiting": 0}
+POOL = LEASE_POOL | {"id": "aws-ci", "limit": 50, "held": 0, "waiting": 0}
 ACQUIRE = "POST /lease-pools/aws-ci/leases"
 RENEW = f"POST /leases/{LEASE}/renew"
 RELEASE = f"POST /leases/{LEASE}/release"
@@ -22,17 +25,20 @@ UNLEASED = "POST /lease-pools/aws-ci/unleased"
 
 def lease(**changes: Any) -> Answer:
     return 200, {
+        "id": changes.get("lease_id", LEASE),
         "lease_id": LEASE,
         "lease_pool_id": "aws-ci",
         "request_id": "r",
         "tenant": "ci",
         "operation": "install",
+        "owner": "ci",
         "units": 1,
         "fencing_token": 7,
         "state": "confirmed",
         "granted_at": "2026-08-01T14:03:07Z",
         "expires_at": "2026-08-01T14:08:07Z",
         "hold_until": "2026-08-01T14:23:07Z",
+        "ended_at": None,
         "ttl_seconds_left": 300.0,
         "hold_seconds_left": 1200.0,
         "waited_seconds": 0.0,

@@ -19,7 +19,7 @@ from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens, allows
 from slipway_common.web.problem import Problem
-from tests.support.answers import serving
+from tests.support.answers import POOL, serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples/slipway.yaml")
@@ -75,8 +75,8 @@ class Services:
                 return {"items": []}
             return {
                 "items": [
-                    {"id": "linux", "mode": "enforce", "serving": 7, "wanted": None, "paused": False},
-                    {"id": "windows", "mode": "observe", "serving": 112, "wanted": 3, "paused": True},
+                    POOL | {"serving": 7, "wanted": None},
+                    POOL | {"id": "windows", "mode": "observe", "serving": 112, "wanted": 3, "paused": True},
                 ]
             }
 

@@ -10,19 +10,7 @@ from typer.testing import CliRunner
 from slipway_client.cli.main import app
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
-from tests.support.answers import serving
-
-TOPIC = "slipway.lease.request.v1"
-LETTER = {
-    "topic": TOPIC,
-    "partition": 3,
-    "offset": 7,
-    "state": "dead",
-    "subject": "l-1",
-    "reason": "no lease pool",
-    "at": "2026-01-01T00:00:00Z",
-    "record_at": "2026-01-01T00:00:00Z",
-}
+from tests.support.answers import DEAD_LETTER, STOPPED_PARTITION, TOPIC, serving
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +26,7 @@ def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
 
     @service.get("/dead-letters")
     async def dead() -> dict[str, Any]:
-        return {"items": [LETTER]}
+        return {"items": [DEAD_LETTER]}
 
     @service.post("/dead-letters/{how}")
     async def settle(how: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +37,7 @@ def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
 
     @service.get("/positions/stopped")
     async def stopped() -> dict[str, Any]:
-        return {"items": [{"topic": TOPIC, "partition": 3, "reason": "another cluster"}]}
+        return {"items": [STOPPED_PARTITION]}
 
     @service.post("/positions/adopt")
     async def adopt(body: dict[str, Any]) -> dict[str, Any]:

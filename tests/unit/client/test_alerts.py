@@ -78,6 +78,10 @@ def test_open_alerts_are_listed_pages_first() -> None:
     ]
 
 
+def test_the_alerts_of_these_tests_have_every_field() -> None:
+    assert {*PAGE, *NOTICE} == set(AlertRaised.__struct_fields__)
+
+
 def test_resolved_alerts_are_listed_on_request() -> None:
     heading, *rows = slipway("ls", "--all").stdout.splitlines()
     assert heading.split()[0] == "state"

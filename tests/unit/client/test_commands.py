@@ -31,7 +31,6 @@ from tests.support.answers import (
     Services,
     environment,
     served,
-    worker,
 )
 
 
@@ -163,7 +162,7 @@ def test_untrusted_text_is_sanitized(url: str, monkeypatch: pytest.MonkeyPatch) 
     """Refusals and explanations contain no control characters."""
     refused = slipway("pool", "show", "a\x1b[2J\rb", url=url)
     assert (refused.exit_code, refused.stderr) == (1, "no worker pool a�[2J�b; there is linux\n")
-    monkeypatch.setitem(ANSWERS, f"workers/{ID}", worker(ID, account_id="a\x1b[2J\r\nb"))
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", ANSWERS[f"workers/{ID}"] | {"account_id": "a\x1b[2J\r\nb"})
     received = slipway("why", ID, url=url).stdout
     assert "account a�[2J��b." in received
     assert all(line.isprintable() for line in received.split("\n"))
@@ -220,16 +219,16 @@ def test_tables_are_for_people_and_json_has_everything(url: str, command: list[s
 def test_details_are_shown(url: str) -> None:
     """A pool with its decisions, a config with windows and failures, a decision with its refused configs."""
     pool = slipway("pool", "show", "linux", url=url).stdout
-    assert "backlog for    2 min" in pool
+    assert "backlog for     2 min" in pool
     assert f"{DECISION}         2  2 needed" in pool
     config = slipway("lc", "show", "zone-a", url=url).stdout
     assert "settings.disk gb  40" in config
     (boot,) = (line.split() for line in config.splitlines() if line.startswith("boot"))
-    assert boot == ["boot", "1", "2", "9", "0.75"]
+    assert boot == ["boot", "1", "2", "9", "0.97"]
     assert f"{ID}  InsufficientCapacity" in config
     decision = slipway("decision", "show", DECISION, url=url).stdout
     (lost,) = (line.split() for line in decision.splitlines() if line.startswith("zone-b"))
-    assert lost == ["zone-b", "0.4", "0", "-", "0", "the", "boot", "window", "is", "full"]
+    assert lost == ["zone-b", "0.4", "0", "boot", "window", "0", "the", "boot", "window", "is", "full"]
     assert json.loads(slipway("pool", "show", "linux", "-o", "json", url=url).stdout)["decisions"] == [WHY]
 
 

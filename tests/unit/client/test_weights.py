@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,31 +13,11 @@ from slipway_client.cli.main import app
 from slipway_client.cli.options import now
 from slipway_client.view import moments
 from slipway_common.events import signal_kinds
-from tests.support.answers import ANSWERS, ID, Services, environment, served
+from tests.support.answers import ANSWERS, ID, SIGNAL, WEIGHT, Services, environment, served
 
-EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
-RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"] | {
+RECORD: dict[str, Any] = WEIGHT | {
     "tripped_since": "2026-08-01T14:03:07.123456Z",
     "signals": ["degraded 0.5 by page (slow)", "down by page (dark)"],
-}
-SIGNAL = {
-    "source": "page",
-    "kind": "degraded",
-    "target_kind": "zone",
-    "target_id": "b",
-    "value": 0.5,
-    "reason": "slow",
-    "since": "2026-08-01T14:03:07Z",
-    "until": "2026-08-01T14:33:07Z",
-    "configs": ["zone-b", "win-b"],
-}
-REFUSED = {
-    "at": "2026-08-01T14:03:07Z",
-    "source": "page",
-    "kind": "up",
-    "target_kind": "zone",
-    "target_id": "b",
-    "reason": "kind: unknown kind 'up'",
 }
 
 
@@ -52,7 +31,6 @@ def server() -> Iterator[tuple[Services, str]]:
 def services(server: tuple[Services, str], monkeypatch: pytest.MonkeyPatch) -> Services:
     server[0].received.clear()
     monkeypatch.setitem(ANSWERS, "weights", {"items": [RECORD]})
-    monkeypatch.setitem(ANSWERS, "signals", {"items": [SIGNAL], "refused": [REFUSED]})
     return server[0]
 
 

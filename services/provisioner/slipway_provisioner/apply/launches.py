@@ -94,8 +94,7 @@ async def record_instances(
         launched(worker, instance, now, looked_up=looked_up, console=console(instance))
         for worker, instance in binding.bound
     ]
-    capacity_key = provider.capacity_key(account, batch.body)
-    partial_capacity = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, capacity_key, "PartialCapacity")
+    partial_capacity = provider.failure(account, batch.body, "PartialCapacity", Scope.CAPACITY)
     failed = await release(tx, binding.unbound, "launch_failed")
     await _record(tx, batch, "launched", [*changes, *(launch_failed(w, partial_capacity, now) for w in failed)])
     return [worker for worker, _ in changes]

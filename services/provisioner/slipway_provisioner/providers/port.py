@@ -1,12 +1,15 @@
 """Provider port: operations that Slipway needs from a cloud. Only adapters interpret error codes, by a table."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from slipway_common.events.worker import Outcome
+from slipway_common.base.redaction import redacted
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
+
+CODE_CHARACTERS_MAX: Final = 60
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,14 +31,23 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     config: Mapping[str, Any]
     secret: str
 
+    def user_data(self, settings: ProviderSettings) -> dict[str, Any]:
+        """User data of each machine, with which its agent registers. A provider may add fields."""
+        return {
+            "register_url": settings.register_url,
+            "batch_id": self.batch_id,
+            "secret": self.secret,
+            "settings": self.config["settings"],
+        }
+
 
 class Refused(Exception):
     """The provider certainly refused the call. `throttled`: only because of the API rate limit."""
 
-    def __init__(self, outcome: Outcome, message: str, *, throttled: bool, retry_after_seconds: float | None) -> None:
+    def __init__(self, outcome: Outcome, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(f"{outcome.code}: {message}")
         self.outcome = outcome
-        self.throttled = throttled
+        self.throttled = outcome.scope is Scope.LIMITER
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -57,6 +69,29 @@ class Provider(Protocol):
         """Key of the capacity that instances of a config need: one failure for lack of it speaks for all of them."""
         return f"{config['instance_type']}/{config['zone']}/{config.get('lifecycle', 'on-demand')}"
 
+    def failure(
+        self, account: Account, config: Mapping[str, Any], code: str, scope: Scope | None, message: str = ""
+    ) -> Outcome:
+        """Outcome of a refused launch, counted under the key of its scope. Without a scope it is a definite failure of
+        unknown meaning, charged to the config; `message` is the provider's own text."""
+        match scope:
+            case None:
+                code, sample = redacted(code, CODE_CHARACTERS_MAX), redacted(message)
+                return Outcome(
+                    Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=False, sample=sample
+                )
+            case Scope.CAPACITY:
+                key = self.capacity_key(account, config)
+            case Scope.QUOTA:
+                key = f"{account.id}/{account.region}/{config['instance_type'].split('.')[0]}"
+            case Scope.IMAGE:
+                key = config["image"]
+            case Scope.CREDENTIAL | Scope.LIMITER:
+                key = account.id
+            case _:
+                key = config["id"]
+        return Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code)
+
     def problem(self, account_settings: Mapping[str, Any]) -> str:
         """Problem with an account's settings and its remedy; empty if they are usable."""
         ...
@@ -71,7 +106,13 @@ class Provider(Protocol):
         ...
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
-        """Launch 1…count instances and return their ids. Raises Refused."""
+        """Launch 1…count instances and return their ids. Raises Refused.
+
+        The caller may cancel it at any time, and does after `timeout_seconds`. The outcome is then unknown, as after
+        OutcomeUnknown, and is resolved by the token if it is honoured, else by the tag. So every instance has its tag
+        from the start, and a cancelled call creates no more than what it has already asked the provider for, listed
+        once the provider's visibility delay has passed.
+        """
         ...
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:

@@ -22,8 +22,7 @@ import msgspec
 
 from slipway_common.base import processes
 from slipway_common.base.processes import INSTANCE_TAG, Process
-from slipway_common.base.redaction import redacted
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
@@ -32,7 +31,7 @@ LOG = logger(__name__)
 DEFAULT_COMMAND: Final = ("slipway-worker", "run")
 # No other variables are passed on: the provisioner's environment holds its database URL and keys.
 HANDED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
-# errno → code and scope. Any other errno is a definite failure of unknown meaning, charged to the config.
+# errno → code and scope. There is no scope for any other errno.
 CAPACITY: Final = "InsufficientCapacity"
 COMMAND: Final = "InvalidCommand"
 TOO_LARGE: Final = "TooLarge"
@@ -84,8 +83,7 @@ class Processes(Provider):
     """Provider of processes. `deployment` is part of every tag, since deployments may share a host."""
 
     def __init__(self, settings: ProviderSettings) -> None:
-        self.deployment = settings.deployment
-        self.register_url = settings.register_url
+        self.settings = settings
         # A single thread makes counting and starting processes atomic.
         self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start-process")
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd
@@ -170,23 +168,22 @@ class Processes(Provider):
         return socket.gethostname()
 
     def _prefix(self, account: Account) -> str:
-        return f"{self.deployment}/{account.id}/"
+        return f"{self.settings.deployment}/{account.id}/"
 
     def _create(
         self, account: Account, request: CreateRequest, abandoned: threading.Event, loop: asyncio.AbstractEventLoop
     ) -> Sequence[str]:
         if (host := socket.gethostname()) != account.identity:
-            outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, account.id, HOST)
-            raise _refused(outcome, f"account {account.id} belongs to host {account.identity}, but this host is {host}")
+            outcome = self.failure(account, request.config, HOST, Scope.CREDENTIAL)
+            raise Refused(outcome, f"account {account.id} belongs to host {account.identity}, but this host is {host}")
         settings = msgspec.convert(dict(account.settings), AccountSettings)
         count = request.count
-        capacity_key = self.capacity_key(account, request.config)
         if settings.processes_max is not None:
             live = len(instances(_tagged(self._prefix(account))))
             count = min(count, settings.processes_max - live)
             if count <= 0:
-                outcome = classify(request.config, CAPACITY, Scope.CAPACITY, capacity_key=capacity_key)
-                raise _refused(outcome, f"{live} of {settings.processes_max} processes (processes_max) are running")
+                outcome = self.failure(account, request.config, CAPACITY, Scope.CAPACITY)
+                raise Refused(outcome, f"{live} of {settings.processes_max} processes (processes_max) are running")
         started: list[str] = []
         for number in range(1, count + 1):
             if abandoned.is_set():
@@ -196,8 +193,8 @@ class Processes(Provider):
             except (OSError, ValueError) as error:
                 if started:
                     break  # fewer than requested
-                outcome = _outcome(request.config, error, capacity_key)
-                raise _refused(outcome, _failure_text(account, settings, outcome, error)) from error
+                outcome = self.failure(account, request.config, *_code_and_scope(error), str(error))
+                raise Refused(outcome, _failure_text(account, settings, outcome, error)) from error
             started.append(processes.child_identity(child.pid))
             loop.call_soon_threadsafe(self._collect_at_end, child)
         return started
@@ -209,13 +206,7 @@ class Processes(Provider):
         environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
         environment |= _mapping(config["settings"].get("environment"))
         environment[INSTANCE_TAG] = f"{self._prefix(account)}{request.batch_id}/{number}/{config['id']}"
-        user_data = {
-            "register_url": self.register_url,
-            "batch_id": request.batch_id,
-            "secret": request.secret,
-            "queue_url": settings.queue_url,
-            "settings": config["settings"],
-        }
+        user_data = request.user_data(self.settings) | {"queue_url": settings.queue_url}
         with ExitStack() as stack:
             standard_input = stack.enter_context(_filled_pipe(msgspec.json.encode(user_data)))
             log: BinaryIO | int = subprocess.DEVNULL
@@ -273,24 +264,12 @@ def instances(found: Sequence[Process]) -> list[Process]:
     return list(chosen.values())
 
 
-def classify(
-    config: Mapping[str, Any], code: str, scope: Scope | None, message: str = "", *, capacity_key: str
-) -> Outcome:
-    """Outcome of a refused launch; unclassified if `scope` is None."""
-    if scope is Scope.CAPACITY:
-        return Outcome(Stage.LAUNCH, Result.FAILED, scope, capacity_key, code)
-    known = scope is not None
-    sample = "" if known else redacted(message)
-    return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=known, sample=sample)
-
-
-def _outcome(config: Mapping[str, Any], error: OSError | ValueError, capacity_key: str) -> Outcome:
-    """Outcome of a failed start. A ValueError means a bad variable name or a zero byte, so nothing was started."""
+def _code_and_scope(error: OSError | ValueError) -> tuple[str, Scope | None]:
+    """Code and scope of a failed start. A ValueError means a bad variable name or a zero byte: nothing was started."""
     if isinstance(error, ValueError):
-        return classify(config, COMMAND, Scope.CONFIG, capacity_key=capacity_key)
+        return COMMAND, Scope.CONFIG
     number = error.errno or 0
-    code, scope = ERRORS.get(number, (errno.errorcode.get(number, "OSError"), None))
-    return classify(config, code, scope, str(error), capacity_key=capacity_key)
+    return ERRORS.get(number, (errno.errorcode.get(number, "OSError"), None))
 
 
 def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome, error: OSError | ValueError) -> str:
@@ -300,10 +279,6 @@ def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome,
     named = {settings.work_folder: "work_folder", settings.command[0]: "command"}
     setting = named.get(os.fspath(error.filename), "log_folder")
     return f"{error}: {setting} of account {account.id} cannot be used; {REMEDIES[setting]}"
-
-
-def _refused(outcome: Outcome, message: str) -> Refused:
-    return Refused(outcome, message, throttled=False, retry_after_seconds=None)
 
 
 def _batch_of(tag: str) -> str:

@@ -6,13 +6,11 @@ from typing import Any, Final
 
 import httpx2
 
-from slipway_common.base.redaction import redacted
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
 
-# Error code → scope of the failure. Any other code is a definite failure of unknown meaning, charged to the config.
-# `errors` in the account's settings extends the table.
+# Error code → scope of the failure. `errors` in the account's settings extends the table.
 ERRORS: Final = {
     "InsufficientCapacity": Scope.CAPACITY,
     "QuotaExceeded": Scope.QUOTA,
@@ -21,41 +19,14 @@ ERRORS: Final = {
     "InvalidRequest": Scope.CONFIG,
     "AuthFailure": Scope.CREDENTIAL,
 }
-CODE_CHARACTERS_MAX: Final = 60
 INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have had its effect
-
-
-def classify(account: Account, config: dict[str, Any], code: str, message: str = "", *, capacity_key: str) -> Outcome:
-    """Outcome of a refused launch: scope, key and code. `message`: the provider's own text."""
-    extra = account.settings.get("errors", {})
-    scope = Scope(extra[code]) if code in extra else ERRORS.get(code)
-    family = config["instance_type"].split(".")[0]
-    keys = {
-        Scope.CAPACITY: capacity_key,
-        Scope.QUOTA: f"{account.id}/{account.region}/{family}",
-        Scope.IMAGE: config["image"],
-        Scope.CREDENTIAL: account.id,
-        Scope.LIMITER: account.id,
-    }
-    if scope is None:
-        return Outcome(
-            Stage.LAUNCH,
-            Result.FAILED,
-            Scope.CONFIG,
-            config["id"],
-            redacted(code, CODE_CHARACTERS_MAX),
-            classified=False,
-            sample=redacted(message),
-        )
-    return Outcome(Stage.LAUNCH, Result.FAILED, scope, keys.get(scope, config["id"]), code)
 
 
 class Simulated(Provider):
     """Provider of simulated instances."""
 
     def __init__(self, settings: ProviderSettings) -> None:
-        self.deployment = settings.deployment
-        self.register_url = settings.register_url
+        self.settings = settings
         self.client = httpx2.AsyncClient(
             timeout=settings.timeout_seconds, limits=httpx2.Limits(max_connections=200, max_keepalive_connections=50)
         )
@@ -78,11 +49,11 @@ class Simulated(Provider):
         return f"{account.settings['url']}/accounts/{account.id}/instances/{instance_id}/console"
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
-        config = dict(request.config)
+        config = request.config
         body = {
             "token": request.token,
             "tags": {
-                "slipway-deployment": self.deployment,
+                "slipway-deployment": self.settings.deployment,
                 "slipway-batch": request.batch_id,
                 "slipway-launch-config": config["id"],
             },
@@ -90,12 +61,7 @@ class Simulated(Provider):
             "zone": config["zone"],
             "instance_type": config["instance_type"],
             "image": config["image"],
-            "user_data": {
-                "register_url": self.register_url,
-                "batch_id": request.batch_id,
-                "secret": request.secret,
-                "settings": config["settings"],
-            },
+            "user_data": request.user_data(self.settings),
         }
         response = await self._call("POST", account, "/instances", json=body)
         if response.status_code == 200:
@@ -105,16 +71,13 @@ class Simulated(Provider):
         if code in INCONCLUSIVE or (response.status_code >= 500 and code not in ERRORS):
             raise OutcomeUnknown(f"{code}: {error.get('message', '')}")
         message = str(error.get("message", ""))
-        outcome = classify(account, config, code, message, capacity_key=self.capacity_key(account, config))
-        raise Refused(
-            outcome,
-            message,
-            throttled=outcome.scope is Scope.LIMITER,
-            retry_after_seconds=error.get("retry_after_seconds"),
-        )
+        errors = ERRORS | account.settings.get("errors", {})
+        scope = Scope(errors[code]) if code in errors else None
+        outcome = self.failure(account, config, code, scope, message)
+        raise Refused(outcome, message, retry_after_seconds=error.get("retry_after_seconds"))
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        query = {"deployment": self.deployment} | ({"batch": batch_id} if batch_id else {})
+        query = {"deployment": self.settings.deployment} | ({"batch": batch_id} if batch_id else {})
         response = await self._call("GET", account, "/instances", params=query)
         if response.status_code != 200:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
