@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 
 from slipway_common.base.ids import hash_secret
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_kinds import KINDS
 from slipway_common.events.topics import DECODERS, LAUNCH_CONFIG_SIGNAL
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.main import build
@@ -171,7 +172,7 @@ async def test_a_token_may_raise_what_its_scopes_allow(
 @pytest.mark.parametrize(
     ("changes", "reason", "detail"),
     [
-        ({"kind": "up"}, "kind", "unknown kind 'up'; known: degraded, down, recovered"),
+        ({"kind": "up"}, "kind", f"unknown kind 'up'; known: {', '.join(KINDS)}"),
         ({"target_kind": "planet"}, "target", "unknown target kind 'planet'; known: worker, config"),
         ({"target_id": "zone-z"}, "unreached", "no launch config belongs to zone 'zone-z'"),
         ({"ttl_seconds": 0}, "ttl", "must be above 0"),

@@ -59,7 +59,7 @@ def test_a_sources_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         ("sources: {a: {max_share: half}}", "sources.a: Expected `float`, got `str` - at `$.max_share`"),
         ("sources: {a: {max_share: 2}}", "sources.a.max_share: is 2; must be between 0 and 1"),
         ("unnamed: {targets: [planet]}", "unnamed.targets: unknown 'planet'; known: worker, config, pool, zone"),
-        ("sources:\n  a: {kinds: [up]}", "sources.a.kinds: unknown 'up'; known: degraded, down"),
+        ("sources:\n  a: {kinds: [up]}", f"sources.a.kinds: unknown 'up'; known: {', '.join(KINDS)}"),
         ("sources: {a: {}, a: {}}", "sources.yaml:1: sources.a: "),
         ("sources: {", "sources.yaml:1: is not YAML"),
     ],
@@ -219,7 +219,7 @@ def test_a_request_of_anything_but_a_config_is_refused(kind: str, target_kind: s
 @pytest.mark.parametrize(
     ("signal", "reason"),
     [
-        (signal_event("up", "config", "zone-a"), "kind: unknown kind 'up'; known: degraded, down"),
+        (signal_event("up", "config", "zone-a"), f"kind: unknown kind 'up'; known: {', '.join(KINDS)}"),
         (signal_event("down", "planet", "mars"), "target: unknown target kind 'planet'; known: worker, config"),
         (signal_event("down", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
         (signal_event("pause_request", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
