@@ -4,9 +4,10 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import names
+from slipway_common.database.sql import Statement, names, seconds
 from slipway_provisioner.store.tables import launch_batch
 
 
@@ -27,44 +28,57 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     call_deadline: datetime | None = None
 
 
-NAMES: Final = "id::text, " + names(launch_batch.c[name] for name in Batch.__struct_fields__ if name != "id")
-INSERT: Final = """
-INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, started_at,
-    call_deadline)
-VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
-LOCK: Final = f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE"
-KNOWN: Final = "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
+C: Final = launch_batch.c
+FIELDS: Final = C[Batch.__struct_fields__]
+CALL: Final = C["id", "launch_config_id", "account_id", "lease_id", "token", "body", "units"]
+INSERT: Final = Statement(
+    sa.insert(launch_batch).values(
+        {field.name: sa.bindparam(field.name) for field in CALL}
+        | {
+            "state": "calling",
+            "started_at": sa.func.slipway_clock(),
+            "call_deadline": sa.func.slipway_clock() + seconds("call_timeout"),
+        }
+    )
+)
+_ONE: Final = sa.select(*FIELDS).where(C.id == sa.bindparam("id"))
+GET: Final = Statement(_ONE)
+LOCK: Final = Statement(_ONE.with_for_update())
+KNOWN: Final = Statement(
+    sa.update(launch_batch)
+    .where(C.id == sa.bindparam("batch_id"))
+    .values(state="known", outcome=sa.bindparam("result"), known_at=sa.func.slipway_clock())
+)
 # Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
 # gets a new deadline for its attempt; after that any replica may take it.
 OVERDUE: Final = f"""
 UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
     SELECT id FROM launch_batch WHERE state = 'calling' AND call_deadline < slipway_clock() - $1 * interval '1 s'
     ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
-RETURNING {NAMES}"""
+RETURNING {names(FIELDS)}"""
+# Compared as text, since a tag that an account lists can be any text.
+STATES: Final = Statement(
+    sa.select(C.id, C.state).where(sa.cast(C.id, sa.Text) == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))
+)
+
+
+def from_row(row: Any) -> Batch:
+    return Batch(**dict(row) | {"id": str(row["id"])})
 
 
 async def insert(tx: Connection, batch: Batch, *, call_timeout_seconds: float) -> None:
-    await tx.execute(
-        INSERT,
-        batch.id,
-        batch.launch_config_id,
-        batch.account_id,
-        batch.lease_id,
-        batch.token,
-        batch.body,
-        batch.units,
-        call_timeout_seconds,
-    )
+    call = {field.name: getattr(batch, field.name) for field in CALL}
+    await tx.execute(INSERT.text, *INSERT.arguments(**call, call_timeout=call_timeout_seconds))
 
 
 async def lock(tx: Connection, batch_id: str) -> Batch | None:
-    row = await tx.fetchrow(LOCK, batch_id)
-    return None if row is None else Batch(**row)
+    row = await tx.fetchrow(LOCK.text, *LOCK.arguments(id=batch_id))
+    return None if row is None else from_row(row)
 
 
 async def get(db: Connection, batch_id: str) -> Batch | None:
-    row = await db.fetchrow(f"SELECT {NAMES} FROM launch_batch WHERE id = $1", batch_id)
-    return None if row is None else Batch(**row)
+    row = await db.fetchrow(GET.text, *GET.arguments(id=batch_id))
+    return None if row is None else from_row(row)
 
 
 def described(batch: Batch) -> dict[str, Any]:
@@ -74,15 +88,15 @@ def described(batch: Batch) -> dict[str, Any]:
 
 async def known(tx: Connection, batch_id: str, outcome: str) -> None:
     """Record a certain outcome. The batch is locked."""
-    await tx.execute(KNOWN, batch_id, outcome)
+    await tx.execute(KNOWN.text, *KNOWN.arguments(batch_id=batch_id, result=outcome))
 
 
 async def take_overdue(db: Connection, *, visibility_seconds: float, attempt_seconds: float) -> list[Batch]:
     """Take up to 20 overdue batches without a recorded outcome, for this caller alone until their new deadline."""
-    return [Batch(**row) for row in await db.fetch(OVERDUE, visibility_seconds, attempt_seconds)]
+    return [from_row(row) for row in await db.fetch(OVERDUE, visibility_seconds, attempt_seconds)]
 
 
 async def states(db: Connection, ids: list[str]) -> dict[str, str]:
     """Batch id → state; unknown ids are absent."""
-    rows = await db.fetch("SELECT id::text, state FROM launch_batch WHERE id::text = ANY($1::text[])", ids)
-    return {row["id"]: row["state"] for row in rows}
+    rows = await db.fetch(STATES.text, *STATES.arguments(ids=ids))
+    return {str(row["id"]): row["state"] for row in rows}

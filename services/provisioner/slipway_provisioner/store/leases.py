@@ -5,10 +5,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import names
+from slipway_common.database.sql import Statement, array, names, seconds
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
@@ -22,7 +24,7 @@ from slipway_common.events.lease import (
 from slipway_common.events.lifecycle import WAITING
 from slipway_common.messaging import outbox
 from slipway_provisioner.store.configs import MAY_START
-from slipway_provisioner.store.tables import lease, states
+from slipway_provisioner.store.tables import lease, lease_request, states, worker
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str
 
 
+C: Final = lease.c
+FIELDS: Final = C[Lease.__struct_fields__]
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
 CANDIDATES: Final = f"""
 SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
@@ -48,53 +52,85 @@ WHERE l.state <> 'ended' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
     AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))
 ORDER BY l.fencing_token LIMIT $1"""
-GET: Final = f"SELECT {names(lease.c[name] for name in Lease.__struct_fields__)} FROM lease WHERE id = $1"
-LOCK: Final = f"{GET} FOR UPDATE"
-TRY_LOCK: Final = f"{LOCK} SKIP LOCKED"
-CONFIG_OF: Final = "SELECT launch_config_id FROM lease WHERE id = $1"
-LOCK_MANY: Final = "SELECT FROM lease WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
-CONFIRM: Final = """
-UPDATE lease SET state = 'confirmed', fencing_token = $3, expires_at = $2,
-    ttl_seconds = greatest(0.1, extract(epoch FROM $2 - slipway_clock()))
-WHERE id = $1 AND state <> 'ended'"""
-INSERT: Final = """
-INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
-    renewed_at, traceparent, granted_units)
-VALUES ($1, $2, $3, $4, $5, $6, 'reserved', $7, $8, slipway_clock(), $9, $6)
-ON CONFLICT (id) DO NOTHING RETURNING true"""
+_ID: Final = C.id == sa.bindparam("lease_id")
+_LIVE: Final = C.state != "ended"
+_ONE: Final = sa.select(*FIELDS).where(_ID)
+GET: Final = Statement(_ONE)
+LOCK: Final = Statement(_ONE.with_for_update())
+TRY_LOCK: Final = Statement(_ONE.with_for_update(skip_locked=True))
+CONFIG_OF: Final = Statement(sa.select(C.launch_config_id).where(_ID))
+LOCK_MANY: Final = Statement(
+    sa.select(C.id).where(C.id == sa.any_(array("ids", C.id))).order_by(C.id).with_for_update()
+)
+_EXPIRES: Final = sa.bindparam("expires", type_=C.expires_at.type)
+CONFIRM: Final = Statement(
+    sa.update(lease)
+    .where(_ID, _LIVE)
+    .values(
+        state="confirmed",
+        fencing_token=sa.bindparam("token"),
+        expires_at=_EXPIRES,
+        ttl_seconds=sa.func.greatest(0.1, sa.extract("epoch", _EXPIRES - sa.func.slipway_clock())),
+    )
+)
+_NEW: Final[dict[str, Any]] = {field.name: sa.bindparam(field.name) for field in FIELDS if field.name != "renewed_at"}
+INSERT: Final = Statement(
+    postgresql.insert(lease)
+    .values(_NEW | {"granted_units": sa.bindparam("units")})
+    .on_conflict_do_nothing(index_elements=[C.id])
+    .returning(sa.true())
+)
 # It has no fencing token until the broker has charged it; until then it is neither renewed nor released.
-INSERT_UNLEASED: Final = """
-INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
-    renewed_at, traceparent)
-VALUES ($1, $2, $3, $4, 0, $5, 'unleased', $6, $6, slipway_clock(), $7)"""
-END: Final = "UPDATE lease SET state = 'ended', units = 0 WHERE id = $1"
-RELEASE: Final = """
-UPDATE lease SET units = units - $2, state = CASE WHEN units <= $2 THEN 'ended' ELSE state END
-WHERE id = $1 AND state <> 'ended' RETURNING lease_pool_id, fencing_token, traceparent"""
-RENEWABLE: Final = """
+INSERT_UNLEASED: Final = Statement(sa.insert(lease).values(_NEW))
+END: Final = Statement(sa.update(lease).where(_ID).values(state="ended", units=0))
+_UNITS: Final = sa.bindparam("released", type_=C.units.type)
+RELEASE: Final = Statement(
+    sa.update(lease)
+    .where(_ID, _LIVE)
+    .values(units=C.units - _UNITS, state=sa.case((C.units <= _UNITS, "ended"), else_=C.state))
+    .returning(C.lease_pool_id, C.fencing_token, C.traceparent)
+)
+_RENEWED: Final = C["id", "lease_pool_id", "fencing_token", "traceparent"]
+RENEWABLE: Final = f"""
 UPDATE lease SET renewed_at = slipway_clock() WHERE id IN (
     SELECT id FROM lease WHERE state = 'confirmed' AND renewed_at < slipway_clock() - ttl_seconds / 3 * interval '1 s'
     ORDER BY id FOR UPDATE SKIP LOCKED)
-RETURNING id, lease_pool_id, fencing_token, traceparent"""
-RENEW_ONE: Final = """
-UPDATE lease SET renewed_at = slipway_clock() WHERE id = $1 AND renewed_at < slipway_clock() - $2 * interval '1 s'
-RETURNING id, lease_pool_id, fencing_token, traceparent"""
+RETURNING {names(_RENEWED)}"""
+RENEW_ONE: Final = Statement(
+    sa.update(lease)
+    .where(_ID, C.renewed_at < sa.func.slipway_clock() - seconds("renewal_pending"))
+    .values(renewed_at=sa.func.slipway_clock())
+    .returning(*_RENEWED)
+)
 
-INSERT_REQUEST: Final = """
-INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, sent_at, traceparent)
-VALUES ($1, $2, $3, $4, $5, slipway_clock(), $6)"""
-LOCK_REQUESTS: Final = "SELECT FROM lease_request WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
-REQUESTS_OF: Final = """
-SELECT id FROM lease_request WHERE id IN (SELECT request_id FROM worker WHERE id = ANY($1::uuid[]))
-ORDER BY id FOR UPDATE"""
-REQUESTED_CONFIG: Final = "SELECT launch_config_id FROM lease_request WHERE id = $1"
-TAKE: Final = "UPDATE lease_request SET units = units - $2 WHERE id = $1 RETURNING lease_pool_id, traceparent, units"
-DELETE_REQUEST: Final = "DELETE FROM lease_request WHERE id = ANY($1::text[])"
+REQUEST: Final = lease_request.c
+_REQUEST_ID: Final = REQUEST.id == sa.bindparam("request_id")
+_REQUESTS: Final = REQUEST.id == sa.any_(array("ids", REQUEST.id))
+INSERT_REQUEST: Final = Statement(
+    sa.insert(lease_request).values(
+        {field.name: sa.bindparam(field.name) for field in REQUEST if field.name != "sent_at"}
+    )
+)
+LOCK_REQUESTS: Final = Statement(sa.select(REQUEST.id).where(_REQUESTS).order_by(REQUEST.id).with_for_update())
+REQUESTS_OF: Final = Statement(
+    sa.select(REQUEST.id)
+    .where(REQUEST.id.in_(sa.select(worker.c.request_id).where(worker.c.id == sa.any_(array("ids", worker.c.id)))))
+    .order_by(REQUEST.id)
+    .with_for_update()
+)
+REQUESTED_CONFIG: Final = Statement(sa.select(REQUEST.launch_config_id).where(_REQUEST_ID))
+TAKE: Final = Statement(
+    sa.update(lease_request)
+    .where(_REQUEST_ID)
+    .values(units=REQUEST.units - sa.bindparam("taken"))
+    .returning(REQUEST.lease_pool_id, REQUEST.traceparent, REQUEST.units)
+)
+DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
     SELECT id FROM lease_request WHERE sent_at < slipway_clock() - make_interval(secs => $1)
     ORDER BY id FOR UPDATE SKIP LOCKED)
-RETURNING id, lease_pool_id, pool_id, traceparent, (
+RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
     SELECT count(*) FROM worker w
     WHERE w.request_id = r.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NULL) AS units"""
 
@@ -106,17 +142,18 @@ async def candidates(db: Connection, limit: int, *, margin_seconds: float, renew
 
 async def config_of(db: Connection, lease_id: str) -> str:
     """Config that a lease admits starts of; it never changes."""
-    config_id: str = await db.fetchval(CONFIG_OF, lease_id)
+    config_id: str = await db.fetchval(CONFIG_OF.text, *CONFIG_OF.arguments(lease_id=lease_id))
     return config_id
 
 
 async def lock(tx: Connection, lease_id: str, *, skip_locked: bool = False) -> Lease | None:
-    row = await tx.fetchrow(TRY_LOCK if skip_locked else LOCK, lease_id)
+    statement = TRY_LOCK if skip_locked else LOCK
+    row = await tx.fetchrow(statement.text, *statement.arguments(lease_id=lease_id))
     return None if row is None else Lease(**row)
 
 
 async def get(db: Connection, lease_id: str) -> Lease | None:
-    row = await db.fetchrow(GET, lease_id)
+    row = await db.fetchrow(GET.text, *GET.arguments(lease_id=lease_id))
     return None if row is None else Lease(**row)
 
 
@@ -127,13 +164,13 @@ def described(lease: Lease) -> dict[str, Any]:
 
 async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterable[str]) -> None:
     """Lock leases, then requests, before several are changed."""
-    await tx.execute(LOCK_MANY, sorted(set(lease_ids)))
-    await tx.execute(LOCK_REQUESTS, sorted(set(request_ids)))
+    await tx.execute(LOCK_MANY.text, *LOCK_MANY.arguments(ids=sorted(set(lease_ids))))
+    await tx.execute(LOCK_REQUESTS.text, *LOCK_REQUESTS.arguments(ids=sorted(set(request_ids))))
 
 
 async def lock_requests_of(tx: Connection, worker_ids: Sequence[str]) -> list[str]:
     """Lock the requests of waiting workers; returns the request ids."""
-    return [row["id"] for row in await tx.fetch(REQUESTS_OF, worker_ids)]
+    return [row["id"] for row in await tx.fetch(REQUESTS_OF.text, *REQUESTS_OF.arguments(ids=worker_ids))]
 
 
 async def request(
@@ -141,7 +178,15 @@ async def request(
 ) -> str:
     """Request admission of `units` starts of one config; returns the new request id."""
     request_id = new_id()
-    await tx.execute(INSERT_REQUEST, request_id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
+    arguments = INSERT_REQUEST.arguments(
+        id=request_id,
+        lease_pool_id=lease_pool_id,
+        pool_id=pool_id,
+        launch_config_id=launch_config_id,
+        units=units,
+        traceparent=traceparent,
+    )
+    await tx.execute(INSERT_REQUEST.text, *arguments)
     event = LeaseRequested(lease_pool_id=lease_pool_id, request_id=request_id, units=units, tenant=pool_id)
     await outbox.enqueue(tx, [outbox.Traced(event, traceparent)])
     return request_id
@@ -149,15 +194,16 @@ async def request(
 
 async def requested_config(tx: Connection, request_id: str) -> str | None:
     """Config of a request; None if the request is unknown. Requests are locked."""
-    config_id: str | None = await tx.fetchval(REQUESTED_CONFIG, request_id)
+    arguments = REQUESTED_CONFIG.arguments(request_id=request_id)
+    config_id: str | None = await tx.fetchval(REQUESTED_CONFIG.text, *arguments)
     return config_id
 
 
 async def take(tx: Connection, request_id: str, units: int) -> Any:
     """Subtract granted or cancelled units from a request; returns the updated row, or None if it is unknown."""
-    row = await tx.fetchrow(TAKE, request_id, units)
+    row = await tx.fetchrow(TAKE.text, *TAKE.arguments(request_id=request_id, taken=units))
     if row is not None and row["units"] <= 0:
-        await tx.execute(DELETE_REQUEST, [request_id])
+        await _delete_requests(tx, [request_id])
     return row
 
 
@@ -172,35 +218,39 @@ async def cancel(tx: Connection, request_id: str, units: int, reason: str) -> No
 
 async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, traceparent: str) -> bool:
     """Store a grant; False if it is known."""
-    new = await tx.fetchval(
-        INSERT,
-        event.lease_id,
-        event.request_id,
-        event.lease_pool_id,
-        launch_config_id,
-        event.fencing_token,
-        event.units,
-        event.expires_at,
-        event.hold_until,
-        traceparent,
+    arguments = INSERT.arguments(
+        id=event.lease_id,
+        request_id=event.request_id,
+        lease_pool_id=event.lease_pool_id,
+        launch_config_id=launch_config_id,
+        fencing_token=event.fencing_token,
+        units=event.units,
+        state="reserved",
+        expires_at=event.expires_at,
+        hold_until=event.hold_until,
+        traceparent=traceparent,
     )
-    return bool(new)
+    return bool(await tx.fetchval(INSERT.text, *arguments))
 
 
 async def insert_unleased(
     tx: Connection, started: LeaseUnleasedReported, launch_config_id: str, traceparent: str, *, hold_seconds: float
 ) -> None:
     """Store and report an unleased launch, valid for as long as a lease of its pool."""
-    await tx.execute(
-        INSERT_UNLEASED,
-        started.lease_id,
-        started.request_id,
-        started.lease_pool_id,
-        launch_config_id,
-        started.units,
-        started.started_at + timedelta(seconds=hold_seconds),
-        traceparent,
+    hold_until = started.started_at + timedelta(seconds=hold_seconds)
+    arguments = INSERT_UNLEASED.arguments(
+        id=started.lease_id,
+        request_id=started.request_id,
+        lease_pool_id=started.lease_pool_id,
+        launch_config_id=launch_config_id,
+        fencing_token=0,
+        units=started.units,
+        state="unleased",
+        expires_at=hold_until,
+        hold_until=hold_until,
+        traceparent=traceparent,
     )
+    await tx.execute(INSERT_UNLEASED.text, *arguments)
     await outbox.enqueue(tx, [outbox.Traced(started, traceparent)])
 
 
@@ -214,12 +264,13 @@ async def request_confirmation(tx: Connection, lease: Lease) -> None:
 
 async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
     """Record a confirmation, a renewal, or the charge of an unleased launch. Ended leases stay ended."""
-    await tx.execute(CONFIRM, event.lease_id, event.expires_at, event.fencing_token)
+    arguments = CONFIRM.arguments(lease_id=event.lease_id, expires=event.expires_at, token=event.fencing_token)
+    await tx.execute(CONFIRM.text, *arguments)
 
 
 async def release(tx: Connection, lease_id: str, units: int, result: str, **evidence: Any) -> None:
     """Publish the release of units of a lease, unless it has ended."""
-    row = await tx.fetchrow(RELEASE, lease_id, units)
+    row = await tx.fetchrow(RELEASE.text, *RELEASE.arguments(lease_id=lease_id, released=units))
     if row is None or not row["fencing_token"]:
         return  # without a fencing token it stays charged until its hold ends
     event = LeaseReleaseRequested(
@@ -235,7 +286,7 @@ async def release(tx: Connection, lease_id: str, units: int, result: str, **evid
 
 async def end(tx: Connection, lease_id: str) -> None:
     """Record that the broker ended a lease. Nothing is left to release, whatever units workers still hold."""
-    await tx.execute(END, lease_id)
+    await tx.execute(END.text, *END.arguments(lease_id=lease_id))
 
 
 async def resend(tx: Connection, after_seconds: float) -> int:
@@ -253,8 +304,12 @@ async def resend(tx: Connection, after_seconds: float) -> int:
         if row["units"] > 0
     ]
     await outbox.enqueue(tx, events)
-    await tx.execute(DELETE_REQUEST, [row["id"] for row in rows if row["units"] == 0])
+    await _delete_requests(tx, [row["id"] for row in rows if row["units"] == 0])
     return len(rows)
+
+
+async def _delete_requests(tx: Connection, request_ids: Sequence[str]) -> None:
+    await tx.execute(DELETE_REQUEST.text, *DELETE_REQUEST.arguments(ids=request_ids))
 
 
 async def renew(tx: Connection) -> int:
@@ -264,7 +319,8 @@ async def renew(tx: Connection) -> int:
 
 async def renew_one(tx: Connection, lease_id: str, *, renewal_pending_seconds: float) -> None:
     """Renew a lease now, unless a renewal was requested within the last `renewal_pending_seconds`."""
-    await _renew(tx, await tx.fetch(RENEW_ONE, lease_id, renewal_pending_seconds))
+    arguments = RENEW_ONE.arguments(lease_id=lease_id, renewal_pending=renewal_pending_seconds)
+    await _renew(tx, await tx.fetch(RENEW_ONE.text, *arguments))
 
 
 async def _renew(tx: Connection, rows: Sequence[Any]) -> int:

@@ -4,17 +4,25 @@ pool, so they keep one pace together."""
 from datetime import datetime
 from typing import Final
 
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import WAITING
 from slipway_provisioner.domain.unleased import Pace
 from slipway_provisioner.store.configs import MAY_START
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.tables import lease_request, states, unleased_pace
 
-PENDING: Final = "SELECT DISTINCT lease_pool_id FROM lease_request ORDER BY lease_pool_id"
-LOCK: Final = """
-INSERT INTO unleased_pace AS p (lease_pool_id) VALUES ($1)
-ON CONFLICT (lease_pool_id) DO UPDATE SET next_at = p.next_at RETURNING next_at"""
-SPEND: Final = "UPDATE unleased_pace SET next_at = $2 WHERE lease_pool_id = $1"
+C: Final = unleased_pace.c
+PENDING: Final = Statement(sa.select(lease_request.c.lease_pool_id).distinct().order_by(lease_request.c.lease_pool_id))
+_PACE: Final = postgresql.insert(unleased_pace).values(lease_pool_id=sa.bindparam("lease_pool_id"))
+LOCK: Final = Statement(
+    _PACE.on_conflict_do_update(index_elements=[C.lease_pool_id], set_={"next_at": C.next_at}).returning(C.next_at)
+)
+SPEND: Final = Statement(
+    sa.update(unleased_pace).where(C.lease_pool_id == sa.bindparam("pool")).values(next_at=sa.bindparam("next_at"))
+)
 PACE: Final = """
 SELECT sum(l.granted_units)::int AS units, last.hold_seconds, last.granted_at AS last_at
 FROM (
@@ -35,12 +43,12 @@ ORDER BY r.id LIMIT 1"""
 
 async def waiting(db: Connection) -> list[str]:
     """Lease pools with pending requests."""
-    return [row["lease_pool_id"] for row in await db.fetch(PENDING)]
+    return [row["lease_pool_id"] for row in await db.fetch(PENDING.text)]
 
 
 async def lock(tx: Connection, lease_pool_id: str) -> datetime | None:
     """Lock the pace of a lease pool, before any other lock; returns the earliest time of the next start, or None."""
-    not_before: datetime | None = await tx.fetchval(LOCK, lease_pool_id)
+    not_before: datetime | None = await tx.fetchval(LOCK.text, *LOCK.arguments(lease_pool_id=lease_pool_id))
     return not_before
 
 
@@ -57,4 +65,4 @@ async def longest_waiting(tx: Connection, lease_pool_id: str) -> str | None:
 
 
 async def spend(tx: Connection, lease_pool_id: str, next_at: datetime) -> None:
-    await tx.execute(SPEND, lease_pool_id, next_at)
+    await tx.execute(SPEND.text, *SPEND.arguments(pool=lease_pool_id, next_at=next_at))
