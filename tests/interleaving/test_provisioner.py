@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import httpx2
 import msgspec
@@ -73,21 +73,9 @@ from tests.support.provisioner import (
     report,
     weight,
 )
-from tests.support.statements import locking_statements
+from tests.support.statements import Covered, locking_statements
 
-Test = TypeVar("Test", bound=Callable[..., Any])
-COVERED: Final[dict[str, list[str]]] = {}
-
-
-def locking(*statements: str) -> Callable[[Test], Test]:
-    """Decorator that names the statements whose locks a test covers."""
-
-    def note(test: Test) -> Test:
-        for statement in statements:
-            COVERED.setdefault(statement, []).append(test.__name__)
-        return test
-
-    return note
+locking: Final = Covered()
 
 
 @pytest.fixture
@@ -1254,7 +1242,7 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
-    assert locking_statements(slipway_provisioner) == set(COVERED)
+    assert locking_statements(slipway_provisioner) == locking
 
 
 def test_only_one_clock() -> None:
