@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,10 +42,10 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply import declaration, freezing
+from slipway_provisioner.apply import declaration, freezing, reaping
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import plan, reap
+from slipway_provisioner.loops import plan
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.store import (
     accounts,
@@ -105,6 +105,11 @@ async def _awaited(step: Awaitable[Any]) -> Any:
 async def in_transaction(provisioner: Provisioner, act: Callable[[Connection], Awaitable[Any]]) -> Any:
     async with provisioner.database.acquire() as db, db.transaction():
         return await act(db)
+
+
+async def gone(provisioner: Provisioner, worker_ids: Sequence[str]) -> None:
+    """Record that the instances of workers are gone, as the instance reaper does."""
+    await in_transaction(provisioner, lambda db: reaping.record_gone(db, worker_ids, "gone"))
 
 
 async def batch_count(provisioner: Provisioner) -> int:
@@ -525,8 +530,8 @@ async def test_each_unit_is_released_once(provisioner: Provisioner) -> None:
     first, second = await provisioner.starting(2)
     await asyncio.gather(
         provisioner.register("i-0001", first.batch_id),
-        reap.mark_gone(provisioner.database, [first.id], "gone"),
-        reap.mark_gone(provisioner.database, [first.id, second.id], "gone"),
+        gone(provisioner, [first.id]),
+        gone(provisioner, [first.id, second.id]),
         provisioner.register("i-0002", second.batch_id),
     )
     assert sum(event.units for event in await provisioner.published(LeaseReleaseRequested)) == 2
@@ -545,7 +550,7 @@ async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
         some = [worker.id for worker in everybody[n::4]]
         await asyncio.gather(
             provisioner.leases(*answers),
-            reap.mark_gone(provisioner.database, some, "gone"),
+            gone(provisioner, some),
             provisioner.leases(*answers),
         )
     assert sum(event.units for event in await provisioner.published(LeaseReleaseRequested)) == 12
@@ -842,7 +847,7 @@ async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None
     for _ in range(5):
         await asyncio.gather(
             provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
-            reap.mark_gone(provisioner.database, ids[:10], "gone"),
+            gone(provisioner, ids[:10]),
             provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
         )
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
@@ -1201,7 +1206,7 @@ async def test_all_loops_concurrently(provisioner: Provisioner) -> None:
             if worker.state is State.STARTING:
                 await provisioner.register(worker.instance_id or "", worker.batch_id)
             elif worker.state is State.RUNNING and int(worker.id[-2:], 16) % 3 == 0:
-                await reap.mark_gone(provisioner.database, [worker.id], "gone")
+                await gone(provisioner, [worker.id])
 
     async def replica(launcher: Launcher) -> None:
         for _ in range(3):
@@ -1220,7 +1225,7 @@ async def test_all_loops_concurrently(provisioner: Provisioner) -> None:
         await asyncio.gather(*calls)
     for worker in await provisioner.workers():
         if worker.instance_id is not None:
-            await reap.mark_gone(provisioner.database, [worker.id], "gone")
+            await gone(provisioner, [worker.id])
     await broker()
     assert await provisioner.states() == {"stopped": len(await provisioner.workers())}
     assert granted == released >= 12

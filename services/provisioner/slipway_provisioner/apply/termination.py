@@ -3,16 +3,12 @@
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.apply.leases import release
-from slipway_provisioner.domain.workers import Worker, terminated
+from slipway_provisioner.domain.workers import AlreadyStopped, Worker, terminated
 from slipway_provisioner.store import leases, pools, workers
 
 
 class AdmissionChanged(Exception):
     """The worker's lease or request changed before they were locked. Nothing was changed; try again."""
-
-
-class AlreadyStopped(Exception):
-    """The worker has stopped; the text is the reason."""
 
 
 async def terminate(tx: Connection, worker_id: str, reason: str) -> Worker | None:

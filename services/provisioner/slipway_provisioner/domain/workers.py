@@ -47,6 +47,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
 
 
+class AlreadyStopped(Exception):
+    """The worker has stopped; the text is the reason."""
+
+
 Change = tuple[Worker, Any]
 # For events that require an outcome when no stage has ended: every consumer ignores it.
 NO_OUTCOME: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)

@@ -14,6 +14,7 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import termination
 from slipway_provisioner.domain.timeline import timeline
+from slipway_provisioner.domain.workers import AlreadyStopped
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.http.workers import UUID
 from slipway_provisioner.store import batches, decisions, demand, leases, pools, workers
@@ -86,7 +87,7 @@ async def terminate(
                     worker = await termination.terminate(connection, worker_id, f"terminated by {by}: {body.reason}")
             except termination.AdmissionChanged:
                 continue
-            except termination.AlreadyStopped as error:
+            except AlreadyStopped as error:
                 raise Problem(410, "worker-gone", "The worker has stopped", str(error)) from error
             if worker is None:
                 raise no_worker(worker_id)

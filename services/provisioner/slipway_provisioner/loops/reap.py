@@ -6,17 +6,16 @@ from typing import Final
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply.leases import release
+from slipway_provisioner.apply import reaping
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Findings, compare
-from slipway_provisioner.domain.workers import Worker, lost, seen_running, stopped
+from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, demand, instances, pools, workers
+from slipway_provisioner.store import accounts, batches, instances, pools
 
 LOG = logger(__name__)
 TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to an account
@@ -52,10 +51,14 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     missing = [worker for worker in rows if worker.id in set(findings.missing)]
     await _report_listing_problem(database, account, findings)
     if matches:
-        await _mark_running(database, account, [i.id for i in listed if i.running])
+        async with database.acquire() as db, db.transaction():
+            booted = await reaping.record_running(db, account.id, [i.id for i in listed if i.running])
+        for event in booted:
+            metrics.BOOT_SECONDS.labels(event.pool_id).observe(event.boot_seconds)
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
-        await mark_gone(database, [worker.id for worker in gone], "instance is gone")
+        async with database.acquire() as db, db.transaction():
+            await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone")
     async with database.acquire() as db:
         await accounts.count_pass(db, account.id)
     return True
@@ -85,29 +88,6 @@ async def _confirmed(account: Account, provider: Provider, missing: Sequence[Wor
             LOG.warning("looking up the missing instance failed", instance=worker.instance_id, error=str(error))
     metrics.REAPED.labels(account.id, "missing").inc(len(gone))
     return gone
-
-
-async def mark_gone(database: Database, ids: Sequence[str], reason: str) -> None:
-    """Record that instances are gone: stopping workers become stopped, others lost. Releases their lease units."""
-    async with database.acquire() as db, db.transaction():
-        live = [w for w in await workers.lock(db, sorted(ids)) if w.state in LIVE]
-        now = await pools.now(db)
-        await demand.close_claims(db, [w.id for w in live], now)
-        released = await release(db, live, "gone")
-        changes = [(stopped if worker.state in ASKED_TO_STOP else lost)(worker, reason, now) for worker in released]
-        await workers.save(db, changes)
-
-
-async def _mark_running(database: Database, account: Account, instance_ids: Sequence[str]) -> None:
-    """Record boots confirmed by the provider. Releases lease units, as a registration does."""
-    async with database.acquire() as db, db.transaction():
-        ids = await instances.booted(db, account.id, instance_ids)
-        booted = [worker for worker in await workers.lock(db, ids) if worker.state in IN_FLIGHT["boot"]]
-        now = await pools.now(db)
-        changes = [seen_running(worker, now) for worker in await release(db, booted, "registered")]
-        await workers.save(db, changes)
-    for worker, event in changes:
-        metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
 
 
 async def _report_listing_problem(database: Database, account: Account, findings: Findings) -> None:

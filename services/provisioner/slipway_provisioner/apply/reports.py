@@ -1,0 +1,105 @@
+"""Reports of a worker's agent: a claim, the end of a task, an error, its own stop, a heartbeat.
+
+Each locks the worker, verifies the agent's token and records the contact. Repeated reports change nothing else;
+impossible ones raise IllegalTransition.
+"""
+
+import hmac
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import ENDED
+from slipway_provisioner import metrics
+from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.domain.workers import AlreadyStopped, Change, Worker
+from slipway_provisioner.store import demand, pools, workers
+
+CLAMP: Final = timedelta(minutes=2)  # largest clock difference of a machine that is accepted
+
+
+class UnknownWorker(Exception):
+    """No worker has this id; the text is the id."""
+
+
+class ForeignToken(Exception):
+    """The token does not belong to the worker."""
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """Sender of a report: the worker that it names, and the hash of its token."""
+
+    worker_id: str
+    token_sha256: str
+
+
+async def heartbeat(tx: Connection, agent: Agent) -> Worker:
+    """Record the contact."""
+    worker = await _authenticated(tx, agent)
+    await workers.save_without_events(tx, [worker])
+    return worker
+
+
+async def claimed(tx: Connection, agent: Agent, *, task_id: str, source: str, reported_at: datetime) -> Worker:
+    """Record the claim of a task, which ends with the next idle or stopped report."""
+    worker = await _authenticated(tx, agent)
+    at = _clamped(reported_at, await pools.now(tx))
+    change = domain.claimed(worker, task_id, source, at)
+    new = await demand.open_claim(tx, worker, source=source, task_id=task_id, reported_at=reported_at, at=at)
+    return await _save(tx, worker, change if new else None, at)
+
+
+async def idle(tx: Connection, agent: Agent, reported_at: datetime) -> Worker:
+    """Record the end of a task."""
+    worker = await _authenticated(tx, agent)
+    at = _clamped(reported_at, await pools.now(tx))
+    change = domain.idle(worker, at)
+    ended = await demand.close_claims(tx, [worker.id], at)
+    return await _save(tx, worker, change if ended else None, at)
+
+
+async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Worker:
+    """Record an error."""
+    change = domain.error_reported(await _authenticated(tx, agent), kind, detail)
+    await workers.save(tx, [change])
+    return change[0]
+
+
+async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: datetime) -> Worker:
+    """Record that the machine stops by itself; its task, if any, has ended."""
+    worker = await _authenticated(tx, agent)
+    now = await pools.now(tx)
+    change = domain.stopped(worker, reason, now)
+    await demand.close_claims(tx, [worker.id], _clamped(reported_at, now))
+    await workers.save(tx, [change])
+    return change[0]
+
+
+async def _save(tx: Connection, worker: Worker, change: Change | None, at: datetime) -> Worker:
+    """Save a change that was reported for the first time, or else the contact alone."""
+    if change is None:
+        await workers.save_without_events(tx, [worker])
+        return worker
+    await workers.save(tx, [change], at=at)
+    return change[0]
+
+
+async def _authenticated(tx: Connection, agent: Agent) -> Worker:
+    """Lock the agent's worker; returns it with this contact. Raises UnknownWorker, ForeignToken, AlreadyStopped."""
+    worker = await workers.lock_one(tx, agent.worker_id)
+    if worker is None:
+        raise UnknownWorker(agent.worker_id)
+    if worker.token_sha256 is None or not hmac.compare_digest(worker.token_sha256, agent.token_sha256):
+        raise ForeignToken("use the token returned by the registration")
+    if worker.state in ENDED:
+        raise AlreadyStopped(worker.reason)
+    return msgspec.structs.replace(worker, token_used=True, last_seen_at=await pools.now(tx))
+
+
+def _clamped(at: datetime, now: datetime) -> datetime:
+    """The machine's time, clamped to the two minutes before receipt."""
+    if abs(at - now) > CLAMP:
+        metrics.CLAMPED.inc()
+    return min(max(at, now - CLAMP), now)
