@@ -1,0 +1,73 @@
+"""Workers past a deadline: stopped, with the outcome of the stage that failed."""
+
+from collections.abc import Mapping, Sequence
+
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.domain.workers import Worker, stopping
+from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.store import accounts, deadlines, pools, workers
+
+
+async def stop_overdue_boots(tx: Connection, timeout_seconds: float, providers: Mapping[str, Provider]) -> bool:
+    """Stop workers whose instance did not register in time; False if there are none."""
+    ids = await deadlines.overdue_boots(tx, timeout_seconds)
+    boots = [worker for worker in await workers.lock(tx, ids) if worker.state in IN_FLIGHT["boot"]]
+    consoles = await _consoles(tx, boots, providers)
+    now = await pools.now(tx)
+    failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
+    await workers.save(tx, failed)
+    return bool(failed)
+
+
+async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str, Provider]) -> bool:
+    """Stop workers that were idle while tasks waited; False if there are none."""
+    despite_demand = await deadlines.idle_despite_demand(tx, idle_seconds)
+    locked = await workers.lock(tx, sorted(despite_demand))
+    # A worker that claimed and finished a task before the lock was taken has a newer `idle_since`.
+    idle = [w for w in locked if w.state in REGISTERED and w.idle_since == despite_demand[w.id].since]
+    consoles = await _consoles(tx, idle, providers)
+    now = await pools.now(tx)
+    given_up = [
+        stopping(
+            w, "idle while tasks wait", now, _claim_failed(w, evidence=despite_demand[w.id].throughout), consoles[w.id]
+        )
+        for w in idle
+    ]
+    await workers.save(tx, given_up)
+    return bool(given_up)
+
+
+async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
+    """Stop workers without contact; False if there are none."""
+    last_contact = await deadlines.unresponsive(tx, timeout_seconds)
+    locked = await workers.lock(tx, sorted(last_contact))
+    unresponsive = [w for w in locked if w.state in REGISTERED and w.last_seen_at == last_contact[w.id]]
+    now = await pools.now(tx)
+    await workers.save(tx, [stopping(w, "unresponsive", now) for w in unresponsive])
+    return bool(unresponsive)
+
+
+async def _consoles(tx: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]) -> dict[str, str]:
+    """Worker id → location of the instance's console output, for the person who looks into the failure."""
+    by_id = {id_: await accounts.get(tx, id_) for id_ in sorted({worker.account_id for worker in overdue})}
+    return {
+        worker.id: providers[by_id[worker.account_id].provider].console(
+            by_id[worker.account_id], worker.batch_id or "", worker.instance_id or ""
+        )
+        for worker in overdue
+    }
+
+
+def _boot_failed(worker: Worker) -> Outcome:
+    return Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, worker.image_revision, "boot_timeout")
+
+
+def _claim_failed(worker: Worker, *, evidence: bool) -> Outcome | None:
+    """Outcome of the claim stage; None if the worker has claimed before. `evidence`: tasks were pending throughout."""
+    if worker.first_claimed_at is not None:
+        return None
+    if not evidence:
+        return Outcome(Stage.CLAIM, Result.FAILED, Scope.NOTHING, "", "never_claimed")
+    return Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, worker.image_revision, "never_claimed")
