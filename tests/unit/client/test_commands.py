@@ -13,19 +13,18 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from slipway_client.cli import options
-from slipway_client.cli.commands import doctor
+from slipway_client.cli.commands import doctor, workers
 from slipway_client.cli.main import app
 from slipway_client.transport.http import ADVICE
+from slipway_client.view import moments
 from slipway_client.view.diagnosis import Finding
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from tests.support.answers import (
     ANSWERS,
-    CONFIG,
+    AT,
     DECISION,
     ID,
-    LEASE_POOL,
     NOWHERE,
-    POOL,
     TWIN,
     WHY,
     Services,
@@ -179,41 +178,24 @@ def test_advice_prefers_ways_to_pass_a_token_that_ps_does_not_show() -> None:
     assert advice.index("SLIPWAY_TOKEN_FILE") < advice.index(" SLIPWAY_TOKEN ") < advice.index("--token")
 
 
+#   command, stub answer, cells of its first row
 TABLES = [
-    (["pool", "ls"], ["linux", "enforce", "0–60", "9", "2", "min", "3", "12", "10", "2"]),
-    (["lc", "ls"], ["zone-a", "active", "healthy", "0.5", "3", "4", "50", "6", "sim-a"]),
-    (
-        ["lease", "pools"],
-        [
-            "sim-a",
-            "shadow",
-            "45",
-            "pinned",
-            "40",
-            "2",
-            "3",
-            "s",
-            "30",
-            "4",
-            "s",
-            "lease",
-            f"{ID}:",
-            "8",
-            "units",
-            "free",
-        ],
-    ),
+    ("pool ls", "pools", "linux enforce 0–60 9 2 min 3 12 10 2"),
+    ("lc ls", "launch-configs", "zone-a active healthy 0.5 3 4 50 6 sim-a"),
+    ("worker ls", "workers", f"{ID} linux zone-a running 2 min i-7"),
+    ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),
 ]
 
 
-@pytest.mark.parametrize(("command", "row"), TABLES, ids=[" ".join(command) for command, _ in TABLES])
-def test_tables_are_for_people_and_json_has_everything(url: str, command: list[str], row: list[str]) -> None:
-    _, line = slipway(*command, url=url).stdout.splitlines()
-    assert line.split() == row
-    assert (
-        json.loads(slipway(*command, "-o", "json", url=url).stdout)
-        == {"pool ls": [POOL], "lc ls": [CONFIG], "lease pools": [LEASE_POOL]}[" ".join(command)]
-    )
+@pytest.mark.parametrize(("command", "path", "row"), TABLES, ids=[command for command, _, _ in TABLES])
+def test_tables_are_for_people_and_json_has_everything(
+    url: str, monkeypatch: pytest.MonkeyPatch, command: str, path: str, row: str
+) -> None:
+    monkeypatch.setattr(workers, "now", lambda: moments.at(AT) + timedelta(minutes=2))
+    items = ANSWERS[path]["items"]
+    _, *lines = slipway(*command.split(), url=url).stdout.splitlines()
+    assert (lines[0].split(), len(lines)) == (row.split(), len(items))
+    assert json.loads(slipway(*command.split(), "-o", "json", url=url).stdout) == items
 
 
 def test_details_are_shown(url: str) -> None:
