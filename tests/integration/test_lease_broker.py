@@ -644,7 +644,7 @@ async def test_a_gang_that_requests_too_much_reserves_nothing(broker: Broker) ->
     (r,) = await broker.grants()
     assert (r.request_id, r.units) == ("r", 2)
     reason = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'queued' AND lease_pool_id = 'sim-a'")
-    assert reason == "its gang cannot start in sim-b: it requests more than the limit allows"
+    assert reason == "its gang cannot start in sim-b: requests 2 units, more than the limit of 1 allows: as declared"
     await broker.send(release(r))
     assert not await broker.try_gangs()
     await broker.declare(terms("sim-a", 2), terms("sim-b", 2))

@@ -228,7 +228,7 @@ async def test_several_slots_by_name_are_all_or_none(slot_broker: SlotBroker) ->
     before = await slot_broker.rows()
     answer = await slot_broker.call(by_state("car-1,car-2"))
     assert answer.status_code == 404
-    assert "requests more than the limit of 1 ever allows" in answer.text
+    assert "requests 2 units, more than the limit of 1 allows" in answer.text
     assert await slot_broker.rows() == before
 
 
@@ -423,7 +423,10 @@ async def test_a_proxy_call_never_waits_in_vain(slot_broker: SlotBroker) -> None
     slot_broker.use(boskos_proxy_wait_seconds=0)
     before = await slot_broker.rows()
     answer = await slot_broker.call(f"{PROXY}&count=2")
-    assert (answer.status_code, answer.text) == (500, "2 of car can never be acquired: the limit allows 1 at once\n")
+    assert (answer.status_code, answer.text) == (
+        500,
+        "2 of car can never be acquired: requests 2 units, more than the limit of 1 allows: as declared\n",
+    )
     assert await slot_broker.rows() == before
 
 

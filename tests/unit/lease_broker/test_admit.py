@@ -10,6 +10,7 @@ import pytest
 from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
 from slipway_lease_broker.domain.gangs import find_blocked_gangs
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.limits import Limit
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode, Operation, Policy
@@ -69,7 +70,7 @@ def round_(
         groups=groups,
         blocked_gangs=blocked_gangs or {},
     )
-    return Admission(pool, limit, situation, NOW).run()
+    return Admission(pool, Limit(limit, "declared", "as declared"), situation, NOW).run()
 
 
 def started(admission: Admission) -> list[tuple[str, int]]:
@@ -417,4 +418,4 @@ def test_a_blocked_gang_has_a_reason() -> None:
         id="p", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, drained_reason="maintenance"
     )
     found = find_blocked_gangs([waiter("g", gang_id="g")], {"p": drained})
-    assert found == {"g": "its gang cannot start in p: drained: maintenance"}
+    assert found == {"g": "its gang cannot start in p: the limit is 0: drained: maintenance"}

@@ -23,6 +23,7 @@ from slipway_lease_broker.domain.commands import FAILED, LeaseCommand, Ledger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.drift import Counted, repaired
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, State, Tenant
+from slipway_lease_broker.domain.limits import in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Mode, Operation, Policy
@@ -323,7 +324,7 @@ def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> 
         waiters = [waiter(next(places), name, 9, now) for name in served for _ in range(4)]
         known = [Tenant(lease_pool_id="p", tenant=name, virtual_finish=finish) for name, finish in served.items()]
         situation = Situation(waiters=[patient, *waiters], per_queue=100, tenants=known)
-        admission = Admission(free, 4, situation, now).run()
+        admission = Admission(free, in_force(free), situation, now).run()
         if any(grant.request.id == patient.id for grant in admission.grants):
             return
         served |= {name: finish for name, finish in admission.finish.items() if name in served}
@@ -352,7 +353,7 @@ def test_scale(requests: list[tuple[str, int, int, int]], limit: int, factor: in
             reserve_seconds=10,
             policy=Policy(pacing="off"),
         )
-        admission = Admission(pool, limit * times, Situation(waiters=waiters, per_queue=100), START).run()
+        admission = Admission(pool, in_force(pool), Situation(waiters=waiters, per_queue=100), START).run()
         return [(grant.request.id, grant.units) for grant in admission.grants]
 
     assert granted(factor) == [(name, units * factor) for name, units in granted(1)]

@@ -1,4 +1,4 @@
-"""Status of a waiting request: its reason is the verdict of admission, with the times and the limit behind it."""
+"""Status of a waiting request: its reason is that of the verdict of admission, with times and position."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -6,11 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_lease_broker.domain.admit import Admission
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import in_force
-from slipway_lease_broker.domain.queue_status import QueuePosition, queue_status, verdict
-from slipway_lease_broker.domain.situation import Situation
+from slipway_lease_broker.domain.queue_status import QueuePosition, at_its_turn, queue_status
 from slipway_lease_broker.domain.terms import Operation, Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -60,42 +57,39 @@ BACKING_OFF = Tenant(lease_pool_id="p", tenant="t", failures=2, backoff_until=at
 Q = msgspec.structs.replace(POOL, id="q", drained_reason="moving")
 
 CASES = [
-    (place(FULL, {}), "2 of 2 units held (limit as declared)"),
-    (place(FULL, {}, position=3), "2 of 2 units held (limit as declared); 2 ahead"),
-    (place({}, {}, position=2), "0 of 2 units held; 1 ahead"),  # it may start: it waits for the one ahead
+    (place(FULL, {}), "2 of 2 held"),
+    (place(FULL, {}, position=3), "2 of 2 held; 2 ahead"),
+    (place({}, {}, position=2), "0 of 2 held; 1 ahead"),  # it may start: it waits for the one ahead
     (place({"drained_reason": "moving"}, {}), "the limit is 0: drained: moving"),
     (place({"limit_units": 0}, {}), "the limit is 0: as declared"),
     (place({}, {"waiting_units": 3}), "requests 3 units, more than the limit of 2 allows: as declared"),
     (place({"policy": RESERVED}, {}), "requests 1 unit, more than the limit of 2 allows: as declared"),
-    (place({}, {"since": at(9)}), "its group starts it at 2026-01-01T12:00:09+00:00"),
+    (place({}, {"since": at(9)}), "its group starts it later; not before 2026-01-01T12:00:09+00:00"),
     (
         place({}, {"group_name": "g"}, group=GROUP),
         "another member of its group has just started; not before 2026-01-01T12:00:30+00:00",
     ),
-    (place({}, {}, tenant=BACKING_OFF), "tenant t backs off until 2026-01-01T12:00:40+00:00 after failures"),
-    (place({"blocked_until": at(9)}, {}), "the provider asked to wait until 2026-01-01T12:00:09+00:00"),
+    (place({}, {}, tenant=BACKING_OFF), "tenant t backs off after 2 failures; not before 2026-01-01T12:00:40+00:00"),
+    (
+        place({"blocked_until": at(9)}, {}),
+        "the provider asked for a pause (Retry-After); not before 2026-01-01T12:00:09+00:00",
+    ),
     (
         place({"policy": Policy(), "paced_until": at(9), "paced_interval_seconds": 300.0}, {}),
-        "starts are paced: 0 of 2 units held",
+        "starts are paced; not before 2026-01-01T12:00:09+00:00",
     ),
     (place({}, {"gang_id": "g"}), "its gang starts once all of its pools have free units"),
     (
         place({}, {"gang_id": "g"}, elsewhere=[ELSEWHERE], other_pools=[Q]),
-        "its gang cannot start in q: drained: moving",
+        "its gang cannot start in q: the limit is 0: drained: moving",
     ),
 ]
 
 
 @pytest.mark.parametrize(("position", "reason"), CASES)
 def test_reason(position: QueuePosition, reason: str) -> None:
-    """Told as text; the rule behind it is the one that makes the request wait in a decision."""
+    """The status adds to the reason of the verdict by which the request waits in a decision."""
     assert queue_status(position).reason == reason
-    situation = Situation(
-        waiters=[position.request],
-        per_queue=2,
-        tenants=[] if position.tenant is None else [position.tenant],
-        groups=[] if position.group is None else [position.group],
-        blocked_gangs={"g": verdict(position).reason} if position.elsewhere else {},
-    )
-    decided = Admission(position.pool, in_force(position.pool).units, situation, NOW).run()
-    assert decided.waiting == ({} if verdict(position).units else {"r": verdict(position).reason})
+    verdict = at_its_turn(position).verdict(position.request)
+    assert at_its_turn(position).run().waiting == ({} if verdict.units else {"r": verdict.reason})
+    assert verdict.units or reason.startswith(verdict.reason)

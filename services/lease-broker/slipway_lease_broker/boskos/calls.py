@@ -10,8 +10,10 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.boskos.transactions import SlotTransaction, SlotTransactions, reasons
-from slipway_lease_broker.domain.limits import most_ever
+from slipway_lease_broker.domain.commands import new_request
+from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import Denial, may_act
+from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, is_grant, merged, released, taken
 from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.store import answers, leases, slots
@@ -116,7 +118,8 @@ class Calls:
             if is_grant(state, dest):
                 held = [found[name].lease_pool_id for name in names]
                 lease_requests = [
-                    _lease_request(transaction, pool_id, new_id(), held.count(pool_id)) for pool_id in sorted(pool_ids)
+                    _lease_request(transaction.caller, pool_id, new_id(), held.count(pool_id))
+                    for pool_id in sorted(pool_ids)
                 ]
                 by_request = await transaction.grant(lease_requests)
                 if by_request is None:
@@ -204,9 +207,11 @@ class Calls:
         if count > existing:
             raise Refused(500, f"{never}: only {existing} exist")
         found = await answers.pool(database, lease_pool_id)
-        most = None if found is None else most_ever(found[0], OPERATION)
-        if most is not None and count > most:
-            raise Refused(500, f"{never}: the limit allows {most} at once")
+        if found is not None:
+            pool, now = found
+            request = new_request(_lease_request(caller.name, lease_pool_id, new_id(), count), now)
+            if (verdict := never_starts(pool, highest(pool), request)) is not None:
+                raise Refused(500, f"{never}: {verdict.reason}")
 
 
 async def _take(transaction: SlotTransaction, wanted: Wanted, stale_since: datetime) -> list[Slot] | NotAvailable:
@@ -240,7 +245,7 @@ async def _take(transaction: SlotTransaction, wanted: Wanted, stale_since: datet
             assert wanted.request_id is not None
             lease_request_id = new_id()
             await slots.replace_lease_request(tx, pool_id, state, wanted.owner, wanted.request_id, lease_request_id)
-        lease_request = _lease_request(transaction, pool_id, lease_request_id, wanted.count)
+        lease_request = _lease_request(transaction.caller, pool_id, lease_request_id, wanted.count)
         granted = await transaction.grant([lease_request], *earlier)
         if granted is None:
             reason = reasons(transaction.decisions).get(lease_request_id, "others are ahead")
@@ -260,12 +265,12 @@ async def _take(transaction: SlotTransaction, wanted: Wanted, stale_since: datet
     return after
 
 
-def _lease_request(transaction: SlotTransaction, lease_pool_id: str, request_id: str, units: int) -> LeaseRequested:
+def _lease_request(tenant: str, lease_pool_id: str, request_id: str, units: int) -> LeaseRequested:
     return LeaseRequested(
         lease_pool_id=lease_pool_id,
         request_id=request_id,
         units=units,
-        tenant=transaction.caller,
+        tenant=tenant,
         operation=OPERATION,
         whole=True,
     )

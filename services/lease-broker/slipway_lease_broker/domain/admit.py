@@ -15,58 +15,22 @@ for how long. In a drained or retired pool nothing starts, whatever its mode.
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from enum import Enum, auto
 from typing import Final
 
 import msgspec
 
-from slipway_lease_broker.domain import fairness, pacing, spread
+from slipway_lease_broker.domain import fairness, pacing
 from slipway_lease_broker.domain.adaptive import even_pacing
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import LeasePool, Request
-from slipway_lease_broker.domain.limits import adaptive_terms, in_force, reserved_for_others
+from slipway_lease_broker.domain.limits import Limit, adaptive_terms
 from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.rules import Blocks, Conditions, Verdict, first_verdict, stopped
 from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode
-from slipway_lease_broker.domain.text import quantity
 
 OVER_THE_LIMIT: Final = "proceeds over the limit: maximum wait of its operation exceeded"
-
-
-class Blocks(Enum):
-    """The requests that are blocked by one that may not start."""
-
-    NOTHING = "nothing"  # it can never be granted: more units than will ever be free
-    QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
-    LATER = "later"  # all later requests, apart from units reserved for their own operation
-    ALL = "all"  # everything that is paced
-    UNITS = "units"  # its own units only: they are reserved until its gang can start in all pools
-
-
-class Cause(Enum):
-    """Rule that makes a request wait. Only rules to whose reason queue_status.py adds something have a cause."""
-
-    STOPPED = auto()  # by an operator
-    GROUP = auto()
-    BACKOFF = auto()
-    PROVIDER = auto()
-    LIMIT = auto()  # it requests more than the limit
-    UNITS = auto()
-    PACING = auto()
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """Number of units of a request that may start now; if none, the reason, the requests that this blocks, and the time
-    at which it may change by itself."""
-
-    units: int = 0
-    reason: str = ""
-    blocks: Blocks = Blocks.NOTHING
-    until: datetime | None = None
-    cause: Cause | None = None
-
-
 WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all of its pools have free units", Blocks.UNITS)
 
 
@@ -88,15 +52,16 @@ class Admission:
     and `hidden` names the queue, so that the caller can load the requests behind.
     """
 
-    def __init__(self, pool: LeasePool, limit_units: int, situation: Situation, now: datetime) -> None:
-        self.pool, self.limit, self.now = pool, limit_units, now
+    def __init__(self, pool: LeasePool, limit: Limit, situation: Situation, now: datetime) -> None:
+        self.pool, self.limit, self.now = pool, limit, now
         self.for_gang, self.blocked_gangs = situation.for_gang, situation.blocked_gangs
-        self.pacing = pacing_of(pool, limit_units)
+        self.pacing = pacing_of(pool, limit.units)
         self.paced_until = repaced(pool, self.pacing, now)
-        self.most_ahead = pacing.most_ahead(self.pacing, limit_units, pool.hold_seconds)
+        self.most_ahead = pacing.most_ahead(self.pacing, limit.units, pool.hold_seconds)
         self.held = dict(pool.held)
         self.tenants = {tenant.tenant: tenant for tenant in situation.tenants}
         self.groups = {group.name: group for group in situation.groups}
+        self._conditions = Conditions(pool, limit, now, self.tenants, self.groups)
         ahead = {t.tenant: t.virtual_finish for t in self.tenants.values() if t.virtual_finish > pool.virtual_time}
         self.shares = Shares(pool.virtual_time, ahead)
         self.grants: list[Grant] = []
@@ -188,14 +153,11 @@ class Admission:
         """True if the request can only start together with its gang."""
         return request.gang_id is not None and not self.for_gang
 
-    def _is_blocked_by_provider(self) -> bool:
-        return self.pool.blocked_until is not None and self.now < self.pool.blocked_until
-
     # Verdict on one request
 
     def verdict(self, request: Request) -> Verdict:
         if self.pool.stopped:  # by an operator: applies in every mode and to every weight
-            return Verdict(0, in_force(self.pool).reason, Blocks.QUEUE, cause=Cause.STOPPED)
+            return stopped(self.limit)
         weight, with_gang = self._weight(request), self._starts_with_gang(request)
         if with_gang and (reason := self.blocked_gangs.get(request.gang_id or "")) is not None:
             return Verdict(0, reason)
@@ -208,48 +170,23 @@ class Admission:
                 return WITH_ITS_GANG
             fits = self.free_cost(request.operation) >= request.waiting_units * weight
             return Verdict(request.waiting_units, "" if fits else OVER_THE_LIMIT)
-        if (not_yet := self._not_yet(request)) is not None:
-            return not_yet
-        if self._is_blocked_by_provider():
-            until = self.pool.blocked_until
-            return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, until, Cause.PROVIDER)
-        return self._by_units(request, weight)
-
-    def _not_yet(self, request: Request) -> Verdict | None:
-        """A verdict that blocks the queue of the request whatever units are free; None if there is no such reason."""
-        if request.since > self.now:
-            return Verdict(0, "its group starts it later", Blocks.QUEUE, request.since, Cause.GROUP)
-        if (group := self.groups.get(request.group_name)) is not None:
-            step = spread.step(group.size, group.spread_seconds)
-            until = spread.free_at(request.since, group.last_start_at, step)
-            if until > self.now:
-                return Verdict(0, "another member of its group has just started", Blocks.QUEUE, until)
-        tenant = self.tenants.get(request.tenant)
-        if tenant is not None and tenant.backoff_until is not None and tenant.backoff_until > self.now:
-            reason = f"tenant {request.tenant} backs off after {quantity(tenant.failures, 'failure')}"
-            return Verdict(0, reason, Blocks.QUEUE, tenant.backoff_until, Cause.BACKOFF)
-        return None
+        return first_verdict(self._conditions, request) or self._by_units(request, weight)
 
     def _by_units(self, request: Request, weight: int) -> Verdict:
-        is_whole = request.whole or request.gang_id is not None
-        most = self.limit - reserved_for_others(self.pool, request.operation)
-        if request.waiting_units * weight > most and (is_whole or weight > most):
-            blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
-            return Verdict(0, f"requests more than the limit of {self.limit} ever allows", blocks, cause=Cause.LIMIT)
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
-        if units == 0 or (is_whole and units < request.waiting_units):
-            return Verdict(0, self._shortage(request), Blocks.LATER, cause=Cause.UNITS)
+        if units == 0 or (units < request.waiting_units and request.starts_whole):
+            return Verdict(0, self.usage(request.operation), Blocks.LATER)
         if self.pacing is not None:
-            if not is_whole:
+            if not request.starts_whole:
                 units = min(units, pacing.units_now(self.paced_until, self.now, self.pacing))
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
-                return Verdict(0, "starts are paced", Blocks.ALL, until, Cause.PACING)
+                return Verdict(0, "starts are paced", Blocks.ALL, until)
         return WITH_ITS_GANG if self._starts_with_gang(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
         """Cost still available to an operation; below zero when more is held than the limit allows."""
-        unused = self.limit - sum(self.held.values()) - self._reserved_for_gangs
+        unused = self.limit.units - sum(self.held.values()) - self._reserved_for_gangs
         if self._short_operations:  # an earlier request waits for units: only reserved units are left to later ones
             reserved = self.pool.policy.operation(operation).reserved_units
             return min(unused, reserved - self.held.get(operation, 0))
@@ -259,12 +196,14 @@ class Admission:
             if other != operation
         )
 
-    def _shortage(self, request: Request) -> str:
-        held = sum(self.held.values())
+    def usage(self, operation: str) -> str:
+        """Units held and reserved, as text: the reason why a request for more has to wait."""
+        held, limit = sum(self.held.values()), self.limit
         gangs = f", {self._reserved_for_gangs} reserved for gangs" if self._reserved_for_gangs else ""
-        reserved = self.limit - held - self._reserved_for_gangs - self.free_cost(request.operation)
+        reserved = limit.units - held - self._reserved_for_gangs - self.free_cost(operation)
         others = f", {reserved} reserved for others" if reserved > 0 else ""
-        return f"{held} of {self.limit} held{gangs}{others}"
+        origin = "" if limit.cause == "declared" else f" (limit {limit.reason})"
+        return f"{held} of {limit.units} held{gangs}{others}{origin}"
 
     # Effect of a verdict
 
@@ -312,7 +251,7 @@ class Admission:
         paced = pacing.free_at(self.paced_until, self.now, request.waiting_units, self.pacing)
         until = max(paced, verdict.until or self.now)
         for_units = eta_seconds(
-            limit_units=self.limit,
+            limit_units=self.limit.units,
             held_units=sum(self.held.values()),
             waiting_units=request.waiting_units * self._weight(request) - 1,
             granted_per_minute=0,

@@ -160,26 +160,7 @@ class Ledger:
         since = self._replace(pool, command, command.replaces, now, owner) if command.replaces is not None else now
         if command.group is not None:
             since = max(since, self._join(pool, command.group, now))
-        self._put_request(
-            Request(
-                id=command.request_id,
-                lease_pool_id=pool.id,
-                tenant=command.tenant,
-                operation=command.operation,
-                requested_units=command.units,
-                waiting_units=command.units,
-                requested_at=now,
-                last_requested_at=now,
-                since=since,
-                traceparent=traceparent,
-                priority=command.priority,
-                whole=command.whole,
-                hold_seconds=command.hold_seconds,
-                owner=owner,
-                group_name="" if command.group is None else spread.group_key(command.group),
-                gang_id=gang_id,
-            )
-        )
+        self._put_request(new_request(command, now, since=since, traceparent=traceparent, owner=owner, gang_id=gang_id))
         self.pools[pool.id] = queued(self.pools[pool.id], 0, command.units)
         self.dirty.add(pool.id)
 
@@ -468,6 +449,36 @@ class Ledger:
 
     def requests_to_save(self) -> list[Request]:
         return [self.requests[key] for key in sorted(self.changed_requests) if key in self.known]
+
+
+def new_request(
+    command: LeaseRequested,
+    now: datetime,
+    *,
+    since: datetime | None = None,
+    traceparent: str = "",
+    owner: str = "",
+    gang_id: str | None = None,
+) -> Request:
+    """The row of a request that arrives now."""
+    return Request(
+        id=command.request_id,
+        lease_pool_id=command.lease_pool_id,
+        tenant=command.tenant,
+        operation=command.operation,
+        requested_units=command.units,
+        waiting_units=command.units,
+        requested_at=now,
+        last_requested_at=now,
+        since=now if since is None else since,
+        traceparent=traceparent,
+        priority=command.priority,
+        whole=command.whole,
+        hold_seconds=command.hold_seconds,
+        owner=owner,
+        group_name="" if command.group is None else spread.group_key(command.group),
+        gang_id=gang_id,
+    )
 
 
 def check(command: LeaseCommand) -> None:

@@ -81,7 +81,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
     pool, alert = limits.aged(pool, now)
     limit = limits.in_force(pool)
 
-    admission = Admission(pool, limit.units, situation, now).run()
+    admission = Admission(pool, limit, situation, now).run()
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
     rows = {request.id: request for request in (*situation.unannounced, *situation.waiters)}
     before = dict(rows)

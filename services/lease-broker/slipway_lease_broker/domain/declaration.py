@@ -12,8 +12,6 @@ import msgspec
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Policy
 
-TERMS: Final = ("limit_units", "hold_seconds", "ttl_seconds", "reserve_seconds", "policy")
-
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of one lease pool; `revision` grows with every change."""
@@ -26,6 +24,9 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     revision: int = 1
     retired: bool = False
+
+
+TERMS: Final = tuple(name for name in Declared.__struct_fields__ if name not in ("id", "revision", "retired"))
 
 
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ from datetime import datetime
 from slipway_common.events.lease import LeaseCancelRequested
 from slipway_lease_broker.domain.decide import Decision, Ids, decide
 from slipway_lease_broker.domain.ledger import LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import in_force, most_units
+from slipway_lease_broker.domain.limits import in_force
+from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import BrokerTerms
 
@@ -19,16 +20,11 @@ def find_blocked_gangs(members: Iterable[Request], pools: Mapping[str, LeasePool
         if member.gang_id is None or not member.waiting_units:
             continue
         pool = pools[member.lease_pool_id]
-        limit = in_force(pool)
-        most = most_units(pool, member.operation, limit.units)
-        if pool.stopped:
-            blocked_gangs[member.gang_id] = f"its gang cannot start in {pool.id}: {limit.reason}"
+        never = never_starts(pool, in_force(pool), member)
+        if never is not None:
+            blocked_gangs[member.gang_id] = f"its gang cannot start in {pool.id}: {never.reason}"
         elif member.lapsed:
             blocked_gangs[member.gang_id] = f"the request of its gang in {pool.id} has lapsed"
-        elif most is not None and member.waiting_units > most:
-            blocked_gangs[member.gang_id] = (
-                f"its gang cannot start in {pool.id}: it requests more than the limit allows"
-            )
     return blocked_gangs
 
 

@@ -161,6 +161,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     place: int = 0  # order of arrival; assigned by the store
 
     @property
+    def starts_whole(self) -> bool:
+        """True if it is never granted in part: members of a gang start together."""
+        return self.whole or self.gang_id is not None
+
+    @property
     def counted_units(self) -> int:
         """Units in the pool's counters of waiting units: none while the request is lapsed."""
         return 0 if self.lapsed else self.waiting_units

@@ -5,6 +5,7 @@ unpins it; a derived limit follows the units reported last; an adaptive limit fo
 limits are as declared.
 """
 
+import sys
 from datetime import datetime
 from fractions import Fraction
 from typing import Final
@@ -15,7 +16,7 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, initial_adaptive, rises_at
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool
-from slipway_lease_broker.domain.terms import Bounds, Mode
+from slipway_lease_broker.domain.terms import Bounds
 from slipway_lease_broker.domain.text import quantity
 
 IN_USE: Final = 0.9  # share of the limit that counts as fully used: with paced starts the last unit is seldom in use
@@ -48,32 +49,12 @@ def in_force(pool: LeasePool) -> Limit:
     return Limit(pool.limit_units, "declared", "as declared")
 
 
-def highest(pool: LeasePool) -> int | None:
-    """The highest limit possible under the declared terms; None: unknown."""
-    policy = pool.policy
-    if policy.derived is not None:
-        return None
-    return pool.limit_units if policy.adaptive is None else max(pool.limit_units, policy.adaptive.ceiling)
-
-
-def most_units(pool: LeasePool, operation: str, limit_units: int) -> int | None:
-    """Units of an operation that may start together under a limit with nothing held; None: any number."""
-    terms = pool.policy.operation(operation)
-    if pool.policy.mode is not Mode.ENFORCE or terms.weight == 0 or terms.max_wait_seconds is not None:
-        return None
-    return max(0, limit_units - reserved_for_others(pool, operation)) // terms.weight
-
-
-def most_ever(pool: LeasePool, operation: str) -> int | None:
-    """Units of an operation that may ever start together; None: any number, or unknown. A limit of 0 is unknown too,
+def highest(pool: LeasePool) -> Limit:
+    """The highest limit possible under the declared terms: any number if it is unknown. A limit of 0 is unknown too,
     since such a pool is only stopped for a while."""
-    limit = highest(pool)
-    return most_units(pool, operation, limit) if limit else None
-
-
-def reserved_for_others(pool: LeasePool, operation: str) -> int:
-    operations = pool.policy.operations.items()
-    return sum(terms.reserved_units for other, terms in operations if other != operation)
+    policy = pool.policy
+    units = pool.limit_units if policy.adaptive is None else max(pool.limit_units, policy.adaptive.ceiling)
+    return Limit(units if units and policy.derived is None else sys.maxsize, "declared", "as declared")
 
 
 def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:

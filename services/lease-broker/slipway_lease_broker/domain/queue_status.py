@@ -1,6 +1,7 @@
 """Status of a waiting request for its owner: position, expected wait, time of the next poll, reason. Pure.
 
-The reason is the verdict of admission (admit.py) on the request, with the times and the limit behind it.
+The reason is that of the verdict of admission (admit.py) on the request. The status adds to it when this may change by
+itself, and the number of requests ahead.
 """
 
 from collections.abc import Sequence
@@ -9,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from slipway_lease_broker.domain.admit import Admission, Cause, Verdict
+from slipway_lease_broker.domain.admit import Admission
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.gangs import find_blocked_gangs
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import in_force, most_units
+from slipway_lease_broker.domain.limits import in_force
+from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.situation import Situation
-from slipway_lease_broker.domain.text import quantity
 
 RETRY_SECONDS: Final = (1.0, 60.0)  # at least and at most
 
@@ -43,43 +44,24 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queue_status(place: QueuePosition) -> QueueStatus:
-    """The status of a request at a position of the queue."""
-    eta = _eta_seconds(place)
+    """The status of a request at a position of the queue. One that may start now waits behind the others."""
+    admission = at_its_turn(place)
+    verdict = admission.verdict(place.request)
+    reason = admission.usage(place.request.operation) if verdict.units else verdict.reason
+    until = "" if verdict.until is None else f"not before {verdict.until.isoformat(timespec='seconds')}"
+    ahead = f"{place.position - 1} ahead" if place.position > 1 else ""
+    eta = _eta_seconds(place, verdict.until)
     shortest, longest = RETRY_SECONDS
     return QueueStatus(
         position=place.position,
         eta_seconds=None if eta is None else round(eta, 1),
         retry_after_seconds=longest if eta is None else min(longest, max(shortest, round(eta, 1))),
-        reason=reason(place, verdict(place)),
+        reason="; ".join(filter(None, (reason, until, ahead))),
     )
 
 
-def _eta_seconds(place: QueuePosition) -> float | None:
-    pool, request, tenant = place.pool, place.request, place.tenant
-    if never_fits(pool, request):
-        return None
-    per_minute = round(60 * place.granted_units / place.granted_seconds) if place.granted_seconds > 1 else 0
-    eta = eta_seconds(
-        limit_units=in_force(pool).units,
-        held_units=pool.held_cost,
-        waiting_units=place.position + request.waiting_units - 2,
-        granted_per_minute=per_minute,
-        hold_seconds=pool.hold_seconds,
-    )
-    earliest = (request.since, pool.paced_until, pool.blocked_until, tenant.backoff_until if tenant else None)
-    not_before = max(until for until in earliest if until)
-    return None if eta is None else max(eta, (not_before - place.now).total_seconds(), 0.0)
-
-
-def never_fits(pool: LeasePool, request: Request) -> bool:
-    """True if it requests more than the limit in force allows even with nothing held."""
-    most = most_units(pool, request.operation, in_force(pool).units)
-    is_whole = request.whole or request.gang_id is not None
-    return most is not None and (most == 0 or (is_whole and request.waiting_units > most))
-
-
-def verdict(place: QueuePosition) -> Verdict:
-    """The verdict of admission on the request if it had its turn now."""
+def at_its_turn(place: QueuePosition) -> Admission:
+    """The round of admission in which the request has its turn now."""
     situation = Situation(
         waiters=[place.request],
         per_queue=2,
@@ -87,35 +69,22 @@ def verdict(place: QueuePosition) -> Verdict:
         groups=[] if place.group is None else [place.group],
         blocked_gangs=find_blocked_gangs(place.elsewhere, {pool.id: pool for pool in place.other_pools}),
     )
-    admission = Admission(place.pool, in_force(place.pool).units, situation, place.now)
-    return admission.verdict(place.request)
+    return Admission(place.pool, in_force(place.pool), situation, place.now)
 
 
-def reason(place: QueuePosition, verdict: Verdict) -> str:
-    """The reason why a request has not been granted yet, as text for people. One that may start now waits behind the
-    others."""
-    limit = in_force(place.pool)
-    held = f"{place.pool.held_cost} of {quantity(limit.units, 'unit')} held"
-    ahead = f"; {place.position - 1} ahead" if place.position > 1 else ""
-    until = "" if verdict.until is None else verdict.until.isoformat(timespec="seconds")
-    match verdict.cause:
-        case Cause.STOPPED:
-            return f"the limit is 0: {verdict.reason}"
-        case Cause.LIMIT if limit.units == 0:
-            return f"the limit is 0: {limit.reason}"
-        case Cause.LIMIT:
-            units = quantity(place.request.waiting_units, "unit")
-            return f"requests {units}, more than the limit of {limit.units} allows: {limit.reason}"
-        case Cause.GROUP:
-            return f"its group starts it at {until}"
-        case Cause.BACKOFF:
-            return f"tenant {place.request.tenant} backs off until {until} after failures"
-        case Cause.PROVIDER:
-            return f"the provider asked to wait until {until}{ahead}"
-        case Cause.UNITS:
-            return f"{held} (limit {limit.reason}){ahead}"
-        case Cause.PACING:
-            return f"starts are paced: {held}{ahead}"
-        case None if verdict.units:
-            return f"{held}{ahead}"
-    return f"{verdict.reason}; not before {until}{ahead}" if until else f"{verdict.reason}{ahead}"
+def _eta_seconds(place: QueuePosition, until: datetime | None) -> float | None:
+    pool, request, tenant = place.pool, place.request, place.tenant
+    limit = in_force(pool)
+    if never_starts(pool, limit, request) is not None:
+        return None
+    per_minute = round(60 * place.granted_units / place.granted_seconds) if place.granted_seconds > 1 else 0
+    eta = eta_seconds(
+        limit_units=limit.units,
+        held_units=pool.held_cost,
+        waiting_units=place.position + request.waiting_units - 2,
+        granted_per_minute=per_minute,
+        hold_seconds=pool.hold_seconds,
+    )
+    earliest = (until, request.since, pool.paced_until, pool.blocked_until, tenant.backoff_until if tenant else None)
+    not_before = max(at for at in earliest if at)
+    return None if eta is None else max(eta, (not_before - place.now).total_seconds(), 0.0)

@@ -9,6 +9,7 @@ import msgspec
 from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.ownership import Denial
+from slipway_lease_broker.domain.rules import Verdict
 from slipway_lease_broker.domain.text import quantity
 
 # Reasons for which a lease ends without a release by its holder.
@@ -47,10 +48,11 @@ def unknown_request(lease_pool_id: str, request_id: str) -> Refusal:
     return Refusal(Kind.UNKNOWN_REQUEST, f"lease pool {lease_pool_id} has no request {request_id[:100]!r}")
 
 
-def too_many_units(command: LeaseRequested, most: int) -> Refusal:
+def too_many_units(command: LeaseRequested, never: Verdict) -> Refusal:
+    most = never.units_max or 0
     detail = (
-        f"lease pool {command.lease_pool_id}: at most {quantity(most, 'unit')} of operation {command.operation} can be "
-        f"granted at once (requested {command.units}); request fewer units or raise the limit"
+        f"lease pool {command.lease_pool_id}: {never.reason}; request at most {quantity(most, 'unit')} of operation "
+        f"{command.operation}, or change the terms of the pool"
     )
     return Refusal(Kind.TOO_MANY_UNITS, detail, {"units_max": most})
 

@@ -12,9 +12,16 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, Ledger, confirmation, is_late_evidence
+from slipway_lease_broker.domain.commands import (
+    UNITS_MAX,
+    LeaseCommand,
+    Ledger,
+    confirmation,
+    is_late_evidence,
+    new_request,
+)
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
-from slipway_lease_broker.domain.limits import most_ever
+from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import denied, may_act
 from slipway_lease_broker.domain.refusals import (
     Refusal,
@@ -27,6 +34,7 @@ from slipway_lease_broker.domain.refusals import (
     unknown_request,
     wrong_owner,
 )
+from slipway_lease_broker.domain.rules import never_starts
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +77,7 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
     exchanges: list[Exchange] = []
     for submission in submissions:
         if submission.answered:
-            exchanges.append((submission, refusal(submission, ledger) or apply(submission, ledger, now)))
+            exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
         else:
             ledger.apply(
                 submission.command,
@@ -85,13 +93,13 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
     return exchanges
 
 
-def refusal(submission: Submission, ledger: Ledger) -> Refusal | None:
+def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | None:
     """The refusal of a submission; None when it may be applied."""
     command = submission.command
     if isinstance(command, LeaseRequested):
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
         if known is None:
-            return _refused_new(submission, command, ledger)
+            return _refused_new(submission, command, ledger, now)
         return _refused_repeat(submission, command, known, ledger)
     if isinstance(command, LeaseCancelRequested):
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
@@ -114,15 +122,15 @@ def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
     return None if is_allowed else wrong_owner(f"request {known.id}")
 
 
-def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger) -> Refusal | None:
+def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger, now: datetime) -> Refusal | None:
     """The refusal of a new request: its pool is retired, can never grant it, or the lease that it replaces belongs to
     another caller."""
     pool = ledger.pools[command.lease_pool_id]
     if pool.retired:  # the request would wait forever
         return unknown_lease_pool(command.lease_pool_id)
-    most = most_ever(pool, command.operation)
-    if command.whole and most is not None and command.units > most:  # it would wait forever, too
-        return too_many_units(command, most)
+    never = never_starts(pool, highest(pool), new_request(command, now))
+    if never is not None:  # it would wait forever, too
+        return too_many_units(command, never)
     if (replaced := command.replaces) is None:
         return None
     # Not as an admin: the new request inherits the age of its own owner's lease.

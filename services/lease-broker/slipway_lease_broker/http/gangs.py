@@ -92,7 +92,7 @@ async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
                 f"{body.request_id} is a request for a single lease of {command.lease_pool_id}; a gang needs a new id",
             )
         submission = Submission(command=command, caller=call.name, admin=call.admin)
-        if (found := refusal(submission, of_pool(ledger, command))) is not None:
+        if (found := refusal(submission, of_pool(ledger, command), admission.now)) is not None:
             raise problem(found)
     members = await gangs.pools_of(admission.tx, body.request_id)
     if members and set(members) != known:

@@ -259,14 +259,10 @@ def count_limits(changes: Sequence[declaration.PoolChange]) -> None:
 
 
 def terms(pool: LeasePool) -> Declared:
-    return Declared(
-        id=pool.id,
-        limit_units=pool.limit,
-        hold_seconds=pool.hold_seconds,
-        ttl_seconds=pool.ttl_seconds,
-        reserve_seconds=pool.reserve_seconds,
-        policy=msgspec.convert(pool.model_dump(mode="json", include=set(Policy.__struct_fields__)), Policy),
-    )
+    """The terms of a declared pool: its policy is one document, and its other fields are columns of their own."""
+    fields = pool.model_dump(mode="json")
+    policy = msgspec.convert({name: fields.pop(name) for name in Policy.__struct_fields__}, Policy)
+    return Declared(limit_units=fields.pop("limit"), policy=policy, **fields)
 
 
 def shown_terms(pool: Declared) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""Rules of admission: each may make a request wait, and says why. Pure.
+
+A rule sees a request and the conditions of its pool, and returns a verdict, or None if it lets the request start. The
+first verdict of RULES counts, wherever a request is judged: in a decision (admit.py), in the status of a waiting
+request, on arrival over HTTP or Boskos, and in the other pools of its gang. To add a rule, write its function and name
+it in RULES; its setting is a field of LeasePool (slipway_common/declaration/models.py) and of Policy (terms.py).
+
+No rule applies to an operation of weight 0, or to one past its maximum wait; in shadow and advisory pools the rules
+compute which requests would have waited. Units in use and pacing change with each grant: admit.py compares them after
+all rules.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from slipway_lease_broker.domain import spread
+from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.limits import Limit
+from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.domain.text import quantity
+
+
+class Blocks(Enum):
+    """The requests that are blocked by one that may not start."""
+
+    NOTHING = "nothing"  # it can never be granted: more units than will ever be free
+    QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
+    LATER = "later"  # all later requests, apart from units reserved for their own operation
+    ALL = "all"  # everything that is paced
+    UNITS = "units"  # its own units only: they are reserved until its gang can start in all pools
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Number of units of a request that may start now; if none, the reason, the requests that this blocks, and the time
+    at which it may change by itself. With `units_max` neither time nor released units will change it: that many units
+    are the most that a request like it may start with."""
+
+    units: int = 0
+    reason: str = ""
+    blocks: Blocks = Blocks.NOTHING
+    until: datetime | None = None
+    units_max: int | None = None
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """Facts about a pool that the rules compare a request with. `groups` changes with each grant."""
+
+    pool: LeasePool
+    limit: Limit
+    now: datetime
+    tenants: Mapping[str, Tenant] = {}
+    groups: Mapping[str, Group] = {}
+
+
+Rule: TypeAlias = Callable[[Conditions, Request], Verdict | None]
+
+
+def start_of_member(given: Conditions, request: Request) -> Verdict | None:
+    if request.since <= given.now:
+        return None
+    return Verdict(0, "its group starts it later", Blocks.QUEUE, request.since)
+
+
+def spread_of_group(given: Conditions, request: Request) -> Verdict | None:
+    group = given.groups.get(request.group_name)
+    if group is None:
+        return None
+    step = spread.step(group.size, group.spread_seconds)
+    until = spread.free_at(request.since, group.last_start_at, step)
+    if until <= given.now:
+        return None
+    return Verdict(0, "another member of its group has just started", Blocks.QUEUE, until)
+
+
+def backoff_of_tenant(given: Conditions, request: Request) -> Verdict | None:
+    tenant = given.tenants.get(request.tenant)
+    if tenant is None or tenant.backoff_until is None or tenant.backoff_until <= given.now:
+        return None
+    reason = f"tenant {request.tenant} backs off after {quantity(tenant.failures, 'failure')}"
+    return Verdict(0, reason, Blocks.QUEUE, tenant.backoff_until)
+
+
+def pause_of_provider(given: Conditions, request: Request) -> Verdict | None:
+    until = given.pool.blocked_until
+    if until is None or until <= given.now:
+        return None
+    return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, until)
+
+
+def units_of_limit(given: Conditions, request: Request) -> Verdict | None:
+    """More units than the limit allows with nothing held."""
+    weight = given.pool.policy.operation(request.operation).weight
+    most = given.limit.units - reserved_for_others(given.pool, request.operation)
+    if request.waiting_units * weight <= most or not (request.starts_whole or weight > most):
+        return None
+    units = quantity(request.waiting_units, "unit")
+    reason = f"requests {units}, more than the limit of {given.limit.units} allows: {given.limit.reason}"
+    blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
+    return Verdict(0, reason if given.limit.units else zero(given.limit), blocks, units_max=max(0, most) // weight)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    start_of_member,
+    spread_of_group,
+    backoff_of_tenant,
+    pause_of_provider,
+    units_of_limit,
+)
+
+
+def first_verdict(given: Conditions, request: Request) -> Verdict | None:
+    """The verdict of the first rule that makes a request wait; None if no rule does."""
+    for rule in RULES:
+        if (verdict := rule(given, request)) is not None:
+            return verdict
+    return None
+
+
+def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | None:
+    """The verdict on a request that neither time nor released units will let start under a limit; None if they may."""
+    if pool.stopped and limit.units == 0:
+        return stopped(limit)
+    terms = pool.policy.operation(request.operation)
+    if pool.policy.mode is not Mode.ENFORCE or terms.weight == 0 or terms.max_wait_seconds is not None:
+        return None  # it starts at once, or at the end of its maximum wait
+    given = Conditions(pool, limit, request.requested_at)  # any time: such a verdict does not depend on it
+    verdicts = (rule(given, request) for rule in RULES)
+    return next((one for one in verdicts if one is not None and one.units_max is not None), None)
+
+
+def stopped(limit: Limit) -> Verdict:
+    """The verdict on every request of a pool that an operator drained or retired."""
+    return Verdict(0, zero(limit), Blocks.QUEUE, units_max=0)
+
+
+def zero(limit: Limit) -> str:
+    return f"the limit is 0: {limit.reason}"
+
+
+def reserved_for_others(pool: LeasePool, operation: str) -> int:
+    operations = pool.policy.operations.items()
+    return sum(terms.reserved_units for other, terms in operations if other != operation)

@@ -1,0 +1,100 @@
+"""Rules of admission: what can never start, and the settings that rules read."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from slipway_common.declaration import models
+from slipway_lease_broker.domain.admit import Admission
+from slipway_lease_broker.domain.ledger import LeasePool, Request
+from slipway_lease_broker.domain.limits import in_force
+from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.situation import Situation
+from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
+from slipway_lease_broker.http.lease_pools import terms
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+POOL = LeasePool(id="p", limit_units=4, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
+REQUEST = Request(
+    id="r",
+    lease_pool_id="p",
+    tenant="t",
+    operation="install",
+    requested_units=1,
+    waiting_units=1,
+    requested_at=NOW,
+    last_requested_at=NOW,
+    since=NOW,
+)
+OPERATIONS = st.builds(
+    Operation,
+    weight=st.integers(0, 3),
+    reserved_units=st.integers(0, 2),
+    max_wait_seconds=st.sampled_from([None, None, 60.0]),
+)
+POOLS = st.builds(
+    lambda policy, limit, drained: msgspec.structs.replace(
+        POOL, policy=policy, limit_units=limit, drained_reason=drained
+    ),
+    st.builds(
+        Policy,
+        mode=st.sampled_from([Mode.ENFORCE, Mode.ENFORCE, Mode.ADVISORY, Mode.SHADOW]),
+        pacing=st.just("off"),
+        operations=st.fixed_dictionaries({"install": OPERATIONS, "destroy": OPERATIONS}),
+    ),
+    st.integers(0, 6),
+    st.sampled_from([None, None, None, "maintenance"]),
+)
+
+
+def starts(pool: LeasePool, request: Request) -> bool:
+    """True if the request starts alone, with nothing held, after a day."""
+    situation = Situation(waiters=[request], per_queue=2)
+    return bool(Admission(pool, in_force(pool), situation, NOW + timedelta(days=1)).run().grants)
+
+
+@given(POOLS, st.integers(1, 8), st.booleans())
+def test_what_never_starts(pool: LeasePool, units: int, whole: bool) -> None:
+    """Exactly what neither time nor released units let start; a request for the most units possible starts."""
+    request = msgspec.structs.replace(REQUEST, requested_units=units, waiting_units=units, whole=whole)
+    never = never_starts(pool, in_force(pool), request)
+    assert starts(pool, request) is (never is None)
+    if never is not None:
+        assert never.reason
+        assert never.units_max is not None
+        assert never.units_max < units
+        if never.units_max:
+            assert starts(pool, msgspec.structs.replace(request, waiting_units=never.units_max, whole=True))
+
+
+def test_a_policy_has_every_setting_of_a_declared_pool() -> None:
+    """Apart from those with a column of their own, by the same name and with the same default."""
+    columns = {"id", "limit", "hold_seconds", "ttl_seconds", "reserve_seconds"}
+    assert set(models.LeasePool.model_fields) == columns | set(Policy.__struct_fields__)
+    assert terms(models.LeasePool.model_validate({"id": "p", "limit": 1})).policy == Policy()
+
+
+@pytest.mark.parametrize(
+    ("declared", "part"),
+    [
+        (models.LeaseOperation, Operation),
+        (models.LeasePacing, Pacing),
+        (models.LeaseBackoff, Backoff),
+        (models.LeaseAdaptive, Bounds),
+        (models.LeaseDerived, Derived),
+    ],
+)
+def test_parts_of_a_policy_are_declared_alike(declared: type[BaseModel], part: type[msgspec.Struct]) -> None:
+    def defaults(fields: Any) -> dict[str, Any]:
+        return {name: default for name, required, default in fields if not required}
+
+    kept = [(field.name, field.required, field.default) for field in msgspec.structs.fields(part)]
+    given = [(name, field.is_required(), field.default) for name, field in declared.model_fields.items()]
+    assert [name for name, _, _ in kept] == [name for name, _, _ in given]
+    assert defaults(kept) == defaults(given)
