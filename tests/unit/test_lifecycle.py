@@ -50,10 +50,11 @@ def test_every_state_counts_once() -> None:
 def test_statements_name_sets_of_states() -> None:
     """No statement of the provisioner contains the literal of a worker's state, which a new state would bypass."""
     literal = re.compile("|".join(f"'{state}'" for state in State))
+    check = re.compile(r"CheckConstraint\(.*\)")  # states of other things, which may have equal names
     package = Path(inspect.getfile(slipway_provisioner)).parent
     sources = [path for path in package.rglob("*.py") if "migrations" not in path.parts]
     assert len(sources) > 50
-    assert not [path for path in sources if literal.search(path.read_text())]
+    assert not [path for path in sources if literal.search(check.sub("", path.read_text()))]
 
 
 def test_every_worker_ends() -> None:
