@@ -32,7 +32,7 @@ from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
 from tests.support.harness import until
-from tests.support.linux import IS_LINUX, needs_linux
+from tests.support.linux import IS_LINUX, REASON, needs_linux
 from tests.support.providers import URL, account, provider_settings, request
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 async def local() -> AsyncIterator[Processes]:
     """Provider of processes with a deployment of its own, whose processes are killed afterwards."""
     if not IS_LINUX:
-        pytest.skip("identifying processes needs Linux's /proc")
+        pytest.skip(REASON)
     provider = Processes(provider_settings(f"test/{new_id()}"))
     yield provider
     await clear(provider.settings.deployment)
@@ -231,7 +231,6 @@ async def test_a_cancelled_call_starts_no_further_process(process_setup: Setup) 
     assert len(await process_setup.cancelled(request(3))) == 2
 
 
-@needs_linux
 async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
     local: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +269,6 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
     assert "the-secret" not in (tmp_path / "env").read_text()
 
 
-@needs_linux
 async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path: Path) -> None:
     """A child in another process group, one in another session and one that cleared its environment all end."""
     script = """
@@ -294,7 +292,6 @@ async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path
             processes.send(identity, signal.SIGKILL)
 
 
-@needs_linux
 async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, tmp_path: Path) -> None:
     """The task of a killed agent continues and is listed under another id, as an orphan instance."""
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
@@ -315,7 +312,6 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     assert await local.instances(here) == []
 
 
-@needs_linux
 async def test_children_are_collected_at_once(local: Processes) -> None:
     """No zombie stays, and a process that ended at once has an id of its own."""
     here = account(command=["true"], processes_max=50)
@@ -344,7 +340,6 @@ FAILURES = [
 ]
 
 
-@needs_linux
 @pytest.mark.parametrize(("settings", "code", "words"), FAILURES)
 async def test_a_command_that_cannot_run_blames_its_config(
     local: Processes, settings: dict[str, Any], code: str, words: str
@@ -355,7 +350,6 @@ async def test_a_command_that_cannot_run_blames_its_config(
     assert await local.instances(account()) == []
 
 
-@needs_linux
 @pytest.mark.parametrize(("length", "fits"), [(60_000, True), (70_000, False)])
 async def test_user_data_that_are_too_long_blame_their_config(local: Processes, length: int, fits: bool) -> None:
     """They would be too long on any host, so a retry is useless."""
@@ -368,7 +362,6 @@ async def test_user_data_that_are_too_long_blame_their_config(local: Processes, 
     assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", "TooLarge")
 
 
-@needs_linux
 async def test_another_hosts_account_launches_nothing_here(local: Processes) -> None:
     """A declaration for another host, or with the name from the example, starts no agent here."""
     elsewhere = msgspec.structs.replace(account(), identity="elsewhere")
@@ -405,7 +398,6 @@ PROBLEMS = [
 ]
 
 
-@needs_linux
 @pytest.mark.parametrize(("settings", "words"), PROBLEMS)
 async def test_unusable_settings(local: Processes, settings: dict[str, Any], words: str) -> None:
     problem = local.problem(settings)
@@ -420,7 +412,6 @@ async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     await provider.close()
 
 
-@needs_linux
 async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Processes, tmp_path: Path) -> None:
     """The processes that a killed call has started continue with their user data, and are found and terminated."""
     asked = request(10)

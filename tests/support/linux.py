@@ -6,4 +6,5 @@ from typing import Final
 import pytest
 
 IS_LINUX: Final = sys.platform == "linux"
-needs_linux: Final = pytest.mark.skipif(not IS_LINUX, reason="identifying processes needs Linux's /proc")
+REASON: Final = "identifying processes needs Linux's /proc"
+needs_linux: Final = pytest.mark.skipif(not IS_LINUX, reason=REASON)
