@@ -22,8 +22,11 @@ SET_LISTING_PROBLEM: Final = Statement(
     .values(listing_problem=sa.bindparam("problem"))
     .returning(sa.true())
 )
-
-PASSED: Final = "UPDATE account SET passes = passes + 1, passed_at = slipway_clock() WHERE id = $1"
+PASSED: Final = Statement(
+    sa.update(account)
+    .where(account.c.id == sa.bindparam("account_id"))
+    .values(passes=account.c.passes + 1, passed_at=sa.func.slipway_clock())
+)
 
 
 async def get(db: Connection, account_id: str) -> Account:
@@ -44,4 +47,4 @@ async def due_for_reaping(db: Connection, every_seconds: float) -> Account | Non
 
 async def count_pass(db: Connection, account_id: str) -> None:
     """Count a completed pass of the instance reaper."""
-    await db.execute(PASSED, account_id)
+    await db.execute(PASSED.text, *PASSED.arguments(account_id=account_id))

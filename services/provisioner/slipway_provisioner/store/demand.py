@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, names
@@ -48,12 +49,19 @@ FROM demand d WHERE d.pool_id = $1 ORDER BY d.source"""
 # A repeated report names a claim that is open, or one that ended and has the same `reported_at`. That is the machine's
 # own time, since the clamped time depends on receipt; a task that is claimed again has a later one. The worker is
 # locked.
-OPEN: Final = """
-INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at)
-SELECT $1::uuid, $2::text, $3::text, $4::timestamptz, $5::text, $6::timestamptz
-WHERE NOT EXISTS (
-    SELECT FROM claim WHERE worker_id = $1 AND source = $2 AND task_id = $3 AND ended_at IS NULL)
-ON CONFLICT (worker_id, source, task_id, reported_at) DO NOTHING RETURNING task_id"""
+_OPENED: Final = {
+    name: sa.bindparam(name, type_=claim.c[name].type)
+    for name in ("worker_id", "source", "task_id", "reported_at", "pool_id", "started_at")
+}
+_IS_OPEN: Final = sa.exists().where(
+    *(claim.c[name] == _OPENED[name] for name in ("worker_id", "source", "task_id")), claim.c.ended_at.is_(None)
+)
+OPEN: Final = Statement(
+    postgresql.insert(claim)
+    .from_select(list(_OPENED), sa.select(*_OPENED.values()).where(~_IS_OPEN))
+    .on_conflict_do_nothing(index_elements=claim.primary_key)
+    .returning(claim.c.task_id)
+)
 CLOSE: Final = Statement(
     sa.update(claim)
     .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
@@ -87,8 +95,15 @@ async def open_claim(
     tx: Connection, worker: Worker, *, source: str, task_id: str, reported_at: datetime, at: datetime
 ) -> bool:
     """Record a claim at the worker's time (`reported_at`) and the clamped time (`at`); False if it was known."""
-    opened = await tx.fetchval(OPEN, worker.id, source, task_id, reported_at, worker.pool_id, at)
-    return opened is not None
+    arguments = OPEN.arguments(
+        worker_id=worker.id,
+        source=source,
+        task_id=task_id,
+        reported_at=reported_at,
+        pool_id=worker.pool_id,
+        started_at=at,
+    )
+    return await tx.fetchval(OPEN.text, *arguments) is not None
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:

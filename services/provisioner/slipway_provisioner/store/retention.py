@@ -1,20 +1,28 @@
 """Deletion of rows that nothing but a person's question needs, once they are old enough."""
 
-from typing import Final
+from typing import Any, Final
+
+import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.tables import claim, decision, in_states, launch_batch, lease, worker
+
+
+def _older(at: sa.Column[Any], days: int) -> sa.ColumnElement[bool]:
+    return at < sa.func.slipway_clock() - sa.text(f"interval '{days} days'")
+
 
 DELETE_OLD: Final = (
-    "DELETE FROM claim WHERE ended_at < slipway_clock() - interval '1 day'",
-    "DELETE FROM decision WHERE last_at < slipway_clock() - interval '7 days'",
-    f"DELETE FROM worker WHERE state IN ({states(ENDED)}) AND ended_at < slipway_clock() - interval '14 days'",
-    "DELETE FROM launch_batch WHERE state = 'known' AND known_at < slipway_clock() - interval '14 days'",
-    "DELETE FROM lease WHERE state = 'ended' AND renewed_at < slipway_clock() - interval '14 days'",
+    Statement(sa.delete(claim).where(_older(claim.c.ended_at, 1))),
+    Statement(sa.delete(decision).where(_older(decision.c.last_at, 7))),
+    Statement(sa.delete(worker).where(in_states(ENDED), _older(worker.c.ended_at, 14))),
+    Statement(sa.delete(launch_batch).where(launch_batch.c.state == "known", _older(launch_batch.c.known_at, 14))),
+    Statement(sa.delete(lease).where(lease.c.state == "ended", _older(lease.c.renewed_at, 14))),
 )
 
 
 async def delete_old(db: Connection) -> None:
     for statement in DELETE_OLD:
-        await db.execute(statement)
+        await db.execute(statement.text)
