@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, matches, names
+from slipway_common.database.sql import Statement, array, matches
 from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
@@ -16,11 +16,10 @@ from slipway_provisioner.store.tables import launch_config
 
 C: Final = launch_config.c
 FIELDS: Final = (C.id, *(C[name] for name in LaunchConfigState.__struct_fields__ if name != "launch_config_id"))
-COLUMNS: Final = names(FIELDS)
 LOCK: Final = Statement(
     sa.select(C.id, C.state).where(C.id == sa.any_(array("ids", C.id))).order_by(C.id).with_for_update(key_share=True)
 )
-LOCK_ALL: Final = "SELECT FROM launch_config ORDER BY id FOR NO KEY UPDATE"
+LOCK_ALL: Final = Statement(sa.select().select_from(launch_config).order_by(C.id).with_for_update(key_share=True))
 # Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
 SHARE: Final = """
 SELECT FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, launch_stop_guard g
@@ -33,13 +32,26 @@ MAY_START: Final = """c.state = 'active' AND p.mode IN ('enforce', 'canary') AND
 STARTABLE: Final = f"""
 SELECT c.account_id, c.id, c.zone, c.instance_type, c.image_revision, c.settings
 FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id WHERE c.id = $1 AND {MAY_START}"""
-# A pause signal replaces a pause of its own source or a shorter one; a person's command ($5) replaces any.
-PAUSE: Final = f"""
-UPDATE launch_config SET state = 'paused', state_reason = $2, state_by = $3, paused_until = $4,
-    revision = revision + 1
-WHERE id = $1 AND (state = 'active' OR (state = 'paused' AND ($5 OR state_by = $3 OR paused_until < $4)))
-    AND ($4::timestamptz IS NULL OR $4 > slipway_clock())
-RETURNING {COLUMNS}"""
+_UNTIL: Final = sa.bindparam("until", type_=C.paused_until.type)
+_BY: Final = sa.bindparam("by", type_=C.state_by.type)
+# A pause signal replaces a pause of its own source or a shorter one; a person's command replaces any.
+_REPLACED: Final = sa.or_(sa.bindparam("command", type_=sa.Boolean), C.state_by == _BY, C.paused_until < _UNTIL)
+PAUSE: Final = Statement(
+    sa.update(launch_config)
+    .where(
+        C.id == sa.bindparam("config_id"),
+        sa.or_(C.state == "active", sa.and_(C.state == "paused", _REPLACED)),
+        sa.or_(_UNTIL.is_(None), sa.func.slipway_clock() < _UNTIL),
+    )
+    .values(
+        state="paused",
+        state_reason=sa.bindparam("reason"),
+        state_by=_BY,
+        paused_until=_UNTIL,
+        revision=C.revision + 1,
+    )
+    .returning(*FIELDS)
+)
 _RESUMED: Final = (
     sa.update(launch_config)
     .where(C.id == sa.bindparam("config_id"), C.state == "paused")
@@ -86,7 +98,8 @@ async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: 
 
     False if it is unknown or archived, `until` has passed, or (unless `command`) another source paused it for longer.
     """
-    row = await tx.fetchrow(PAUSE, config_id, reason, by, until, command)
+    arguments = PAUSE.arguments(config_id=config_id, reason=reason, by=by, until=until, command=command)
+    row = await tx.fetchrow(PAUSE.text, *arguments)
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until)])

@@ -150,7 +150,7 @@ async def lock(tx: Connection) -> None:
     """Exclude other declarations, then lock every pool and config."""
     await tx.execute(ONE_AT_A_TIME)
     await tx.execute(LOCK_POOLS.text)
-    await tx.execute(configs.LOCK_ALL)
+    await tx.execute(configs.LOCK_ALL.text)
 
 
 async def forget_archived(tx: Connection, after_seconds: float) -> None:
