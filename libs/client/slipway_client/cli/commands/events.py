@@ -88,9 +88,9 @@ def tail(
 ) -> None:
     """Print recent events and follow new ones
 
-    Starts with the last 10 of the past hour. Events of worker, launch config, pool and lease lifecycles, signals and
-    alerts, unless --topic names others. With -o json each line is a CloudEvent with its topic, partition, offset and
-    the time at which Kafka stored it.
+    Starts with the last 10 of the past hour. Events of all lifecycles, signals and alerts, unless --topic names
+    others. With -o json each line is a CloudEvent with its topic, partition, offset and the time at which Kafka stored
+    it.
 
     \b
     Examples:
