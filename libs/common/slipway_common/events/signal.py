@@ -1,4 +1,4 @@
-"""Signals from external sources: opinions on health, and pause requests. Values only."""
+"""Signals from external sources: health signals and pause requests. Values only."""
 
 from collections.abc import Iterable
 from textwrap import fill

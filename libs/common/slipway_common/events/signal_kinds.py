@@ -10,7 +10,7 @@ TTL_SECONDS_MAX: Final = 86_400.0
 class Kind(NamedTuple):
     """One kind of signal.
 
-    `effect` is its line in the command's help. A `request` is for the provisioner; others are opinions on health.
+    `effect` is its line in the command's help. A `request` is for the provisioner; others are health signals.
     `factor` multiplies the health of a config. A `value` replaces the factor if it is a share; if it is a number of
     starts, it is required and caps the launch window. A kind that acts `at_once` has no duration. Any further effect,
     such as the trip by `down`, is in domain/signals.py of the weight-calculator.

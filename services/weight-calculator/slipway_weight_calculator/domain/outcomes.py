@@ -7,7 +7,7 @@ from typing import Any, Final
 from slipway_common.events import worker
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
-from slipway_weight_calculator.domain import blame, health, opinions, probes
+from slipway_weight_calculator.domain import blame, health, health_signals, probes
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import Boot, Config
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, Failure
@@ -190,6 +190,6 @@ TIMER_HANDLERS: Final[dict[str, Callable[[Draft, str, float, float], None]]] = {
     "permit": probes.permit_unspent,
     "lost": probes.permit_lost,
     "boot": _boot_late,
-    "signal": opinions.expire,
+    "signal": health_signals.expire,
     "forget": _forget,
 }

@@ -14,7 +14,7 @@ from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.events.worker import WorkerEvent
-from slipway_weight_calculator.domain import health, opinions, probes
+from slipway_weight_calculator.domain import health, health_signals, probes
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft, Values
 from slipway_weight_calculator.domain.outcomes import EVENT_HANDLERS, TIMER_HANDLERS
 from slipway_weight_calculator.domain.rows import Boot, Config, Row, config_of, undeclared
@@ -107,12 +107,12 @@ def fold(draft: Draft, event: WorkerEvent, at: float, partition: str = "", next_
 
 def apply_signal(draft: Draft, event: SignalRaised, at: float, rules: Rules = DEFAULT_RULES) -> str:
     """Apply a signal received at `at`; returns the reason if it has no effect."""
-    return opinions.apply(draft, event, at, rules)
+    return health_signals.apply(draft, event, at, rules)
 
 
 def enforce_shares(draft: Draft, config_id: str, now: float, rules: Rules = DEFAULT_RULES) -> list[tuple[Signal, str]]:
     """Drop the signals that exceed a source's share of a pool after a config has changed; returns them with reasons."""
-    return opinions.enforce_shares(draft, config_id, now, rules)
+    return health_signals.enforce_shares(draft, config_id, now, rules)
 
 
 def count_folded(draft: Draft, config_id: str, stage: str, by: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Signals applied to configs: stored, cleared, expired, and dropped if a source trips more than its share. Pure."""
+"""Health signals of launch configs: apply, clear, expire, and drop those beyond a source's share of a pool. Pure."""
 
 from slipway_common.events.scopes import credential_key, image_key
 from slipway_common.events.signal import SignalRaised
@@ -50,7 +50,7 @@ def enforce_shares(draft: Draft, config_id: str, now: float, rules: Rules = DEFA
 
 
 def expire(draft: Draft, key: str, when: float, now: float) -> None:
-    """Timer at the end of a signal."""
+    """Delete a signal at the end of its TTL."""
     signal = draft.live_signal(key)
     if signal is not None and signal.until == when:
         _drop(draft, key, signal)
