@@ -1,9 +1,9 @@
-"""`make bench-before BEFORE=COMMIT ONLY=weights`: a benchmark of this tree beside that of an earlier commit.
+"""`make bench-before BEFORE=COMMIT ONLY=weights`: compare a benchmark of this tree with an earlier commit.
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
 trees run their own `make bench-weights` (or `leases`, `events`), in the order before, after, after, before, so that a
-machine that becomes slower affects both alike. Prints the figures of each round, then the medians of the ratios after ÷
-before of the rounds; exits with 1 if that of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed
+machine that becomes slower affects both alike. Prints the figures of each round, then the median over the rounds of each
+ratio after ÷ before; exits with 1 if the median of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed
 on to the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
 """
 
@@ -28,7 +28,7 @@ from slipway_local.servers.supervisor import Supervisor, run
 ROOT: Final = Path(__file__).parents[1]
 ROUNDS: Final = 7
 STOP_SECONDS: Final = 60.0  # a benchmark stops its servers
-# Arguments of this program and of the make that started it, which are no arguments of a benchmark.
+# Variables of this program and of the calling make, which must not reach a benchmark.
 LEFT_OUT: Final = frozenset({"BEFORE", "ONLY", "ROUNDS", "KEEP", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"})
 RATE_CLAIM: Final = 0.95
 P50_CLAIM: Final = 1.05
@@ -58,7 +58,7 @@ FIGURES: Final = {
     },
 }
 
-# A table of this name, which the tests' template database got as well, made `make bench-events` of some commits fail.
+# Older commits fail `make bench-events` because the tests' template database has a table of this name as well.
 RENAMED_TABLE: Final = ("bench/hop_latency.py", " effect ", " hop ")
 
 
@@ -104,7 +104,7 @@ def compared(before: Figures, after: Figures) -> list[str]:
 
 
 def claims(rounds: Sequence[tuple[Figures, Figures]]) -> dict[str, bool]:
-    """Median ratios of the figures and their claims, with their truth."""
+    """Median ratio of each figure with its bound, and True if it holds."""
     found = {}
     for name, figure in rounds[0][1].items():
         ratio = median(after[name].value / before[name].value for before, after in rounds)
@@ -127,7 +127,7 @@ def check_out(commit: str, folder: Path) -> None:
 
 
 async def make(tree: Path, target: str, log: Path) -> None:
-    """Run a make target to its end. A benchmark whose own claims are false ends with an error, and has figures."""
+    """Run a make target to its end. A benchmark that misses its own bounds fails, but has printed its figures."""
     given = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     child = Child(target, ["make", "--no-print-directory", target], log=log, env=given, cwd=tree)
     child.start()
@@ -138,7 +138,7 @@ async def make(tree: Path, target: str, log: Path) -> None:
 
 
 async def measure(_: Supervisor) -> int:
-    """Run all rounds, print them, and judge."""
+    """Run and print all rounds, then check the median ratios."""
     commit, only = os.environ.get("BEFORE", ""), os.environ.get("ONLY", "")
     number = int(os.environ.get("ROUNDS", ROUNDS))
     if not commit or only not in FIGURES:

@@ -92,9 +92,8 @@ class Service:
         state: Mapping[str, Any] | None = None,
         schema_minimum: str = "0001",
     ) -> None:
-        """`runtime` is given where objects need it before the service is built. `work` is done by the leader only.
-        `schema_minimum` is the oldest schema revision that this code supports;
-        newer ones are accepted."""
+        """`runtime` is passed if other objects need it before the service exists. `work` is done by the leader only.
+        `schema_minimum` is the oldest schema revision that this code supports; newer ones are accepted."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]

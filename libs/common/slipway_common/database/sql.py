@@ -1,5 +1,5 @@
-"""SQLAlchemy Core statements as text for asyncpg, compiled at import: a wrong column name fails there, and a call pays
-nothing.
+"""SQLAlchemy Core statements as text for asyncpg, compiled at import: a wrong column name fails at import, and a call
+has no overhead.
 
 Long statements stay SQL text; `names` and `arrays` take their columns from the tables.
 """
@@ -76,12 +76,12 @@ def array(name: str, field: Column[Any]) -> BindParameter[Any]:
 
 
 def matches(field: Column[Any], name: str) -> ColumnElement[bool]:
-    """The column has the value bound under `name`, or that value is NULL."""
+    """Condition that the column equals the value bound under `name`, or that this value is NULL."""
     return or_(bindparam(name, type_=field.type).is_(None), field == bindparam(name))
 
 
 def seconds(name: str) -> TextClause:
-    """Interval of the seconds bound under `name`."""
+    """Interval of the number of seconds bound under `name`."""
     return text(f"make_interval(secs => :{name})")
 
 

@@ -19,7 +19,7 @@ WORDS: Final = f"`target_kind` is {_listed(TARGETS)}; `kind` is {_listed(KINDS)}
 
 
 class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
-    # The description in its schema, which names the words for readers outside.
+    # Becomes the description in the JSON Schema, so it lists the accepted values.
     __doc__ = f"A signal about a target; it expires after `ttl_seconds`.\n\n{fill(WORDS, 116)}"
 
     type: ClassVar[str] = "io.slipway.signal.raised.v1"

@@ -1,4 +1,4 @@
-"""Kinds and targets of signals: one row per kind. Services, command and contracts read their words and rules here."""
+"""Kinds and targets of signals: one row per kind. Services, CLI and contracts take rules and texts from this table."""
 
 from typing import Final, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     at_once: bool = False
 
     def expected(self, value: float) -> str:
-        """Words for the values that this kind accepts; empty if `value` is one of them."""
+        """Description of the values that this kind accepts; empty if `value` is accepted."""
         if self.value == "starts":
             return "" if 0 <= value < 1e9 else "a number of starts"
         return "" if 0 <= value <= 1 else "between 0 and 1"
@@ -42,7 +42,7 @@ KINDS: Final = {
         Kind("resume_request", "end a pause of the source", request=True, at_once=True),
     )
 }
-# Names, for signals of other versions too, whose kind may be none of these.
+# Sets of names, because a signal of another version may have a kind that is not in the table.
 REQUESTS: Final = frozenset(kind.name for kind in KINDS.values() if kind.request)
 CAPS: Final = frozenset(kind.name for kind in KINDS.values() if kind.value == "starts")
 VALUED: Final = frozenset(kind.name for kind in KINDS.values() if kind.value)

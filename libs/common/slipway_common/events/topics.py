@@ -16,11 +16,11 @@ def retained(days: int) -> dict[str, str]:
 
 
 class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, compared by identity
-    """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead one.
+    """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead letter.
 
-    `parks` is false for latest-wins inputs, where a dead report blocks nothing. `followed`: subscribers may read it, as
-    opposed to requests between services and reports of monitors. `viewed`: its consumers read it whole, without a
-    consumer group and without dead letters.
+    `parks` is false for latest-wins inputs, where a dead letter blocks nothing. `followed`: subscribers may read it; not so
+    requests between services and reports of monitors. `viewed`: its consumers read the whole topic, without a consumer
+    group and without dead letters.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, c
         return self.config["cleanup.policy"] == "compact"
 
 
-# Each topic is named where it is declared, so that none can be left out.
+# Collects each topic where it is declared, so that none is missing from the list.
 TOPICS: Final[tuple[Topic, ...]] = (
     POOL_DEMAND := Topic(
         "slipway.pool.demand.v1",

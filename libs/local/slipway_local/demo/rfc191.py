@@ -1,4 +1,4 @@
-"""Rule of Taskcluster's RFC 191, as `make demo` and the policy benchmark compare with it. Pure.
+"""Weighting rule of Taskcluster's RFC 191, the baseline of `make demo` and the policy benchmark. Pure.
 
 The rule weights a launch config by the share of non-failures among its events of the last hour. A config without
 events counts as healthy, and if every share is zero, all count as healthy.
@@ -26,7 +26,7 @@ class ErrorRates:
         self.well[config] += others
 
     def weights(self, since: float) -> Sequence[float]:
-        """Weights by the events after `since`; earlier ones are forgotten."""
+        """Weights by the events after `since`; earlier events are dropped."""
         while self.events and self.events[0][0] <= since:
             _, config, has_failed = self.events.popleft()
             (self.failed if has_failed else self.well)[config] -= 1

@@ -28,8 +28,8 @@ async def apply(tx: Connection, declared: Declaration, *, providers: Problems, t
     for lease_pool in declared.lease_pools:
         if problem := times.problem(lease_pool.id, lease_pool.reserve_seconds):
             raise DeclarationRefused(problem)
-    for place, account in enumerate(declared.accounts):
-        _check_settings(place, account, providers)
+    for index, account in enumerate(declared.accounts):
+        _check_settings(index, account, providers)
         changes += await _account(tx, account)
     regions = {account.id: account.region for account in declared.accounts}
     for pool in declared.worker_pools:
@@ -42,13 +42,13 @@ async def apply(tx: Connection, declared: Declaration, *, providers: Problems, t
     return changes
 
 
-def _check_settings(place: int, account: Account, providers: Problems) -> None:
+def _check_settings(index: int, account: Account, providers: Problems) -> None:
     if account.provider not in providers:
         raise DeclarationRefused(
             f"account {account.id}: unknown provider {account.provider}; use one of {', '.join(sorted(providers))}"
         )
     if problem := providers[account.provider](account.settings):
-        raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
+        raise DeclarationRefused(f"accounts/{index}/settings: account {account.id}: {problem}")
 
 
 async def _account(tx: Connection, account: Account) -> list[Change]:

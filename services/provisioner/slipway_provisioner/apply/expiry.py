@@ -1,4 +1,4 @@
-"""Workers past a deadline: stopped, with the outcome of the stage that failed."""
+"""Stop of workers past a deadline, with the outcome of the failed stage."""
 
 from collections.abc import Mapping, Sequence
 
@@ -50,7 +50,7 @@ async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
 
 
 async def _consoles(tx: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]) -> dict[str, str]:
-    """Worker id → location of the instance's console output, for the person who looks into the failure."""
+    """Worker id → location of the instance's console output, shown with the failure."""
     by_id = {id_: await accounts.get(tx, id_) for id_ in sorted({worker.account_id for worker in overdue})}
     return {
         worker.id: providers[by_id[worker.account_id].provider].console(

@@ -1,4 +1,4 @@
-"""Freezing a pool for a bad image, and unfreezing it, with the alert."""
+"""Freeze of a pool for a bad image, its end, and their alerts."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Provider calls as they are committed, and their certain outcomes as they are recorded, once each.
+"""Launch calls: store a batch before its call, and record the outcome once it is known.
 
 Lock order of a start: config and pool (shared), launch stop guard, lease, workers. Of an outcome: batch, workers.
 """
@@ -24,7 +24,7 @@ from slipway_provisioner.store.batches import Batch
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every call. `deployment` is part of its token."""
+    """Settings of every launch call. `deployment` is part of its idempotency token."""
 
     deployment: str
     call_timeout_seconds: float
@@ -37,7 +37,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Account] | None:
-    """Store a batch, whose call may be made after the commit. None if nothing may start under the lease now."""
+    """Store a batch; its call may be made after the commit. None if nothing may start under the lease now."""
     config = await configs.startable(tx, await leases.config_of(tx, lease_id))
     if config is None:
         return None
@@ -101,7 +101,7 @@ async def record_instances(
 
 
 async def record_refusal(tx: Connection, batch: Batch, refused: Refused) -> None:
-    """Record that the provider refused a call. A throttled one is put back."""
+    """Record that the provider refused a call. The intents of a throttled call are put back."""
     intents = await _unrecorded(tx, batch)
     if intents is None:
         return

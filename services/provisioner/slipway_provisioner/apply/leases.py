@@ -1,4 +1,4 @@
-"""Leases as they change: a grant binds waiting intents, an end returns them to the queue, units are released once."""
+"""Changes of leases: bind a grant to waiting intents, return intents to the queue at its end, release units once."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Findings of the instance reaper as they change workers: instances that are gone, and instances that run."""
+"""Changes of workers by findings of the instance reaper: missing instances and running instances."""
 
 from collections.abc import Sequence
 

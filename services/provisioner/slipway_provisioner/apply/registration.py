@@ -44,7 +44,7 @@ async def register(
     if worker.state in ENDED:
         raise AlreadyStopped(worker.reason)
     if worker.registered_at is not None:
-        return await _again(tx, worker, token_sha256), None
+        return await _replace_token(tx, worker, token_sha256), None
     after, event = registered(worker, instance_id, token_sha256, await pools.now(tx))
     (released,) = await release(tx, [after], "registered")
     await workers.save(tx, [(released, event)])
@@ -58,7 +58,7 @@ async def _lowest_unbound(tx: Connection, batch_id: str) -> Worker:
     raise OrphanInstance("every intent of the batch has an instance; this one will be terminated")
 
 
-async def _again(tx: Connection, worker: Worker, token_sha256: str) -> Worker:
+async def _replace_token(tx: Connection, worker: Worker, token_sha256: str) -> Worker:
     """Replace the token of a repeated registration, whose first response was lost. Refused once a token was used."""
     if worker.token_used:
         raise AlreadyRegistered(worker.id)

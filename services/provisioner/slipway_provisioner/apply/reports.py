@@ -1,4 +1,4 @@
-"""Reports of a worker's agent: a claim, the end of a task, an error, its own stop, a heartbeat.
+"""Reports of a worker's agent: claim, end of a task, error, stop of the machine, heartbeat.
 
 Each locks the worker, verifies the agent's token and records the contact. Repeated reports change nothing else;
 impossible ones raise IllegalTransition.

@@ -8,7 +8,7 @@ import msgspec
 Row = Mapping[str, Any]
 """Column → value, as declared or as stored."""
 
-# A config keeps these under its id, since its history belongs to them.
+# Immutable under a config's id, since its history belongs to these values.
 BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings", "pool_id")
 
 
@@ -61,7 +61,7 @@ def check_body(config_id: str, changed: Sequence[str]) -> None:
 
 
 def change(kind: str, id_: str, stored: Row | None, wanted: Row, *, inherited: Collection[str] = ()) -> Change:
-    """The change that makes a row as wanted, listing all that differs but the `inherited` columns."""
+    """Change of a row to its declared values, listing the columns that differ except `inherited` ones."""
     if stored is None:
         return Change(kind=kind, id=id_, action="create")
     listed = [name for name in different(stored, wanted) if name not in inherited]

@@ -40,7 +40,7 @@ def bad_image(observed: Observed) -> Shared | None:
 
 def new_failures(known: Shared) -> int:
     """Consecutive unconfirmed starts since the pool was last unfrozen. A count below `forgiven` means that a success
-    came between, so nothing of it is forgiven; the stored `forgiven` is deleted when such a count arrives."""
+    came between, so none of it is forgiven; the stored `forgiven` is deleted when such a count arrives."""
     return known.unconfirmed - known.forgiven if known.unconfirmed >= known.forgiven else known.unconfirmed
 
 
@@ -55,7 +55,7 @@ def description(known: Shared) -> str:
 def raised(
     pool_id: str, image: Shared, *, tasks: int, starts: Sequence[UnconfirmedStart], now: datetime
 ) -> AlertRaised:
-    """Alert on a pool that is frozen now; `tasks` need a worker, `starts` are the evidence.
+    """Alert on a pool that has just been frozen; `tasks` need a worker, `starts` are the evidence.
 
     If the image has tripped, its own alert is the page and this one a notice, unless the pool was unfrozen before.
     """
@@ -73,7 +73,7 @@ def raised(
 
 
 def resolved(pool_id: str, summary: str) -> AlertResolved:
-    """End of the alert on a frozen pool."""
+    """Resolution of the alert on a frozen pool."""
     return AlertResolved(**_alert(pool_id), summary=summary)
 
 

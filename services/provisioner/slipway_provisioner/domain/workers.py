@@ -78,7 +78,7 @@ def requested(worker: Worker) -> Change:
 
 
 def admitted(worker: Worker, lease_id: str) -> Worker:
-    """Holds a unit of a lease. No event: the lease's own events say so."""
+    """Assign a unit of a lease. Emits no event, since the lease's events record it."""
     return msgspec.structs.replace(worker, lease_id=lease_id, holds_unit=True)
 
 

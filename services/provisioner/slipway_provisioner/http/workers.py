@@ -69,7 +69,7 @@ class ErrorReport(AgentBody):
 
 @contextlib.asynccontextmanager
 async def _transaction(db: Database) -> AsyncIterator[Connection]:
-    """A transaction, which a refusal rolls back and turns into a Problem."""
+    """Transaction that a refusal rolls back; the refusal is raised as a Problem."""
     try:
         async with db.acquire() as connection, connection.transaction():
             yield connection

@@ -1,1 +1,1 @@
-"""The only port: clouds. One file per provider, its error table in it; found by entry point."""
+"""Provider port and its implementations: one file per provider with its error table, found by entry point."""

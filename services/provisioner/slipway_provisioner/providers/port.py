@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """There was no conclusive reply: the call may have had its effect."""
+    """There was no conclusive reply: the call may have taken effect."""
 
 
 class Provider(Protocol):
@@ -66,7 +66,7 @@ class Provider(Protocol):
         return
 
     def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
-        """Key of the capacity that instances of a config need: one failure for lack of it speaks for all of them."""
+        """Key of the capacity that a config uses. A capacity failure concerns every config with the same key."""
         return f"{config['instance_type']}/{config['zone']}/{config.get('lifecycle', 'on-demand')}"
 
     def failure(

@@ -57,18 +57,18 @@ class Terminable(msgspec.Struct, frozen=True):
 
 
 async def overdue_boots(db: Connection, timeout_seconds: float) -> list[str]:
-    """Workers whose instance was launched so long ago and has not registered."""
+    """Workers whose instance has not registered within `timeout_seconds` of its launch."""
     return [row["id"] for row in await db.fetch(OVERDUE_BOOTS, timeout_seconds)]
 
 
 async def idle_despite_demand(db: Connection, idle_seconds: float) -> Mapping[str, IdleTime]:
-    """Workers that have been idle for so long while tasks were pending as long."""
+    """Workers idle for `idle_seconds` in a pool whose tasks were pending for as long."""
     rows = await db.fetch(IDLE_DESPITE_DEMAND, idle_seconds)
     return {row["id"]: IdleTime(row["idle_since"], row["throughout"]) for row in rows}
 
 
 async def unresponsive(db: Connection, timeout_seconds: float) -> Mapping[str, datetime]:
-    """Workers without contact for so long, with the time of their last contact."""
+    """Workers without contact for `timeout_seconds`, with the time of their last contact."""
     return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, timeout_seconds)}
 
 

@@ -154,7 +154,7 @@ async def lock(tx: Connection) -> None:
 
 
 async def forget_archived(tx: Connection, after_seconds: float) -> None:
-    """Delete outcomes of configs that were archived so long ago, and shares that only such configs used."""
+    """Delete outcomes of configs archived for `after_seconds`, and shares that only such configs used."""
     await tx.execute(DELETE_OUTCOMES.text, *DELETE_OUTCOMES.arguments(after=after_seconds))
     await tx.execute(DELETE_SHARED, after_seconds)
 

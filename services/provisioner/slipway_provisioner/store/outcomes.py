@@ -6,7 +6,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED
 from slipway_provisioner.store.tables import states
 
-UNFOLDED_SECONDS: Final = 3600  # longer than any record is late while the calculator is available
+UNFOLDED_SECONDS: Final = 3600  # longer than a record can be delayed while the calculator is available
 # A counter must not be below the number of failed workers. Counters of a config that was declared again start at zero.
 REPAIR: Final = f"""
 UPDATE launch_config_outcomes f SET failures = shown.failures, unfolded_since = NULL FROM (
@@ -44,5 +44,5 @@ async def repair(db: Connection) -> list[str]:
 
 async def write_off(db: Connection, pool_id: str, *, calculator_available: bool) -> list[dict[str, Any]]:
     """Write off failures of a pool's configs that were not folded in time; returns config, stage and number of each
-    counter that was looked at."""
+    counter."""
     return [dict(row) for row in await db.fetch(WRITE_OFF, pool_id, calculator_available)]

@@ -1,4 +1,4 @@
-"""Deletion of rows that nothing but a person's question needs, once they are old enough."""
+"""Deletion of old rows that are kept only as history for operators."""
 
 from typing import Any, Final
 

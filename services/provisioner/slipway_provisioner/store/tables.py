@@ -45,7 +45,7 @@ def required(name: str, type_: Any, *constraints: Any, **options: Any) -> Column
 
 
 def empty_text(name: str) -> Column[str]:
-    """Text that is empty unless there is something to say."""
+    """Text column, empty by default."""
     return required(name, Text, server_default=text("''"))
 
 

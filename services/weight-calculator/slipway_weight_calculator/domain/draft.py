@@ -1,7 +1,6 @@
-"""Known values, and a Draft of one commit over them: changed values, memberships and sums. Pure.
+"""Health state by key, and the Draft of one commit over it: changed values, memberships and sums. Pure.
 
-Nothing here decides: health.py, probes.py and outcomes.py do. The known values stay unchanged until the draft is
-applied.
+Decisions are made in health.py, probes.py and outcomes.py. The state stays unchanged until the draft is applied.
 """
 
 from collections.abc import Iterable, Mapping

@@ -56,7 +56,7 @@ def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: fl
 
 
 def charge(draft: Draft, config: Config, key: str, name: str, failure: Failure, *, place: bool) -> None:
-    """Record a failure of a row's stage; `place`: it concerns the location."""
+    """Record a failure of a row's stage; `place`: the failure also counts against the location."""
     policy, at = draft.policy(config), failure.at
     row = draft.row(key)
     if row is None:
@@ -113,13 +113,13 @@ def end_boot(
     boot: Boot,
     at: float,
     *,
-    came: bool = False,
+    registered: bool = False,
     failure: Failure | None = None,
     charged: Collection[str] = (),
 ) -> None:
     """End a boot. A late one stays a failure of the `charged` keys and is withdrawn elsewhere.
 
-    A row that tripped by late boots alone recovers only when one of them has registered (`came`).
+    A row that tripped by late boots alone recovers only when one of them has `registered`.
     """
     draft.boots[worker_id] = None
     if not boot.late:
@@ -135,7 +135,7 @@ def end_boot(
             continue
         mass = evidence.remaining(max(0.0, stage.at - boot.late_at), policy)
         trip, window = trips.withdrawn(stage.trip, worker_id), stage.window
-        if came and trips.unfounded(trip, late, policy.trip_boot):
+        if registered and trips.unfounded(trip, late, policy.trip_boot):
             trip, window = trips.recovered(trip, at), policy.recovered_window
         draft.set_trip(
             key,

@@ -1,4 +1,4 @@
-"""Handlers of worker events and of timers: they pass the facts on to health.py and probes.py. Pure."""
+"""Handlers of worker events and of timers, which apply them by health.py and probes.py. Pure."""
 
 from collections.abc import Callable, Collection
 from heapq import heappush
@@ -58,13 +58,13 @@ def _launch_failed(draft: Draft, config: Config, event: worker.WorkerLaunchFaile
 
 def _registered(draft: Draft, config: Config, event: worker.WorkerRegistered, at: float) -> None:
     outcome, boot = event.outcome, draft.boot(event.worker_id)
-    came = outcome.stage is BOOT and outcome.result is OK
+    registered = outcome.stage is BOOT and outcome.result is OK
     if boot is not None:
-        health.end_boot(draft, config, event.worker_id, boot, at, came=came)
-    elif came:
-        # The reply is still to come.
+        health.end_boot(draft, config, event.worker_id, boot, at, registered=registered)
+    elif registered:
+        # The reply to the launch call arrives later.
         draft.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)
-    if not came:
+    if not registered:
         _fail(draft, config, event, outcome, at)  # terminated before it registered
         return
     health.succeed(draft, config, "boot", at, event.boot_seconds)
@@ -86,7 +86,7 @@ def _claimed(draft: Draft, config: Config, event: worker.WorkerClaimed, at: floa
 
 
 def _ended(draft: Draft, config: Config, event: worker.WorkerStopping | worker.WorkerLost, at: float) -> None:
-    """Handle the end of a worker; its outcome is None if the end was our own doing."""
+    """Handle the end of a worker; its outcome is None if Slipway ended it."""
     boot, outcome = draft.boot(event.worker_id), event.outcome
     if boot is not None and outcome is not None and outcome.stage is BOOT:
         charged, failure = _charged_keys(draft, config, outcome), _failure(event, outcome, at)

@@ -1,7 +1,7 @@
-"""Probes of tripped rows: when the next one is due, who gets its permit, and what becomes of the permit. Pure.
+"""Probes of tripped rows: schedule, issue of permits, and resolution of permits. Pure.
 
-A permit covers every tripped stage of its config; the trips hold its name until an outcome of its worker, or its loss,
-resolves them. Timers are derived from the state: one whose time does not match it does nothing.
+A permit covers every tripped stage of its config. The trips hold its name until they are resolved by an outcome of its
+worker or by its loss. Timers are derived from the state; a timer whose time does not match the state does nothing.
 """
 
 from collections.abc import Collection, Iterable
@@ -59,13 +59,13 @@ def schedule(draft: Draft) -> None:
 
 
 def spend(draft: Draft, config: Config, permit: int, at: float) -> None:
-    """A worker was requested with the permit."""
+    """Mark a permit spent, as a worker was requested with it."""
     row = draft.row(config.id)
     if row is None or permit != row.permit or row.spent:
         return
     lost_at = at + draft.policy(config).probe_timeout_seconds
     draft.set_permit(config.id, ready=True, spent=True, lost_at=lost_at)
-    # If the permit was withdrawn meanwhile, it covers the trips again that no other probe covers.
+    # A permit that was withdrawn meanwhile again covers the trips that no other probe covers.
     for key, name, trip in draft.trips_on(config):
         if not trip.probe:
             draft.set_trip(key, name, trips.issued(trip, _probe(config, row), at))
@@ -175,7 +175,7 @@ def permit_unspent(draft: Draft, config_id: str, when: float, now: float) -> Non
 
 
 def permit_lost(draft: Draft, config_id: str, when: float, now: float) -> None:
-    """Abandon a probe after too long without news of it."""
+    """Abandon a probe of which no event has arrived in time."""
     config, row = draft.config(config_id), draft.row(config_id)
     if config is None or row is None or not row.ready or row.lost_at != when:
         return

@@ -1,4 +1,4 @@
-"""Health state of the whole deployment and all transitions allowed on it from outside the domain. Pure.
+"""Facade of the domain: health state of the whole deployment, and every transition that callers may apply. Pure.
 
 A transition changes a Draft, the changes of one commit; the World beneath it stays unchanged until `commit`. Everything
 follows from the state, the events and the given times, so the same journal gives the same rows. Transitions that depend
@@ -22,7 +22,7 @@ from slipway_weight_calculator.domain.signals import Signal
 
 
 class World(Values):
-    """All known values. They change by `load`, and by the commit of a draft."""
+    """Health state of the deployment. It changes only by `load` and by the commit of a draft."""
 
     def load(
         self,
@@ -83,7 +83,7 @@ def archive(draft: Draft, config_id: str, now: float) -> None:
 
 
 def fold(draft: Draft, event: WorkerEvent, at: float, partition: str = "", next_offset: int = 0) -> None:
-    """Apply one worker event at the time of the fact, in seconds since the epoch; most events change nothing.
+    """Apply one worker event; `at` is its time in seconds since the epoch. Most events change nothing.
 
     `partition` ("topic/number") and `next_offset` are published with the record as the position it includes.
     """

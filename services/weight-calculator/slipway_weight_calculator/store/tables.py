@@ -15,7 +15,7 @@ OFTEN_UPDATED = {"fillfactor": 50}
 
 
 def bodies(name: str, **options: Any) -> Table:
-    """Values by key, as JSON in text as the core encodes them: the same value has the same bytes."""
+    """Table of values by key, as JSON text encoded by the domain, so that equal values have equal bytes."""
     return Table(name, metadata, Column("key", Text, primary_key=True), Column("body", Text, nullable=False), **options)
 
 

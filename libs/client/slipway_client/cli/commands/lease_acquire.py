@@ -1,4 +1,4 @@
-"""Commands `slipway lease` that wait for leases: run, acquire and gang."""
+"""`slipway lease` commands that wait for leases: run, acquire and gang."""
 
 import os
 import signal

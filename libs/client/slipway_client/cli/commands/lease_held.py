@@ -1,4 +1,4 @@
-"""Commands `slipway lease` on leases that are held: renew, confirm, release, cancel, status and ls."""
+"""`slipway lease` commands on held leases: renew, confirm, release, cancel, status and ls."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Options and values that several commands `slipway lease` share."""
+"""Options and values shared by `slipway lease` commands."""
 
 from typing import TYPE_CHECKING, Annotated
 

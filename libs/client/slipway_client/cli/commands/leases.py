@@ -1,5 +1,4 @@
-"""Group `slipway lease`, composed of the commands that acquire leases, those on held leases, and those for operators of
-lease pools.
+"""`slipway lease` command group: acquire leases, manage held leases, and operate lease pools.
 
 Values go to standard output, everything else to standard error, so that scripts can capture the values.
 """

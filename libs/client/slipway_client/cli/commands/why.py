@@ -1,4 +1,4 @@
-"""`slipway why`: finds what an id names and reads its facts; view/why/ explains them."""
+"""`slipway why`: finds the resource of an id and reads its rows; view/why/ explains them."""
 
 import re
 import shutil

@@ -1,2 +1,2 @@
-"""Explanations for `slipway why`: cause, since when, effect and remedy of a thing's state, a module per kind of thing.
-Pure: facts as the services report them in, sentences out."""
+"""Explanations for `slipway why`: cause, start, effect and remedy of a resource's state, one module per kind of
+resource. Pure: takes rows as the services return them, and returns sentences."""

@@ -1,4 +1,4 @@
-"""Causes and details that several kinds of things share."""
+"""Causes and details shared by several kinds of resources."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -8,8 +8,10 @@ from slipway_client.view.phrases import MODES, frozen, launch_stop, paused, queu
 from slipway_client.view.why.explanation import NOTHING, Cause, Facts
 
 
-def acts(pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts], now: datetime) -> Iterator[Cause]:
-    """Acts of a person, or a freeze."""
+def interventions(
+    pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts], now: datetime
+) -> Iterator[Cause]:
+    """Causes that stop all launches of a pool: a freeze, a pause, a launch stop, or the pool's mode."""
     id_ = pool["id"]
     if pool.get("frozen"):
         remedy = f"repair the cause, then `slipway pool unfreeze {id_} --reason …`"
@@ -33,7 +35,7 @@ def config_state(config: Facts, now: datetime) -> str:
 
 
 def resume(config: Facts) -> str:
-    """The command that resumes a paused launch config."""
+    """Command that resumes a paused launch config."""
     return f"`slipway lc resume {config['id']} --reason …`"
 
 
@@ -77,8 +79,8 @@ def raise_limit(row: Facts) -> str:
     )
 
 
-def stands_still(pool: Facts, launch_stops: Sequence[Facts], account_id: str = "") -> bool:
-    """True if nothing at all is launched for the pool, or in the account for it."""
+def launches_nothing(pool: Facts, launch_stops: Sequence[Facts], account_id: str = "") -> bool:
+    """True if nothing is launched for the pool, or for the pool in the account."""
     scopes = {("all", ""), ("pool", pool["id"]), ("account", account_id)}
     stopped_ = any((stop["scope"], stop["scope_id"] or "") in scopes for stop in launch_stops)
     return bool(pool.get("frozen") or pool.get("paused") or pool.get("mode") == "observe" or stopped_)

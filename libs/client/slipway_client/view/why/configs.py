@@ -7,12 +7,12 @@ from typing import Final
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, either, full_window, is_tripped, queue, some, trip_cause, tripped
 from slipway_client.view.why.causes import (
-    acts,
     config_state,
+    interventions,
+    launches_nothing,
     lease_pools_used,
     queues,
     resume,
-    stands_still,
     tripped_since,
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
@@ -39,11 +39,11 @@ def of_config(
         causes.append(Cause(text=text, since=began, remedy=remedy))
     causes += [
         Cause(
-            text=act.text if act.text.startswith("launching ") else f"pool {pool['id']} {act.text}",
-            since=act.since,
-            remedy=act.remedy,
+            text=cause.text if cause.text.startswith("launching ") else f"pool {pool['id']} {cause.text}",
+            since=cause.since,
+            remedy=cause.remedy,
         )
-        for act in acts(pool, [config], launch_stops, now)
+        for cause in interventions(pool, [config], launch_stops, now)
     ]
     used = lease_pools_used(lease_pools, [config])
     if config["state"] == "active" and not is_tripped(config):
@@ -56,7 +56,7 @@ def of_config(
         causes.append(Cause(text="healthy, nothing limits its launches"))
     weight = "" if config.get("weight") is None else f"weight {config['weight']:.3g}, "
     launches = "launches by its weight"
-    if config["state"] != "active" or stands_still(pool, launch_stops, config["account_id"]):
+    if config["state"] != "active" or launches_nothing(pool, launch_stops, config["account_id"]):
         launches = "launches nothing"
     elif is_tripped(config):
         launches = "launches nothing but probes"

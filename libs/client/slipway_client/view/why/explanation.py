@@ -23,7 +23,7 @@ NOTHING: Final = "none needed"
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause of a state, with the time at which it began, if that is known, and the remedy."""
+    """One cause of a state, with its start, if known, and its remedy."""
 
     text: str
     since: datetime | None = None
@@ -31,8 +31,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """A thing's state explained. `since` is None where no service keeps the time; `details` are further sentences, of
-    which those that begin with a space or an arrow belong to the one before."""
+    """Explanation of a resource's state. `since` is None where no service stores the time. `details` are further sentences;
+    one that begins with a space or an arrow belongs to the one before it."""
 
     kind: str
     id: str
@@ -50,7 +50,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explained(kind: str, id_: str, causes: Sequence[Cause], effect: str, details: Sequence[str]) -> Explanation:
-    """The first cause explained; the others follow as details."""
+    """Explanation by the first cause; the other causes become details."""
     first = causes[0]
     also = [f"Also: {cause.text}." + _further(cause) for cause in causes[1:]]
     return Explanation(

@@ -7,13 +7,13 @@ from fractions import Fraction
 from slipway_client.view import moments
 from slipway_client.view.phrases import brief, count, either, full_window, is_tripped, queue, some, tripped
 from slipway_client.view.why.causes import (
-    acts,
     config_state,
+    interventions,
+    launches_nothing,
     lease_pools_used,
     queues,
     resume,
     shares,
-    stands_still,
     tripped_since,
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
@@ -40,7 +40,7 @@ def of_pool(
     trips = list(_trips(configs, now))
     full = pool["serving"] >= pool["max_capacity"] > 0
     causes = [
-        *acts(pool, configs, launch_stops, now),
+        *interventions(pool, configs, launch_stops, now),
         *([*limits, *trips] if broker or (full and limits) else [*trips, *limits]),
     ]
     if calculator:
@@ -113,7 +113,7 @@ def _effect(pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts]
     parts = [f"{pool['running']} registered"]
     parts += [f"{pool['leaving']} leaving"] if pool["leaving"] else []
     words = f"{tasks}, {pool['claimed']} claimed; {workers} ({', '.join(parts)})"
-    if stands_still(pool, launch_stops):
+    if launches_nothing(pool, launch_stops):
         return f"{words}; nothing is launched"
     active = [config for config in configs if config["state"] == "active"]
     bad = [config for config in active if is_tripped(config)]

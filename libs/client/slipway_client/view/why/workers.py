@@ -1,4 +1,4 @@
-"""Explanation of a worker, from the decision that wanted it to its end."""
+"""Explanation of a worker, from the decision that requested it to its end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
