@@ -91,10 +91,10 @@ test: $(READY) tools ## Everything that CI runs, by layers, with times: FAST=1 f
 tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
 	@infra/tools.sh
 
-screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and judged
+screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and checked
 	@$(RUN) -m tests.tools.screen_shot
 
-compose-check: $(READY) ## docker-compose.yml and its images: judged, built and started without a container engine
+compose-check: $(READY) ## docker-compose.yml and its images: checked, built and started without a container engine
 	@$(RUN) -m $(BROKEN) tests.compose.run
 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
@@ -103,13 +103,13 @@ e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS
 e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
 	@$(RUN) -m $(BROKEN) tests.e2e.windows
 
-replay-same: $(READY) ## Replay of the recorded outage, compared with the records of before the words changed
+replay-same: $(READY) ## Replay of the recorded outage, compared with the records of an earlier version
 	@$(RUN) -m tests.tools.replay_same
 
-tables: $(READY) ## Schema of each service as its migrations make it, compared with the one that its tables make
+tables: $(READY) ## Migrated schema of each service, compared with the schema made from its table definitions
 	@$(RUN) -m $(BROKEN) tests.tools.tables
 
-structure: $(READY) ## Largest files, classes and functions, files per layer, import cycles: all within their limits
+structure: $(READY) ## Largest files, classes and functions, files per layer, import cycles, checked against limits
 	@$(RUN) -m $(BROKEN) tests.tools.structure
 
 simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ONLY=weights SEEDS=100, FULL=1: a calculator killed at its commits
@@ -119,7 +119,7 @@ simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ON
 histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, checked for double grants: N=20 SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.histories.run
 
-requirements: $(READY) ## What is required of the lease-broker, a test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
+requirements: $(READY) ## Requirements of the lease-broker, one test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
 	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
@@ -140,7 +140,7 @@ bench-weights: $(READY) ## Benchmark of the weight-calculator: fold, replay, lat
 bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, handover, restart: SECONDS=20 KEEP=1
 	@$(RUN) -m bench.leases.bench
 
-bench-before: $(READY) ## Benchmark of this tree beside that of BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
+bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER

@@ -2,9 +2,9 @@
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
 trees run their own `make bench-weights` (or `leases`, `events`), in the order before, after, after, before, so that a
-machine that becomes slower affects both alike. Prints the figures of each round, then the median over the rounds of each
-ratio after ÷ before; exits with 1 if the median of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed
-on to the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
+machine that becomes slower affects both alike. Prints the figures of each round, then the median of each ratio after ÷
+before; exits with 1 if the median of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed on to
+the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
 """
 
 import os

@@ -18,9 +18,9 @@ def retained(days: int) -> dict[str, str]:
 class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, compared by identity
     """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead letter.
 
-    `parks` is false for latest-wins inputs, where a dead letter blocks nothing. `followed`: subscribers may read it; not so
-    requests between services and reports of monitors. `viewed`: its consumers read the whole topic, without a consumer
-    group and without dead letters.
+    `parks` is false for latest-wins inputs, where a dead letter blocks nothing. `followed` is false for requests
+    between services and reports of monitors, which subscribers may not read. Consumers of a `viewed` topic read it
+    whole, without a consumer group and without dead letters.
     """
 
     name: str

@@ -31,8 +31,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Explanation of a resource's state. `since` is None where no service stores the time. `details` are further sentences;
-    one that begins with a space or an arrow belongs to the one before it."""
+    """Explanation of a resource's state. `since` is None where no service stores the time. `details` are further
+    sentences; one that begins with a space or an arrow belongs to the one before it."""
 
     kind: str
     id: str
