@@ -836,17 +836,20 @@ async def test_a_cancelled_block_withdraws_its_request(broker: LeaseBroker, opti
 
 
 PROGRAM = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, time
 from slipway_client.leases import lease
 {before}
+# One long wait could begin just after the signal has come, and before its handler has run: the handler would wait too.
 def sync():
     with lease("aws-ci"):
         print("held", flush=True)
-        signal.pause()
+        while True:
+            time.sleep(0.05)
 async def coroutine():
     async with lease("aws-ci"):
         print("held", flush=True)
-        await asyncio.sleep(60)
+        while True:
+            await asyncio.sleep(0.05)
 {main}
 print("afterwards", signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, mine if "mine" in globals() else None))
 """
