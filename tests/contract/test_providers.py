@@ -42,7 +42,7 @@ class Setup(msgspec.Struct, frozen=True):
     """A provider and an account with capacity for three instances.
 
     `cancelled` cancels a create call on which the provider works, waits until it has ended, and returns the ids of its
-    instances: not from the provider's listing, but from what it is a listing of.
+    instances, read from the processes or the simulator itself instead of the provider's listing.
     """
 
     provider: Provider

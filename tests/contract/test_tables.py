@@ -1,4 +1,4 @@
-"""The schema that a service's tables make is the one that its migrations make, and no difference goes unseen."""
+"""Schemas made from tables equal the migrated ones, and every kind of difference is found."""
 
 from typing import Final
 

@@ -275,7 +275,7 @@ def test_scripts_say_what_they_lack(tmp_path: Path, script: str) -> None:
     assert f"kafka-{script.removesuffix('.sh')}.sh is not on the PATH" in done.stderr
 
 
-# The registry itself is judged in tests/unit/test_topics.py: by what services consume, and by what is open to others.
+# tests/unit/test_topics.py tests the registry itself: its consumers, and the topics that subscribers may read.
 
 
 @pytest.mark.parametrize("user", USERS)

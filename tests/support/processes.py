@@ -1,4 +1,4 @@
-"""Parts of a test service in a separate process, which tests stop and kill. It prints one event per line on stdout.
+"""Parts of a test service in a separate process, which tests stop and kill. Prints one event per line on stdout.
 
 `python -m tests.support.processes consumer|leader|relay|service DATABASE_URL BOOTSTRAP PREFIX [STALLED_SECONDS|PORT]`
 """

@@ -1,4 +1,4 @@
-"""The SQL statements of a package, in text and compiled, so that a test can prove that none of them lacks a test."""
+"""The SQL statements of a package, in text and compiled, so that a test can prove that each of them is tested."""
 
 import ast
 import re

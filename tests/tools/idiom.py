@@ -1,7 +1,7 @@
 """Checks the mechanical part of the house style: docstrings, CLI help, banned words, class names, formatter exemptions.
 
-`python -m tests.tools.idiom` prints a line per finding, as path:line: message, and exits with 1 if there is any. What
-a word means here, and the words to use instead: docs/glossary.md.
+`python -m tests.tools.idiom` prints a line per finding, as path:line: message, and exits with 1 if there is any. The
+terms and their replacements are in docs/glossary.md.
 """
 
 import ast

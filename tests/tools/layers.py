@@ -119,7 +119,7 @@ def main(names: Sequence[str], *, fast: bool) -> int:
     ends = run_all(wanted)
     failed = any(end.verdict != "ok" for end in ends)
     for end in ends:
-        if end.verdict != "ok":  # what went wrong stands above hundreds of lines of other layers
+        if end.verdict != "ok":  # otherwise the failure is hundreds of lines above the end
             print(f"── end of {end.name} ──", *end.last_lines(), sep="\n")
     print("── summary ──", *(end.line() for end in sorted(ends, key=lambda end: wanted.index(end.name))), sep="\n")
     print(f"  {'total':<14}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")

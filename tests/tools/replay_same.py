@@ -1,4 +1,4 @@
-"""Comparison of today's replay with the one of an earlier version: `make replay-same`.
+"""`make replay-same`: compares a replay of this version with that of an earlier version.
 
 `tests/data/outage.expected.jsonl` holds every record and alert that the earlier version published in a replay of
 `tests/data/outage.jsonl`, and the digest of its final state. `tests/data/outage.words.toml` maps the words that have

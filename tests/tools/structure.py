@@ -1,9 +1,9 @@
-"""`make structure`: sizes, layers and import cycles of the product, judged.
+"""`make structure`: checks sizes, layers and import cycles of the product.
 
 Prints the longest files, the classes with most methods, the functions of the domains with most parameters, the files
 per layer; then a line per finding, import cycles included, and their number last. Exits with 1 if there is any. Imports
-inside functions and for type checking count as well, since they hide a cycle and do not remove it. With `--findings` it
-prints only those and their number, as `make check` does.
+inside functions and for type checking count as well, since they hide a cycle and do not remove it. With `--findings`,
+as in `make check`, only findings and their number are printed.
 """
 
 import ast
@@ -90,7 +90,7 @@ def functions(found: Sequence[Module]) -> list[Size]:
 
 
 def parameters(function: Function, *, method: bool) -> int:
-    """Number of parameters that a caller thinks of."""
+    """Number of parameters that a caller passes."""
     given = function.args
     number = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) + bool(given.vararg) + bool(given.kwarg)
     static = any(isinstance(node, ast.Name) and node.id == "staticmethod" for node in function.decorator_list)
@@ -171,7 +171,7 @@ def report(found: Sequence[Module]) -> Iterator[str]:
 
 
 def findings(found: Sequence[Module]) -> list[str]:
-    """A line per claim that is false."""
+    """A line per violated limit."""
     return [
         *(f"{size.place}: {size.number} lines, above {LINES_MAX}" for size in files(found) if size.number > LINES_MAX),
         *(

@@ -1,4 +1,4 @@
-"""`make tables`: each service's schema as its migrations make it, compared with the one that its tables make.
+"""`make tables`: compares the migrated schema of each service with the schema made from its tables.
 
 Prints every difference with its object, and exits with 1 if there is any. Both schemas are dumped by `pg_dump
 --schema-only`, so that functions, triggers, defaults and constraints count.
@@ -74,7 +74,7 @@ def differences(migrations: Mapping[str, list[str]], tables: Mapping[str, list[s
 
 
 async def migrated(server: EmbeddedPostgres, service: str, more: str = "") -> dict[str, list[str]]:
-    """Schema of a service as its migrations make it; `more` is SQL that runs after them."""
+    """Dump of a migrated schema; `more` is SQL that runs after the migrations."""
     url = await server.create_database(database := new_id())
     await migrate.upgrade(url, service)
     await execute(url, service, more)
@@ -82,7 +82,7 @@ async def migrated(server: EmbeddedPostgres, service: str, more: str = "") -> di
 
 
 async def made(server: EmbeddedPostgres, service: str, more: str = "") -> dict[str, list[str]]:
-    """Schema of a service as its tables make it; `more` is SQL that runs after them."""
+    """Dump of a schema made from tables; `more` is SQL that runs afterwards."""
     url = await server.create_database(database := new_id())
     schema = postgres.schema_of(service)
     await execute(url, service, script(import_module(f"slipway_{schema}.store.tables").metadata) + more)

@@ -1,4 +1,4 @@
-"""The judgement of the product's structure finds each kind of offence, and counts the files of each layer."""
+"""Structure check: finds each kind of violation, and counts the files of each layer."""
 
 from pathlib import Path
 

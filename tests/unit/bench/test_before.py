@@ -1,4 +1,4 @@
-"""Comparison with an earlier commit: figures are read from what the benchmarks print, and ratios are judged."""
+"""Comparison with an earlier commit: figures are read from the output of the benchmarks, and ratios are checked."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts that are judged. None: not available, for a reason that another finding reports.
+    """All facts that are checked. None: not available, for a reason that another finding reports.
 
     `differences` are those of the topics from the registry; `heartbeats` the newest of each service; `alerts` the open
     ones.

@@ -74,14 +74,14 @@ async def _pool(tx: Connection, pool: WorkerPool) -> tuple[list[Change], set[str
         "max_capacity": pool.max_capacity,
         "scaling_ratio": str(pool.scaling_ratio),
         "mode": pool.mode,
-        **_judged(pool),
+        **_health_settings(pool),
         "deleted": False,
     }
     changed = different(stored, wanted)
     if stored is not None and not changed:
         return [], set()
     await declarations.put_pool(tx, pool.id, wanted, new=stored is None or stored["deleted"])
-    return [change("pool", pool.id, stored, wanted)], set(changed).intersection(_judged(pool))
+    return [change("pool", pool.id, stored, wanted)], set(changed).intersection(_health_settings(pool))
 
 
 async def _config(
@@ -100,7 +100,7 @@ async def _config(
         "pool_id": pool.id,
         "base_weight": config.base_weight,
         "price_factor": config.price_factor,
-        **_judged(pool, config.profile),
+        **_health_settings(pool, config.profile),
     }
     changed = different(stored, wanted)
     check_body(id_, changed)
@@ -114,7 +114,7 @@ async def _config(
     return [change("launch config", id_, None if new else stored, wanted, inherited=known)]
 
 
-def _judged(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
+def _health_settings(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
     """Health settings of a config: its own profile if it has one, the rest from its pool."""
     return {
         "profile": profile or pool.profile,

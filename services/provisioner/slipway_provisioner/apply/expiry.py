@@ -1,4 +1,4 @@
-"""Stop of workers past a deadline, with the outcome of the failed stage."""
+"""Stop workers past a deadline, with the outcome of the failed stage."""
 
 from collections.abc import Mapping, Sequence
 

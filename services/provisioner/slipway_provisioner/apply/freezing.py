@@ -1,4 +1,4 @@
-"""Freeze of a pool for a bad image, its end, and their alerts."""
+"""Freeze a pool for a bad image and unfreeze it, with the alerts."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""View of service heartbeats, in memory. Availability is judged by this process's monotonic clock at receipt."""
+"""View of service heartbeats, in memory. Availability is computed from this process's monotonic clock at receipt."""
 
 from collections.abc import Sequence
 

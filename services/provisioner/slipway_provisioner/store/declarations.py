@@ -88,7 +88,7 @@ PUT_POOL: Final = Statement(
         index_elements=[P.id], set_=_excluded(_POOL, POOL) | {"revision": P.revision + 1}
     ).returning(*POOL_STATE)
 )
-# A freeze for a bad image ends with the pool: a pool that is declared again is judged anew.
+# A freeze for a bad image ends with the pool: a pool that is declared again starts without one.
 _REMOVED: Final = (
     sa.select(P.id, (P.frozen & (P.frozen_by == sa.bindparam("frozen_by"))).label("unfrozen"))
     .where(P.id != sa.all_(array("ids", P.id)), ~P.deleted)
