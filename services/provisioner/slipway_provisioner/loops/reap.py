@@ -1,5 +1,5 @@
 """Instance reaper: compares worker rows with each account's listing. Terminates orphan instances, finds missing
-instances, and marks workers as running where the provider's word is the boot evidence."""
+instances, and marks workers as running where the provider's listing is the boot evidence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

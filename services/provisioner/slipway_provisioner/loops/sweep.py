@@ -1,4 +1,4 @@
-"""Periodic sweep: plans every pool now and then, republishes states, repairs counters and deletes old rows.
+"""Periodic sweep: plans every pool at intervals, republishes states, repairs counters and deletes old rows.
 
 Level-triggered: a lost wake-up, a late write of a fenced process or a bug in marking heals within one round.
 """

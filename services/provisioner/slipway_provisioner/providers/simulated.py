@@ -19,7 +19,7 @@ ERRORS: Final = {
     "InvalidRequest": Scope.CONFIG,
     "AuthFailure": Scope.CREDENTIAL,
 }
-INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have had its effect
+INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have taken effect
 
 
 class Simulated(Provider):

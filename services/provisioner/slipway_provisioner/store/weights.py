@@ -79,7 +79,7 @@ async def upsert_shared(tx: Connection, windows: Sequence[SharedWindow]) -> list
 
 
 async def delete_outdated_forgiveness(tx: Connection, keys: Sequence[str]) -> None:
-    """Delete the allowances after an unfreeze that a success of the same key has ended."""
+    """Delete the `forgiven` counts that a later success of the same key has made obsolete."""
     await tx.execute(DELETE_FORGIVEN, keys)
 
 

@@ -1,4 +1,4 @@
-"""Commands `slipway lc`: launch configs."""
+"""`slipway lc` commands: launch configs."""
 
 from collections.abc import Mapping
 from typing import Any, Final

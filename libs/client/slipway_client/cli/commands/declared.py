@@ -1,4 +1,4 @@
-"""Commands `slipway apply` and `slipway diff`: the deployment as declared in a file."""
+"""`slipway apply` and `slipway diff`: the deployment as declared in a file."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands `slipway events`: events published on Kafka."""
+"""`slipway events` commands: events published on Kafka."""
 
 import os
 import sys

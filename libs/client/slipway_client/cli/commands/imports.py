@@ -1,4 +1,4 @@
-"""Commands `slipway import`: import of declarations of other systems."""
+"""`slipway import` commands: import of declarations of other systems."""
 
 import sys
 from collections.abc import Mapping

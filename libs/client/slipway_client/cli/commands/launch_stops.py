@@ -1,4 +1,4 @@
-"""Commands `slipway stop-launching` and `slipway start-launching`. They work without Kafka."""
+"""`slipway stop-launching` and `slipway start-launching`. They work without Kafka."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Commands `slipway lease` for operators: state and terms of lease pools."""
+"""`slipway lease` commands for operators: state and terms of lease pools."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Commands `slipway dlq` and `slipway topics`: recovery by an operator. Each acts inside the consuming service, its
+"""`slipway dlq` and `slipway topics` commands: recovery by an operator. Each acts inside the consuming service, its
 first argument."""
 
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Commands `slipway pool` and `slipway demand`."""
+"""`slipway pool` and `slipway demand` commands."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final

@@ -1,4 +1,4 @@
-"""Commands `slipway signal`: external signals on the health of launch targets."""
+"""`slipway signal` commands: external signals on the health of launch targets."""
 
 from datetime import timedelta
 from typing import Annotated, Any, Final

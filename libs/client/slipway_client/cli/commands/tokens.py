@@ -1,4 +1,4 @@
-"""Commands `slipway token`."""
+"""`slipway token` commands."""
 
 import sys
 from pathlib import Path

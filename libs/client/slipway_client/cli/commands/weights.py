@@ -1,4 +1,4 @@
-"""Commands `slipway weights`: weights of launch configs, and replay of recorded events under another policy."""
+"""`slipway weights` commands: weights of launch configs, and replay of recorded events under another policy."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime

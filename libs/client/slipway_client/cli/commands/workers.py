@@ -1,4 +1,4 @@
-"""Commands `slipway worker` and `slipway decision`."""
+"""`slipway worker` and `slipway decision` commands."""
 
 import re
 from collections.abc import Mapping
