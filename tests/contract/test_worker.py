@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -292,13 +293,21 @@ async def test_reports_are_sent_when_the_provisioner_is_back(scene: Scene) -> No
     scene.queue.commands.append(["true"])
     await until(lambda: ("task-1", 0) in scene.queue.calls)
     assert await scene.published() == ["registered"]
-    back_at = utc_now()
     scene.queue.commands.append(["true"])
-    async with scene.serving():
+    calls_at: list[datetime] = []
+
+    def timed(app: Any) -> Any:
+        async def call(scope: Any, receive: Any, send: Any) -> None:
+            calls_at.append(utc_now())
+            await app(scope, receive, send)
+
+        return call
+
+    async with scene.serving(timed):
         assert await agent.end() == 0
     assert await scene.published() == ["registered", "claimed", "idle", "claimed", "stopped"]
     first, second = await scene.provisioner.database.fetch("SELECT started_at, ended_at FROM claim ORDER BY started_at")
-    assert first["started_at"] < first["ended_at"] < back_at
+    assert first["started_at"] < first["ended_at"] < calls_at[0]
     assert first["ended_at"] < second["started_at"] <= second["ended_at"]
     assert b"provisioner unavailable" in agent.output
 
