@@ -83,8 +83,7 @@ class Admissions(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.asynccontextmanager
     async def transaction(self, database: Database) -> AsyncIterator["AdmissionTx"]:
-        """A transaction on a connection of its own; after the commit its events are published and all that wait for it
-        are notified."""
+        """Admission in a transaction on its own connection; after the commit, publish its events and notify waiters."""
         async with database.acquire() as db, db.transaction():
             admission = self.begin(db)
             yield admission
@@ -127,7 +126,7 @@ class AdmissionTx:
         await self._locked(await pools.lock(self.tx, lease_pool_ids))
 
     async def claim(self, lease_pool_ids: Sequence[str]) -> LeasePool | None:
-        """Lock one of the pools that is still due and not locked by another transaction; None when there is none."""
+        """Lock one of the pools that is still due and not locked by another transaction; None if there is none."""
         pool = await pools.claim(self.tx, lease_pool_ids)
         if pool is not None:
             await self._locked([pool])
@@ -222,7 +221,7 @@ class AdmissionTx:
         await self._publish(ledger.history, traced(ledger.events, ledger.leases.values()))
 
     async def confirm(self, granted: Sequence[Lease]) -> list[Lease]:
-        """Confirm reserved leases by the answer that the caller sends after the commit."""
+        """Confirm reserved leases whose holder gets them in the answer after the commit."""
         ledger = self._ledger = Ledger(self.pools.values(), granted, [])
         for lease in granted:
             if lease.state is State.RESERVED:
@@ -236,7 +235,7 @@ class AdmissionTx:
         await self.decide(self.pools)
         if any(gang_id in decision.gangs for decision in self.decisions):
             await self.start_gang(gang_id)
-        self.more = True  # the gang loop tries it again, and others
+        self.more = True  # the gang loop retries this gang, and others
 
     async def start_gang(self, gang_id: str) -> None:
         """Start a gang in all of its pools if each has free units for it, also ahead of other requests; else change
@@ -249,7 +248,7 @@ class AdmissionTx:
         gang = await gangs.lock(self.tx, gang_id)
         if gang is None or gang.done_at is not None:
             return
-        self.now = await pools.clock(self.tx)  # again, since the lock of the gang may have been waited for
+        self.now = await pools.clock(self.tx)  # read again, since waiting for the lock of the gang takes time
         members = await gangs.members(self.tx, gang_id)
         if is_given_up(members):
             await self._give_up(gang, members)

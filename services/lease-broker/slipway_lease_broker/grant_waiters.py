@@ -17,8 +17,8 @@ Woken: TypeAlias = asyncio.Future[Lease | None]
 
 
 class GrantWaiters:
-    """Callers that wait, one future each; one object per process. A future leaves when it is done or cancelled. After a
-    commit, `notify_replicas(lease_pool_id)` is called for each grant to a queued request that nobody here waits for."""
+    """Waiting callers, one future each; one object per process. A future is removed when it is done or cancelled. After
+    a commit, `notify_replicas(lease_pool_id)` is called for each grant to a queued request without a waiter here."""
 
     def __init__(self, notify_replicas: Callable[[str], None]) -> None:
         self.confirming: Counter[tuple[str, str]] = Counter()  # callers per request that confirm on receipt
@@ -33,14 +33,14 @@ class GrantWaiters:
         return self._waiters_of_pool.total()
 
     def committed(self, decisions: Iterable[Decision], exchanges: Iterable[Exchange] = ()) -> None:
-        """Wake the callers that committed decisions granted to or cancelled, notify the other replicas, and register
-        the callers that have to wait."""
+        """Wake callers whose requests were granted or cancelled, notify the other replicas, and register callers that
+        have to wait."""
         for decision in decisions:
             pool_id = decision.pool.id
             elsewhere = {
                 lease.request_id for lease in decision.granted if not self._wake(pool_id, lease.request_id, lease)
             }
-            if not elsewhere.isdisjoint(decision.awaited):  # nobody waits for a request that was granted on arrival
+            if not elsewhere.isdisjoint(decision.awaited):  # a request that was granted on arrival has no waiters
                 self._notify_replicas(pool_id)
         for submission, outcome in exchanges:
             if isinstance(outcome, Answer):
@@ -50,9 +50,9 @@ class GrantWaiters:
                     self.register(outcome, submission.woken, confirm=submission.confirm)
 
     def register(self, answer: Answer, woken: Woken, *, confirm: bool = False) -> None:
-        """Register a caller that waits for a grant. Call it before control returns to the event loop after the commit:
-        then no later grant is missed. A disconnected caller, whose future is cancelled, holds no memory here: its
-        request waits in the database."""
+        """Register a caller that waits for a grant. Call it before control returns to the event loop after the commit,
+        so that no later grant is missed. A disconnected caller, whose future is cancelled, uses no memory; its request
+        waits in the database."""
         assert answer.request is not None
         if woken.done():
             return

@@ -136,7 +136,7 @@ class Ledger:
                 self._extend(pool, command, denial, now, owner)
 
     def _denied(self, command: LeaseCommand, owner: str, *, admin: bool) -> Denial | None:
-        """The reason for which `owner` may not act on the request or lease that the command names."""
+        """Reason why `owner` may not act on the request or lease that the command names."""
         subject: Request | Lease | None
         if isinstance(command, LeaseRequested | LeaseCancelRequested):
             subject = self.requests.get((command.lease_pool_id, command.request_id))
@@ -171,7 +171,8 @@ class Ledger:
         this is its first successor with the same tenant and operation, otherwise `now`; else one old lease could give
         its age to any number of requests."""
         lease = self.leases.get((pool.id, replaced.lease_id))
-        denial = denied(lease, replaced.fencing_token, owner)  # nobody inherits the age of another owner's lease
+        # A request inherits age only from a lease of its own owner.
+        denial = denied(lease, replaced.fencing_token, owner)
         if lease is None or denial is not None:
             self.refusals.append(refusal(lease, denial))
             return now
@@ -460,7 +461,7 @@ def new_request(
     owner: str = "",
     gang_id: str | None = None,
 ) -> Request:
-    """The row of a request that arrives now."""
+    """Row of a new request."""
     return Request(
         id=command.request_id,
         lease_pool_id=command.lease_pool_id,

@@ -37,7 +37,7 @@ def start_together(
     new_id: Ids,
     terms: BrokerTerms,
 ) -> list[Decision]:
-    """The decisions that start each member in its pool, also ahead of other requests; none unless all of them start."""
+    """Decisions that start each member in its pool, also ahead of other requests; empty unless all of them start."""
     known = list(tenants)
     decisions = []
     for member in members:
@@ -63,7 +63,7 @@ def is_given_up(members: Iterable[Request]) -> bool:
 
 
 def cancellation(member: Request) -> LeaseCancelRequested:
-    """The command that cancels a remaining request of a gang that is given up."""
+    """Command that cancels a remaining request of a gang that is given up."""
     return LeaseCancelRequested(
         lease_pool_id=member.lease_pool_id,
         request_id=member.id,

@@ -1,6 +1,6 @@
-"""Ownership and fencing: may a caller act on a request, a lease, a gang or a slot? Pure.
+"""Ownership and fencing: rules for callers that act on a request, a lease, a gang or a slot. Pure.
 
-These are the only rules about owners and fencing tokens. Each way in words a denial for its own callers.
+These are the only rules about owners and fencing tokens. Each API turns a denial into its own response.
 """
 
 from enum import StrEnum
@@ -9,7 +9,7 @@ from slipway_lease_broker.domain.ledger import Lease
 
 
 class Denial(StrEnum):
-    """The reason for which a caller may not act on a lease; the values are labels of a metric."""
+    """Reason why a caller may not act on a lease; the values are labels of a metric."""
 
     UNKNOWN_LEASE = "unknown lease"
     WRONG_OWNER = "wrong owner"
@@ -22,7 +22,7 @@ def may_act(owner: str, caller: str, *, admin: bool = False) -> bool:
 
 
 def denied(lease: Lease | None, fencing_token: int, caller: str, *, admin: bool = False) -> Denial | None:
-    """The reason for which a caller with this token may not act on a lease; None if it may."""
+    """Reason why a caller with this token may not act on a lease; None if it may."""
     if lease is None:
         return Denial.UNKNOWN_LEASE
     if not may_act(lease.owner, caller, admin=admin):

@@ -1,7 +1,7 @@
 """Status of a waiting request for its owner: position, expected wait, time of the next poll, reason. Pure.
 
-The reason is that of the verdict of admission (admit.py) on the request. The status adds to it when this may change by
-itself, and the number of requests ahead.
+The reason is that of the verdict of admission (admit.py) on the request. The status adds the time at which the verdict
+may change by itself, and the number of requests ahead.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queue_status(place: QueuePosition) -> QueueStatus:
-    """The status of a request at a position of the queue. One that may start now waits behind the others."""
+    """Status of a request at a position of the queue. A request that may start now waits behind those ahead."""
     admission = at_its_turn(place)
     verdict = admission.verdict(place.request)
     reason = admission.usage(place.request.operation) if verdict.units else verdict.reason
@@ -61,7 +61,7 @@ def queue_status(place: QueuePosition) -> QueueStatus:
 
 
 def at_its_turn(place: QueuePosition) -> Admission:
-    """The round of admission in which the request has its turn now."""
+    """Round of admission in which the request has its turn now."""
     situation = Situation(
         waiters=[place.request],
         per_queue=2,

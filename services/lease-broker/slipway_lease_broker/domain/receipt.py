@@ -1,5 +1,5 @@
-"""Receipt of a decision by the callers in whose batch it was made: a holder that gets its grant in the answer to an
-open call need not confirm it separately. Pure."""
+"""Confirmation on receipt: a caller that gets its grant in the answer to an open call need not confirm it separately.
+Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -17,10 +17,10 @@ from slipway_lease_broker.domain.submissions import Answer, Exchange, Submission
 def receive(
     decision: Decision, exchanges: Sequence[Exchange], confirming: Mapping[tuple[str, str], int], now: datetime
 ) -> tuple[Decision, list[Exchange]]:
-    """The decision with the leases confirmed that callers receive, and the outcomes of its batch after it.
+    """Confirm the leases that callers receive now; returns the decision and the outcomes of its batch.
 
-    A caller that confirms on receipt gets its grant in the answer of this batch, if it was not refused, or in that of
-    an earlier one: `confirming` counts such callers, who wait, by lease pool and request.
+    A caller that confirms on receipt gets its grant in the answer of this batch, if it was not refused, or of an
+    earlier one: `confirming` counts the waiting callers that confirm on receipt, by lease pool and request.
     """
     requesting = {
         submission.command.request_id
@@ -49,8 +49,8 @@ def receive(
 
 
 def overtaken(submission: Submission, then: Lease) -> Refusal | None:
-    """The refusal of a command about a lease whose deadline passed in the same transaction: the answer that it would
-    get a moment later. None for a release, which has taken effect."""
+    """Refusal of a command on a lease whose deadline passed in the same transaction, as for a later command. None for a
+    release, which has taken effect."""
     match submission.command:
         case LeaseRequested():
             return lease_ended(f"lease {then.id} of request {then.request_id}", end_of(then))

@@ -12,7 +12,7 @@ from slipway_lease_broker.domain.ownership import Denial
 from slipway_lease_broker.domain.rules import Verdict
 from slipway_lease_broker.domain.text import quantity
 
-# Reasons for which a lease ends without a release by its holder.
+# Reasons why a lease ends without a release by its holder.
 INVOLUNTARY = frozenset({"hold", "no-progress", "replaced"})
 
 
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The reason for which a command changes nothing; `facts` are for programs."""
+    """Reason why a command changes nothing; `facts` are for programs."""
 
     kind: Kind
     detail: str

@@ -1,8 +1,8 @@
-"""Rules of admission: each may make a request wait, and says why. Pure.
+"""Rules of admission: each may make a request wait, with a reason. Pure.
 
 A rule sees a request and the conditions of its pool, and returns a verdict, or None if it lets the request start. The
-first verdict of RULES counts, wherever a request is judged: in a decision (admit.py), in the status of a waiting
-request, on arrival over HTTP or Boskos, and in the other pools of its gang. To add a rule, write its function and name
+first verdict of RULES counts, wherever a request is evaluated: in a decision (admit.py), in the status of a waiting
+request, on arrival over HTTP or Boskos, and in the other pools of its gang. To add a rule, write its function and list
 it in RULES; its setting is a field of LeasePool (slipway_common/declaration/models.py) and of Policy (terms.py).
 
 No rule applies to an operation of weight 0, or to one past its maximum wait; in shadow and advisory pools the rules
@@ -100,7 +100,9 @@ def units_of_limit(given: Conditions, request: Request) -> Verdict | None:
     units = quantity(request.waiting_units, "unit")
     reason = f"requests {units}, more than the limit of {given.limit.units} allows: {given.limit.reason}"
     blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
-    return Verdict(0, reason if given.limit.units else zero(given.limit), blocks, units_max=max(0, most) // weight)
+    return Verdict(
+        0, reason if given.limit.units else zero_limit_reason(given.limit), blocks, units_max=max(0, most) // weight
+    )
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -113,7 +115,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def first_verdict(given: Conditions, request: Request) -> Verdict | None:
-    """The verdict of the first rule that makes a request wait; None if no rule does."""
+    """Verdict of the first rule that makes a request wait; None if no rule does."""
     for rule in RULES:
         if (verdict := rule(given, request)) is not None:
             return verdict
@@ -121,7 +123,7 @@ def first_verdict(given: Conditions, request: Request) -> Verdict | None:
 
 
 def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | None:
-    """The verdict on a request that neither time nor released units will let start under a limit; None if they may."""
+    """Verdict on a request that neither time nor released units can start under a limit; None if they can."""
     if pool.stopped and limit.units == 0:
         return stopped(limit)
     terms = pool.policy.operation(request.operation)
@@ -133,11 +135,11 @@ def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | N
 
 
 def stopped(limit: Limit) -> Verdict:
-    """The verdict on every request of a pool that an operator drained or retired."""
-    return Verdict(0, zero(limit), Blocks.QUEUE, units_max=0)
+    """Verdict on every request of a pool that an operator drained or retired."""
+    return Verdict(0, zero_limit_reason(limit), Blocks.QUEUE, units_max=0)
 
 
-def zero(limit: Limit) -> str:
+def zero_limit_reason(limit: Limit) -> str:
     return f"the limit is 0: {limit.reason}"
 
 

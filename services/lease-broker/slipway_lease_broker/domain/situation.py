@@ -1,4 +1,4 @@
-"""The situation that a decision is made in: rows of one lease pool, as loaded under its lock. Values only."""
+"""Input of a decision: rows of one lease pool, as loaded under its lock. Values only."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ Queue: TypeAlias = tuple[str, str, int, str]  # operation, tenant, priority, gro
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows that a decision is made from. Of each queue the first `per_queue` requests are loaded, or the number in
+    """Rows that a decision is based on. Of each queue the first `per_queue` requests are loaded, or the number in
     `deeper`."""
 
     waiters: Sequence[Request] = ()

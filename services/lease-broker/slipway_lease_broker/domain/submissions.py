@@ -44,9 +44,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     command: LeaseCommand
     caller: str
     admin: bool = False
-    answered: bool = True  # False: a command that may not be applied is counted, since nobody is told
+    answered: bool = True  # False: no caller waits for the outcome; a refused command is only counted
     confirm: bool = False
-    woken: Any = None  # of a caller that waits: future of the lease, or of None when it must submit again
+    woken: Any = None  # future of a waiting caller: the lease, or None if it must submit again
     remaining: int | None = None
     traceparent: str = ""
     gang_id: str | None = None
@@ -73,7 +73,7 @@ Exchange: TypeAlias = tuple[Submission, Outcome]
 
 def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:
     """Apply submissions in order, and return the outcomes of those that are answered; a refused one changes nothing.
-    Raises BadEvent for values that no ledger can hold."""
+    Raises BadEvent for values that cannot be stored."""
     exchanges: list[Exchange] = []
     for submission in submissions:
         if submission.answered:
@@ -94,7 +94,7 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
 
 
 def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | None:
-    """The refusal of a submission; None when it may be applied."""
+    """Refusal of a submission; None if it may be applied."""
     command = submission.command
     if isinstance(command, LeaseRequested):
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
@@ -123,7 +123,7 @@ def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
 
 
 def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger, now: datetime) -> Refusal | None:
-    """The refusal of a new request: its pool is retired, can never grant it, or the lease that it replaces belongs to
+    """Refusal of a new request: its pool is retired, can never grant it, or the lease that it replaces belongs to
     another caller."""
     pool = ledger.pools[command.lease_pool_id]
     if pool.retired:  # the request would wait forever
@@ -140,7 +140,7 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
 
 
 def _refused_repeat(submission: Submission, command: LeaseRequested, known: Request, ledger: Ledger) -> Refusal | None:
-    """The refusal of a repeated request: its fields differ from the first time, or its lease has ended."""
+    """Refusal of a repeated request: its fields differ from the first time, or its lease has ended."""
     if (refused := _refused_owner(submission, known)) is not None:
         return refused
     fields = {
@@ -169,7 +169,7 @@ def of_request(leases: Iterable[Lease], request_id: str) -> Lease | None:
 
 
 def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
-    """Apply a submission that is not refused. Raises BadEvent for values that no ledger can hold."""
+    """Apply a submission that is not refused. Raises BadEvent for values that cannot be stored."""
     command, pool_id = submission.command, submission.command.lease_pool_id
     before = ledger.pools[pool_id]
     if isinstance(command, LeaseCancelRequested):

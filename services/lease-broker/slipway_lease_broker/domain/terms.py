@@ -9,14 +9,14 @@ from slipway_lease_broker.domain.pacing import Pacing
 
 
 class BrokerTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms of the whole broker, from its settings, where each is explained. Durations are in seconds."""
+    """Terms of the broker, documented in settings.py. Durations are in seconds."""
 
     lost_linger_seconds: float
     waiter_ttl_seconds: float
     slot_expired_state: str
     slot_request_ttl_seconds: float
     proxy_wait_seconds: float
-    open_to_all: bool  # the API for slots, to callers without a token
+    open_to_all: bool  # the slot API accepts callers without a token
 
 
 class Mode(StrEnum):

@@ -41,7 +41,7 @@ class GroupCommit:
         try:
             return await future
         except BaseException:
-            if submission.woken is not None:  # nobody waits for a grant any more, also where the command commits
+            if submission.woken is not None:  # the caller no longer waits for a grant, even if the command commits
                 submission.woken.cancel()
             raise
 

@@ -1,4 +1,4 @@
-"""Lease pools of leases, cached because they never change."""
+"""Cache of the lease pool of each lease, which never changes."""
 
 from typing import Final
 
@@ -10,13 +10,13 @@ REMEMBERED_LEASES: Final = 100_000
 
 
 class KnownLeases:
-    """Leases that callers of this process have acquired or named."""
+    """Lease pools of the leases that callers of this process use."""
 
     def __init__(self) -> None:
         self._pool_of: dict[str, str] = {}
 
     def remember(self, lease: Lease) -> None:
-        """Remember a lease that a caller acquired: it will name it."""
+        """Cache an acquired lease, since its holder will name it in later commands."""
         self._remember(lease.id, lease.lease_pool_id)
 
     async def pool_of(self, database: Database, lease_id: str) -> str | None:

@@ -69,7 +69,7 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
 
 
 async def submit(call: Call, submission: Submission) -> Answer:
-    """Submit a command to the group commit. Raises the Problem it is refused with."""
+    """Submit a command to the group commit. Raises the Problem of a refusal."""
     outcome = await call.group_commit.submit(call.database, submission)
     if isinstance(outcome, Refusal):
         raise refused(outcome)
@@ -82,7 +82,7 @@ async def submit_again(call: Call, submission: Submission) -> Answer:
 
 
 def granted(answer: Answer, lease: Lease) -> Answer:
-    """The answer to a waiting caller that was granted `lease` just now."""
+    """Answer to a waiting caller that has just been granted `lease`."""
     return msgspec.structs.replace(answer, lease=lease, now=lease.granted_at)
 
 

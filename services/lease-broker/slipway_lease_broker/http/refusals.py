@@ -20,13 +20,13 @@ ANSWERS: Final = {
 
 
 def problem(refusal: Refusal) -> Problem:
-    """The Problem to raise."""
+    """Problem of a refusal."""
     status, title = ANSWERS[refusal.kind]
     return Problem(status, refusal.kind.value, title, refusal.detail, **refusal.facts)
 
 
 def refused(refusal: Refusal) -> Problem:
-    """The Problem of a refused command. Counts stale fencing tokens like those of the request topic."""
+    """Problem of a refused command. Counts stale fencing tokens like those of the request topic."""
     if refusal.kind is Kind.FENCED:
         REFUSED_COMMANDS.labels(Denial.FENCED).inc()
     return problem(refusal)

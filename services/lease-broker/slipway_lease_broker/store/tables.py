@@ -43,9 +43,9 @@ def check(condition: str) -> CheckConstraint:
 
 
 def of_pool() -> Column[str]:
-    """The lease pool of a row. Leases and requests have no foreign key to it: lease pools are retired, never deleted,
-    and every writer of a lease or a request holds the lock on its pool's row, so the checks could not fail and would
-    cost each write."""
+    """Lease pool of a row. Leases and requests do without this foreign key: lease pools are retired, never deleted, and
+    every writer of a lease or a request holds the lock on its pool's row, so the check could not fail but would slow
+    down each write."""
     return required("lease_pool_id", Text, ForeignKey("lease_pools.id"))
 
 
