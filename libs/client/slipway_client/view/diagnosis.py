@@ -1,4 +1,4 @@
-"""Checks of a deployment, graded, with a remedy for each problem. Pure: judges facts that were gathered before."""
+"""Checks of a deployment, graded, with a remedy for each problem. Pure: grades facts that were gathered before."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Evidence of a run from three independent sources: the simulator's ledger, every topic from offset 0, and the rows.
 
-Only reads; check.py judges."""
+Only reads; path_check.py checks the evidence."""
 
 import asyncio
 from collections.abc import Sequence

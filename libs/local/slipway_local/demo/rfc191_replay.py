@@ -142,7 +142,7 @@ class _Run:
         self.world = world.World()
         self.facts: list[Fact] = []
         self.pools = {pool.id: _Pool(pool) for pool in declared.worker_pools}
-        self.origin: dict[str, tuple[_Pool, int]] = {}  # instance → its pool, the place of its config there
+        self.origin: dict[str, tuple[_Pool, int]] = {}  # instance → its pool, and the index of its config there
         self.idle_since: dict[str, float] = {}
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
