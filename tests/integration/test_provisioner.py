@@ -44,7 +44,7 @@ from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.declaring import DeclarationRefused
+from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan

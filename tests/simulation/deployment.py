@@ -51,7 +51,7 @@ from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
-from slipway_provisioner.domain.declaring import Times
+from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests

@@ -25,7 +25,7 @@ from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.domain.declaring import Change, Times
+from slipway_provisioner.domain.declaration import Change, Times
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand

@@ -8,7 +8,7 @@ from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
-from slipway_provisioner.domain.declaring import Times
+from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView

@@ -9,7 +9,7 @@ from slipway_common.declaration.models import Account, Declaration, LaunchConfig
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import freezing
-from slipway_provisioner.domain.declaring import Change, DeclarationRefused, Times, change, check_body, different
+from slipway_provisioner.domain.declaration import Change, DeclarationRefused, Times, change, check_body, different
 from slipway_provisioner.store import declarations
 
 Problems = Mapping[str, Callable[[Mapping[str, Any]], str]]

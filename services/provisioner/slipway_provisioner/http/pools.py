@@ -15,7 +15,7 @@ from slipway_common.web.access import Credentials, check, require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import declaration, freezing
-from slipway_provisioner.domain.declaring import DeclarationRefused
+from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
 from slipway_provisioner.store import configs, demand, launch_stops, pauses, pools, summaries
 

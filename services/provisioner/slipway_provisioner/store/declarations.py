@@ -15,7 +15,7 @@ from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.events.lifecycle import ENDED
 from slipway_common.messaging import outbox
-from slipway_provisioner.domain.declaring import BODY
+from slipway_provisioner.domain.declaration import BODY
 from slipway_provisioner.store import configs, marks, tables
 from slipway_provisioner.store.tables import in_states, launch_config_outcomes, shared_window, worker
 
