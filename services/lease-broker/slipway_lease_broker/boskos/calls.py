@@ -163,7 +163,7 @@ class Calls:
     async def reset(
         self, database: Database, caller: Caller, *, lease_pool_id: str, state: str, dest: str, expire_seconds: float
     ) -> dict[str, str]:
-        """Take slots from owners that have not updated them for so long; returns the previous owner of each."""
+        """Take slots from owners that have not updated them for `expire_seconds`; returns these owners by slot."""
         caller.may_write(lease_pool_id)
         async with self._transactions.begin(database, [lease_pool_id], caller.name) as transaction:
             if not transaction.pools:

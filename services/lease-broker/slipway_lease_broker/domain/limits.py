@@ -50,8 +50,8 @@ def in_force(pool: LeasePool) -> Limit:
 
 
 def highest(pool: LeasePool) -> Limit:
-    """The highest limit possible under the declared terms: any number if it is unknown. A limit of 0 is unknown too,
-    since such a pool is only stopped for a while."""
+    """Highest limit possible under the declared terms; unbounded if unknown. A limit of 0 counts as unknown, since it
+    stops a pool only for a while."""
     policy = pool.policy
     units = pool.limit_units if policy.adaptive is None else max(pool.limit_units, policy.adaptive.ceiling)
     return Limit(units if units and policy.derived is None else sys.maxsize, "declared", "as declared")

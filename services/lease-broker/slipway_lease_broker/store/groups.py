@@ -45,6 +45,6 @@ async def save(tx: Connection, groups: Sequence[Group]) -> None:
 
 
 async def prune(tx: Connection, lease_pool_id: str, *, over_for_seconds: float) -> None:
-    """Delete groups whose spread is over, that started nothing for so long and have no waiting request: the next
+    """Delete groups without waiting requests that started nothing within their spread and `over_for_seconds`: the next
     request starts them anew either way."""
     await tx.execute(PRUNE, lease_pool_id, over_for_seconds)
