@@ -141,8 +141,8 @@ async def measure(_: Supervisor) -> int:
     """Run and print all rounds, then check the median ratios."""
     commit, only = os.environ.get("BEFORE", ""), os.environ.get("ONLY", "")
     number = int(os.environ.get("ROUNDS", ROUNDS))
-    if not commit or only not in FIGURES:
-        print(f"expected BEFORE=COMMIT and ONLY={', '.join(FIGURES)}", file=sys.stderr)
+    if not commit or only not in FIGURES or number < 1:
+        print(f"expected BEFORE=COMMIT, ONLY={' | '.join(FIGURES)} and ROUNDS of at least 1", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="slipway-before-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -174,6 +174,9 @@ async def measure(_: Supervisor) -> int:
     print(*lines[-1 - len(judged) :], sep="\n")
     if (kept := committed.folder_to_write(os.environ, f"before-{only}.txt")) is not None:
         (kept / f"before-{only}.txt").write_text("\n".join(lines) + "\n")
+    if number < ROUNDS:
+        print(f"not judged: {number} rounds; a judgement needs {ROUNDS}")
+        return 2
     return report_claims(judged)
 
 

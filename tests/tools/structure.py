@@ -63,7 +63,9 @@ def modules(root: Path) -> Iterator[Module]:
 
 def files(found: Sequence[Module]) -> list[Size]:
     """Lines of each file, without the tables of data."""
-    return _descending(Size(module.text.count("\n"), module.path) for module in found if module.path not in TABLES)
+    return _descending(
+        Size(len(module.text.splitlines()), module.path) for module in found if module.path not in TABLES
+    )
 
 
 def classes(found: Sequence[Module]) -> list[Size]:
@@ -134,11 +136,21 @@ def imports(found: Sequence[Module]) -> dict[str, set[str]]:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Import):
                 reached.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-                reached.update(name if name in known else node.module for name in names)
+            elif isinstance(node, ast.ImportFrom):
+                source = _source(module, node)
+                names = [f"{source}.{alias.name}" for alias in node.names]
+                reached.update(name if name in known else source for name in names)
         reached &= known
     return graph
+
+
+def _source(module: Module, node: ast.ImportFrom) -> str:
+    """Full name of the module or package that a statement imports from."""
+    if not node.level:
+        return node.module or ""
+    up = node.level - module.path.endswith("/__init__.py")
+    package = module.name.split(".")[: -up or None]
+    return ".".join([*package, *([node.module] if node.module else [])])
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[str]:

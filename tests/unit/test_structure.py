@@ -43,6 +43,18 @@ OFFENCES = {
         },
         "import cycle: slipway_x.a → slipway_x.b → slipway_x.c → slipway_x.a",
     ),
+    "cycle of relative imports": (
+        {
+            "libs/x/slipway_x/a/__init__.py": "from .b import name",
+            "libs/x/slipway_x/a/b.py": "from ..c import name",
+            "libs/x/slipway_x/c.py": "from . import a",
+        },
+        "import cycle: slipway_x.a → slipway_x.a.b → slipway_x.c → slipway_x.a",
+    ),
+    "last line without an end": (
+        {"generate/a.py": "a = 1\n" * LINES_MAX + "b = 2"},
+        "generate/a.py: 601 lines, above 600",
+    ),
 }
 
 
