@@ -41,10 +41,11 @@ def build(settings: Settings) -> Service:
 
     @contextlib.asynccontextmanager
     async def provider_calls() -> AsyncIterator[None]:
-        yield
-        await launcher.drain()
-        for provider in providers.values():
-            await provider.close()
+        async with contextlib.AsyncExitStack() as providers_open:
+            for provider in providers.values():
+                providers_open.push_async_callback(provider.close)
+            yield
+            await launcher.drain()
 
     return Service(
         "provisioner",

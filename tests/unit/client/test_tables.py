@@ -61,3 +61,10 @@ def test_narrow_terminals_lose_columns_and_no_id_is_cut(
     assert heading.split() == shown
     assert "".join(line[: len(ID)].rstrip() for line in lines) == ID
     assert ROW["instance"] in lines[0] or "instance" not in shown
+
+
+def test_a_misspelt_heading_to_drop_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """However wide the output is: any test that draws the table finds it."""
+    with pytest.raises(KeyError, match="instnace"):
+        show([ROW], tuple(ROW), Output.TABLE, nothing="", drop=("instnace",))
+    assert capsys.readouterr().out == ""

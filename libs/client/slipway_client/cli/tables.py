@@ -121,16 +121,15 @@ def _width(columns: Sequence[_Column]) -> int:
 
 
 def _fitting(columns: list[_Column], width: int, drop: Sequence[str]) -> list[_Column]:
-    """Columns that fit into `width` characters, without the least important ones."""
+    """Columns that fit into `width` characters, without the least important ones. Raises KeyError if `drop` has an
+    unknown heading, on wide terminals too."""
     first, *others = columns
-    by_importance = sorted(
-        others,
-        key=lambda column: (
-            drop.index(column.heading) if column.heading in drop else len(drop),
-            column.heading in SENTENCES,
-            -others.index(column),
-        ),
+    named = {column.heading: column for column in others}
+    rest = sorted(
+        (column for column in others if column.heading not in drop),
+        key=lambda column: (column.heading in SENTENCES, -others.index(column)),
     )
+    by_importance = [*(named[heading] for heading in drop), *rest]
     while others and _width([first, *others]) > width:
         others.remove(by_importance.pop(0))
     return [first, *others]
