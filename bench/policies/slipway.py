@@ -21,7 +21,7 @@ from bench.policies.policy import Policy
 from bench.policies.scenario import TICK_SECONDS, Span
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_provisioner.domain import planning, pool
@@ -40,12 +40,10 @@ HOP_SECONDS: Final = 0.1  # from an event to the record that counts it, and from
 UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 ATTEMPT_SECONDS: Final = 30.0
 CAPACITY: Final = 1_000_000
-# Windows that the provisioner assumes before the first record, and the stages that limit a shared key.
-WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
-SHARE_WINDOWS: Final[dict[str, dict[str, int | None]]] = {
-    "image": {"launch": None, "boot": 8, "claim": 64},
-    "quota": {"launch": 64},
-    "credential": {"launch": None},
+# Stages of each kind of shared key, with the window that the provisioner assumes before the first record.
+SHARE_WINDOWS: Final = {
+    kind: {stage: NEW_SHARED_WINDOWS.get((kind, stage)) for stage in stages}
+    for kind, stages in (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
 }
 CODES: Final = {
     Scope.CAPACITY: "InsufficientInstanceCapacity",
@@ -432,5 +430,5 @@ def _stage(known: WeightChanged | None, name: str, in_flight: int, failures: int
         in_flight=in_flight,
         failures=failures,
         folded=stage.failures_folded if stage is not None else 0,
-        window=stage.window if stage is not None else WINDOWS[name],
+        window=stage.window if stage is not None else NEW_WINDOWS[name],
     )

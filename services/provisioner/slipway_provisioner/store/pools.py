@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
-from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, NEW_WINDOWS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
 from slipway_provisioner.store.tables import dirty_pool, in_states, states, worker, worker_pool
@@ -132,8 +132,6 @@ KNOWN: Final = Statement(
         worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
     )
 )
-# Until the first weight record arrives.
-DEFAULT_WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
 # Longest delay of a weight record; after it the shares include the failures of an archived config.
 LATE_RECORD_SECONDS: Final = 60.0
 
@@ -226,7 +224,7 @@ def stages(row: Any) -> dict[str, Stage]:
     """
     published = (row["record"] or {}).get("stages", {})
     failures = row["failures"] or {}
-    windows = {name: published.get(name, {}).get("window", window) for name, window in DEFAULT_WINDOWS.items()}
+    windows = {name: published.get(name, {}).get("window", window) for name, window in NEW_WINDOWS.items()}
     if row["claim_evidence"] == "none":
         windows["claim"] = None
     return {

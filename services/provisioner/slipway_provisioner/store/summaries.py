@@ -7,7 +7,8 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
-from slipway_provisioner.store.pools import DEFAULT_WINDOWS, STARTS, stages
+from slipway_common.events.scopes import NEW_WINDOWS
+from slipway_provisioner.store.pools import STARTS, stages
 from slipway_provisioner.store.tables import states, worker
 
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
@@ -97,7 +98,7 @@ def _config(row: Any) -> dict[str, Any]:
         if stage.window is not None
     }
     record, shared = values.pop("record") or {}, values.pop("shared") or []
-    for name in ("settings", "failures", "claim_evidence", *DEFAULT_WINDOWS):
+    for name in ("settings", "failures", "claim_evidence", *NEW_WINDOWS):
         del values[name]
     shown = {name: record.get(name) for name in OF_RECORD}
     tripped = next((known for known in shared if known["state"] == "tripped"), None)

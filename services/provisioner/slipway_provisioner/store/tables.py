@@ -26,6 +26,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ENDED, WAITING, State
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS
 
 FALSE: Final = text("false")
 ZERO: Final = text("0")
@@ -131,14 +132,16 @@ Index("launch_config_image", launch_config.c.image_key)
 Index("launch_config_quota", launch_config.c.quota_key)
 Index("launch_config_credential", launch_config.c.credential_key)
 
-# Shares of a config, with the initial window of each. A share without a window can only trip. Claims without claim
-# evidence have no share.
-SHARED_KEYS: Final = """
+# Shares of a config, with the window that each has until its first weight record. A share without a window can only
+# trip. Claims without claim evidence have no share.
+_BOOT, _CLAIM = NEW_SHARED_WINDOWS["image", "boot"], NEW_SHARED_WINDOWS["image", "claim"]
+_LAUNCH = NEW_SHARED_WINDOWS["quota", "launch"]
+SHARED_KEYS: Final = f"""
 CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT k.key, k.stage, k.size FROM (VALUES
-        (c.image_key, 'boot', 8), (c.image_key, 'claim', 64), (c.image_key, 'launch', NULL),
-        (c.quota_key, 'launch', 64), (c.credential_key, 'launch', NULL)
+        (c.image_key, 'boot', {_BOOT}), (c.image_key, 'claim', {_CLAIM}), (c.image_key, 'launch', NULL),
+        (c.quota_key, 'launch', {_LAUNCH}), (c.credential_key, 'launch', NULL)
     ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$"""
 metadata.info["after"] = [SHARED_KEYS, "INSERT INTO launch_stop_guard DEFAULT VALUES"]

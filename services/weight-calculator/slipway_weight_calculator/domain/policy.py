@@ -5,6 +5,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS
+
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One set of coefficients. Windows are numbers of starts in flight, times are in seconds.
@@ -43,15 +45,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sharpness: float = 3.0
     publish_threshold: float = 0.01  # smaller relative changes of a weight are not published
 
-    new_launch_window: float = 4.0
-    launch_window: float = 64.0
+    new_launch_window: float = float(NEW_WINDOWS["launch"])
+    launch_window: float = float(NEW_SHARED_WINDOWS["quota", "launch"])  # full for a new quota
     launch_window_min: float = 1.0
     launch_shrink: float = 0.5
-    new_boot_window: float = 8.0
+    new_boot_window: float = float(NEW_WINDOWS["boot"])
     boot_window: float = 1000.0
     boot_window_min: float = 2.0
     boot_shrink: float = 0.7
-    new_claim_window: float = 64.0
+    new_claim_window: float = float(NEW_WINDOWS["claim"])
     claim_window: float = 1000.0
     claim_window_min: float = 2.0
     claim_shrink: float = 0.7

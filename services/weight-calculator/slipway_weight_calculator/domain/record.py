@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.events.weight import (
     BOUNDLESS,
     HEALTHY,
@@ -28,7 +29,6 @@ from slipway_weight_calculator.domain.weights import chances, weight
 
 HEALTHY_PROBABILITY: Final = 0.9  # stages below this are named in the reason
 GROWN: Final = 1.1  # a window that grew by less is not published
-WINDOWS: Final = frozenset({("image", "boot"), ("image", "claim"), ("quota", "launch")})
 SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
 
 
@@ -82,7 +82,7 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
         for name in names:
             stage: Stage = getattr(row, name)
             trip = stage.trip
-            window = max(1, int(stage.window)) if (kind, name) in WINDOWS else BOUNDLESS
+            window = max(1, int(stage.window)) if (kind, name) in NEW_SHARED_WINDOWS else BOUNDLESS
             found.append(
                 SharedWindow(
                     key=key,

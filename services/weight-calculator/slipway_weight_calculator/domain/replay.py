@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
     Outcome,
@@ -46,7 +47,6 @@ ORDER_SECONDS: Final = 120.0  # a log is in the order of arrival, and events arr
 OUTAGE_FAILURES: Final = 5  # in a row, of one stage of one config: fewer occur by chance
 # Scopes of failures that concern the place of the start, whatever row is charged.
 ATTRIBUTED: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL})
-SHARED_WINDOWS: Final = (("quota", "launch"), ("image", "boot"), ("image", "claim"))
 # Next stage of a start by its newest event; None: it has ended, or serves.
 NEXT: Final[Mapping[type[Any], str | None]] = {
     WorkerRequested: "launch",
@@ -374,7 +374,7 @@ class Replay:
             upstream += self._in_flight[config.id, stage]
             if row is not None and upstream >= max(1, int(getattr(row, stage).window)):
                 return False
-        for kind, stage in SHARED_WINDOWS:
+        for kind, stage in NEW_SHARED_WINDOWS:
             shared = draft.row(config.shared[kind])
             stages = STAGES[: STAGES.index(stage) + 1]
             in_flight = sum(self._in_flight[config.shared[kind], each] for each in stages)
