@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.lifecycle import LIVE
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.measure import SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging.records import Received
@@ -54,7 +55,7 @@ async def test_pools_and_configs(postgres: EmbeddedPostgres) -> None:
         states = current("slipway_workers")
         assert states.pop(("zone-a", "linux", "requested")) == 4
         assert set(states.values()) == {0}
-        assert len(states) == 9
+        assert len(states) == 2 * len(LIVE) - 1
         assert current("slipway_launch_config_weight") == {("zone-a", "linux"): 1, ("zone-b", "linux"): 0.25}
         assert current("slipway_launch_config_health") == {("zone-b", "linux"): 0.5}
         assert current("slipway_launch_config_tripped") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}

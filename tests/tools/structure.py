@@ -180,6 +180,7 @@ def report(found: Sequence[Module]) -> Iterator[str]:
     yield "files per layer"
     for package, numbers in layers(found, orders(ROOT)).items():
         yield f"{'':8}{package}: " + ", ".join(f"{layer} {number}" for layer, number in numbers.items())
+    yield from ("", f"import cycles: {len(cycles(imports(found)))}")
 
 
 def findings(found: Sequence[Module]) -> list[str]:
@@ -208,7 +209,8 @@ def main(argv: Sequence[str]) -> int:
     found = list(modules(ROOT))
     false = findings(found)
     figures = [] if "--findings" in argv else [*report(found), ""]
-    print(*figures, *false, f"{len(found)} modules, {len(false)} findings", sep="\n")
+    findings_ = "1 finding" if len(false) == 1 else f"{len(false)} findings"
+    print(*figures, *false, f"{len(found)} modules, {findings_}", sep="\n")
     return 1 if false else 0
 
 

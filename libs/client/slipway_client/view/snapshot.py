@@ -9,7 +9,7 @@ from slipway_client.view.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker pool, with the fields of GET /pools. `serving` workers are those requested, starting or running.
+    """A worker pool, with the fields of GET /pools. `serving` workers count towards the target.
 
     `backlog_seconds` is for how long tasks have been pending without a break, not the age of the oldest task.
     """
