@@ -58,17 +58,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     limit_cause: str = ""  # one word, when the limit in force changed
     events: tuple[Any, ...] = ()
     reasons: tuple[str, ...] = ()
+    summary: str | None = None  # of the reasons, when there are events
 
     def __str__(self) -> str:
         return "\n".join(self.reasons)
-
-    def summary(self, lines: int = 20) -> str:
-        """The reasons in at most `lines` lines: the first ones, which name ended leases, and the last one, which names
-        the waiting requests."""
-        if len(self.reasons) <= lines:
-            return str(self)
-        left_out = f"… {len(self.reasons) - lines} more …"
-        return "\n".join((*self.reasons[: lines - 1], left_out, self.reasons[-1]))
 
 
 def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids, terms: BrokerTerms) -> Decision:
@@ -118,6 +111,17 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
             for request in announced
         ),
     )
+    events = (
+        *(event for lease, then in ended if (event := end_event(lease, then)) is not None),
+        *([changed] if changed else []),
+        *([alert] if alert else []),
+        *(grant_event(lease) for lease in granted),
+        *(
+            queued_event(request, position)
+            for position, request in enumerate(announced, start=pool.waiting_requests - len(announced) + 1)
+        ),
+    )
+    lines = reasons(pool, history, admission.waiting)
     return Decision(
         pool=pool,
         ended=tuple(then for _, then in ended),
@@ -149,17 +153,9 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
         idle_unit_seconds=idle_unit_seconds,
         grant_gap_seconds=(now - last_granted_at).total_seconds() if granted and last_granted_at else None,
         limit_cause=limit.cause if changed else "",
-        events=(
-            *(event for lease, then in ended if (event := end_event(lease, then)) is not None),
-            *([changed] if changed else []),
-            *([alert] if alert else []),
-            *(grant_event(lease) for lease in granted),
-            *(
-                queued_event(request, position)
-                for position, request in enumerate(announced, start=pool.waiting_requests - len(announced) + 1)
-            ),
-        ),
-        reasons=reasons(pool, history, admission.waiting),
+        events=events,
+        reasons=lines,
+        summary=summary(lines) if events else None,
     )
 
 
@@ -306,3 +302,11 @@ def reasons(pool: LeasePool, history: Sequence[Entry], waiting: Mapping[str, str
         requests = quantity(pool.waiting_requests, "request")
         lines.append(f"{requests} {verb} for {quantity(pool.waiting_units, 'unit')}: {first}")
     return tuple(lines)
+
+
+def summary(lines: Sequence[str], most: int = 20) -> str:
+    """The lines as text, at most `most` of them: the first ones, which name ended leases, and the last one, which names
+    the waiting requests."""
+    if len(lines) > most:
+        lines = (*lines[: most - 1], f"… {len(lines) - most} more …", lines[-1])
+    return "\n".join(lines)

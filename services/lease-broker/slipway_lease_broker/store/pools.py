@@ -243,7 +243,7 @@ async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
         due=decision.again,
         deadline=decision.wake_at,
         now=now,
-        summary=decision.summary() if decision.events else None,
+        summary=decision.summary,
     )
     await tx.execute(SETTLE.text, *values)
 
