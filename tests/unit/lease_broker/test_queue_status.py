@@ -85,11 +85,38 @@ CASES = [
     ),
 ]
 
+TOO_MANY: dict[str, Any] = {"waiting_units": 3}
+NEVER = "requests 3 units, more than the limit of 2 allows: as declared"
+# With a reason that will pass: the one that will not is given, since the request would otherwise be repeated forever.
+NEVER_CASES = [
+    (place({"blocked_until": at(9)}, TOO_MANY), NEVER),
+    (place({}, TOO_MANY, tenant=BACKING_OFF), NEVER),
+    (place({}, TOO_MANY | {"since": at(9)}), NEVER),
+    (place({}, TOO_MANY | {"group_name": "g"}, group=GROUP), NEVER),
+    (place({"limit_units": 0, "blocked_until": at(9)}, {}), "the limit is 0: as declared"),
+    (place({"limit_units": 0}, {}, tenant=BACKING_OFF), "the limit is 0: as declared"),
+]
 
-@pytest.mark.parametrize(("position", "reason"), CASES)
+
+@pytest.mark.parametrize(("position", "reason"), CASES + NEVER_CASES)
 def test_reason(position: QueuePosition, reason: str) -> None:
     """The status adds to the reason of the verdict by which the request waits in a decision."""
     assert queue_status(position).reason == reason
     verdict = at_its_turn(position).verdict(position.request)
     assert at_its_turn(position).run().waiting == ({} if verdict.units else {"r": verdict.reason})
     assert verdict.units or reason.startswith(verdict.reason)
+
+
+@pytest.mark.parametrize(("position", "reason"), NEVER_CASES)
+def test_no_time_is_named_for_what_never_starts(position: QueuePosition, reason: str) -> None:
+    """Neither in the status nor as the next time of a decision."""
+    status = queue_status(position)
+    assert (status.reason, status.eta_seconds, status.retry_after_seconds) == (reason, None, 60.0)
+    assert at_its_turn(position).run().wake_times == []
+
+
+def test_a_later_start_without_weight_passes_a_limit_of_reserved_units() -> None:
+    """An operation of weight 0 is not counted, also before it may start and where all units are reserved."""
+    policy = Policy(pacing="off", operations={"install": Operation(weight=0), "destroy": Operation(reserved_units=3)})
+    status = queue_status(place({"policy": policy}, {"since": at(9)}))
+    assert status.reason == "its group starts it later; not before 2026-01-01T12:00:09+00:00"

@@ -59,6 +59,18 @@ class Conditions(msgspec.Struct, frozen=True):
 Rule: TypeAlias = Callable[[Conditions, Request], Verdict | None]
 
 
+def units_of_limit(given: Conditions, request: Request) -> Verdict | None:
+    """More units than the limit allows with nothing held."""
+    weight = given.pool.policy.operation(request.operation).weight
+    most = max(0, given.limit.units - reserved_for_others(given.pool, request.operation))
+    if request.waiting_units * weight <= most or not (request.starts_whole or weight > most):
+        return None
+    units = quantity(request.waiting_units, "unit")
+    reason = f"requests {units}, more than the limit of {given.limit.units} allows: {given.limit.reason}"
+    blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
+    return Verdict(0, reason if given.limit.units else zero_limit_reason(given.limit), blocks, units_max=most // weight)
+
+
 def start_of_member(given: Conditions, request: Request) -> Verdict | None:
     if request.since <= given.now:
         return None
@@ -91,26 +103,12 @@ def pause_of_provider(given: Conditions, request: Request) -> Verdict | None:
     return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, until)
 
 
-def units_of_limit(given: Conditions, request: Request) -> Verdict | None:
-    """More units than the limit allows with nothing held."""
-    weight = given.pool.policy.operation(request.operation).weight
-    most = given.limit.units - reserved_for_others(given.pool, request.operation)
-    if request.waiting_units * weight <= most or not (request.starts_whole or weight > most):
-        return None
-    units = quantity(request.waiting_units, "unit")
-    reason = f"requests {units}, more than the limit of {given.limit.units} allows: {given.limit.reason}"
-    blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
-    return Verdict(
-        0, reason if given.limit.units else zero_limit_reason(given.limit), blocks, units_max=max(0, most) // weight
-    )
-
-
 RULES: Final[tuple[Rule, ...]] = (
+    units_of_limit,  # first: a request that can never start must not appear to wait for a time
     start_of_member,
     spread_of_group,
     backoff_of_tenant,
     pause_of_provider,
-    units_of_limit,
 )
 
 
