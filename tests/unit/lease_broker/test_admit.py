@@ -418,4 +418,4 @@ def test_a_blocked_gang_has_a_reason() -> None:
         id="p", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, drained_reason="maintenance"
     )
     found = find_blocked_gangs([waiter("g", gang_id="g")], {"p": drained})
-    assert found == {"g": "its gang cannot start in p: the limit is 0: drained: maintenance"}
+    assert found == {"g": "its gang cannot start in p: drained: maintenance"}

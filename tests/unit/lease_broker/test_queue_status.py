@@ -60,10 +60,13 @@ CASES = [
     (place(FULL, {}), "2 of 2 held"),
     (place(FULL, {}, position=3), "2 of 2 held; 2 ahead"),
     (place({}, {}, position=2), "0 of 2 held; 1 ahead"),  # it may start: it waits for the one ahead
-    (place({"drained_reason": "moving"}, {}), "the limit is 0: drained: moving"),
+    (place({"drained_reason": "moving"}, {}), "drained: moving"),
     (place({"limit_units": 0}, {}), "the limit is 0: as declared"),
     (place({}, {"waiting_units": 3}), "requests 3 units, more than the limit of 2 allows: as declared"),
-    (place({"policy": RESERVED}, {}), "requests 1 unit, more than the limit of 2 allows: as declared"),
+    (
+        place({"policy": RESERVED}, {}),
+        "requests 1 unit, more than the limit of 2 allows with 2 reserved for other operations: as declared",
+    ),
     (place({}, {"since": at(9)}), "its group starts it later; not before 2026-01-01T12:00:09+00:00"),
     (
         place({}, {"group_name": "g"}, group=GROUP),
@@ -81,7 +84,7 @@ CASES = [
     (place({}, {"gang_id": "g"}), "its gang starts once all of its pools have free units"),
     (
         place({}, {"gang_id": "g"}, elsewhere=[ELSEWHERE], other_pools=[Q]),
-        "its gang cannot start in q: the limit is 0: drained: moving",
+        "its gang cannot start in q: drained: moving",
     ),
 ]
 

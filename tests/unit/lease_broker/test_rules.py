@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from slipway_common.declaration import models
+from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.admit import Admission
+from slipway_lease_broker.domain.commands import new_request
 from slipway_lease_broker.domain.ledger import LeasePool, Request
-from slipway_lease_broker.domain.limits import in_force
+from slipway_lease_broker.domain.limits import highest, in_force
 from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.refusals import too_many_units
 from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
@@ -71,6 +74,46 @@ def test_what_never_starts(pool: LeasePool, units: int, whole: bool) -> None:
         assert never.units_max < units
         if never.units_max:
             assert starts(pool, msgspec.structs.replace(request, waiting_units=never.units_max, whole=True))
+
+
+HEAVY, OTHERS = {"install": Operation(weight=3)}, {"destroy": Operation(reserved_units=3)}
+TOO_MANY = [
+    (10, {}, 11, "11 units, more than the limit of 10 allows", "at most 10 units"),
+    (10, HEAVY, 5, "5 units of weight 3, more than the limit of 10 allows", "at most 3 units"),
+    (
+        10,
+        OTHERS,
+        9,
+        "9 units, more than the limit of 10 allows with 3 reserved for other operations",
+        "at most 7 units",
+    ),
+    (
+        6,
+        HEAVY | OTHERS,
+        2,
+        "2 units of weight 3, more than the limit of 6 allows with 3 reserved for other operations",
+        "at most 1 unit",
+    ),
+    (3, OTHERS, 1, "1 unit, more than the limit of 3 allows with 3 reserved for other operations", None),
+    (2, HEAVY, 1, "1 unit of weight 3, more than the limit of 2 allows", None),
+]
+
+
+@pytest.mark.parametrize(("limit", "operations", "units", "too_many", "most"), TOO_MANY)
+def test_too_many_units(
+    limit: int, operations: dict[str, Operation], units: int, too_many: str, most: str | None
+) -> None:
+    """The reason names what makes the units too many, and the refusal the most that are possible, if any are."""
+    pool = msgspec.structs.replace(POOL, limit_units=limit, policy=Policy(operations=operations))
+    command = LeaseRequested(
+        lease_pool_id="p", request_id="r", units=units, tenant="t", operation="install", whole=True
+    )
+    never = never_starts(pool, highest(pool), new_request(command, NOW))
+    assert never is not None
+    assert never.reason == f"requests {too_many}: as declared"
+    fewer = f"request {most} of operation install, or " if most else ""
+    detail = f"lease pool p: {never.reason}; {fewer}change the terms of the pool"
+    assert too_many_units(command, never).detail == detail
 
 
 def test_a_policy_has_every_setting_of_a_declared_pool() -> None:

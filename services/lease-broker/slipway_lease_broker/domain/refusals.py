@@ -49,12 +49,10 @@ def unknown_request(lease_pool_id: str, request_id: str) -> Refusal:
 
 
 def too_many_units(command: LeaseRequested, never: Verdict) -> Refusal:
-    most = never.units_max or 0
-    detail = (
-        f"lease pool {command.lease_pool_id}: {never.reason}; request at most {quantity(most, 'unit')} of operation "
-        f"{command.operation}, or change the terms of the pool"
-    )
-    return Refusal(Kind.TOO_MANY_UNITS, detail, {"units_max": most})
+    detail = f"lease pool {command.lease_pool_id}: {never.reason}; "
+    if never.units_max:  # otherwise fewer units do not help
+        detail += f"request at most {quantity(never.units_max, 'unit')} of operation {command.operation}, or "
+    return Refusal(Kind.TOO_MANY_UNITS, f"{detail}change the terms of the pool", {"units_max": never.units_max})
 
 
 def request_conflict(detail: str, **facts: Any) -> Refusal:

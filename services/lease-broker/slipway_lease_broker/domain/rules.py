@@ -61,14 +61,16 @@ Rule: TypeAlias = Callable[[Conditions, Request], Verdict | None]
 
 def units_of_limit(given: Conditions, request: Request) -> Verdict | None:
     """More units than the limit allows with nothing held."""
-    weight = given.pool.policy.operation(request.operation).weight
-    most = max(0, given.limit.units - reserved_for_others(given.pool, request.operation))
+    limit, weight = given.limit, given.pool.policy.operation(request.operation).weight
+    reserved = reserved_for_others(given.pool, request.operation)
+    most = max(0, limit.units - reserved)
     if request.waiting_units * weight <= most or not (request.starts_whole or weight > most):
         return None
-    units = quantity(request.waiting_units, "unit")
-    reason = f"requests {units}, more than the limit of {given.limit.units} allows: {given.limit.reason}"
+    units = quantity(request.waiting_units, "unit") + (f" of weight {weight}" if weight > 1 else "")
+    others = f" with {reserved} reserved for other operations" if reserved else ""
+    reason = f"requests {units}, more than the limit of {limit.units} allows{others}: {limit.reason}"
     blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
-    return Verdict(0, reason if given.limit.units else zero_limit_reason(given.limit), blocks, units_max=most // weight)
+    return Verdict(0, reason if limit.units else f"the limit is 0: {limit.reason}", blocks, units_max=most // weight)
 
 
 def start_of_member(given: Conditions, request: Request) -> Verdict | None:
@@ -134,11 +136,7 @@ def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | N
 
 def stopped(limit: Limit) -> Verdict:
     """Verdict on every request of a pool that an operator drained or retired."""
-    return Verdict(0, zero_limit_reason(limit), Blocks.QUEUE, units_max=0)
-
-
-def zero_limit_reason(limit: Limit) -> str:
-    return f"the limit is 0: {limit.reason}"
+    return Verdict(0, limit.reason, Blocks.QUEUE, units_max=0)
 
 
 def reserved_for_others(pool: LeasePool, operation: str) -> int:
