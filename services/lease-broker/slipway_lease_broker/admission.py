@@ -302,7 +302,7 @@ class AdmissionTx:
             situation = await self._with_waiters(situation, pool, waiters, known)
             decision = decide(pool, situation, self.now, new_id=new_id, terms=self._terms)
         if self.exchanges:
-            decision, self.exchanges = receive(decision, self.exchanges, self._waiters.confirming, self.now)
+            decision, self.exchanges = receive(decision, self.exchanges, self._waiters.confirms, self.now)
         if new:
             decided = {request.id: request for request in decision.requests}
             await requests.add(self.tx, [decided.get(request.id, request) for request in new])

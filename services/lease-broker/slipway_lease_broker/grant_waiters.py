@@ -17,13 +17,13 @@ Woken: TypeAlias = asyncio.Future[Lease | None]
 
 
 class GrantWaiters:
-    """Waiting callers, one future each; one object per process. A future is removed when it is done or cancelled. After
-    a commit, `notify_replicas(lease_pool_id)` is called for each grant to a queued request without a waiter here."""
+    """Waiting callers, one future each; one object per process. A future counts until it is done or cancelled, and is
+    removed in the next turn of the event loop. After a commit, `notify_replicas(lease_pool_id)` is called for each
+    grant to a queued request without a waiter here."""
 
     def __init__(self, notify_replicas: Callable[[str], None]) -> None:
-        self.confirming: Counter[tuple[str, str]] = Counter()  # callers per request that confirm on receipt
         self._notify_replicas = notify_replicas
-        self._waiters: dict[tuple[str, str], list[Woken]] = {}
+        self._waiters: dict[tuple[str, str], dict[Woken, bool]] = {}  # pool, request → whether each confirms on receipt
         self._waiters_of_pool: Counter[str] = Counter()  # by lease pool
         self._seen: dict[str, int] = {}  # lease pool with waiters → fencing token up to which grants were checked
 
@@ -31,6 +31,11 @@ class GrantWaiters:
     def waiting_callers(self) -> int:
         """Number of callers in this process that wait for a grant."""
         return self._waiters_of_pool.total()
+
+    def confirms(self, lease_pool_id: str, request_id: str) -> bool:
+        """True if a caller that waits for a request confirms its grant on receipt."""
+        waiters = self._waiters.get((lease_pool_id, request_id), {})
+        return any(confirm and not woken.done() for woken, confirm in waiters.items())
 
     def committed(self, decisions: Iterable[Decision], exchanges: Iterable[Exchange] = ()) -> None:
         """Wake callers whose requests were granted or cancelled, notify the other replicas, and register callers that
@@ -57,16 +62,14 @@ class GrantWaiters:
         if woken.done():
             return
         pool_id, key = answer.pool.id, (answer.pool.id, answer.request.id)
-        self._waiters.setdefault(key, []).append(woken)
-        self.confirming[key] += confirm
+        self._waiters.setdefault(key, {})[woken] = confirm
         self._seen.setdefault(pool_id, answer.pool.last_token)
         self._waiters_of_pool[pool_id] += 1
 
         def leave(_: Woken) -> None:
-            self._waiters[key].remove(woken)
-            self.confirming[key] -= confirm
+            del self._waiters[key][woken]
             if not self._waiters[key]:
-                del self._waiters[key], self.confirming[key]
+                del self._waiters[key]
             self._waiters_of_pool[pool_id] -= 1
             if not self._waiters_of_pool[pool_id]:
                 del self._waiters_of_pool[pool_id], self._seen[pool_id]
@@ -91,11 +94,9 @@ class GrantWaiters:
     def _wake(self, lease_pool_id: str, request_id: str, granted: Lease | None = None) -> bool:
         """Wake the waiters of a request; True if there are any. A waiter that confirms on receipt is woken without the
         lease while it is reserved, so that it submits its request again."""
-        key = lease_pool_id, request_id
-        waiters = self._waiters.get(key, ())
-        if granted is not None and granted.state is State.RESERVED and self.confirming[key]:
+        waiting = [woken for woken in self._waiters.get((lease_pool_id, request_id), ()) if not woken.done()]
+        if granted is not None and granted.state is State.RESERVED and self.confirms(lease_pool_id, request_id):
             granted = None
-        for woken in waiters:
-            if not woken.done():
-                woken.set_result(granted)
-        return bool(waiters)
+        for woken in waiting:
+            woken.set_result(granted)
+        return bool(waiting)

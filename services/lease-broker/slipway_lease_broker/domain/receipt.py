@@ -1,7 +1,7 @@
 """Confirmation on receipt: a caller that gets its grant in the answer to an open call need not confirm it separately.
 Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,12 +15,12 @@ from slipway_lease_broker.domain.submissions import Answer, Exchange, Submission
 
 
 def receive(
-    decision: Decision, exchanges: Sequence[Exchange], confirming: Mapping[tuple[str, str], int], now: datetime
+    decision: Decision, exchanges: Sequence[Exchange], confirms: Callable[[str, str], bool], now: datetime
 ) -> tuple[Decision, list[Exchange]]:
     """Confirm the leases that callers receive now; returns the decision and the outcomes of its batch.
 
     A caller that confirms on receipt gets its grant in the answer of this batch, if it was not refused, or of an
-    earlier one: `confirming` counts the waiting callers that confirm on receipt, by lease pool and request.
+    earlier one: `confirms` is true of a lease pool and a request for which such a caller waits.
     """
     requesting = {
         submission.command.request_id
@@ -30,7 +30,7 @@ def receive(
     pool_id = decision.pool.id
     decision = _confirm(
         decision,
-        lambda lease: lease.request_id in requesting or confirming.get((pool_id, lease.request_id), 0) > 0,
+        lambda lease: lease.request_id in requesting or confirms(pool_id, lease.request_id),
         now,
     )
     granted = {lease.request_id: lease for lease in decision.granted}
