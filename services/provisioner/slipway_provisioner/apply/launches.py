@@ -17,6 +17,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.domain.workers import Change, Worker, calling, delayed, launch_failed, launched
 from slipway_provisioner.providers.port import Provider, Refused
 from slipway_provisioner.store import accounts, batches, configs, leases, pools, workers
@@ -42,7 +43,7 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
     if config is None:
         return None
     lease = await leases.lock(tx, lease_id, skip_locked=True)
-    if lease is None or lease.state == "ended":
+    if lease is None or lease.state == LeaseState.ENDED:
         return None
     waiting = await workers.lock_leased(tx, lease_id)
     if not waiting:
@@ -72,7 +73,7 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
     )
     await batches.insert(tx, batch, call_timeout_seconds=terms.call_timeout_seconds)
     await workers.save_without_events(tx, [calling(worker, batch_id) for worker in waiting])
-    if lease.state == "reserved":
+    if lease.state == LeaseState.RESERVED:
         await leases.request_confirmation(tx, lease)
     return batch, account
 
@@ -126,7 +127,7 @@ async def put_back(tx: Connection, batch: Batch, reason: str, *, first_only: boo
 async def _unrecorded(tx: Connection, batch: Batch, *, first_only: bool = False) -> list[Worker] | None:
     """Lock the batch and its intents; None if its outcome is recorded, or (`first_only`) another replica took it."""
     stored = await batches.lock(tx, batch.id)
-    if stored is None or stored.state == "known":
+    if stored is None or stored.state == BatchState.KNOWN:
         return None  # a late reply; the instance reaper terminates orphan instances
     if first_only and stored.repeats:
         return None  # another replica may have sent the call

@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_provisioner.domain.cloud import Instance
+from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.workers import Worker
 
 IMPLAUSIBLE_SHARE: Final = 0.2  # a larger share of missing instances in one pass suggests a broken listing
@@ -45,7 +46,9 @@ def compare(
     bound = {w.instance_id for w in workers if w.ended_at is None or w.ended_at >= young}
     live = [w for w in workers if w.state in LIVE]
     orphans = [
-        i.id for i in listed if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != "calling"
+        i.id
+        for i in listed
+        if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != BatchState.CALLING
     ]
     present = {i.id for i in listed}
     expected = [w for w in live if w.instance_id is not None and _since(w) < young]

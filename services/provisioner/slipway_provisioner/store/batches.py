@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
+from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.tables import launch_batch
 
 
@@ -21,7 +22,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     body: dict[str, Any]
     units: int
-    state: str = "calling"
+    state: str = BatchState.CALLING
     outcome: str = ""
     repeats: int = 0
     started_at: datetime | None = None
@@ -35,7 +36,7 @@ INSERT: Final = Statement(
     sa.insert(launch_batch).values(
         {field.name: sa.bindparam(field.name) for field in CALL}
         | {
-            "state": "calling",
+            "state": BatchState.CALLING,
             "started_at": sa.func.slipway_clock(),
             "call_deadline": sa.func.slipway_clock() + seconds("call_timeout"),
         }
@@ -47,13 +48,14 @@ LOCK: Final = Statement(_ONE.with_for_update())
 KNOWN: Final = Statement(
     sa.update(launch_batch)
     .where(C.id == sa.bindparam("batch_id"))
-    .values(state="known", outcome=sa.bindparam("result"), known_at=sa.func.slipway_clock())
+    .values(state=BatchState.KNOWN, outcome=sa.bindparam("result"), known_at=sa.func.slipway_clock())
 )
 # Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
 # gets a new deadline for its attempt; after that any replica may take it.
 OVERDUE: Final = f"""
 UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
-    SELECT id FROM launch_batch WHERE state = 'calling' AND call_deadline < slipway_clock() - $1 * interval '1 s'
+    SELECT id FROM launch_batch
+    WHERE state = '{BatchState.CALLING}' AND call_deadline < slipway_clock() - $1 * interval '1 s'
     ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
 RETURNING {names(FIELDS)}"""
 # Compared as text, since a tag that an account lists can be any text.

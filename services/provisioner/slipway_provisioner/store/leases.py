@@ -23,6 +23,7 @@ from slipway_common.events.lease import (
 )
 from slipway_common.events.lifecycle import WAITING
 from slipway_common.messaging import outbox
+from slipway_provisioner.domain.launching import LeaseState
 from slipway_provisioner.store.configs import MAY_START
 from slipway_provisioner.store.tables import lease, lease_request, states, worker
 
@@ -48,12 +49,12 @@ FIELDS: Final = C[Lease.__struct_fields__]
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
 CANDIDATES: Final = f"""
 SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
-WHERE l.state <> 'ended' AND {MAY_START}
+WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
     AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))
 ORDER BY l.fencing_token LIMIT $1"""
 _ID: Final = C.id == sa.bindparam("lease_id")
-_LIVE: Final = C.state != "ended"
+_LIVE: Final = C.state != LeaseState.ENDED
 _ONE: Final = sa.select(*FIELDS).where(_ID)
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
@@ -67,7 +68,7 @@ CONFIRM: Final = Statement(
     sa.update(lease)
     .where(_ID, _LIVE)
     .values(
-        state="confirmed",
+        state=LeaseState.CONFIRMED,
         fencing_token=sa.bindparam("token"),
         expires_at=_EXPIRES,
         ttl_seconds=sa.func.greatest(0.1, sa.extract("epoch", _EXPIRES - sa.func.slipway_clock())),
@@ -82,18 +83,19 @@ INSERT: Final = Statement(
 )
 # It has no fencing token until the broker has charged it; until then it is neither renewed nor released.
 INSERT_UNLEASED: Final = Statement(sa.insert(lease).values(_NEW))
-END: Final = Statement(sa.update(lease).where(_ID).values(state="ended", units=0))
+END: Final = Statement(sa.update(lease).where(_ID).values(state=LeaseState.ENDED, units=0))
 _UNITS: Final = sa.bindparam("released", type_=C.units.type)
 RELEASE: Final = Statement(
     sa.update(lease)
     .where(_ID, _LIVE)
-    .values(units=C.units - _UNITS, state=sa.case((C.units <= _UNITS, "ended"), else_=C.state))
+    .values(units=C.units - _UNITS, state=sa.case((C.units <= _UNITS, LeaseState.ENDED.value), else_=C.state))
     .returning(C.lease_pool_id, C.fencing_token, C.traceparent)
 )
 _RENEWED: Final = C["id", "lease_pool_id", "fencing_token", "traceparent"]
 RENEWABLE: Final = f"""
 UPDATE lease SET renewed_at = slipway_clock() WHERE id IN (
-    SELECT id FROM lease WHERE state = 'confirmed' AND renewed_at < slipway_clock() - ttl_seconds / 3 * interval '1 s'
+    SELECT id FROM lease
+    WHERE state = '{LeaseState.CONFIRMED}' AND renewed_at < slipway_clock() - ttl_seconds / 3 * interval '1 s'
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING {names(_RENEWED)}"""
 RENEW_ONE: Final = Statement(
@@ -225,7 +227,7 @@ async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, tra
         launch_config_id=launch_config_id,
         fencing_token=event.fencing_token,
         units=event.units,
-        state="reserved",
+        state=LeaseState.RESERVED,
         expires_at=event.expires_at,
         hold_until=event.hold_until,
         traceparent=traceparent,
@@ -245,7 +247,7 @@ async def insert_unleased(
         launch_config_id=launch_config_id,
         fencing_token=0,
         units=started.units,
-        state="unleased",
+        state=LeaseState.UNLEASED,
         expires_at=hold_until,
         hold_until=hold_until,
         traceparent=traceparent,

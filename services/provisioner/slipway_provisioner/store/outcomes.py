@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED
+from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.tables import states
 
 UNFOLDED_SECONDS: Final = 3600  # longer than a record can be delayed while the calculator is available
@@ -12,7 +13,8 @@ REPAIR: Final = f"""
 UPDATE launch_config_outcomes f SET failures = shown.failures, unfolded_since = NULL FROM (
     SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
     JOIN launch_config c ON c.id = w.launch_config_id AND w.requested_at >= c.declared_at
-    WHERE w.state IN ({states(ENDED)}) AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
+    WHERE w.state IN ({states(ENDED)}) AND w.launched_at IS NULL AND w.registered_at IS NULL
+        AND b.state = '{BatchState.KNOWN}'
     GROUP BY w.launch_config_id) AS shown
 WHERE f.launch_config_id = shown.launch_config_id AND f.stage = 'launch' AND f.failures < shown.failures
 RETURNING f.launch_config_id"""

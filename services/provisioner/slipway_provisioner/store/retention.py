@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
+from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.store.tables import claim, decision, in_states, launch_batch, lease, worker
 
 
@@ -18,8 +19,10 @@ DELETE_OLD: Final = (
     Statement(sa.delete(claim).where(_older(claim.c.ended_at, 1))),
     Statement(sa.delete(decision).where(_older(decision.c.last_at, 7))),
     Statement(sa.delete(worker).where(in_states(ENDED), _older(worker.c.ended_at, 14))),
-    Statement(sa.delete(launch_batch).where(launch_batch.c.state == "known", _older(launch_batch.c.known_at, 14))),
-    Statement(sa.delete(lease).where(lease.c.state == "ended", _older(lease.c.renewed_at, 14))),
+    Statement(
+        sa.delete(launch_batch).where(launch_batch.c.state == BatchState.KNOWN, _older(launch_batch.c.known_at, 14))
+    ),
+    Statement(sa.delete(lease).where(lease.c.state == LeaseState.ENDED, _older(lease.c.renewed_at, 14))),
 )
 
 

@@ -1,6 +1,6 @@
 """Tables of the provisioner. Migrations are compared with these in CI."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -27,6 +27,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ENDED, WAITING, State
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_provisioner.domain.launching import BatchState, LeaseState
 
 FALSE: Final = text("false")
 ZERO: Final = text("0")
@@ -38,7 +39,11 @@ messaging(metadata)
 
 def states(members: Collection[State]) -> str:
     """Worker states as a list of SQL literals, for statements in text."""
-    return ", ".join(f"'{state}'" for state in State if state in members)
+    return literals(state for state in State if state in members)
+
+
+def literals(values: Iterable[str]) -> str:
+    return ", ".join(f"'{value}'" for value in values)
 
 
 def required(name: str, type_: Any, *constraints: Any, **options: Any) -> Column[Any]:
@@ -249,7 +254,7 @@ lease = Table(
     required("launch_config_id", Text),
     required("fencing_token", BigInteger),
     required("units", Integer),
-    required("state", Text, CheckConstraint("state IN ('reserved', 'confirmed', 'unleased', 'ended')")),
+    required("state", Text, CheckConstraint(f"state IN ({literals(LeaseState)})")),
     required("expires_at", TIME),
     required("hold_until", TIME),
     Column("ttl_seconds", Double),
@@ -258,7 +263,7 @@ lease = Table(
     required("granted_units", Integer, server_default=ZERO),  # 0: an unleased launch
     now("granted_at"),
 )
-Index("lease_live", lease.c.renewed_at, postgresql_where=text("state <> 'ended'"))
+Index("lease_live", lease.c.renewed_at, postgresql_where=lease.c.state != LeaseState.ENDED)
 Index("lease_granted", lease.c.lease_pool_id, lease.c.granted_at, postgresql_where=text("granted_units > 0"))
 unleased_pace = Table(
     "unleased_pace",
@@ -277,14 +282,14 @@ launch_batch = Table(
     required("token", Text, unique=True),
     required("body", JSONB),
     required("units", Integer),
-    required("state", Text, CheckConstraint("state IN ('calling', 'known')")),
+    required("state", Text, CheckConstraint(f"state IN ({literals(BatchState)})")),
     empty_text("outcome"),
     required("repeats", Integer, server_default=ZERO),
     now("started_at"),
     required("call_deadline", TIME),
     Column("known_at", TIME),
 )
-Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=text("state = 'calling'"))
+Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=launch_batch.c.state == BatchState.CALLING)
 
 worker = Table(
     "worker",
