@@ -19,7 +19,7 @@ ADD: Final = insert(group).from_select(FIELDS.keys(), select(given(*FIELDS)))
 SAVE: Final = Statement(
     ADD.on_conflict_do_update(
         index_elements=KEYS,
-        set_={name: ADD.excluded[name] for name in ("size", "spread_seconds", "members", "first_at", "last_start_at")},
+        set_={field.name: ADD.excluded[field.name] for field in FIELDS if field.name not in KEYS},
     )
 )
 

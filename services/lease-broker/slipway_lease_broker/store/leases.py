@@ -13,21 +13,26 @@ from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, lease
 
 FIELDS: Final = lease.c[Lease.__struct_fields__]
-CHANGED: Final = given(
-    *lease.c[
-        "id",
-        "units",
-        "state",
-        "expires_at",
-        "counted_until",
-        "ended_at",
-        "progress",
-        "progress_until",
-        "reason",
-        "replaced",
-        "reported_late",
-    ]
-)
+# Set by the grant.
+FIXED: Final = lease.c[
+    "id",
+    "lease_pool_id",
+    "request_id",
+    "fencing_token",
+    "granted_units",
+    "granted_at",
+    "hold_until",
+    "traceparent",
+    "tenant",
+    "operation",
+    "weight",
+    "owner",
+    "waited_seconds",
+    "mode",
+    "advised_wait_seconds",
+    "gang_id",
+]
+CHANGED: Final = given(lease.c.id, *(field for field in FIELDS if field.name not in FIXED))
 LIMIT: Final = bindparam("limit", type_=Integer)
 
 # Served by the index leases_due, so that the cost does not grow with the number of leases held.
@@ -42,7 +47,7 @@ ADD: Final = Statement(insert(lease).from_select(FIELDS.keys(), select(given(*FI
 SAVE: Final = Statement(
     update(lease)
     .where(lease.c.id == CHANGED.c.id)
-    .values({field.name: field for field in CHANGED.c if field.name != "id"})
+    .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
 PRUNE: Final = Statement(
     delete(lease).where(

@@ -21,25 +21,11 @@ from slipway_lease_broker.store.tables import lease_pool
 
 TERMS: Final = lease_pool.c[LeasePool.__struct_fields__]
 DECLARED: Final = lease_pool.c[Declared.__struct_fields__]
-STATE: Final = lease_pool.c[
-    "last_token",
-    "limit_in_force",
-    "limit_reason",
-    "held",
-    "held_units",
-    "waiting_units",
-    "waiting_requests",
-    "counted_at",
-    "idle_unit_seconds",
-    "last_granted_at",
-    "paced_until",
-    "paced_interval_seconds",
-    "blocked_until",
-    "virtual_time",
-    "adaptive",
-    "evidence",
-    "derived_alerted",
+# Written by declarations, operators and controllers, never by a decision.
+FIXED: Final = lease_pool.c[
+    *Declared.__struct_fields__, "pinned_reason", "drained_reason", "derived_units", "derived_until"
 ]
+STATE: Final = [field for field in TERMS if field.name not in FIXED]
 ONE: Final = lease_pool.c.id == bindparam("id")
 ANY: Final = lease_pool.c.id == any_(array("ids", lease_pool.c.id))
 IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= func.slipway_clock())

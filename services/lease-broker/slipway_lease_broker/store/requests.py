@@ -62,11 +62,29 @@ NAMED: Final = Statement(select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*K
 ADD: Final = f"""
 INSERT INTO requests ({names(NEW)})
 SELECT {names(NEW)} FROM unnest({arrays(NEW)}) WITH ORDINALITY AS r ({names(NEW)}, place) ORDER BY r.place"""
-CHANGED: Final = given(*KEYS, *request.c["waiting_units", "last_requested_at", "queued_at", "lapsed"])
+# Set by its first arrival.
+FIXED: Final = request.c[
+    "id",
+    "lease_pool_id",
+    "tenant",
+    "operation",
+    "requested_units",
+    "requested_at",
+    "since",
+    "traceparent",
+    "priority",
+    "whole",
+    "hold_seconds",
+    "owner",
+    "group_name",
+    "gang_id",
+    "place",
+]
+CHANGED: Final = given(*KEYS, *(field for field in FIELDS if field.name not in FIXED))
 SAVE: Final = Statement(
     update(request)
     .where(request.c.lease_pool_id == CHANGED.c.lease_pool_id, request.c.id == CHANGED.c.id)
-    .values({field.name: field for field in CHANGED.c if field.name not in KEYS})
+    .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
 PRUNE: Final = """
 DELETE FROM requests AS r WHERE lease_pool_id = $1 AND (waiting_units = 0 OR lapsed)

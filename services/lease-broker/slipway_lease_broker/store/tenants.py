@@ -19,7 +19,7 @@ ADD: Final = insert(tenant).from_select(FIELDS.keys(), select(given(*FIELDS)))
 SAVE: Final = Statement(
     ADD.on_conflict_do_update(
         index_elements=KEYS,
-        set_={name: ADD.excluded[name] for name in ("virtual_finish", "failures", "backoff_until")},
+        set_={field.name: ADD.excluded[field.name] for field in FIELDS if field.name not in KEYS},
     )
 )
 PRUNE: Final = """

@@ -19,7 +19,8 @@ ADD: Final = insert(weight).from_select(
 )
 WRITE: Final = Statement(
     ADD.on_conflict_do_update(
-        index_elements=[weight.c.id], set_={name: ADD.excluded[name] for name in ("pool_id", "record", "at")}
+        index_elements=[weight.c.id],
+        set_={field.name: ADD.excluded[field.name] for field in weight.c if not field.primary_key},
     )
 )
 DELETE: Final = Statement(delete(weight).where(weight.c.id == any_(array("ids", weight.c.id))))
