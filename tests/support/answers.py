@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from slipway_common.base.clock import utc_now
+from slipway_common.declaration.models import LeasePool
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
 
@@ -182,22 +183,7 @@ WHY = {
         },
     },
 }
-LEASE_POOL: dict[str, Any] = {
-    "id": "sim-a",
-    "limit": 45,
-    "hold_seconds": 1200.0,
-    "ttl_seconds": 300.0,
-    "reserve_seconds": 120.0,
-    "mode": "shadow",
-    "lock_delay_seconds": None,
-    "pacing": None,
-    "operations": {},
-    "tenants": {},
-    "ageing_seconds": 300.0,
-    "backoff": None,
-    "no_progress_seconds": None,
-    "adaptive": None,
-    "derived": None,
+LEASE_POOL: dict[str, Any] = LeasePool.model_validate({"id": "sim-a", "limit": 45, "mode": "shadow"}).model_dump() | {
     "revision": 1,
     "retired": False,
     "reason": f"first\nlease {ID}: 8 units free",

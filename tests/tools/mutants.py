@@ -203,7 +203,7 @@ async def forked(mutants: Sequence[Mutant], copy: Path) -> dict[str, tuple[int |
 
 
 async def check(mutants: Sequence[Mutant]) -> int:
-    """Break each and print a line about it; 1 when a claim is unguarded. One that survives is tried once more, alone."""
+    """Break each and print a line about it; 1 when a claim is unguarded. A survivor is tried once more, alone."""
     slots = asyncio.Semaphore(AT_A_TIME)
     reasons: dict[str, str] = {}
 
