@@ -9,7 +9,7 @@ import pytest
 
 from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.pool import PoolPaused, PoolResumed
-from slipway_common.events.weight import StageHealth
+from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
@@ -99,6 +99,27 @@ async def test_config_summary(provisioner: Provisioner) -> None:
         "boot": {"in_flight": 2, "unfolded": 0, "window": 8},
         "claim": {"in_flight": 1, "unfolded": 0, "window": 64},
     }
+
+
+async def test_a_config_with_two_tripped_shares(provisioner: Provisioner) -> None:
+    """The list names the same share as the decision."""
+    await provisioner.declare()
+    tripped = [
+        SharedWindow(key=key, stage="launch", version=1, window=64, state="tripped", reason=reason)
+        for key, reason in (("credential/sim-a", "denied"), ("quota/sim-a/sim-1/m5", "no quota"))
+    ]
+    await provisioner.weights(weight(shared=tuple(tripped)))
+    await provisioner.demand(report(1))
+    await provisioner.plan()
+    (decision, *_) = (await read(provisioner, "/pools/linux/decisions"))["items"]
+    words = "tripped: quota/sim-a/sim-1/m5: no quota"
+    assert decision["details"]["configs"]["zone-a"]["reason"] == f"{words}; no probe is due"
+    (config,) = (await read(provisioner, "/launch-configs"))["items"]
+    shown = ("health_state", "tripped_by", "tripped_stage", "reason")
+    assert [config[name] for name in shown] == ["tripped", "quota/sim-a/sim-1/m5", "launch", f"zone-a {words}"]
+    assert [share["key"] for share in config["shared"] if share["state"] == "tripped"] == [
+        share.key for share in tripped
+    ]
 
 
 async def test_one_config(provisioner: Provisioner) -> None:

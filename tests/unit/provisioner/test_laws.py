@@ -154,6 +154,7 @@ def test_an_unavailable_calculator_caps_windows_and_decays_weights() -> None:
         assert trusted == pytest.approx(weight)
 
 
+QUOTA = Shared(key="quota/a", stage="launch", tripped=True)
 CREDENTIAL = Shared(key="credential/a", stage="launch", tripped=True, reason="2 credential errors (AuthFailure)")
 #           config                                             reason why only probes may launch
 TRIPS = [
@@ -165,13 +166,14 @@ TRIPS = [
         config((0, 0, 0), shares=[("image/i", "boot"), ("credential/a", "launch")]),
         "tripped: credential/a: 2 credential errors (AuthFailure)",
     ),
+    (config((0, 0, 0), shares=[("quota/a", "launch"), ("credential/a", "launch")]), "tripped: quota/a"),
 ]
 
 
 @pytest.mark.parametrize(("given_config", "reason"), TRIPS)
 def test_a_tripped_share_trips_each_of_its_configs(given_config: Config, reason: str) -> None:
     """A config trips with its share even before its own record says so; configs without the share do not."""
-    assert trip_reason(given_config, {shared.share: shared for shared in (IMAGE, CREDENTIAL)}) == reason
+    assert trip_reason(given_config, {shared.share: shared for shared in (IMAGE, CREDENTIAL, QUOTA)}) == reason
 
 
 #           config, may the attempt use it?

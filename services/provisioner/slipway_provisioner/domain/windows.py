@@ -5,7 +5,7 @@ unit at once, a failure only through a weight record that has folded it; so repl
 calculator cannot exceed it. Levels of shared keys are counted over all pools.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import exp2
 from typing import Final
 
@@ -15,17 +15,21 @@ UNAVAILABLE_WINDOW: Final = 4  # without a calculator no config would trip
 
 
 def trip_reason(config: Config, shared: Mapping[Share, Shared]) -> str:
-    """The reason why only probes may launch from a config; empty while it is healthy.
-
-    A tripped shared key trips every config that uses it, even before the config's own record does.
-    """
+    """The reason why only probes may launch from a config; empty while it is healthy."""
     if config.tripped:
         return config.reason or "tripped"
-    for share in config.shares:
-        if share in shared and shared[share].tripped:
-            cause = f": {shared[share].reason}" if shared[share].reason else ""
-            return f"tripped: {share[0]}{cause}"
-    return ""
+    tripped = tripped_share(config.shares, shared)
+    return share_reason(tripped) if tripped else ""
+
+
+def tripped_share(shares: Sequence[Share], shared: Mapping[Share, Shared]) -> Shared | None:
+    """The first of a config's shares that is tripped. It trips the config even before the config's own record does."""
+    return next((shared[share] for share in shares if share in shared and shared[share].tripped), None)
+
+
+def share_reason(tripped: Shared) -> str:
+    """The reason of a config that a share has tripped."""
+    return f"tripped: {tripped.key}: {tripped.reason}" if tripped.reason else f"tripped: {tripped.key}"
 
 
 def shared_rooms(shared: Mapping[Share, Shared], *, calculator_unavailable: bool) -> dict[Share, int]:

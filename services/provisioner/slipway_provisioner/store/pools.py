@@ -12,7 +12,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, NEW_WINDOWS
-from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
+from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
 from slipway_provisioner.store.tables import dirty_pool, in_states, states, worker, worker_pool
 
@@ -50,6 +50,8 @@ SELECT count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["launch"])})
     count(*) FILTER (WHERE w.state IN ({states(REGISTERED)}))::int AS running, count(*)::int AS live
 FROM worker w
 WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state NOT IN ({states(ENDED)})"""
+# Shares of a config `c`, in the order in which they trip it.
+SHARES: Final = "ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k)"
 # One statement, so that a worker that fails at this moment counts either as in flight or as failed.
 CONFIGS: Final = f"""
 SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active, c.claim_evidence,
@@ -59,7 +61,7 @@ SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active'
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop b WHERE b.scope = 'account' AND b.scope_id = c.account_id
         AND (until IS NULL OR until > slipway_clock())) AS launch_stop,
-    ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k) AS shares, u.launch, u.boot, u.claim
+    {SHARES} AS shares, u.launch, u.boot, u.claim
 FROM launch_config c JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
 CROSS JOIN LATERAL ({STARTS}) AS u
@@ -212,9 +214,14 @@ def _config(row: Any) -> Config:
         reason=reason.removeprefix(f"{row['id']} "),
         permit=record.get("probe_permit") if row["permitted"] and record.get("state", "healthy") != "healthy" else None,
         last_permit=record.get("probe_permit"),
-        shares=[(key, stage) for key, stage in row["shares"]],
+        shares=shares(row),
         **stages(row),
     )
+
+
+def shares(row: Any) -> list[Share]:
+    """Shares of a config, from SHARES."""
+    return [(key, stage) for key, stage in row["shares"]]
 
 
 def stages(row: Any) -> dict[str, Stage]:

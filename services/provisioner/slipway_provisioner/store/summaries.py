@@ -1,5 +1,6 @@
 """Pools and launch configs for people. Takes no locks and reads nothing that grows with stopped workers."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -8,7 +9,9 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_WINDOWS
-from slipway_provisioner.store.pools import STARTS, stages
+from slipway_provisioner.domain.pool import Share, Shared
+from slipway_provisioner.domain.windows import share_reason, tripped_share
+from slipway_provisioner.store.pools import SHARES, STARTS, shares, stages
 from slipway_provisioner.store.tables import states, worker
 
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
@@ -37,7 +40,7 @@ CONFIGS: Final = f"""
 SELECT c.id, c.pool_id, c.account_id, a.lease_pool_id, c.region, c.zone, c.instance_type, c.image_revision, c.state,
     c.state_reason, c.state_by, c.paused_until, c.base_weight, c.price_factor, c.profile, c.claim_evidence, c.settings,
     g.record, o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
-    u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, s.shared
+    u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, {SHARES} AS shares, s.shared
 FROM launch_config c JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes,
@@ -89,7 +92,7 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
 def _config(row: Any) -> dict[str, Any]:
     """`ok` are launches that were accepted, `failed` the failures of any stage, over the config's life.
 
-    `shared` is what it shares with others. A tripped shared key trips the config, even before its own record does.
+    `shared` is what it shares with others.
     """
     values = dict(row)
     levels = {
@@ -98,19 +101,18 @@ def _config(row: Any) -> dict[str, Any]:
         if stage.window is not None
     }
     record, shared = values.pop("record") or {}, values.pop("shared") or []
-    for name in ("settings", "failures", "claim_evidence", *NEW_WINDOWS):
+    for name in ("settings", "failures", "claim_evidence", "shares", *NEW_WINDOWS):
         del values[name]
     shown = {name: record.get(name) for name in OF_RECORD}
-    tripped = next((known for known in shared if known["state"] == "tripped"), None)
     health_state = record.get("state", "healthy")
+    tripped = tripped_share(shares(row), _by_share(shared))
     if tripped is not None and health_state == "healthy":
         health_state = "tripped"
-        cause = f": {tripped['reason']}" if tripped["reason"] else ""
         shown |= {
-            "tripped_stage": tripped["stage"],
-            "tripped_by": tripped["key"],
+            "tripped_stage": tripped.stage,
+            "tripped_by": tripped.key,
             "next_probe_at": None,
-            "reason": f"{row['id']} tripped: {tripped['key']}{cause}",
+            "reason": f"{row['id']} {share_reason(tripped)}",
         }
     return (
         values
@@ -122,3 +124,13 @@ def _config(row: Any) -> dict[str, Any]:
             "shared": shared,
         }
     )
+
+
+def _by_share(shared: Sequence[Mapping[str, Any]]) -> dict[Share, Shared]:
+    """Shares as the rules take them."""
+    return {
+        (of["key"], of["stage"]): Shared(
+            key=of["key"], stage=of["stage"], tripped=of["state"] == "tripped", reason=of["reason"]
+        )
+        for of in shared
+    }
