@@ -337,6 +337,8 @@ def test_nothing_waits_unless_enforced(mode: Mode) -> None:
     assert spared == [(None, ""), (240, "5 of 5 held"), (480, "its group starts it later")]
     paced = round_([a, b, c], policy=Policy(mode=mode))
     assert [grant.spared_seconds for grant in paced.grants] == [None, 120, 240]
+    (never,) = round_([waiter("never", 6, whole=True)], policy=Policy(pacing="off", mode=mode)).grants
+    assert (never.units, never.spared_seconds) == (6, None), "it would have waited forever"
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -73,7 +73,7 @@ def test_what_never_starts(pool: LeasePool, units: int, whole: bool) -> None:
         assert never.units_max is not None
         assert never.units_max < units
         if never.units_max:
-            assert starts(pool, msgspec.structs.replace(request, waiting_units=never.units_max, whole=True))
+            assert starts(pool, msgspec.structs.replace(request, waiting_units=never.units_max))
 
 
 HEAVY, OTHERS = {"install": Operation(weight=3)}, {"destroy": Operation(reserved_units=3)}

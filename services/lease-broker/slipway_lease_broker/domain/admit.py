@@ -248,6 +248,8 @@ class Admission:
 
     def _spared_seconds(self, request: Request, verdict: Verdict) -> float | None:
         """Estimated wait that the request was spared; None when it would have waited forever."""
+        if verdict.units_max is not None:
+            return None
         paced = pacing.free_at(self.paced_until, self.now, request.waiting_units, self.pacing)
         until = max(paced, verdict.until or self.now)
         for_units = eta_seconds(

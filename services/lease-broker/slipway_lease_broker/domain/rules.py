@@ -123,15 +123,18 @@ def first_verdict(given: Conditions, request: Request) -> Verdict | None:
 
 
 def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | None:
-    """Verdict on a request that neither time nor released units can start under a limit; None if they can."""
+    """Verdict on a request that neither time nor released units can start under a limit; None if they can.
+
+    Of several it is the one with the smallest maximum, since a request for so many units can start.
+    """
     if pool.stopped and limit.units == 0:
         return stopped(limit)
     terms = pool.policy.operation(request.operation)
     if pool.policy.mode is not Mode.ENFORCE or terms.weight == 0 or terms.max_wait_seconds is not None:
         return None  # it starts at once, or at the end of its maximum wait
     given = Conditions(pool, limit, request.requested_at)  # any time: such a verdict does not depend on it
-    verdicts = (rule(given, request) for rule in RULES)
-    return next((one for one in verdicts if one is not None and one.units_max is not None), None)
+    verdicts = [verdict for rule in RULES if (verdict := rule(given, request)) is not None]
+    return min((one for one in verdicts if one.units_max is not None), key=lambda one: one.units_max or 0, default=None)
 
 
 def stopped(limit: Limit) -> Verdict:
