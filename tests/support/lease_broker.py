@@ -28,6 +28,7 @@ from slipway_common.messaging.records import Received
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration
+from slipway_lease_broker.domain.commands import apply_command
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
@@ -180,7 +181,7 @@ class Broker:
         )
         ledger = await admission.load(commands)
         for command in commands:
-            ledger.apply(command, now, owner=PROVISIONER, gang_id=name)
+            apply_command(ledger, command, now, owner=PROVISIONER, gang_id=name)
         await admission.decide_gang(name)
 
     async def decide(self) -> int:

@@ -22,10 +22,10 @@ from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain import spread
-from slipway_lease_broker.domain.commands import Key, LeaseCommand, Ledger, confirmation
+from slipway_lease_broker.domain.commands import LeaseCommand, apply_command, confirmation
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
-from slipway_lease_broker.domain.ledger import Entry, Gang, Lease, LeasePool, Request, State, Tenant
+from slipway_lease_broker.domain.ledger import Entry, Gang, Key, Lease, LeasePool, Ledger, Request, State, Tenant
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.situation import Situation
@@ -225,7 +225,7 @@ class AdmissionTx:
         ledger = self._ledger = Ledger(self.pools.values(), granted, [])
         for lease in granted:
             if lease.state is State.RESERVED:
-                ledger.apply(confirmation(lease), self.now, owner=lease.owner)
+                apply_command(ledger, confirmation(lease), self.now, owner=lease.owner)
         await self.leave_to_the_loop()
         return list(ledger.leases.values())
 
@@ -264,7 +264,7 @@ class AdmissionTx:
         ledger = self._ledger = Ledger(self.pools.values(), [], members)
         for member in members:
             if member.waiting_units:
-                ledger.apply(cancellation(member), self.now, owner=member.owner)
+                apply_command(ledger, cancellation(member), self.now, owner=member.owner)
         await self.leave_to_the_loop()
         await gangs.done(self.tx, gang.id, self.now)
 

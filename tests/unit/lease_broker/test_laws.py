@@ -19,10 +19,10 @@ from slipway_common.events.lease import (
     ReplacedLease,
 )
 from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
-from slipway_lease_broker.domain.commands import FAILED, LeaseCommand, Ledger
+from slipway_lease_broker.domain.commands import FAILED, LeaseCommand, apply_command
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.drift import Counted, repaired
-from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, State, Tenant
+from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Ledger, Request, State, Tenant
 from slipway_lease_broker.domain.limits import in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.situation import Situation
@@ -69,7 +69,7 @@ class Admissions(RuleBasedStateMachine):
         ledger = Ledger(
             [self.pool], self.leases.values(), self.requests.values(), self.tenants.values(), self.groups.values()
         )
-        ledger.apply(command, self.now)
+        apply_command(ledger, command, self.now)
         self.pool = ledger.pools["p"]
         self.requests |= {request.id: request for request in ledger.requests_to_save()}
         self.requests |= {

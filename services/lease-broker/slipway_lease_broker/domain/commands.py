@@ -4,9 +4,8 @@ Pure. Commands grant nothing and do not let deadlines pass; both are decided aft
 comes too late, or with the wrong token or owner, changes nothing.
 """
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -28,10 +27,10 @@ from slipway_lease_broker.domain import backoff, spread, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
 from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, lost_event
 from slipway_lease_broker.domain.ledger import (
-    Entry,
     Group,
     Lease,
     LeasePool,
+    Ledger,
     Request,
     State,
     Tenant,
@@ -52,7 +51,6 @@ LeaseCommand: TypeAlias = (
     | LeaseReleaseRequested
     | LeaseUnleasedReported
 )
-Key: TypeAlias = tuple[str, str]  # lease pool id, id of a lease or request of that pool
 
 # PostgreSQL limits index keys to some 2,700 bytes, stores no NUL in text, and units are integer columns. A record
 # beyond these limits would fail forever and look like a database error, so it is refused here.
@@ -72,384 +70,340 @@ FAILED: Final = "failed"
 DONE: Final = "done"
 
 
-class Ledger:
-    """The rows that a batch of commands names, updated by each command, and the events to publish."""
+def apply_command(
+    ledger: Ledger,
+    command: LeaseCommand,
+    now: datetime,
+    traceparent: str = "",
+    *,
+    owner: str = "",
+    admin: bool = False,
+    gang_id: str | None = None,
+) -> None:
+    """Apply one command of `owner`; an `admin` may act for every owner. With a `gang_id` a request starts together
+    with the others of that gang. Raises BadEvent for a command that can never be applied."""
+    pool = ledger.pools.get(command.lease_pool_id)
+    if pool is None:
+        raise BadEvent(f"lease pool {command.lease_pool_id!r} is not declared")
+    check(command)
+    if pool.counted_at != now:
+        pool = ledger.pools[pool.id] = accrue_idle(pool, now)
+    denial = _denied(ledger, command, owner, admin=admin)
+    if denial is Denial.WRONG_OWNER:
+        ledger.refusals.append(denial)
+        return
+    match command:
+        case LeaseRequested():
+            _request(ledger, pool, command, now, traceparent, owner, gang_id)
+        case LeaseCancelRequested():
+            _cancel(ledger, pool, command, now, owner)
+        case LeaseReleaseRequested():
+            _release(ledger, pool, command, denial, now, owner)
+        case LeaseUnleasedReported():
+            _record_unleased(ledger, pool, command, now, owner)
+        case LeaseConfirmRequested() | LeaseRenewRequested():
+            _extend(ledger, pool, command, denial, now, owner)
 
-    def __init__(
-        self,
-        pools: Iterable[LeasePool],
-        leases: Iterable[Lease],
-        requests: Iterable[Request],
-        tenants: Iterable[Tenant] = (),
-        groups: Iterable[Group] = (),
-    ) -> None:
-        self.pools = {pool.id: pool for pool in pools}
-        self.leases = {(lease.lease_pool_id, lease.id): lease for lease in leases}
-        self.requests = {(request.lease_pool_id, request.id): request for request in requests}
-        self.tenants = {(tenant.lease_pool_id, tenant.tenant): tenant for tenant in tenants}
-        self.groups = {(group.lease_pool_id, group.name): group for group in groups}
-        self.known = frozenset(self.requests)
-        self.changed_leases: set[Key] = set()
-        self.new_leases: set[Key] = set()  # of unleased launches
-        self.changed_requests: dict[Key, None] = {}  # in order of arrival
-        self.changed_tenants: set[Key] = set()
-        self.changed_groups: set[Key] = set()
-        self.dirty: set[str] = set()  # lease pools where units or requests changed: a decision is due
-        self.deadlines: dict[str, datetime] = {}  # lease pool → earliest new deadline
-        self.events: list[Any] = []
-        self.history: list[Entry] = []
-        self.throttles: list[str] = []  # lease pool ids, one per release that reports throttling
-        self.refusals: list[str] = []
 
-    def apply(
-        self,
-        command: LeaseCommand,
-        now: datetime,
-        traceparent: str = "",
-        *,
-        owner: str = "",
-        admin: bool = False,
-        gang_id: str | None = None,
-    ) -> None:
-        """Apply one command of `owner`; an `admin` may act for every owner. With a `gang_id` a request starts together
-        with the others of that gang. Raises BadEvent for a command that can never be applied."""
-        pool = self.pools.get(command.lease_pool_id)
-        if pool is None:
-            raise BadEvent(f"lease pool {command.lease_pool_id!r} is not declared")
-        check(command)
-        if pool.counted_at != now:
-            pool = self.pools[pool.id] = accrue_idle(pool, now)
-        denial = self._denied(command, owner, admin=admin)
-        if denial is Denial.WRONG_OWNER:
-            self.refusals.append(denial)
+def _denied(ledger: Ledger, command: LeaseCommand, owner: str, *, admin: bool) -> Denial | None:
+    """Reason why `owner` may not act on the request or lease that the command names."""
+    subject: Request | Lease | None
+    if isinstance(command, LeaseRequested | LeaseCancelRequested):
+        subject = ledger.requests.get((command.lease_pool_id, command.request_id))
+    else:
+        subject = ledger.leases.get((command.lease_pool_id, command.lease_id))
+        if not isinstance(command, LeaseUnleasedReported):  # which names the lease to be made, and has no token yet
+            return denied(subject, command.fencing_token, owner, admin=admin)
+    is_allowed = subject is None or may_act(subject.owner, owner, admin=admin)
+    return None if is_allowed else Denial.WRONG_OWNER
+
+
+def _request(
+    ledger: Ledger,
+    pool: LeasePool,
+    command: LeaseRequested,
+    now: datetime,
+    traceparent: str,
+    owner: str,
+    gang_id: str | None,
+) -> None:
+    key = pool.id, command.request_id
+    if (known := ledger.requests.get(key)) is not None:  # a repetition: its owner still waits
+        ledger.put_request(msgspec.structs.replace(known, last_requested_at=now, lapsed=False))
+        if known.lapsed:
+            ledger.pools[pool.id] = queued(pool, 0, known.waiting_units)
+            ledger.dirty.add(pool.id)
+        return
+    since = _replace(ledger, pool, command, command.replaces, now, owner) if command.replaces is not None else now
+    if command.group is not None:
+        since = max(since, _join(ledger, pool, command.group, now))
+    ledger.put_request(new_request(command, now, since=since, traceparent=traceparent, owner=owner, gang_id=gang_id))
+    ledger.pools[pool.id] = queued(ledger.pools[pool.id], 0, command.units)
+    ledger.dirty.add(pool.id)
+
+
+def _replace(
+    ledger: Ledger, pool: LeasePool, command: LeaseRequested, replaced: ReplacedLease, now: datetime, owner: str
+) -> datetime:
+    """End the lease of an earlier attempt. Returns the start of the new request's wait: that of the earlier one if
+    this is its first successor with the same tenant and operation, otherwise `now`; else one old lease could give
+    its age to any number of requests."""
+    lease = ledger.leases.get((pool.id, replaced.lease_id))
+    # A request inherits age only from a lease of its own owner.
+    denial = denied(lease, replaced.fencing_token, owner)
+    if lease is None or denial is not None:
+        ledger.refusals.append(refusal(lease, denial))
+        return now
+    if lease.live:
+        _return_units(ledger, pool, lease, lease.units, REPLACED, now, owner)
+    if lease.replaced or (lease.tenant, lease.operation) != (command.tenant, command.operation):
+        ledger.refusals.append("not an earlier attempt")
+        return now
+    ledger.put_lease(msgspec.structs.replace(ledger.leases[pool.id, lease.id], replaced=True))
+    before = ledger.requests.get((pool.id, lease.request_id))
+    return min(now, lease.granted_at if before is None else before.since)
+
+
+def _join(ledger: Ledger, pool: LeasePool, wanted: LeaseGroup, now: datetime) -> datetime:
+    """Add a member to its group; returns when it may start. A group whose spread is over starts anew."""
+    key = pool.id, spread.group_key(wanted)
+    group = ledger.groups.get(key)
+    if group is None or now - group.first_at > timedelta(seconds=group.spread_seconds):
+        group = Group(
+            lease_pool_id=pool.id,
+            name=key[1],
+            size=wanted.size,
+            spread_seconds=wanted.spread_seconds,
+            first_at=now,
+            last_start_at=None if group is None else group.last_start_at,
+        )
+    member = group.members if wanted.member is None else wanted.member
+    ledger.groups[key] = msgspec.structs.replace(group, members=group.members + 1)
+    ledger.changed_groups.add(key)
+    return spread.due_at(group.first_at, member, spread.step(group.size, group.spread_seconds))
+
+
+def _cancel(ledger: Ledger, pool: LeasePool, command: LeaseCancelRequested, now: datetime, owner: str) -> None:
+    request = ledger.requests.get((pool.id, command.request_id))
+    if request is None or request.waiting_units == 0:
+        ledger.refusals.append("nothing to cancel")
+        return
+    after = msgspec.structs.replace(request, waiting_units=max(0, request.waiting_units - command.units))
+    ledger.put_request(after)
+    ledger.pools[pool.id] = queued(pool, request.counted_units, after.counted_units)
+    ledger.dirty.add(pool.id)
+    units = request.waiting_units - after.waiting_units
+    ledger.add_history(pool, "cancelled", command.reason, now, owner, request_id=request.id, units=units)
+
+
+def _release(
+    ledger: Ledger, pool: LeasePool, command: LeaseReleaseRequested, denial: Denial | None, now: datetime, owner: str
+) -> None:
+    lease = ledger.leases.get((pool.id, command.lease_id))
+    if lease is not None and denial is None and is_late_evidence(pool, lease, command):
+        _record_late_release(ledger, pool, lease, command, now, owner)
+        return
+    # A lost lease is not shortened by a release: its holder may have sent it before its last call.
+    if lease is None or denial is not None or not lease.live:
+        ledger.refusals.append(refusal(lease, denial))
+        return
+    _return_units(ledger, pool, lease, min(command.units, lease.units), command.result, now, owner)
+    _record_evidence(ledger, lease, command, now)
+    _update_backoff(ledger, lease, command.result, now)
+
+
+def _return_units(
+    ledger: Ledger, pool: LeasePool, lease: Lease, units: int, result: str, now: datetime, owner: str
+) -> None:
+    left = lease.units - units
+    after = msgspec.structs.replace(lease, units=left)
+    if left == 0:
+        after = msgspec.structs.replace(
+            after,
+            state=advance(lease.state, "released"),
+            ended_at=now,
+            reason=REPLACED if result == REPLACED else RELEASED,
+        )
+    ledger.put_lease(after)
+    ledger.pools[pool.id] = counted(pool, lease, -units)
+    ledger.dirty.add(pool.id)
+    ledger.events.append(
+        LeaseReleased(
+            lease_pool_id=pool.id,
+            lease_id=lease.id,
+            request_id=lease.request_id,
+            units=units,
+            remaining=left,
+            reason=result,
+        )
+    )
+    ledger.add_history(
+        pool,
+        "released",
+        f"{quantity(units, 'unit')} released: {result}",
+        now,
+        owner,
+        lease_id=lease.id,
+        request_id=lease.request_id,
+        units=units,
+    )
+
+
+def _record_late_release(
+    ledger: Ledger, pool: LeasePool, lease: Lease, command: LeaseReleaseRequested, now: datetime, owner: str
+) -> None:
+    """Record the evidence of a release after the hold has ended: it returns no units, but is as true as before."""
+    ledger.put_lease(msgspec.structs.replace(lease, reported_late=True))
+    ledger.dirty.add(pool.id)
+    ledger.add_history(
+        pool,
+        "reported-late",
+        f"released after its hold had ended: {command.result}",
+        now,
+        owner,
+        lease_id=lease.id,
+        request_id=lease.request_id,
+    )
+    _record_evidence(ledger, lease, command, now)
+
+
+def _record_evidence(ledger: Ledger, lease: Lease, command: LeaseReleaseRequested, now: datetime) -> None:
+    """Store the throttle evidence of a release: a Retry-After blocks the pool, the rest moves adaptive limits."""
+    pool = ledger.pools[lease.lease_pool_id]
+    if command.throttled:
+        ledger.throttles.append(pool.id)
+        ledger.add_history(
+            pool,
+            "throttled",
+            "its holder was throttled by the provider",
+            now,
+            lease.owner,
+            lease_id=lease.id,
+            request_id=lease.request_id,
+        )
+    if command.retry_after_seconds is not None and command.retry_after_seconds > 0:
+        until = now + timedelta(seconds=min(command.retry_after_seconds, RETRY_AFTER_SECONDS_MAX))
+        pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))
+    if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
+        evidence = Evidence(
+            granted_at=lease.granted_at,
+            throttled=command.throttled,
+            quota_remaining=command.quota_remaining,
+            late=not lease.live,
+        )
+        pool = msgspec.structs.replace(pool, evidence=(*pool.evidence, evidence))
+    ledger.pools[pool.id] = pool
+
+
+def _update_backoff(ledger: Ledger, lease: Lease, result: str, now: datetime) -> None:
+    """Start or extend the backoff of a tenant whose lease failed; end it when a lease is done."""
+    key = lease.lease_pool_id, lease.tenant
+    terms = ledger.pools[lease.lease_pool_id].policy.backoff
+    tenant = ledger.tenants.get(key)
+    if result == FAILED and terms is not None:
+        tenant = tenant or Tenant(lease_pool_id=lease.lease_pool_id, tenant=lease.tenant)
+        failures, until = backoff.after_failure(
+            tenant.failures,
+            tenant.backoff_until,
+            lease.granted_at,
+            now,
+            seconds=terms.seconds,
+            max_seconds=terms.max_seconds,
+        )
+    elif result == DONE and tenant is not None and tenant.failures:
+        failures, until = 0, None
+    else:
+        return
+    ledger.tenants[key] = msgspec.structs.replace(tenant, failures=failures, backoff_until=until)
+    ledger.changed_tenants.add(key)
+
+
+def _extend(
+    ledger: Ledger,
+    pool: LeasePool,
+    command: LeaseConfirmRequested | LeaseRenewRequested,
+    denial: Denial | None,
+    now: datetime,
+    owner: str,
+) -> None:
+    """Confirm or renew a lease. Its state alone decides: a lease lives until its expiry has committed."""
+    lease = ledger.leases.get((pool.id, command.lease_id))
+    if lease is None or denial is not None or not lease.live:
+        ledger.refusals.append(refusal(lease, denial))
+        ledger.events.extend(lost_answers(pool, lease, command, now))
+        return
+    state = advance(lease.state, "confirmed" if isinstance(command, LeaseConfirmRequested) else "renewed")
+    expires_at = alive_until(pool, state, now, lease.hold_until)
+    if isinstance(command, LeaseRenewRequested):  # a renewal never shortens a lease that may live longer
+        expires_at = max(expires_at, min(lease.expires_at, lease.hold_until))
+    after = msgspec.structs.replace(lease, state=state, expires_at=expires_at)
+    progress = command.progress if isinstance(command, LeaseRenewRequested) else None
+    if progress is not None and progress != lease.progress:
+        terms = pool.policy.no_progress_seconds
+        until = None if terms is None else now + timedelta(seconds=terms)
+        after = msgspec.structs.replace(after, progress=progress, progress_until=until)
+    ledger.put_lease(after)
+    ledger.deadlines[pool.id] = min(after.deadline, ledger.deadlines.get(pool.id, after.deadline))
+    ledger.events.append(
+        LeaseConfirmed(
+            lease_pool_id=pool.id, lease_id=lease.id, fencing_token=lease.fencing_token, expires_at=expires_at
+        )
+    )
+    if state is not lease.state:
+        ledger.add_history(
+            pool, "confirmed", "confirmed by its holder", now, owner, lease_id=lease.id, request_id=lease.request_id
+        )
+
+
+def _record_unleased(
+    ledger: Ledger, pool: LeasePool, command: LeaseUnleasedReported, now: datetime, owner: str
+) -> None:
+    """Count an unleased launch as a lease. The answer carries its token; from then on it is a lease like any other,
+    unless its hold has already ended."""
+    lease = ledger.leases.get((pool.id, command.lease_id))
+    if lease is None:
+        if (pool.id, command.request_id) in ledger.requests:
+            ledger.refusals.append("known request")
             return
-        match command:
-            case LeaseRequested():
-                self._request(pool, command, now, traceparent, owner, gang_id)
-            case LeaseCancelRequested():
-                self._cancel(pool, command, now, owner)
-            case LeaseReleaseRequested():
-                self._release(pool, command, denial, now, owner)
-            case LeaseUnleasedReported():
-                self._record_unleased(pool, command, now, owner)
-            case LeaseConfirmRequested() | LeaseRenewRequested():
-                self._extend(pool, command, denial, now, owner)
-
-    def _denied(self, command: LeaseCommand, owner: str, *, admin: bool) -> Denial | None:
-        """Reason why `owner` may not act on the request or lease that the command names."""
-        subject: Request | Lease | None
-        if isinstance(command, LeaseRequested | LeaseCancelRequested):
-            subject = self.requests.get((command.lease_pool_id, command.request_id))
-        else:
-            subject = self.leases.get((command.lease_pool_id, command.lease_id))
-            if not isinstance(command, LeaseUnleasedReported):  # which names the lease to be made, and has no token yet
-                return denied(subject, command.fencing_token, owner, admin=admin)
-        is_allowed = subject is None or may_act(subject.owner, owner, admin=admin)
-        return None if is_allowed else Denial.WRONG_OWNER
-
-    def _request(
-        self, pool: LeasePool, command: LeaseRequested, now: datetime, traceparent: str, owner: str, gang_id: str | None
-    ) -> None:
-        key = pool.id, command.request_id
-        if (known := self.requests.get(key)) is not None:  # a repetition: its owner still waits
-            self._put_request(msgspec.structs.replace(known, last_requested_at=now, lapsed=False))
-            if known.lapsed:
-                self.pools[pool.id] = queued(pool, 0, known.waiting_units)
-                self.dirty.add(pool.id)
+        if any(lease_id == command.lease_id for _, lease_id in ledger.leases):  # of another pool
+            ledger.refusals.append("known lease")
             return
-        since = self._replace(pool, command, command.replaces, now, owner) if command.replaces is not None else now
-        if command.group is not None:
-            since = max(since, self._join(pool, command.group, now))
-        self._put_request(new_request(command, now, since=since, traceparent=traceparent, owner=owner, gang_id=gang_id))
-        self.pools[pool.id] = queued(self.pools[pool.id], 0, command.units)
-        self.dirty.add(pool.id)
-
-    def _replace(
-        self, pool: LeasePool, command: LeaseRequested, replaced: ReplacedLease, now: datetime, owner: str
-    ) -> datetime:
-        """End the lease of an earlier attempt. Returns the start of the new request's wait: that of the earlier one if
-        this is its first successor with the same tenant and operation, otherwise `now`; else one old lease could give
-        its age to any number of requests."""
-        lease = self.leases.get((pool.id, replaced.lease_id))
-        # A request inherits age only from a lease of its own owner.
-        denial = denied(lease, replaced.fencing_token, owner)
-        if lease is None or denial is not None:
-            self.refusals.append(refusal(lease, denial))
-            return now
-        if lease.live:
-            self._return_units(pool, lease, lease.units, REPLACED, now, owner)
-        if lease.replaced or (lease.tenant, lease.operation) != (command.tenant, command.operation):
-            self.refusals.append("not an earlier attempt")
-            return now
-        self._put_lease(msgspec.structs.replace(self.leases[pool.id, lease.id], replaced=True))
-        before = self.requests.get((pool.id, lease.request_id))
-        return min(now, lease.granted_at if before is None else before.since)
-
-    def _join(self, pool: LeasePool, wanted: LeaseGroup, now: datetime) -> datetime:
-        """Add a member to its group; returns when it may start. A group whose spread is over starts anew."""
-        key = pool.id, spread.group_key(wanted)
-        group = self.groups.get(key)
-        if group is None or now - group.first_at > timedelta(seconds=group.spread_seconds):
-            group = Group(
+        start = unleased.Start(
+            request_id=command.request_id,
+            operation=command.operation,
+            units=command.units,
+            started_at=command.started_at,
+            tenant=command.tenant,
+        )
+        charge = unleased.charge(pool, start, now, lease_id=command.lease_id, owner=owner)
+        lease = charge.lease
+        ledger.put_lease(lease)
+        ledger.new_leases.add((pool.id, lease.id))
+        ledger.put_request(charge.request)
+        ledger.pools[pool.id] = charge.pool
+        ledger.dirty.add(pool.id)
+        ledger.history.append(charge.entry)
+    if lease.live:
+        ledger.deadlines[pool.id] = min(lease.deadline, ledger.deadlines.get(pool.id, lease.deadline))
+        ledger.events.append(
+            LeaseConfirmed(
                 lease_pool_id=pool.id,
-                name=key[1],
-                size=wanted.size,
-                spread_seconds=wanted.spread_seconds,
-                first_at=now,
-                last_start_at=None if group is None else group.last_start_at,
+                lease_id=lease.id,
+                fencing_token=lease.fencing_token,
+                expires_at=lease.expires_at,
             )
-        member = group.members if wanted.member is None else wanted.member
-        self.groups[key] = msgspec.structs.replace(group, members=group.members + 1)
-        self.changed_groups.add(key)
-        return spread.due_at(group.first_at, member, spread.step(group.size, group.spread_seconds))
-
-    def _cancel(self, pool: LeasePool, command: LeaseCancelRequested, now: datetime, owner: str) -> None:
-        request = self.requests.get((pool.id, command.request_id))
-        if request is None or request.waiting_units == 0:
-            self.refusals.append("nothing to cancel")
-            return
-        after = msgspec.structs.replace(request, waiting_units=max(0, request.waiting_units - command.units))
-        self._put_request(after)
-        self.pools[pool.id] = queued(pool, request.counted_units, after.counted_units)
-        self.dirty.add(pool.id)
-        units = request.waiting_units - after.waiting_units
-        self._add_history(pool, "cancelled", command.reason, now, owner, request_id=request.id, units=units)
-
-    def _release(
-        self, pool: LeasePool, command: LeaseReleaseRequested, denial: Denial | None, now: datetime, owner: str
-    ) -> None:
-        lease = self.leases.get((pool.id, command.lease_id))
-        if lease is not None and denial is None and is_late_evidence(pool, lease, command):
-            self._record_late_release(pool, lease, command, now, owner)
-            return
-        # A lost lease is not shortened by a release: its holder may have sent it before its last call.
-        if lease is None or denial is not None or not lease.live:
-            self.refusals.append(refusal(lease, denial))
-            return
-        self._return_units(pool, lease, min(command.units, lease.units), command.result, now, owner)
-        self._record_evidence(lease, command, now)
-        self._update_backoff(lease, command.result, now)
-
-    def _return_units(self, pool: LeasePool, lease: Lease, units: int, result: str, now: datetime, owner: str) -> None:
-        left = lease.units - units
-        after = msgspec.structs.replace(lease, units=left)
-        if left == 0:
-            after = msgspec.structs.replace(
-                after,
-                state=advance(lease.state, "released"),
-                ended_at=now,
-                reason=REPLACED if result == REPLACED else RELEASED,
-            )
-        self._put_lease(after)
-        self.pools[pool.id] = counted(pool, lease, -units)
-        self.dirty.add(pool.id)
-        self.events.append(
+        )
+    else:
+        ledger.events.append(
             LeaseReleased(
                 lease_pool_id=pool.id,
                 lease_id=lease.id,
                 request_id=lease.request_id,
-                units=units,
-                remaining=left,
-                reason=result,
+                units=lease.granted_units,
+                remaining=0,
+                reason=lease.reason,
             )
         )
-        self._add_history(
-            pool,
-            "released",
-            f"{quantity(units, 'unit')} released: {result}",
-            now,
-            owner,
-            lease_id=lease.id,
-            request_id=lease.request_id,
-            units=units,
-        )
-
-    def _record_late_release(
-        self, pool: LeasePool, lease: Lease, command: LeaseReleaseRequested, now: datetime, owner: str
-    ) -> None:
-        """Record the evidence of a release after the hold has ended: it returns no units, but is as true as before."""
-        self._put_lease(msgspec.structs.replace(lease, reported_late=True))
-        self.dirty.add(pool.id)
-        self._add_history(
-            pool,
-            "reported-late",
-            f"released after its hold had ended: {command.result}",
-            now,
-            owner,
-            lease_id=lease.id,
-            request_id=lease.request_id,
-        )
-        self._record_evidence(lease, command, now)
-
-    def _record_evidence(self, lease: Lease, command: LeaseReleaseRequested, now: datetime) -> None:
-        """Store the throttle evidence of a release: a Retry-After blocks the pool, the rest moves adaptive limits."""
-        pool = self.pools[lease.lease_pool_id]
-        if command.throttled:
-            self.throttles.append(pool.id)
-            self._add_history(
-                pool,
-                "throttled",
-                "its holder was throttled by the provider",
-                now,
-                lease.owner,
-                lease_id=lease.id,
-                request_id=lease.request_id,
-            )
-        if command.retry_after_seconds is not None and command.retry_after_seconds > 0:
-            until = now + timedelta(seconds=min(command.retry_after_seconds, RETRY_AFTER_SECONDS_MAX))
-            pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))
-        if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
-            evidence = Evidence(
-                granted_at=lease.granted_at,
-                throttled=command.throttled,
-                quota_remaining=command.quota_remaining,
-                late=not lease.live,
-            )
-            pool = msgspec.structs.replace(pool, evidence=(*pool.evidence, evidence))
-        self.pools[pool.id] = pool
-
-    def _update_backoff(self, lease: Lease, result: str, now: datetime) -> None:
-        """Start or extend the backoff of a tenant whose lease failed; end it when a lease is done."""
-        key = lease.lease_pool_id, lease.tenant
-        terms = self.pools[lease.lease_pool_id].policy.backoff
-        tenant = self.tenants.get(key)
-        if result == FAILED and terms is not None:
-            tenant = tenant or Tenant(lease_pool_id=lease.lease_pool_id, tenant=lease.tenant)
-            failures, until = backoff.after_failure(
-                tenant.failures,
-                tenant.backoff_until,
-                lease.granted_at,
-                now,
-                seconds=terms.seconds,
-                max_seconds=terms.max_seconds,
-            )
-        elif result == DONE and tenant is not None and tenant.failures:
-            failures, until = 0, None
-        else:
-            return
-        self.tenants[key] = msgspec.structs.replace(tenant, failures=failures, backoff_until=until)
-        self.changed_tenants.add(key)
-
-    def _extend(
-        self,
-        pool: LeasePool,
-        command: LeaseConfirmRequested | LeaseRenewRequested,
-        denial: Denial | None,
-        now: datetime,
-        owner: str,
-    ) -> None:
-        """Confirm or renew a lease. Its state alone decides: a lease lives until its expiry has committed."""
-        lease = self.leases.get((pool.id, command.lease_id))
-        if lease is None or denial is not None or not lease.live:
-            self.refusals.append(refusal(lease, denial))
-            self.events.extend(lost_answers(pool, lease, command, now))
-            return
-        state = advance(lease.state, "confirmed" if isinstance(command, LeaseConfirmRequested) else "renewed")
-        expires_at = alive_until(pool, state, now, lease.hold_until)
-        if isinstance(command, LeaseRenewRequested):  # a renewal never shortens a lease that may live longer
-            expires_at = max(expires_at, min(lease.expires_at, lease.hold_until))
-        after = msgspec.structs.replace(lease, state=state, expires_at=expires_at)
-        progress = command.progress if isinstance(command, LeaseRenewRequested) else None
-        if progress is not None and progress != lease.progress:
-            terms = pool.policy.no_progress_seconds
-            until = None if terms is None else now + timedelta(seconds=terms)
-            after = msgspec.structs.replace(after, progress=progress, progress_until=until)
-        self._put_lease(after)
-        self.deadlines[pool.id] = min(after.deadline, self.deadlines.get(pool.id, after.deadline))
-        self.events.append(
-            LeaseConfirmed(
-                lease_pool_id=pool.id, lease_id=lease.id, fencing_token=lease.fencing_token, expires_at=expires_at
-            )
-        )
-        if state is not lease.state:
-            self._add_history(
-                pool, "confirmed", "confirmed by its holder", now, owner, lease_id=lease.id, request_id=lease.request_id
-            )
-
-    def _record_unleased(self, pool: LeasePool, command: LeaseUnleasedReported, now: datetime, owner: str) -> None:
-        """Count an unleased launch as a lease. The answer carries its token; from then on it is a lease like any other,
-        unless its hold has already ended."""
-        lease = self.leases.get((pool.id, command.lease_id))
-        if lease is None:
-            if (pool.id, command.request_id) in self.requests:
-                self.refusals.append("known request")
-                return
-            if any(lease_id == command.lease_id for _, lease_id in self.leases):  # of another pool
-                self.refusals.append("known lease")
-                return
-            start = unleased.Start(
-                request_id=command.request_id,
-                operation=command.operation,
-                units=command.units,
-                started_at=command.started_at,
-                tenant=command.tenant,
-            )
-            charge = unleased.charge(pool, start, now, lease_id=command.lease_id, owner=owner)
-            lease = charge.lease
-            self._put_lease(lease)
-            self.new_leases.add((pool.id, lease.id))
-            self._put_request(charge.request)
-            self.pools[pool.id] = charge.pool
-            self.dirty.add(pool.id)
-            self.history.append(charge.entry)
-        if lease.live:
-            self.deadlines[pool.id] = min(lease.deadline, self.deadlines.get(pool.id, lease.deadline))
-            self.events.append(
-                LeaseConfirmed(
-                    lease_pool_id=pool.id,
-                    lease_id=lease.id,
-                    fencing_token=lease.fencing_token,
-                    expires_at=lease.expires_at,
-                )
-            )
-        else:
-            self.events.append(
-                LeaseReleased(
-                    lease_pool_id=pool.id,
-                    lease_id=lease.id,
-                    request_id=lease.request_id,
-                    units=lease.granted_units,
-                    remaining=0,
-                    reason=lease.reason,
-                )
-            )
-
-    def _add_history(self, pool: LeasePool, kind: str, reason: str, now: datetime, owner: str, **about: Any) -> None:
-        self.history.append(Entry(lease_pool_id=pool.id, at=now, kind=kind, reason=reason, actor=owner, **about))
-
-    def _put_lease(self, lease: Lease) -> None:
-        key = lease.lease_pool_id, lease.id
-        self.leases[key] = lease
-        self.changed_leases.add(key)
-
-    def _put_request(self, request: Request) -> None:
-        key = request.lease_pool_id, request.id
-        self.requests[key] = request
-        self.changed_requests[key] = None
-
-    def pools_to_save(self) -> list[LeasePool]:
-        """Pools whose counters or deadlines changed, in ascending order of ids."""
-        return [self.pools[name] for name in sorted({*self.dirty, *self.deadlines})]
-
-    def leases_to_add(self) -> list[Lease]:
-        """Leases of unleased launches."""
-        return [self.leases[key] for key in sorted(self.new_leases)]
-
-    def leases_to_save(self) -> list[Lease]:
-        return [self.leases[key] for key in sorted(self.changed_leases - self.new_leases)]
-
-    def tenants_to_save(self) -> list[Tenant]:
-        return [self.tenants[key] for key in sorted(self.changed_tenants)]
-
-    def groups_to_save(self) -> list[Group]:
-        return [self.groups[key] for key in sorted(self.changed_groups)]
-
-    def requests_to_add(self) -> list[Request]:
-        """New requests in order of arrival, which is their order in the queue."""
-        return [self.requests[key] for key in self.changed_requests if key not in self.known]
-
-    def requests_to_save(self) -> list[Request]:
-        return [self.requests[key] for key in sorted(self.changed_requests) if key in self.known]
 
 
 def new_request(

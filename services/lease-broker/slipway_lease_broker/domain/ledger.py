@@ -1,14 +1,17 @@
-"""Rows of the ledger (lease pools, leases, requests, tenants, groups, gangs) and the table of lease states. Values
-only: grants are decided in decide.py, commands are applied in commands.py."""
+"""Rows of the ledger (lease pools, leases, requests, tenants, groups, gangs), the table of lease states, and the rows
+loaded for a batch of commands. Values only: grants are decided in decide.py, commands are applied in commands.py."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
 from slipway_lease_broker.domain.terms import Mode, Policy
+
+Key: TypeAlias = tuple[str, str]  # lease pool id, id of a lease or request of that pool
 
 
 class State(StrEnum):
@@ -220,6 +223,73 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     units: int | None = None
     actor: str = ""  # caller or service; empty: time, or the broker's own decision
+
+
+class Ledger:
+    """The rows that a batch of commands names, with the changes of each command, and the events to publish."""
+
+    def __init__(
+        self,
+        pools: Iterable[LeasePool],
+        leases: Iterable[Lease],
+        requests: Iterable[Request],
+        tenants: Iterable[Tenant] = (),
+        groups: Iterable[Group] = (),
+    ) -> None:
+        self.pools = {pool.id: pool for pool in pools}
+        self.leases = {(lease.lease_pool_id, lease.id): lease for lease in leases}
+        self.requests = {(request.lease_pool_id, request.id): request for request in requests}
+        self.tenants = {(tenant.lease_pool_id, tenant.tenant): tenant for tenant in tenants}
+        self.groups = {(group.lease_pool_id, group.name): group for group in groups}
+        self.known = frozenset(self.requests)
+        self.changed_leases: set[Key] = set()
+        self.new_leases: set[Key] = set()  # of unleased launches
+        self.changed_requests: dict[Key, None] = {}  # in order of arrival
+        self.changed_tenants: set[Key] = set()
+        self.changed_groups: set[Key] = set()
+        self.dirty: set[str] = set()  # lease pools where units or requests changed: a decision is due
+        self.deadlines: dict[str, datetime] = {}  # lease pool → earliest new deadline
+        self.events: list[Any] = []
+        self.history: list[Entry] = []
+        self.throttles: list[str] = []  # lease pool ids, one per release that reports throttling
+        self.refusals: list[str] = []
+
+    def put_lease(self, lease: Lease) -> None:
+        key = lease.lease_pool_id, lease.id
+        self.leases[key] = lease
+        self.changed_leases.add(key)
+
+    def put_request(self, request: Request) -> None:
+        key = request.lease_pool_id, request.id
+        self.requests[key] = request
+        self.changed_requests[key] = None
+
+    def add_history(self, pool: LeasePool, kind: str, reason: str, now: datetime, owner: str, **about: Any) -> None:
+        self.history.append(Entry(lease_pool_id=pool.id, at=now, kind=kind, reason=reason, actor=owner, **about))
+
+    def pools_to_save(self) -> list[LeasePool]:
+        """Pools whose counters or deadlines changed, in ascending order of ids."""
+        return [self.pools[name] for name in sorted({*self.dirty, *self.deadlines})]
+
+    def leases_to_add(self) -> list[Lease]:
+        """Leases of unleased launches."""
+        return [self.leases[key] for key in sorted(self.new_leases)]
+
+    def leases_to_save(self) -> list[Lease]:
+        return [self.leases[key] for key in sorted(self.changed_leases - self.new_leases)]
+
+    def tenants_to_save(self) -> list[Tenant]:
+        return [self.tenants[key] for key in sorted(self.changed_tenants)]
+
+    def groups_to_save(self) -> list[Group]:
+        return [self.groups[key] for key in sorted(self.changed_groups)]
+
+    def requests_to_add(self) -> list[Request]:
+        """New requests in order of arrival, which is their order in the queue."""
+        return [self.requests[key] for key in self.changed_requests if key not in self.known]
+
+    def requests_to_save(self) -> list[Request]:
+        return [self.requests[key] for key in sorted(self.changed_requests) if key in self.known]
 
 
 def accrue_idle(pool: LeasePool, now: datetime) -> LeasePool:

@@ -15,12 +15,12 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.domain.commands import (
     UNITS_MAX,
     LeaseCommand,
-    Ledger,
+    apply_command,
     confirmation,
     is_late_evidence,
     new_request,
 )
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, Request, State
 from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import denied, may_act
 from slipway_lease_broker.domain.refusals import (
@@ -79,7 +79,8 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
         if submission.answered:
             exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
         else:
-            ledger.apply(
+            apply_command(
+                ledger,
                 submission.command,
                 now,
                 submission.traceparent,
@@ -175,10 +176,10 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     if isinstance(command, LeaseCancelRequested):
         return _cancel(command, ledger, now, submission.caller, admin=submission.admin)
     if isinstance(command, LeaseRequested):
-        ledger.apply(command, now, submission.traceparent, owner=submission.caller, admin=submission.admin)
+        apply_command(ledger, command, now, submission.traceparent, owner=submission.caller, admin=submission.admin)
         lease = of_request(ledger.leases.values(), command.request_id)
         if lease is not None and lease.state is State.RESERVED and submission.confirm:
-            ledger.apply(confirmation(lease), now, owner=lease.owner)
+            apply_command(ledger, confirmation(lease), now, owner=lease.owner)
             lease = ledger.leases[pool_id, lease.id]
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, command.request_id])
     assert not isinstance(command, LeaseUnleasedReported)
@@ -189,7 +190,7 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
             return Answer(pool=before, now=now, lease=lease)
         command = msgspec.structs.replace(command, units=max(1, units - submission.remaining))
     if lease.live or (isinstance(command, LeaseReleaseRequested) and is_late_evidence(before, lease, command)):
-        ledger.apply(command, now, owner=submission.caller, admin=submission.admin)
+        apply_command(ledger, command, now, owner=submission.caller, admin=submission.admin)
         lease = ledger.leases[pool_id, command.lease_id]
     return Answer(pool=before, now=now, lease=lease, released_units=units - lease.units)
 
@@ -200,7 +201,7 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, caller
     request = ledger.requests[pool_id, command.request_id]
     waited, released = request.waiting_units, 0
     if waited:
-        ledger.apply(msgspec.structs.replace(command, units=UNITS_MAX), now, owner=caller, admin=admin)
+        apply_command(ledger, msgspec.structs.replace(command, units=UNITS_MAX), now, owner=caller, admin=admin)
     for lease in list(ledger.leases.values()):
         if lease.request_id == request.id and lease.live:
             release = LeaseReleaseRequested(
@@ -210,7 +211,7 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, caller
                 units=lease.units,
                 result="cancelled",
             )
-            ledger.apply(release, now, owner=caller, admin=admin)
+            apply_command(ledger, release, now, owner=caller, admin=admin)
             released += lease.units
     return Answer(
         pool=ledger.pools[pool_id],

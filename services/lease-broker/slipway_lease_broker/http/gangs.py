@@ -12,8 +12,8 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.problem import Problem
 from slipway_lease_broker.admission import AdmissionTx
-from slipway_lease_broker.domain.commands import Ledger
-from slipway_lease_broker.domain.ledger import Gang, Lease
+from slipway_lease_broker.domain.commands import apply_command
+from slipway_lease_broker.domain.ledger import Gang, Lease, Ledger
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.queue_status import queue_status
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
@@ -65,7 +65,9 @@ async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
         leases = granted_to(ledger.leases.values(), body)
         if not leases:
             for command in wanted(body, call):
-                ledger.apply(command, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id)
+                apply_command(
+                    ledger, command, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id
+                )
             await admission.decide_gang(gang.id)
             leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
         leases = await admission.confirm(leases)
