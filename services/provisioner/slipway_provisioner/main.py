@@ -40,12 +40,12 @@ def build(settings: Settings) -> Service:
     sweep_next = partial(sweep.sweep_next, settings=settings, calculator_unavailable_seconds=calculator_unavailable)
 
     @contextlib.asynccontextmanager
-    async def provider_calls() -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as providers_open:
+    async def open_providers() -> AsyncIterator[None]:
+        # Calls in flight are not awaited: their outcome is unknown, and the next process resolves it.
+        async with contextlib.AsyncExitStack() as stack:
             for provider in providers.values():
-                providers_open.push_async_callback(provider.close)
+                stack.push_async_callback(provider.close)
             yield
-            await launcher.drain()
 
     return Service(
         "provisioner",
@@ -70,7 +70,7 @@ def build(settings: Settings) -> Service:
             Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
         routers=[pools.router, decisions.router, fleet.router, workers.router],
-        resources=[provider_calls()],
+        resources=[open_providers()],
         state={
             "settings": settings,
             "providers": {name: provider.problem for name, provider in providers.items()},

@@ -62,11 +62,6 @@ class Launcher:
                     task.add_done_callback(self.calls.discard)
         return started
 
-    async def drain(self) -> None:
-        """Wait up to 4 s for calls in flight to be recorded; the next process resolves the rest."""
-        if self.calls:
-            await asyncio.wait(self.calls, timeout=4)
-
     async def _start(self, db: Connection, lease_id: str) -> tuple[Batch, Account] | None:
         """Commit the batch, after which its call may be made. None if nothing may start under the lease now."""
         async with db.transaction():
