@@ -11,7 +11,7 @@ from slipway_common.database.sql import Statement, array, matches
 from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
-from slipway_provisioner.store import marks
+from slipway_provisioner.store import launch_stops, marks
 from slipway_provisioner.store.tables import launch_config
 
 C: Final = launch_config.c
@@ -24,11 +24,11 @@ LOCK_ALL: Final = Statement(sa.select().select_from(launch_config).order_by(C.id
 SHARE: Final = """
 SELECT FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, launch_stop_guard g
 WHERE c.id = $1 FOR SHARE OF p, c, g"""
-MAY_START: Final = """c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen
+MAY_START: Final = f"""c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen
     AND NOT p.deleted AND NOT EXISTS (
-        SELECT FROM launch_stop b WHERE (b.until IS NULL OR b.until > slipway_clock()) AND (
-            b.scope = 'all' OR (b.scope = 'pool' AND b.scope_id = p.id)
-            OR (b.scope = 'account' AND b.scope_id = c.account_id)))"""
+        SELECT FROM launch_stop WHERE {launch_stops.IN_FORCE} AND (
+            scope = 'all' OR (scope = 'pool' AND scope_id = p.id)
+            OR (scope = 'account' AND scope_id = c.account_id)))"""
 STARTABLE: Final = f"""
 SELECT c.account_id, c.id, c.zone, c.instance_type, c.image_revision, c.settings
 FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id WHERE c.id = $1 AND {MAY_START}"""

@@ -11,6 +11,8 @@ from slipway_common.database.sql import Statement
 from slipway_provisioner.store.tables import account, dirty_pool, launch_stop, launch_stop_guard, worker_pool
 
 STOP: Final = launch_stop.c
+# Condition that a row of launch_stop is in force, for statements in text.
+IN_FORCE: Final = f"({Statement(STOP.until.is_(None) | (STOP.until > sa.func.slipway_clock())).text})"
 # Excludes every start statement, which shares this row: a start that begins later sees the stop.
 EXCLUDE_STARTS: Final = Statement(sa.select().select_from(launch_stop_guard).with_for_update())
 _NEW: Final = insert(launch_stop).values({field.name: sa.bindparam(field.name) for field in STOP if field.name != "at"})
@@ -38,11 +40,7 @@ MARK: Final = Statement(
         .order_by(worker_pool.c.id),
     )
 )
-IN_FORCE: Final = Statement(
-    sa.select(launch_stop)
-    .where(STOP.until.is_(None) | (STOP.until > sa.func.slipway_clock()))
-    .order_by(STOP.scope, STOP.scope_id)
-)
+LISTED: Final = Statement(sa.select(launch_stop).where(sa.text(IN_FORCE)).order_by(STOP.scope, STOP.scope_id))
 TARGETS: Final = {
     "account": Statement(sa.select(sa.exists().where(account.c.id == sa.bindparam("id")))),
     "pool": Statement(sa.select(sa.exists().where(worker_pool.c.id == sa.bindparam("id"), ~worker_pool.c.deleted))),
@@ -51,7 +49,7 @@ TARGETS: Final = {
 
 async def in_force(db: Connection) -> list[dict[str, Any]]:
     """Launch stops in force now."""
-    return [dict(row) for row in await db.fetch(IN_FORCE.text)]
+    return [dict(row) for row in await db.fetch(LISTED.text)]
 
 
 async def has_target(tx: Connection, scope: str, scope_id: str) -> bool:

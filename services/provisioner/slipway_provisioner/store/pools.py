@@ -13,7 +13,7 @@ from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, NEW_WINDOWS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import demand
+from slipway_provisioner.store import demand, launch_stops
 from slipway_provisioner.store.tables import dirty_pool, in_states, states, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
@@ -59,8 +59,8 @@ SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active'
     g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
         SELECT FROM worker p WHERE p.launch_config_id = c.id
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
-    (SELECT reason FROM launch_stop b WHERE b.scope = 'account' AND b.scope_id = c.account_id
-        AND (until IS NULL OR until > slipway_clock())) AS launch_stop,
+    (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
+        AND {launch_stops.IN_FORCE}) AS launch_stop,
     {SHARES} AS shares, u.launch, u.boot, u.claim
 FROM launch_config c JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
@@ -121,9 +121,9 @@ IDLE_WORKERS: Final = Statement(
     .order_by(worker.c.idle_since)
     .limit(500)
 )
-LAUNCH_STOPS: Final = """
+LAUNCH_STOPS: Final = f"""
 SELECT reason FROM launch_stop WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
-    AND (until IS NULL OR until > slipway_clock()) LIMIT 1"""
+    AND {launch_stops.IN_FORCE} LIMIT 1"""
 RECORD_DRAWS: Final = Statement(
     sa.update(worker_pool)
     .where(worker_pool.c.id == sa.bindparam("pool_id"))
