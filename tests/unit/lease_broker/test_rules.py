@@ -13,6 +13,7 @@ from slipway_common.declaration import models
 from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.admit import Admission
 from slipway_lease_broker.domain.commands import new_request
+from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import LeasePool, Request
 from slipway_lease_broker.domain.limits import highest, in_force
 from slipway_lease_broker.domain.pacing import Pacing
@@ -117,8 +118,9 @@ def test_too_many_units(
 
 
 def test_a_policy_has_every_setting_of_a_declared_pool() -> None:
-    """Apart from those with a column of their own, by the same name and with the same default."""
-    columns = {"id", "limit", "hold_seconds", "ttl_seconds", "reserve_seconds"}
+    """Or else a column of its own, by the same name and with the same default: any other setting would be lost."""
+    columns = {"id", "limit"} | set(Declared.__struct_fields__) - {"limit_units", "policy", "revision", "retired"}
+    assert columns.isdisjoint(Policy.__struct_fields__)
     assert set(models.LeasePool.model_fields) == columns | set(Policy.__struct_fields__)
     assert terms(models.LeasePool.model_validate({"id": "p", "limit": 1})).policy == Policy()
 

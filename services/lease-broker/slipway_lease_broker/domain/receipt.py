@@ -22,12 +22,15 @@ def receive(
     A caller that confirms on receipt gets its grant in the answer of this batch, if it was not refused, or of an
     earlier one: `confirms` is true of a lease pool and a request for which such a caller waits.
     """
-    requesting = {
-        submission.command.request_id
-        for submission, outcome in exchanges
-        if submission.confirm and isinstance(submission.command, LeaseRequested) and isinstance(outcome, Answer)
-    }
     pool_id = decision.pool.id
+    requesting = {
+        command.request_id
+        for submission, outcome in exchanges
+        if submission.confirm
+        and isinstance(command := submission.command, LeaseRequested)
+        and isinstance(outcome, Answer)
+        and command.lease_pool_id == pool_id
+    }
     decision = _confirm(
         decision,
         lambda lease: lease.request_id in requesting or confirms(pool_id, lease.request_id),
@@ -37,7 +40,7 @@ def receive(
     ended = {lease.id: lease for lease in decision.ended}
     after: list[Exchange] = []
     for submission, outcome in exchanges:
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, Answer) and submission.command.lease_pool_id == pool_id:
             outcome.pool = decision.pool
             if outcome.request is not None and outcome.lease is None:
                 outcome.lease = granted.get(outcome.request.id)

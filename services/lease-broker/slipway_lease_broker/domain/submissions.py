@@ -49,7 +49,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     woken: Any = None  # future of a waiting caller: the lease, or None if it must submit again
     remaining: int | None = None
     traceparent: str = ""
-    gang_id: str | None = None
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -80,13 +79,7 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
             exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
         else:
             apply_command(
-                ledger,
-                submission.command,
-                now,
-                submission.traceparent,
-                owner=submission.caller,
-                admin=submission.admin,
-                gang_id=submission.gang_id,
+                ledger, submission.command, now, submission.traceparent, owner=submission.caller, admin=submission.admin
             )
     for _, outcome in exchanges:  # a later submission of the batch may be about the same request
         if isinstance(outcome, Answer) and outcome.request is not None:

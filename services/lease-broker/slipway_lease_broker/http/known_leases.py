@@ -3,7 +3,6 @@
 from typing import Final
 
 from slipway_common.database.postgres import Database
-from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.store import answers
 
 REMEMBERED_LEASES: Final = 100_000
@@ -15,19 +14,16 @@ class KnownLeases:
     def __init__(self) -> None:
         self._pool_of: dict[str, str] = {}
 
-    def remember(self, lease: Lease) -> None:
-        """Cache an acquired lease, since its holder will name it in later commands."""
-        self._remember(lease.id, lease.lease_pool_id)
+    def remember(self, lease_id: str, lease_pool_id: str) -> None:
+        """Cache the pool of a lease, since its holder will name the lease in later commands."""
+        if len(self._pool_of) >= REMEMBERED_LEASES:
+            self._pool_of.clear()
+        self._pool_of[lease_id] = lease_pool_id
 
     async def pool_of(self, database: Database, lease_id: str) -> str | None:
         """The lease pool of a lease; None for an unknown lease."""
         if (known := self._pool_of.get(lease_id)) is not None:
             return known
         if (found := await answers.pool_of(database, lease_id)) is not None:
-            self._remember(lease_id, found)
+            self.remember(lease_id, found)
         return found
-
-    def _remember(self, lease_id: str, lease_pool_id: str) -> None:
-        if len(self._pool_of) >= REMEMBERED_LEASES:
-            self._pool_of.clear()
-        self._pool_of[lease_id] = lease_pool_id

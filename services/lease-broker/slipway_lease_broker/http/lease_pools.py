@@ -22,7 +22,6 @@ from slipway_lease_broker.domain.ledger import Entry, accrue_idle
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
-from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import LeasePoolId, Moment, Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import Caller, Operator
@@ -259,10 +258,9 @@ def count_limits(changes: Sequence[declaration.PoolChange]) -> None:
 
 
 def terms(pool: LeasePool) -> Declared:
-    """The terms of a declared pool: its policy is one document, and its other fields are columns of their own."""
+    """The terms of a declared pool: those of its policy are one document, and the others have columns of their own."""
     fields = pool.model_dump(mode="json")
-    policy = msgspec.convert({name: fields.pop(name) for name in Policy.__struct_fields__}, Policy)
-    return Declared(limit_units=fields.pop("limit"), policy=policy, **fields)
+    return msgspec.convert(fields | {"limit_units": pool.limit, "policy": fields}, Declared)
 
 
 def shown_terms(pool: Declared) -> dict[str, Any]:

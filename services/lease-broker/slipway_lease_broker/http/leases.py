@@ -64,7 +64,7 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
             return shown.queued(body.request_id, queue_status(position))
         answer = await submit_again(call, submission)  # granted in the meantime
     assert answer.lease is not None
-    call.known_leases.remember(answer.lease)
+    call.known_leases.remember(answer.lease.id, lease_pool_id)
     return answered(shown.lease(answer.lease, answer.now))
 
 

@@ -105,7 +105,7 @@ request = Table(
     required("priority", Integer, check("priority BETWEEN 0 AND 9"), default=ZERO),
     required("whole", Boolean, default=NO),  # never granted in part
     Column("hold_seconds", Double),  # shorter than the pool's
-    required("owner", Text, default=""),  # name of the token that requested it
+    required("owner", Text),  # name of the token that requested it
     required("since", TIME),  # start of its wait: less age credit, or when its group lets it start
     required("group_name", Text, default=""),
     Column("gang_id", Text),
@@ -149,7 +149,7 @@ lease = Table(
     required("tenant", Text, default=""),
     required("operation", Text, default="launch"),
     required("weight", Integer, default=text("1")),  # cost of a unit at the time of the grant
-    required("owner", Text, default=""),
+    required("owner", Text),
     Column("progress", Text),  # as last reported
     Column("progress_until", TIME),  # the lease ends here if its progress does not change
     required("waited_seconds", Double, default=ZERO),

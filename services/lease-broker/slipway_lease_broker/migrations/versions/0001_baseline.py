@@ -64,7 +64,7 @@ CREATE TABLE requests (
     priority integer NOT NULL DEFAULT 0 CHECK (priority BETWEEN 0 AND 9),
     whole boolean NOT NULL DEFAULT false,       -- never granted in part
     hold_seconds double precision,              -- shorter than the pool's
-    owner text NOT NULL DEFAULT '',             -- name of the token that requested it
+    owner text NOT NULL,                        -- name of the token that requested it
     since timestamptz NOT NULL,                 -- start of its wait: less age credit, or when its group lets it start
     group_name text NOT NULL DEFAULT '',
     gang_id text,
@@ -96,7 +96,7 @@ CREATE TABLE leases (
     tenant text NOT NULL DEFAULT '',
     operation text NOT NULL DEFAULT 'launch',
     weight integer NOT NULL DEFAULT 1,          -- cost of a unit at the time of the grant
-    owner text NOT NULL DEFAULT '',
+    owner text NOT NULL,
     progress text,                              -- as last reported
     progress_until timestamptz,                 -- the lease ends here if its progress does not change
     waited_seconds double precision NOT NULL DEFAULT 0,
