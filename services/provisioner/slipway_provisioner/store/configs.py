@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, matches
+from slipway_common.database.sql import Statement, array, matches, names
 from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
@@ -29,8 +29,9 @@ MAY_START: Final = f"""c.state = 'active' AND p.mode IN ('enforce', 'canary') AN
         SELECT FROM launch_stop WHERE {launch_stops.IN_FORCE} AND (
             scope = 'all' OR (scope = 'pool' AND scope_id = p.id)
             OR (scope = 'account' AND scope_id = c.account_id)))"""
+STARTED: Final = C["account_id", "id", "zone", "instance_type", "image_revision", "settings"]
 STARTABLE: Final = f"""
-SELECT c.account_id, c.id, c.zone, c.instance_type, c.image_revision, c.settings
+SELECT {names(STARTED, "c.")}
 FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id WHERE c.id = $1 AND {MAY_START}"""
 _UNTIL: Final = sa.bindparam("until", type_=C.paused_until.type)
 _BY: Final = sa.bindparam("by", type_=C.state_by.type)

@@ -14,7 +14,7 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEA
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, NEW_WINDOWS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import demand, launch_stops
-from slipway_provisioner.store.tables import dirty_pool, in_states, states, worker, worker_pool
+from slipway_provisioner.store.tables import dirty_pool, in_states, launch_config, states, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
@@ -52,9 +52,10 @@ FROM worker w
 WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state NOT IN ({states(ENDED)})"""
 # Shares of a config `c`, in the order in which they trip it.
 SHARES: Final = "ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k)"
+CONFIG: Final = launch_config.c["id", "account_id", "image_revision", "claim_evidence"]
 # One statement, so that a worker that fails at this moment counts either as in flight or as failed.
 CONFIGS: Final = f"""
-SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active, c.claim_evidence,
+SELECT {names(CONFIG, "c.")}, a.lease_pool_id, c.state = 'active' AS active,
     c.base_weight * c.price_factor AS prior_weight, g.record, o.failures,
     g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
         SELECT FROM worker p WHERE p.launch_config_id = c.id

@@ -6,20 +6,26 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement
+from slipway_common.database.sql import Statement, names
 from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_WINDOWS
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.windows import share_reason, tripped_share
+from slipway_provisioner.store.declarations import JUDGED
 from slipway_provisioner.store.pools import SHARES, STARTS, shares, stages
-from slipway_provisioner.store.tables import states, worker
+from slipway_provisioner.store.tables import launch_config, states, worker, worker_pool
 
+P: Final = worker_pool.c
+C: Final = launch_config.c
+SWITCHES: Final = ("paused", "paused_reason", "paused_by", "paused_until", "frozen", "frozen_reason", "frozen_by")
+POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, *SWITCHES]
+IDS: Final = C["id", "pool_id", "account_id"]
+PLACE: Final = ("region", "zone", "instance_type", "image_revision")
+STATE: Final = ("state", "state_reason", "state_by", "paused_until")
+CONFIG: Final = C[*PLACE, *STATE, "base_weight", "price_factor", "profile", "claim_evidence", "settings"]
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
 POOLS: Final = f"""
-SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.profile, p.boot_evidence, p.claim_evidence,
-    p.on_bad_image, p.freeze_after, p.paused, p.paused_reason, p.paused_by, p.paused_until, p.frozen,
-    p.frozen_reason, p.frozen_by,
-    d.pending, d.claimed, d.backlog_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
+SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.backlog_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum(claimed), 0)::int AS claimed,
@@ -37,8 +43,7 @@ LEFT JOIN LATERAL (
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
 WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
 CONFIGS: Final = f"""
-SELECT c.id, c.pool_id, c.account_id, a.lease_pool_id, c.region, c.zone, c.instance_type, c.image_revision, c.state,
-    c.state_reason, c.state_by, c.paused_until, c.base_weight, c.price_factor, c.profile, c.claim_evidence, c.settings,
+SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")},
     g.record, o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
     u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, {SHARES} AS shares, s.shared
 FROM launch_config c JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
