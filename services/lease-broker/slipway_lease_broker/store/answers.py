@@ -13,18 +13,19 @@ from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.queue_status import QueuePosition
 from slipway_lease_broker.store import gangs, groups, leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import COUNTED, lease, lease_pool, request
+from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease, lease_pool, request
 
 KEYS: Final = lease.c["lease_pool_id", "request_id"]
 OF_REQUESTS: Final = Statement(
     select(*leases.FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))).order_by(lease.c.fencing_token)
 )
 SEEN: Final = lease.c["lease_pool_id", "fencing_token"]
+GRANT: Final = lease.c["lease_pool_id", "request_id", "fencing_token"]
 # Tokens are assigned under the pool's lock, so they commit in order: no grant above the last seen token is missed, and
 # the cost is that of the grants since.
 SINCE: Final = f"""
 SELECT g.* FROM unnest({arrays(SEEN)}) AS seen ({names(SEEN)}), LATERAL (
-    SELECT lease_pool_id, request_id, fencing_token FROM leases AS l
+    SELECT {names(GRANT)} FROM leases AS l
     WHERE l.lease_pool_id = seen.lease_pool_id AND l.fencing_token > seen.fencing_token
     ORDER BY l.fencing_token LIMIT $3) AS g"""
 POOL_OF: Final = Statement(select(lease.c.lease_pool_id).where(lease.c.id == bindparam("lease")))
@@ -37,17 +38,17 @@ QUEUE_POSITION: Final = f"""
 WITH RECURSIVE mine AS (SELECT {names(requests.FIELDS)} FROM requests WHERE lease_pool_id = $1 AND id = $2),
 ahead AS (
     SELECT count(*) AS requests FROM (SELECT FROM mine AS m, requests AS r
-        WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = m.operation
+        WHERE r.lease_pool_id = $1 AND {condition(WAITING, "r.")} AND r.operation = m.operation
             AND r.tenant = m.tenant AND r.priority = m.priority AND r.group_name = m.group_name
             AND (r.since, r.place) < (m.since, m.place) LIMIT $3) AS before
 ), {requests.QUEUES}, others AS (
     SELECT coalesce(sum(counted.requests), 0) AS requests FROM mine AS m, ahead AS a, queue AS q, LATERAL (
         SELECT count(*) AS requests FROM (SELECT FROM requests AS r
-            WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = q.operation
+            WHERE r.lease_pool_id = $1 AND {condition(WAITING, "r.")} AND r.operation = q.operation
                 AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
             LIMIT CASE WHEN q.priority > m.priority THEN $3 ELSE a.requests + 1 END) AS turns) AS counted
     WHERE q.priority >= m.priority AND q.operation = m.operation
-        AND (q.operation, q.tenant, q.priority, q.group_name) <> (m.operation, m.tenant, m.priority, m.group_name)
+        AND ({names(requests.QUEUE, "q.")}) <> ({names(requests.QUEUE, "m.")})
 )
 SELECT m.*, 1 + a.requests + o.requests AS position FROM mine AS m, ahead AS a, others AS o"""
 # The rate of grants, from up to the last hundred of the last minute. Tokens are in the order of grants.
@@ -55,7 +56,7 @@ GRANT_RATE: Final = """
 SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
     SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
 WHERE granted_at > slipway_clock() - interval '1 minute'"""
-WAITING: Final = Statement(
+UNGRANTED: Final = Statement(
     select(*requests.FIELDS)
     .where(
         request.c.lease_pool_id == bindparam("pool"), request.c.waiting_units > 0, matches(request.c.tenant, "tenant")
@@ -136,8 +137,8 @@ async def queue_position(db: Connection, lease_pool_id: str, request_id: str) ->
 
 async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:
     """Waiting requests: higher priorities first, then the longest wait."""
-    values = WAITING.arguments(pool=lease_pool_id, tenant=tenant, limit=limit)
-    return structs(await db.fetch(WAITING.text, *values), Request)
+    values = UNGRANTED.arguments(pool=lease_pool_id, tenant=tenant, limit=limit)
+    return structs(await db.fetch(UNGRANTED.text, *values), Request)
 
 
 async def held(

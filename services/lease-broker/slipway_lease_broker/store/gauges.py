@@ -9,7 +9,7 @@ from slipway_common.database.sql import Statement
 from slipway_common.observability.metrics import Readings
 from slipway_lease_broker.domain.ledger import LIVE, State
 from slipway_lease_broker.store import pools
-from slipway_lease_broker.store.tables import COUNTED, lease
+from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease
 
 NAMES: Final = (
     "slipway_lease_held_units",
@@ -26,13 +26,13 @@ HELD: Final = Statement(
     .group_by(lease.c.lease_pool_id, lease.c.state)
 )
 # The 50 largest tenants of each pool: callers choose the names, and every label value costs memory in Prometheus.
-TENANTS: Final = """
+TENANTS: Final = f"""
 SELECT lease_pool_id, tenant, held::bigint, waiting::bigint FROM (
     SELECT lease_pool_id, tenant, sum(held) AS held, sum(waiting) AS waiting,
         row_number() OVER (PARTITION BY lease_pool_id ORDER BY sum(held + waiting) DESC, tenant) AS place
-    FROM (SELECT lease_pool_id, tenant, units AS held, 0 AS waiting FROM leases WHERE ended_at IS NULL
+    FROM (SELECT lease_pool_id, tenant, units AS held, 0 AS waiting FROM leases WHERE {condition(COUNTED)}
           UNION ALL SELECT lease_pool_id, tenant, 0, waiting_units FROM requests
-          WHERE waiting_units > 0 AND NOT lapsed) AS used
+          WHERE {condition(WAITING)}) AS used
     GROUP BY lease_pool_id, tenant) AS tenants
 WHERE place <= 50"""
 STATES: Final = (*LIVE, State.LOST)

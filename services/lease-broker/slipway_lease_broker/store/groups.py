@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_lease_broker.domain.ledger import Group
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import group
+from slipway_lease_broker.store.tables import WAITING, condition, group
 
 FIELDS: Final = group.c[Group.__struct_fields__]
 KEYS: Final = group.c["lease_pool_id", "name"]
@@ -24,11 +24,11 @@ SAVE: Final = Statement(
 )
 
 # A group is needed while its spread lasts, and after its last start: both decide when its next member may start.
-PRUNE: Final = """
+PRUNE: Final = f"""
 DELETE FROM groups AS g WHERE lease_pool_id = $1
     AND greatest(first_at, last_start_at) < slipway_clock() - make_interval(secs => greatest(spread_seconds, $2))
     AND NOT EXISTS (SELECT FROM requests
-        WHERE lease_pool_id = g.lease_pool_id AND group_name = g.name AND waiting_units > 0 AND NOT lapsed)"""
+        WHERE lease_pool_id = g.lease_pool_id AND group_name = g.name AND {condition(WAITING)})"""
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group]:

@@ -17,7 +17,7 @@ from slipway_lease_broker.domain.drift import COUNTERS, Counted
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import lease_pool
+from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease_pool
 
 TERMS: Final = lease_pool.c[LeasePool.__struct_fields__]
 DECLARED: Final = lease_pool.c[Declared.__struct_fields__]
@@ -70,10 +70,10 @@ SETTLE: Final = Statement(
 )
 
 # Both are served by indexes, so that the cost does not grow with the number of leases or requests.
-COMING: Final = """
+COMING: Final = f"""
 SELECT (SELECT min(deadline) FROM leases
-        WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline > coalesce($2, '-infinity'::timestamptz)),
-    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed)"""
+        WHERE lease_pool_id = $1 AND {condition(COUNTED)} AND deadline > coalesce($2, '-infinity'::timestamptz)),
+    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = $1 AND {condition(WAITING)})"""
 
 PUT_OFF: Final = Statement(
     update(lease_pool)
@@ -98,14 +98,14 @@ CLAIM_UNVERIFIED: Final = Statement(
     .limit(1)
     .with_for_update(skip_locked=True)
 )
-COUNTED: Final = """
+COUNT: Final = f"""
 SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
-    FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL
-    GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{}') AS held,
-    (SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL) AS held_units,
+    FROM leases WHERE lease_pool_id = $1 AND {condition(COUNTED)}
+    GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{{}}') AS held,
+    (SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND {condition(COUNTED)}) AS held_units,
     waiting_units, waiting_requests
 FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
-    WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed) AS queue"""
+    WHERE lease_pool_id = $1 AND {condition(WAITING)}) AS queue"""
 VERIFY: Final = Statement(
     update(lease_pool)
     .where(ONE)
@@ -133,13 +133,23 @@ DECLARE: Final = Statement(
     )
 )
 
+SHOWN: Final = lease_pool.c[
+    *DECLARED.keys(),
+    "reason",
+    "limit_in_force",
+    "limit_reason",
+    "pinned_reason",
+    "drained_reason",
+    "derived_units",
+    "derived_until",
+    "blocked_until",
+]
 # The rate of grants is taken from the last hundred; if these span less than a minute it is extrapolated to one.
 OVERVIEW: Final = f"""
-SELECT {names(DECLARED)}, reason, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units,
-    derived_until, blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
+SELECT {names(SHOWN)}, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
     oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
     LATERAL (SELECT extract(epoch FROM slipway_clock() - min(requested_at))::float8 AS oldest_wait_seconds FROM requests
-             WHERE lease_pool_id = p.id AND waiting_units > 0 AND NOT lapsed) AS queue,
+             WHERE lease_pool_id = p.id AND {condition(WAITING)}) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units) * CASE WHEN count(*) < 100 THEN 1 ELSE
                  60 / greatest(1, extract(epoch FROM slipway_clock() - min(granted_at))) END, 0)::int
                  AS granted_per_minute
@@ -254,7 +264,7 @@ async def claim_unverified(tx: Connection, *, not_for_seconds: float) -> LeasePo
 
 async def counted(tx: Connection, lease_pool_id: str) -> Counted:
     """The counters of a locked pool, computed from its rows."""
-    return msgspec.convert(dict(await tx.fetchrow(COUNTED, lease_pool_id)), Counted)
+    return msgspec.convert(dict(await tx.fetchrow(COUNT, lease_pool_id)), Counted)
 
 
 async def verify(tx: Connection, pool: LeasePool, now: datetime) -> None:

@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, arrays, columns, given, names
 from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import WAITING, request
+from slipway_lease_broker.store.tables import WAITING, condition, request
 
 FIELDS: Final = request.c[Request.__struct_fields__]
 NEW: Final = [field for field in FIELDS if field.name != "place"]
@@ -19,35 +19,35 @@ SELECT: Final = f"SELECT {names(FIELDS)} FROM requests"
 PER_QUEUE_MIN: Final = 16
 QUEUE: Final = request.c["operation", "tenant", "priority", "group_name"]
 # One row per queue of $1, found by a loose index scan: the cost grows with the queues, not with their requests.
-QUEUES: Final = """
+QUEUES: Final = f"""
 queue AS (
-    (SELECT operation, tenant, priority, group_name FROM requests
-     WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
-     ORDER BY operation, tenant, priority, group_name LIMIT 1)
+    (SELECT {names(QUEUE)} FROM requests
+     WHERE lease_pool_id = $1 AND {condition(WAITING)}
+     ORDER BY {names(QUEUE)} LIMIT 1)
     UNION ALL
     SELECT next.* FROM queue AS q, LATERAL (
-        SELECT operation, tenant, priority, group_name FROM requests
-        WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
-            AND (operation, tenant, priority, group_name) > (q.operation, q.tenant, q.priority, q.group_name)
-        ORDER BY operation, tenant, priority, group_name LIMIT 1) AS next
+        SELECT {names(QUEUE)} FROM requests
+        WHERE lease_pool_id = $1 AND {condition(WAITING)}
+            AND ({names(QUEUE)}) > ({names(QUEUE, "q.")})
+        ORDER BY {names(QUEUE)} LIMIT 1) AS next
 )"""
 # The first of each queue.
 HEADS: Final = f"""
 WITH RECURSIVE {QUEUES}
 SELECT heads.* FROM queue AS q, LATERAL (
-    {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
+    {SELECT} AS r WHERE lease_pool_id = $1 AND {condition(WAITING)} AND r.operation = q.operation
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
     ORDER BY since, place
     LIMIT (SELECT least($2, greatest({PER_QUEUE_MIN}, ceil(2.0 * $2 / count(*))))::int FROM queue)) AS heads"""
 # The first $6 of each queue named.
 OF_QUEUES: Final = f"""
 SELECT heads.* FROM unnest({arrays(QUEUE, first=2)}) AS q ({names(QUEUE)}), LATERAL (
-    {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
+    {SELECT} AS r WHERE lease_pool_id = $1 AND {condition(WAITING)} AND r.operation = q.operation
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
     ORDER BY since, place LIMIT $6) AS heads"""
 LAPSE: Final = f"""
 UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
-    SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+    SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND {condition(WAITING)}
         AND last_requested_at < $2 ORDER BY last_requested_at LIMIT $3)
 RETURNING {names(FIELDS)}"""
 UNANNOUNCED: Final = Statement(

@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Computed,
     Double,
     ForeignKey,
@@ -19,10 +20,13 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     and_,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.visitors import replacement_traverse
 
+from slipway_common.database.sql import DIALECT
 from slipway_common.database.tables import TIME, messaging
 from slipway_lease_broker.domain.ledger import State
 
@@ -40,6 +44,15 @@ def required(name: str, kind: Any, *constraints: Any, default: Any = None) -> Co
 
 def check(condition: str) -> CheckConstraint:
     return CheckConstraint(condition)
+
+
+def condition(clause: ColumnElement[bool], prefix: str = "") -> str:
+    """Condition on one table, as text within a long statement; `prefix` is an alias with its dot."""
+
+    def named(element: Any, **_: Any) -> ColumnElement[Any] | None:
+        return literal_column(prefix + element.name, element.type) if isinstance(element, Column) else None
+
+    return str(replacement_traverse(clause, {}, named).compile(dialect=DIALECT))
 
 
 def of_pool() -> Column[str]:

@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_lease_broker.domain.ledger import Tenant
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import tenant
+from slipway_lease_broker.store.tables import WAITING, condition, tenant
 
 FIELDS: Final = tenant.c[Tenant.__struct_fields__]
 KEYS: Final = tenant.c["lease_pool_id", "tenant"]
@@ -22,11 +22,11 @@ SAVE: Final = Statement(
         set_={field.name: ADD.excluded[field.name] for field in FIELDS if field.name not in KEYS},
     )
 )
-PRUNE: Final = """
+PRUNE: Final = f"""
 DELETE FROM tenants AS t WHERE lease_pool_id = $1
     AND (failures = 0 OR backoff_until < slipway_clock() - make_interval(secs => $2))
     AND NOT EXISTS (SELECT FROM requests
-        WHERE lease_pool_id = t.lease_pool_id AND tenant = t.tenant AND waiting_units > 0 AND NOT lapsed)"""
+        WHERE lease_pool_id = t.lease_pool_id AND tenant = t.tenant AND {condition(WAITING)})"""
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenant]:
