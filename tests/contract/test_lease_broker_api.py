@@ -14,7 +14,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker import grant_notifier
-from slipway_lease_broker.domain.submissions import Submission
+from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http.bodies import Acquire

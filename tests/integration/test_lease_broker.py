@@ -37,8 +37,8 @@ from slipway_common.web.access import Tokens
 from slipway_lease_broker import admission
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.exchange import Exchange
 from slipway_lease_broker.domain.report import PastLease
-from slipway_lease_broker.domain.submissions import Exchange
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler

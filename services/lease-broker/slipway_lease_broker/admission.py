@@ -24,12 +24,13 @@ from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.commands import LeaseCommand, apply_command, confirmation
 from slipway_lease_broker.domain.decide import Decision, decide
+from slipway_lease_broker.domain.exchange import Exchange, Outcome, Submission
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
 from slipway_lease_broker.domain.ledger import Entry, Gang, Key, Lease, LeasePool, Ledger, Request, State, Tenant
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.situation import Situation
-from slipway_lease_broker.domain.submissions import Exchange, Outcome, Submission, record
+from slipway_lease_broker.domain.submissions import record
 from slipway_lease_broker.domain.terms import BrokerTerms, Mode
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.metrics import (

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseCancelRequested
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.exchange import Answer, Exchange
 from slipway_lease_broker.domain.ledger import Lease, State
-from slipway_lease_broker.domain.submissions import Answer, Exchange
 from slipway_lease_broker.store import answers
 
 Woken: TypeAlias = asyncio.Future[Lease | None]

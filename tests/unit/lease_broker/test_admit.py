@@ -126,14 +126,14 @@ def test_past_its_maximum_wait_has_a_reason() -> None:
     blocked = round_([late], policy=DESTROY_RESERVED, blocked_until=at(9))
     assert (started(blocked), blocked.wake_times) == ([], [at(9)])
     soon = waiter("d", operation="destroy", since=100)
-    assert round_([soon], held={"install": 5}, policy=DESTROY_RESERVED).overdue_at() == at(500)
+    assert round_([soon], held={"install": 5}, policy=DESTROY_RESERVED).overdue_at == at(500)
 
 
 def test_an_inherited_age_does_not_count_for_the_maximum_wait() -> None:
     """Most of that age was spent holding a lease; otherwise such a request would always go over the limit."""
     heir = waiter("d", operation="destroy", since=601, requested_at=at(-100))
     round_before = round_([heir], held={"install": 5}, policy=DESTROY_RESERVED)
-    assert (started(round_before), round_before.overdue_at()) == ([], at(500))
+    assert (started(round_before), round_before.overdue_at) == ([], at(500))
 
 
 def test_an_inherited_age_hides_no_overdue_request() -> None:
@@ -141,7 +141,7 @@ def test_an_inherited_age_hides_no_overdue_request() -> None:
     heir = waiter("h", operation="destroy", since=5000, requested_at=at(-1))
     late = waiter("d", operation="destroy", since=700)
     admission = round_([heir, late], held={"install": 5}, policy=DESTROY_RESERVED)
-    assert (started(admission), admission.overdue_at()) == ([("d", 1)], at(599))
+    assert (started(admission), admission.overdue_at) == ([("d", 1)], at(599))
 
 
 #   waiting, state → end of its maximum wait
@@ -164,7 +164,7 @@ def test_the_end_of_a_maximum_wait_is_a_wake_up_time(
     """For any reason that blocks the request, except in a drained or retired pool: the decision is not missed."""
     failing = Tenant(lease_pool_id="p", tenant="f", failures=9, backoff_until=at(3600))
     waiting = msgspec.structs.replace(request_, operation="destroy")
-    assert round_([waiting], policy=DESTROY_RESERVED, tenants=[failing], **state).overdue_at() == expected
+    assert round_([waiting], policy=DESTROY_RESERVED, tenants=[failing], **state).overdue_at == expected
 
 
 #   weight, waiting units, whole → started units, of 5

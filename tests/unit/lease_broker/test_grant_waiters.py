@@ -4,10 +4,10 @@ import asyncio
 from datetime import UTC, datetime
 
 from slipway_lease_broker.domain.decide import decide
+from slipway_lease_broker.domain.exchange import Answer
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.situation import Situation
-from slipway_lease_broker.domain.submissions import Answer
 from slipway_lease_broker.grant_waiters import GrantWaiters, Woken
 from tests.support.lease_broker import TERMS
 

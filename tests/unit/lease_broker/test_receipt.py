@@ -3,12 +3,11 @@
 from datetime import UTC, datetime
 
 from slipway_common.events.lease import LeaseRequested
-from slipway_lease_broker.domain.commands import new_request
 from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.ledger import LeasePool, State
+from slipway_lease_broker.domain.exchange import Answer, Submission
+from slipway_lease_broker.domain.ledger import LeasePool, State, new_request
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.situation import Situation
-from slipway_lease_broker.domain.submissions import Answer, Submission
 from tests.support.lease_broker import TERMS
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from slipway_common.declaration import models
 from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.admit import Admission
-from slipway_lease_broker.domain.commands import new_request
 from slipway_lease_broker.domain.declaration import Declared
-from slipway_lease_broker.domain.ledger import LeasePool, Request
+from slipway_lease_broker.domain.ledger import LeasePool, Request, new_request
 from slipway_lease_broker.domain.limits import highest, in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.refusals import too_many_units

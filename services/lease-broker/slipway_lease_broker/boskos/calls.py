@@ -10,7 +10,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.boskos.transactions import SlotTransaction, SlotTransactions, reasons
-from slipway_lease_broker.domain.commands import new_request
+from slipway_lease_broker.domain.ledger import new_request
 from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import Denial, may_act
 from slipway_lease_broker.domain.rules import never_starts

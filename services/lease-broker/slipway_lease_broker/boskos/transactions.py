@@ -12,9 +12,9 @@ from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseReques
 from slipway_lease_broker.admission import Admissions, AdmissionTx
 from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.slots import Slot
-from slipway_lease_broker.domain.submissions import Submission
 from slipway_lease_broker.store import answers, leases, pools, requests, slots
 
 # Connections that calls may use at once: the loops, consumers and the group commit need the others.

@@ -71,6 +71,8 @@ class Admission:
         self.gangs: list[str] = []  # that may start as far as this pool is concerned
         self.complete = True
         self.hidden: set[Queue] = set()
+        # Earliest end of a maximum wait among the requests still waiting, whatever blocks them.
+        self.overdue_at: datetime | None = None
 
         waiters, deeper = situation.waiters, situation.deeper
         self._overdue_times = self._find_overdue_times(waiters)  # id of a waiting request → end of its maximum wait
@@ -105,6 +107,7 @@ class Admission:
                     break
                 if request.queue in self._cut:
                     self.hidden.add(request.queue)
+        self.overdue_at = min((at for at in self._overdue_times.values() if at > self.now), default=None)
         return self
 
     def _lets_all_start(self) -> bool:
@@ -260,10 +263,6 @@ class Admission:
             hold_seconds=self.pool.hold_seconds,
         )
         return None if for_units is None else max(for_units, (until - self.now).total_seconds())
-
-    def overdue_at(self) -> datetime | None:
-        """Earliest end of a maximum wait among the requests still waiting, whatever blocks them."""
-        return min((at for at in self._overdue_times.values() if at > self.now), default=None)
 
 
 def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:

@@ -38,6 +38,7 @@ from slipway_lease_broker.domain.ledger import (
     advance,
     alive_until,
     counted,
+    new_request,
     queued,
 )
 from slipway_lease_broker.domain.ownership import Denial, denied, may_act
@@ -404,36 +405,6 @@ def _record_unleased(
                 reason=lease.reason,
             )
         )
-
-
-def new_request(
-    command: LeaseRequested,
-    now: datetime,
-    *,
-    since: datetime | None = None,
-    traceparent: str = "",
-    owner: str = "",
-    gang_id: str | None = None,
-) -> Request:
-    """Row of a new request."""
-    return Request(
-        id=command.request_id,
-        lease_pool_id=command.lease_pool_id,
-        tenant=command.tenant,
-        operation=command.operation,
-        requested_units=command.units,
-        waiting_units=command.units,
-        requested_at=now,
-        last_requested_at=now,
-        since=now if since is None else since,
-        traceparent=traceparent,
-        priority=command.priority,
-        whole=command.whole,
-        hold_seconds=command.hold_seconds,
-        owner=owner,
-        group_name="" if command.group is None else spread.group_key(command.group),
-        gang_id=gang_id,
-    )
 
 
 def check(command: LeaseCommand) -> None:

@@ -141,7 +141,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
                     *(then.deadline for _, then in ended if then.ended_at is None),
                     *(lease.deadline for lease in granted),
                     *admission.wake_times,
-                    admission.overdue_at(),
+                    admission.overdue_at,
                     limits.reconsider_at(pool, now),
                 )
                 if at is not None

@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from slipway_common.events.lease import LeaseRequested
+from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
 from slipway_lease_broker.domain.terms import Mode, Policy
 
@@ -290,6 +292,36 @@ class Ledger:
 
     def requests_to_save(self) -> list[Request]:
         return [self.requests[key] for key in sorted(self.changed_requests) if key in self.known]
+
+
+def new_request(
+    command: LeaseRequested,
+    now: datetime,
+    *,
+    since: datetime | None = None,
+    traceparent: str = "",
+    owner: str = "",
+    gang_id: str | None = None,
+) -> Request:
+    """Row of a new request."""
+    return Request(
+        id=command.request_id,
+        lease_pool_id=command.lease_pool_id,
+        tenant=command.tenant,
+        operation=command.operation,
+        requested_units=command.units,
+        waiting_units=command.units,
+        requested_at=now,
+        last_requested_at=now,
+        since=now if since is None else since,
+        traceparent=traceparent,
+        priority=command.priority,
+        whole=command.whole,
+        hold_seconds=command.hold_seconds,
+        owner=owner,
+        group_name="" if command.group is None else spread.group_key(command.group),
+        gang_id=gang_id,
+    )
 
 
 def accrue_idle(pool: LeasePool, now: datetime) -> LeasePool:

@@ -9,9 +9,9 @@ import msgspec
 
 from slipway_common.events.lease import LeaseConfirmRequested, LeaseGranted, LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
 from slipway_lease_broker.domain.ledger import Entry, Lease, State, advance, alive_until
 from slipway_lease_broker.domain.refusals import Refusal, end_of, lease_ended
-from slipway_lease_broker.domain.submissions import Answer, Exchange, Submission
 
 
 def receive(

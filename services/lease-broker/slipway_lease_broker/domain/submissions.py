@@ -1,8 +1,7 @@
-"""Submissions: lease commands with their callers, checked against the ledger, applied to it, and answered. Pure."""
+"""Checks submitted lease commands against the ledger, applies them to it, and answers them. Pure."""
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, TypeAlias
 
 import msgspec
 
@@ -14,13 +13,12 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.domain.commands import (
     UNITS_MAX,
-    LeaseCommand,
     apply_command,
     confirmation,
     is_late_evidence,
-    new_request,
 )
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, Request, State
+from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
+from slipway_lease_broker.domain.ledger import Lease, Ledger, Request, State, new_request
 from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import denied, may_act
 from slipway_lease_broker.domain.refusals import (
@@ -35,39 +33,6 @@ from slipway_lease_broker.domain.refusals import (
     wrong_owner,
 )
 from slipway_lease_broker.domain.rules import never_starts
-
-
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease command with its caller. With `confirm` the answer that carries a grant confirms it. With `remaining` a
-    release returns all but that many units."""
-
-    command: LeaseCommand
-    caller: str
-    admin: bool = False
-    answered: bool = True  # False: no caller waits for the outcome; a refused command is only counted
-    confirm: bool = False
-    woken: Any = None  # future of a waiting caller: the lease, or None if it must submit again
-    remaining: int | None = None
-    traceparent: str = ""
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """The result of a submission as of `now` (database clock)."""
-
-    pool: LeasePool
-    now: datetime
-    lease: Lease | None = None
-    request: Request | None = None
-    released_units: int = 0
-    cancelled_units: int = 0
-
-    @property
-    def waits(self) -> bool:
-        return self.lease is None and self.request is not None and self.request.waiting_units > 0
-
-
-Outcome: TypeAlias = Answer | Refusal
-Exchange: TypeAlias = tuple[Submission, Outcome]
 
 
 def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:

@@ -12,7 +12,7 @@ from typing import Final
 from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.messaging.records import Received
 from slipway_lease_broker.admission import RETRY_SECONDS, Admissions
-from slipway_lease_broker.domain.submissions import Submission
+from slipway_lease_broker.domain.exchange import Submission
 
 # The locks of a batch are held until it commits: a batch with more due pools is left to the loop.
 AT_ONCE_MAX: Final = 4

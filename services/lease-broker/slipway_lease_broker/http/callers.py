@@ -5,48 +5,18 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Final
 
-import msgspec
 from fastapi import Depends, Request
 
 from slipway_common.base.clock import utc_now
-from slipway_common.database.postgres import Database
-from slipway_common.web.access import Credentials, Token, identify, permit
+from slipway_common.web.access import Credentials, identify, permit
 from slipway_common.web.problem import Problem
-from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.admission import Admissions
-from slipway_lease_broker.http.group_commit import GroupCommit
-from slipway_lease_broker.http.known_leases import KnownLeases
+from slipway_lease_broker.http.call import Call
 
 FUTURE_SECONDS_MAX: Final = 60.0
 CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
     "Slipway-Sent-At": datetime.fromisoformat,
     "Date": parsedate_to_datetime,
 }
-
-
-class Call(msgspec.Struct, frozen=True):
-    """An authenticated request with the objects that its route works on."""
-
-    token: Token
-    database: Database
-    admissions: Admissions
-    group_commit: GroupCommit
-    known_leases: KnownLeases
-    runtime: Runtime
-
-    @property
-    def name(self) -> str:
-        """Name of the token: the owner of the leases acquired with it."""
-        return self.token.name
-
-    @property
-    def admin(self) -> bool:
-        """True if the caller may act on leases of others."""
-        return "admin" in self.token.scopes
-
-    def may_write(self, lease_pool_id: str) -> None:
-        """Raise a Problem 403 unless the caller may hold leases of this pool."""
-        permit(self.token, f"leases:write:{lease_pool_id}")
 
 
 async def call(request: Request, credentials: Credentials) -> Call:

@@ -13,15 +13,17 @@ from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.problem import Problem
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.commands import apply_command
+from slipway_lease_broker.domain.exchange import Answer, Submission
 from slipway_lease_broker.domain.ledger import Gang, Lease, Ledger
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.queue_status import queue_status
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
-from slipway_lease_broker.domain.submissions import Answer, Submission, of_request, refusal
+from slipway_lease_broker.domain.submissions import of_request, refusal
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import GangBody
-from slipway_lease_broker.http.callers import Call, Caller
+from slipway_lease_broker.http.call import Call
+from slipway_lease_broker.http.callers import Caller
 from slipway_lease_broker.http.leases import disconnected, wait_for_grant
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered

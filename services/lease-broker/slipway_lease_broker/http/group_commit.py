@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.admission import Admissions
-from slipway_lease_broker.domain.submissions import Outcome, Submission
+from slipway_lease_broker.domain.exchange import Outcome, Submission
 
 LOG = logger(__name__)
 

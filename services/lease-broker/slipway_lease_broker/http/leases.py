@@ -21,14 +21,15 @@ from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.access import Credentials, identify, permit
 from slipway_common.web.runtime import database
 from slipway_lease_broker.domain.commands import UNITS_MAX
+from slipway_lease_broker.domain.exchange import Answer, Submission
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.queue_status import queue_status
 from slipway_lease_broker.domain.refusals import Refusal, unknown_lease, unknown_lease_pool, unknown_request
-from slipway_lease_broker.domain.submissions import Answer, Submission
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import Acquire, LeaseId, LeasePoolId, Prolong, Release, Renew, RequestId
-from slipway_lease_broker.http.callers import Call, Caller
+from slipway_lease_broker.http.call import Call
+from slipway_lease_broker.http.callers import Caller
 from slipway_lease_broker.http.refusals import problem, refused
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, history, leases, pools

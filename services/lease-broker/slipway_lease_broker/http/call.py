@@ -1,0 +1,35 @@
+"""An authenticated HTTP request of the lease-broker's API. Value only."""
+
+import msgspec
+
+from slipway_common.database.postgres import Database
+from slipway_common.web.access import Token, permit
+from slipway_common.web.runtime import Runtime
+from slipway_lease_broker.admission import Admissions
+from slipway_lease_broker.http.group_commit import GroupCommit
+from slipway_lease_broker.http.known_leases import KnownLeases
+
+
+class Call(msgspec.Struct, frozen=True):
+    """An authenticated request with the objects that its route works on."""
+
+    token: Token
+    database: Database
+    admissions: Admissions
+    group_commit: GroupCommit
+    known_leases: KnownLeases
+    runtime: Runtime
+
+    @property
+    def name(self) -> str:
+        """Name of the token: the owner of the leases acquired with it."""
+        return self.token.name
+
+    @property
+    def admin(self) -> bool:
+        """True if the caller may act on leases of others."""
+        return "admin" in self.token.scopes
+
+    def may_write(self, lease_pool_id: str) -> None:
+        """Raise a Problem 403 unless the caller may hold leases of this pool."""
+        permit(self.token, f"leases:write:{lease_pool_id}")
