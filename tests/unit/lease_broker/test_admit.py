@@ -337,8 +337,12 @@ def test_nothing_waits_unless_enforced(mode: Mode) -> None:
     assert spared == [(None, ""), (240, "5 of 5 held"), (480, "its group starts it later")]
     paced = round_([a, b, c], policy=Policy(mode=mode))
     assert [grant.spared_seconds for grant in paced.grants] == [None, 120, 240]
-    (never,) = round_([waiter("never", 6, whole=True)], policy=Policy(pacing="off", mode=mode)).grants
-    assert (never.units, never.spared_seconds) == (6, None), "it would have waited forever"
+    for most, spared_seconds in ((None, None), (60.0, 240.0)):  # without a maximum wait it would have waited forever
+        terms = {"install": Operation(max_wait_seconds=most)}
+        (never,) = round_(
+            [waiter("never", 6, whole=True)], policy=Policy(pacing="off", mode=mode, operations=terms)
+        ).grants
+        assert (never.units, never.spared_seconds) == (6, spared_seconds)
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -251,7 +251,7 @@ class Admission:
 
     def _spared_seconds(self, request: Request, verdict: Verdict) -> float | None:
         """Estimated wait that the request was spared; None when it would have waited forever."""
-        if verdict.units_max is not None:
+        if verdict.units_max is not None and self.pool.policy.operation(request.operation).max_wait_seconds is None:
             return None
         paced = pacing.free_at(self.paced_until, self.now, request.waiting_units, self.pacing)
         until = max(paced, verdict.until or self.now)
