@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # A shell without job control starts background commands with these ignored, and children of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+# The same under nohup. A handler that does nothing keeps this process alive, and its children start with the default.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # One broken law must be one failed assertion, since mutants are judged by assertions. Neither an example nor its
 # generation has a deadline, since their time depends on the machine.

@@ -838,7 +838,6 @@ async def test_a_cancelled_block_withdraws_its_request(broker: LeaseBroker, opti
 PROGRAM = """
 import asyncio, os, signal, sys, time
 from slipway_client.leases import lease
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
 {before}
 # One long wait could begin just after the signal has come, and before its handler has run: the handler would wait too.
 def sync():
