@@ -1,39 +1,21 @@
 """Callers of one process that wait for a grant, without a database."""
 
 import asyncio
-from datetime import UTC, datetime
+
+import msgspec
 
 from slipway_lease_broker.domain.decide import decide
 from slipway_lease_broker.domain.exchange import Answer
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
+from slipway_lease_broker.domain.ledger import Lease, State
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.grant_waiters import GrantWaiters, Woken
+from tests.support import lease_rows
 from tests.support.lease_broker import TERMS
+from tests.support.lease_rows import NOW
 
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-REQUEST = Request(
-    id="r",
-    lease_pool_id="p",
-    tenant="t",
-    operation="install",
-    requested_units=1,
-    waiting_units=1,
-    requested_at=NOW,
-    last_requested_at=NOW,
-    queued_at=NOW,
-    since=NOW,
-    whole=True,
-)
-POOL = LeasePool(
-    id="p",
-    limit_units=1,
-    hold_seconds=1200,
-    ttl_seconds=300,
-    reserve_seconds=180,
-    waiting_units=1,
-    waiting_requests=1,
-)
+REQUEST = msgspec.structs.replace(lease_rows.REQUEST, queued_at=NOW, whole=True)
+POOL = msgspec.structs.replace(lease_rows.POOL, limit_units=1, waiting_units=1, waiting_requests=1)
 
 
 async def registered(waiters: GrantWaiters) -> Woken:

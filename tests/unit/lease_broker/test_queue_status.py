@@ -1,16 +1,17 @@
 """Status of a waiting request: its reason is that of the verdict of admission, with times and position."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.ledger import Group, Tenant
 from slipway_lease_broker.domain.queue_status import QueuePosition, at_its_turn, queue_status
 from slipway_lease_broker.domain.terms import Operation, Policy
+from tests.support import lease_rows
+from tests.support.lease_rows import NOW
 
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 RESERVED = Policy(pacing="off", operations={"destroy": Operation(reserved_units=2)})
 
 
@@ -18,21 +19,8 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-POOL = LeasePool(
-    id="p", limit_units=2, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, policy=Policy(pacing="off")
-)
-REQUEST = Request(
-    id="r",
-    lease_pool_id="p",
-    tenant="t",
-    operation="install",
-    requested_units=1,
-    waiting_units=1,
-    requested_at=NOW,
-    last_requested_at=NOW,
-    since=NOW,
-    whole=True,
-)
+POOL = msgspec.structs.replace(lease_rows.POOL, limit_units=2, policy=Policy(pacing="off"))
+REQUEST = msgspec.structs.replace(lease_rows.REQUEST, whole=True)
 GROUP = Group(lease_pool_id="p", name="g", size=2, spread_seconds=60, first_at=NOW, last_start_at=NOW)
 ELSEWHERE = msgspec.structs.replace(REQUEST, lease_pool_id="q", gang_id="g")
 FULL: dict[str, Any] = {"held": {"install": 2}}

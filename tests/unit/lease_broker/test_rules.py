@@ -1,6 +1,6 @@
 """Rules of admission: what can never start, and the settings that rules read."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -21,20 +21,8 @@ from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.http.lease_pools import terms
+from tests.support.lease_rows import NOW, POOL, REQUEST
 
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-POOL = LeasePool(id="p", limit_units=4, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
-REQUEST = Request(
-    id="r",
-    lease_pool_id="p",
-    tenant="t",
-    operation="install",
-    requested_units=1,
-    waiting_units=1,
-    requested_at=NOW,
-    last_requested_at=NOW,
-    since=NOW,
-)
 OPERATIONS = st.builds(
     Operation,
     weight=st.integers(0, 3),
