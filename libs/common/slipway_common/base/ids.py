@@ -1,4 +1,7 @@
-"""Ids. UUIDv7 (RFC 9562 §5.7): time-ordered, so that index pages stay warm and "lowest id" means "oldest"."""
+"""Ids. UUIDv7 (RFC 9562 §5.7): time-ordered, so that index pages stay warm and "lowest id" means "oldest".
+
+Ids of declared objects may contain slashes; `encoded` makes them one part of a key, a URL or a tag.
+"""
 
 import hashlib
 import io
@@ -7,6 +10,7 @@ import secrets
 import threading
 import time
 from typing import Final
+from urllib.parse import quote, unquote
 
 _lock = threading.Lock()
 _last_ms = 0
@@ -64,6 +68,19 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def stable_id(prefix: str, body: bytes) -> str:
-    """Id derived from a body by hash, for example of a launch config."""
-    return f"{prefix}-{hashlib.sha256(body).hexdigest()[:12]}"
+def encoded(*parts: str) -> str:
+    """Percent-encode ids or names and join them by slashes. Injective, so that no two lists of parts meet in a text.
+
+    "@" stays, since it only separates the name of a launch config from its revision.
+    """
+    return "/".join(quote(part, safe="@") for part in parts)
+
+
+def decoded(text: str) -> tuple[str, ...]:
+    """Parts of a text that `encoded` has made."""
+    return tuple(unquote(part) for part in text.split("/"))
+
+
+def digest(body: bytes) -> str:
+    """SHA-256 in hexadecimal, as the identity of a content."""
+    return hashlib.sha256(body).hexdigest()

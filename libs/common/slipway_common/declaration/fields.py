@@ -9,7 +9,11 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, PlainValidator, WithJsonSchema
 
-ID_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+# Segments separated by slashes; none is "." or "..", which programs that handle URLs would resolve.
+_SEGMENT: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?"
+ID_PATTERN: Final = rf"^{_SEGMENT}(/{_SEGMENT})*$"
+ID_CHARACTERS_MAX: Final = 128
+PROVIDER_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_PATTERN: Final = r"^[!-~]{1,200}$"
 # Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
@@ -37,7 +41,8 @@ def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return settings
 
 
-Id = Annotated[str, Field(pattern=ID_PATTERN)]
+Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=ID_CHARACTERS_MAX)]
+Provider = Annotated[str, Field(pattern=PROVIDER_PATTERN)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from slipway_common.declaration.fields import AtLeastOne, Count, Id, Name, Positive, Ratio, Seconds, Settings
+from slipway_common.declaration.fields import AtLeastOne, Count, Id, Name, Positive, Provider, Ratio, Seconds, Settings
 
 # Tags of a field that accepts either; removed from displayed paths.
 WORD, MAPPING = ALTERNATIVES = "<word>", "<mapping>"
@@ -131,7 +131,7 @@ class Account(_Declared):
     """Provider account: a cloud account, project or subscription in one region, as throttled by the provider."""
 
     id: Id
-    provider: Id = Field(description="Name of the provider adapter, for example simulated.")
+    provider: Provider = Field(description="Name of the provider adapter, for example simulated.")
     region: Name
     credential: Name = Field(description="Reference to a secret, never the secret itself; none if not needed.")
     identity: Name = Field(description="Identity the provider must report; otherwise no worker is marked lost.")
@@ -156,15 +156,19 @@ class Evidence(_Declared):
 
 
 class LaunchConfig(_Declared):
-    """One way to launch a worker. Its body (account, zone, instance_type, image, settings) is immutable."""
+    """One way to launch a worker. A change of its body (account, zone, instance_type, image, settings) makes a new
+    revision, which replaces the one before under the same name; other fields belong to the name."""
 
-    id: Id | None = Field(None, description="Id [default: a stable hash of the body].")
+    name: Id | None = Field(None, description="Name [default: POOL/ACCOUNT/ZONE/INSTANCE_TYPE].")
     account: Id
     zone: Name
     instance_type: Name
     image: Name = Field(description="Image revision; boot failures count against it.")
     base_weight: Positive = Field(1.0, description="Share of launches at equal health, before price_factor.")
     price_factor: Positive = Field(1.0, description="Multiplier of base_weight; higher for cheaper configs.")
+    max_capacity: Count | None = Field(
+        None, description="Maximum workers of this launch config, over all its revisions [default: that of the pool]."
+    )
     profile: Profile | None = Field(None, description="Health profile [default: that of the pool].")
     settings: Settings = Field(
         default_factory=dict, description="Settings passed to the provider adapter and the machine."
@@ -189,6 +193,11 @@ class WorkerPool(_Declared):
     freeze_after: AtLeastOne = Field(
         10, description="Consecutive starts of an image without a success that freeze the pool."
     )
+    drain_seconds: Seconds | None = Field(
+        None,
+        description="Time in which workers of a replaced revision should finish [default: the longest task of the last "
+        "day, at least an hour].",
+    )
     launch_configs: tuple[LaunchConfig, ...] = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
@@ -198,10 +207,20 @@ class WorkerPool(_Declared):
         return self
 
 
+class Metadata(_Declared):
+    """Metadata of a declaration."""
+
+    owner: Name | None = Field(
+        None, description="Owner of all that is declared here; only its own is removed [default: the file's name]."
+    )
+
+
 class Declaration(_Declared):
-    """Complete content of slipway.yaml. All sections are required, since whatever is not declared is removed."""
+    """Content of slipway.yaml. What its owner declared before in a section and leaves out now is removed; a section
+    that is absent is not changed."""
 
     version: Literal[1]
-    lease_pools: tuple[LeasePool, ...] = Field(max_length=1000)
-    accounts: tuple[Account, ...] = Field(max_length=1000)
-    worker_pools: tuple[WorkerPool, ...] = Field(max_length=10_000)
+    metadata: Metadata = Metadata()
+    lease_pools: tuple[LeasePool, ...] | None = Field(None, max_length=100_000)
+    accounts: tuple[Account, ...] | None = Field(None, max_length=100_000)
+    worker_pools: tuple[WorkerPool, ...] | None = Field(None, max_length=100_000)

@@ -6,22 +6,26 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN
-from slipway_common.declaration.identity import inconsistencies
+from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PROVIDER_PATTERN
+from slipway_common.declaration.identity import Known, inconsistencies
 from slipway_common.declaration.models import ALTERNATIVES, Declaration
 from slipway_common.declaration.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
 
 PATTERN_MEANS: Final = {
-    ID_PATTERN: "is not a valid id: use at most 63 lower-case letters, digits and inner hyphens",
+    ID_PATTERN: "is not a valid id: use letters, digits and inner . _ - in parts separated by /",
+    PROVIDER_PATTERN: "is not the name of a provider: use lower-case letters, digits and inner hyphens",
     NAME_PATTERN: "is not a valid name: use 1 to 200 visible ASCII characters without spaces",
 }
 
 
-def load(text: str) -> Declaration:
-    """Load a declaration from YAML; raises Invalid with all problems found, each with its line."""
+def load(text: str, known: Known | None = None) -> Declaration:
+    """Load a declaration from YAML; raises Invalid with all problems found, each with its line.
+
+    `known`: what other declarations have declared, to which this one may refer.
+    """
     document = read(text)
     try:
-        declared = _validated(document)
+        declared = _validated(document, known)
     except Invalid as error:
         found = {problem.path for problem in document.problems}
         problems = [problem for problem in error.problems if problem.path not in found]
@@ -31,9 +35,9 @@ def load(text: str) -> Declaration:
     return declared
 
 
-def parse(body: object) -> Declaration:
+def parse(body: object, known: Known | None = None) -> Declaration:
     """Parse a declaration from a decoded JSON body; raises Invalid without lines."""
-    return _validated(Document(body, {}, []))
+    return _validated(Document(body, {}, []), known)
 
 
 def json_schema() -> dict[str, Any]:
@@ -46,12 +50,13 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _validated(document: Document) -> Declaration:
+def _validated(document: Document, known: Known | None) -> Declaration:
     try:
         declared = Declaration.model_validate(document.value)
     except ValidationError as error:
         raise Invalid(list(_problems(error, document))) from error
-    if found := [DocumentProblem(path_text(p), reason, document.line(p)) for p, reason in inconsistencies(declared)]:
+    problems = inconsistencies(declared, known)
+    if found := [DocumentProblem(path_text(path), reason, document.line(path)) for path, reason in problems]:
         raise Invalid(found)
     return declared
 
@@ -72,6 +77,8 @@ def _reason(found: Any) -> str:
             return "is missing"
         case "extra_forbidden":
             return f"unknown field; known: {', '.join(_fields(found['loc'][:-1]))}"
+        case "string_too_long":
+            return f"{shown} has {len(found['input'])} characters; at most {context['max_length']} are possible"
         case "too_short":
             return f"must have at least {context['min_length']} entry"
         case "tuple_type":

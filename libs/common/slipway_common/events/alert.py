@@ -4,17 +4,21 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.base.ids import encoded
 from slipway_common.events.time import Time
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of an alert: summary, effect, what Slipway does (`doing`), one command to run, start and cause.
 
+    `subject_kind` is pool, config, image, quota, credential, account, lease-pool, service or partition. `dedup_key` is
+    "service/kind/subject", each part percent-encoded.
     `severity` is page or notice; only one alert per account-wide cause is a page. `evidence` names workers, instances
     and the locations of their console logs.
     """
 
     dedup_key: str
+    subject_kind: str
     subject_id: str
     kind: str
     summary: str
@@ -25,6 +29,11 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     severity: str = "page"
     evidence: tuple[str, ...] = ()
+
+
+def alert_key(service: str, kind: str, *subject: str) -> str:
+    """Deduplication key of an alert of one kind on one subject."""
+    return encoded(service, kind, *subject)
 
 
 class AlertRaised(Alert, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Launch config events. Values only."""
+"""Launch config events. Each is about one revision of a launch config. Values only."""
 
 from typing import ClassVar
 
@@ -8,10 +8,13 @@ from slipway_common.events.time import Time
 
 
 class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete state of a launch config (its topic is compacted).
+    """Complete state of one revision of a launch config (its topic is compacted).
 
-    `base_weight` and `price_factor` scale the config's share at equal health; `state` is active, paused, draining or
-    archived. The rest of the body (settings, user data) stays with the provisioner.
+    `launch_config_id` is "name@hash": the launch config's `name`, and a hash of the revision's immutable body.
+    `current`: the revision that the name stands for; another one that is active only launches what the current one,
+    which replaces it, does not. `state` is active, paused, draining or archived; `drain_until` is the deadline of a
+    drain. `base_weight` and `price_factor` belong to the name and scale its share at equal health. The rest of the body
+    (settings, user data) stays with the provisioner.
 
     Health settings: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or provider_running) and
     `claim_evidence` (hook, queue or none) select the evidence that confirms a start; `on_bad_image` is probe or freeze,
@@ -19,6 +22,7 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     launch_config_id: str
+    name: str
     pool_id: str
     account_id: str
     region: str
@@ -29,6 +33,8 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     price_factor: float
     state: str
     revision: int
+    current: bool = True
+    drain_until: Time | None = None
     profile: str = "on-demand"
     boot_evidence: str = "register"
     claim_evidence: str = "hook"
@@ -62,6 +68,10 @@ class LaunchConfigResumed(LaunchConfigState, frozen=True, kw_only=True):
 
 
 class LaunchConfigDraining(LaunchConfigState, frozen=True, kw_only=True):
+    """The revision launches nothing more, and its workers leave after their task. `terminate`: workers that are left at
+    `drain_until` are terminated."""
+
     type: ClassVar[str] = "io.slipway.launch_config.draining.v1"
     reason: str
     by: str
+    terminate: bool = False

@@ -2,10 +2,39 @@
 provisioner and weight-calculator."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-FORGOTTEN_AFTER_SECONDS: Final = 8 * 86_400.0
-"""Retention of an archived launch config's counts, on both sides; its last workers have ended by then."""
+from slipway_common.base.ids import encoded
+
+REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
+"""Retention of an archived revision, of its health and its counts: the provisioner deletes it then, and with it all
+others forget it."""
+
+
+class Key(NamedTuple):
+    """Kind and id of what has health: a launch config's revision, an image, a quota or a credential.
+
+    `id` of a quota is `encoded` from account, region and family; the others are ids as declared.
+    """
+
+    kind: str
+    id: str
+
+    @property
+    def text(self) -> str:
+        """The key as one text, for columns and topic keys; no two keys have the same."""
+        return f"{self.kind}/{self.id if self.kind == 'quota' else encoded(self.id)}"
+
+    def __str__(self) -> str:
+        """The key for people."""
+        return f"{self.kind} {self.id}"
+
+
+def config_key(config_id: str) -> Key:
+    """Key of one revision of a launch config."""
+    return Key("config", config_id)
+
+
 NEW_WINDOWS: Final[Mapping[str, int]] = {"launch": 4, "boot": 8, "claim": 64}
 """Windows of a config before its first outcome, by stage: the calculator publishes them, and until its first record
 arrives the provisioner assumes them."""
@@ -17,14 +46,14 @@ NEW_SHARED_WINDOWS: Final[Mapping[tuple[str, str], int]] = {
 """Windows of shared keys before their first outcome, by kind and stage. The others only have a health state."""
 
 
-def image_key(image_revision: str) -> str:
-    return f"image/{image_revision}"
+def image_key(image_revision: str) -> Key:
+    return Key("image", image_revision)
 
 
-def quota_key(account_id: str, region: str, instance_type: str) -> str:
+def quota_key(account_id: str, region: str, instance_type: str) -> Key:
     """Key of a quota. Quotas apply per family: the part of an instance type before the first dot."""
-    return f"quota/{account_id}/{region}/{instance_type.split('.')[0]}"
+    return Key("quota", encoded(account_id, region, instance_type.split(".")[0]))
 
 
-def credential_key(account_id: str) -> str:
-    return f"credential/{account_id}"
+def credential_key(account_id: str) -> Key:
+    return Key("credential", account_id)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.ids import encoded
 from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
 
 DAY_MS: Final = 86_400_000
@@ -18,6 +19,7 @@ def retained(days: int) -> dict[str, str]:
 class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, compared by identity
     """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead letter.
 
+    Keys and subjects consist of percent-encoded parts, so that ids with slashes, and ids of several kinds, never meet.
     `parks` is false for latest-wins inputs, where a dead letter blocks nothing. `followed` is false for requests
     between services and reports of monitors, which subscribers may not read. Consumers of a `viewed` topic read it
     whole, without a consumer group and without dead letters.
@@ -40,13 +42,21 @@ class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, c
         return self.config["cleanup.policy"] == "compact"
 
 
+def _of_lease(event: Any) -> str:
+    """Subject of a lease event: its lease, else its request, else its pool."""
+    for kind, field in (("lease", "lease_id"), ("request", "request_id")):
+        if id_ := getattr(event, field, None):
+            return encoded(kind, id_)
+    return encoded("lease-pool", event.lease_pool_id)
+
+
 # Collects each topic where it is declared, so that none is missing from the list.
 TOPICS: Final[tuple[Topic, ...]] = (
     POOL_DEMAND := Topic(
         "slipway.pool.demand.v1",
         events=(pool.DemandReported,),
-        key=lambda event: f"{event.pool_id}/{event.source}",
-        subject=lambda event: f"{event.pool_id}/{event.source}",
+        key=lambda event: encoded(event.pool_id, event.source),
+        subject=lambda event: encoded(event.pool_id, event.source),
         producers=frozenset({"monitors"}),
         consumers=frozenset({"provisioner"}),
         config=COMPACT,
@@ -65,8 +75,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
             pool.PoolRolledBack,
             pool.PoolDeleted,
         ),
-        key=lambda event: event.pool_id,
-        subject=lambda event: event.pool_id,
+        key=lambda event: encoded(event.pool_id),
+        subject=lambda event: encoded(event.pool_id),
         producers=frozenset({"provisioner"}),
         consumers=frozenset(),
         config=COMPACT,
@@ -81,8 +91,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
             launch_config.LaunchConfigResumed,
             launch_config.LaunchConfigDraining,
         ),
-        key=lambda event: event.launch_config_id,
-        subject=lambda event: event.launch_config_id,
+        key=lambda event: encoded(event.launch_config_id),
+        subject=lambda event: encoded(event.launch_config_id),
         producers=frozenset({"provisioner"}),
         consumers=frozenset({"weight-calculator"}),
         config=COMPACT,
@@ -90,8 +100,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
     LAUNCH_CONFIG_SIGNAL := Topic(
         "slipway.launch-config.signal.v1",
         events=(signal.SignalRaised,),
-        key=lambda event: event.target_id,
-        subject=lambda event: event.target_id,
+        key=lambda event: encoded(event.target_kind, event.target_id),
+        subject=lambda event: encoded(event.target_kind, event.target_id),
         producers=frozenset({"monitors", "weight-calculator"}),
         consumers=frozenset({"provisioner", "weight-calculator"}),
         config=retained(3),
@@ -101,8 +111,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
     LAUNCH_CONFIG_WEIGHT := Topic(
         "slipway.launch-config.weight.v1",
         events=(weight.WeightChanged,),
-        key=lambda event: event.launch_config_id,
-        subject=lambda event: event.launch_config_id,
+        key=lambda event: encoded(event.launch_config_id),
+        subject=lambda event: encoded(event.launch_config_id),
         producers=frozenset({"weight-calculator"}),
         consumers=frozenset({"provisioner"}),
         config=COMPACT,
@@ -139,8 +149,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
             lease.LeaseReleaseRequested,
             lease.LeaseUnleasedReported,
         ),
-        key=lambda event: event.lease_pool_id,
-        subject=lambda event: getattr(event, "lease_id", None) or event.request_id,
+        key=lambda event: encoded(event.lease_pool_id),
+        subject=_of_lease,
         producers=frozenset({"provisioner"}),
         consumers=frozenset({"lease-broker"}),
         config=retained(3),
@@ -157,8 +167,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
             lease.LeaseLost,
             lease.LeaseLimitChanged,
         ),
-        key=lambda event: event.lease_pool_id,
-        subject=lambda event: getattr(event, "lease_id", None) or getattr(event, "request_id", event.lease_pool_id),
+        key=lambda event: encoded(event.lease_pool_id),
+        subject=_of_lease,
         producers=frozenset({"lease-broker"}),
         consumers=frozenset({"provisioner"}),
         config=retained(7),
@@ -166,8 +176,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
     SERVICE_HEARTBEAT := Topic(
         "slipway.service.heartbeat.v1",
         events=(service.ServiceHeartbeat,),
-        key=lambda event: event.service,
-        subject=lambda event: event.service,
+        key=lambda event: encoded(event.service),
+        subject=lambda event: encoded(event.service),
         producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
         consumers=frozenset({"provisioner"}),
         config=COMPACT,
@@ -176,7 +186,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
     ALERT := Topic(
         "slipway.alert.v1",
         events=(alert.AlertRaised, alert.AlertResolved),
-        key=lambda event: event.subject_id,
+        key=lambda event: encoded(event.subject_kind, event.subject_id),
         subject=lambda event: event.dedup_key,
         producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
         consumers=frozenset(),

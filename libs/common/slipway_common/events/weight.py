@@ -32,14 +32,16 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
 class SharedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Window and health of a key that configs share: an image revision, a quota or a credential, by stage.
 
-    `key` is "image/revision", "quota/account/region/family" or "credential/account"; `stage` is launch, boot or claim.
-    It is repeated in the record of every config in its scope: the highest `version` of a (key, stage) is the newest.
+    `kind` is image, quota or credential, `id` the image revision, the quota as "account/region/family" (each
+    percent-encoded) or the account; `stage` is launch, boot or claim. It is repeated in the record of every config in
+    its scope: the highest `version` of a (kind, id, stage) is the newest.
     `window` is BOUNDLESS where nothing is counted: such a key only has a health state. `state` is "healthy" or
     "tripped"; a tripped key trips every config in its scope, for `reason`. `unconfirmed` counts starts that failed or
     are late since the last success.
     """
 
-    key: str
+    kind: str
+    id: str
     stage: str
     version: int
     window: int
@@ -51,9 +53,10 @@ class SharedWindow(msgspec.Struct, frozen=True, kw_only=True):
 class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
     """Health state, weight, windows and probe permit of a launch config.
 
+    `launch_config_id` is one revision, as "name@hash"; `name` is that of the launch config.
     `state` is "healthy", "tripped" (launches nothing) or "probing" (tripped, and a probe is permitted or running).
-    `tripped_stage` and `tripped_by` name the cause: `tripped_by` is the key of a shared window, "signal", or empty for
-    the config's own failures. `probe_permit` is the newest permit issued, None before the first trip; each permit
+    `tripped_stage`, `tripped_by` and `tripped_by_id` name the cause: `tripped_by` is the kind of a shared window with
+    its id, "signal", or empty for the config's own failures. `probe_permit` is the newest permit issued, None before the first trip; each permit
     allows one launch, and only while `probe_ready` is true. `stages` maps launch, boot and claim. `signals` are the
     signals in effect, as text. `offsets` maps "topic/partition" to the offset after the newest event of the config that
     this record includes. The version of the record is the envelope's revision.
@@ -61,6 +64,7 @@ class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "io.slipway.weight.changed.v1"
     launch_config_id: str
+    name: str
     pool_id: str
     config_revision: int
     weight: float
@@ -69,6 +73,7 @@ class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     tripped_stage: str | None = None
     tripped_by: str = ""
+    tripped_by_id: str = ""
     tripped_since: Time | None = None
     probe_permit: int | None = None
     probe_ready: bool = False

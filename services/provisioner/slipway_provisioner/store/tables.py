@@ -30,11 +30,23 @@ from slipway_common.events.scopes import NEW_SHARED_WINDOWS
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 
 FALSE: Final = text("false")
+TRUE: Final = text("true")
 ZERO: Final = text("0")
 ONE: Final = text("1")
+EMPTY_OBJECT: Final = text("'{}'")
 
 metadata = MetaData()
 messaging(metadata)
+# A text as one part of a key, like `encoded` in slipway_common.base.ids. Every byte but those of the unreserved
+# characters of RFC 3986 and "@" is encoded.
+PERCENT_ENCODED: Final = r"""
+CREATE FUNCTION percent_encoded(given text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT CASE WHEN given ~ '^[A-Za-z0-9_.~@-]*$' THEN given ELSE (
+        SELECT string_agg(CASE WHEN c ~ '^[A-Za-z0-9_.~@-]$' THEN c ELSE
+            regexp_replace(upper(encode(convert_to(c, 'UTF8'), 'hex')), '(..)', '%\1', 'g') END, '' ORDER BY place)
+        FROM regexp_split_to_table(given, '') WITH ORDINALITY AS t (c, place)) END
+$$"""
+metadata.info["before"].append(PERCENT_ENCODED)
 
 
 def states(members: Collection[State]) -> str:
@@ -55,6 +67,7 @@ def empty_text(name: str) -> Column[str]:
     return required(name, Text, server_default=text("''"))
 
 
+# `spec` is the account as declared by `owner`, `spec_digest` its hash. A removed one is deleted once it is unused.
 account = Table(
     "account",
     metadata,
@@ -68,8 +81,13 @@ account = Table(
     required("passes", BigInteger, server_default=ZERO),
     now("passed_at"),
     empty_text("listing_problem"),
+    empty_text("owner"),
+    required("spec", JSONB, server_default=EMPTY_OBJECT),
+    empty_text("spec_digest"),
+    required("removed", Boolean, server_default=FALSE),
 )
 
+# `spec` is the pool as declared by `owner`, with its launch configs; `spec_digest`, its hash, is the ETag.
 worker_pool = Table(
     "worker_pool",
     metadata,
@@ -95,44 +113,116 @@ worker_pool = Table(
     required("revision", BigInteger, server_default=ONE),
     now("swept_at"),
     Column("attempted_at", TIME),
+    Column("drain_seconds", Double),
+    empty_text("owner"),
+    required("spec", JSONB, server_default=EMPTY_OBJECT),
+    empty_text("spec_digest"),
     CheckConstraint("max_capacity >= min_capacity"),
 )
 
+# What was declared of a pool, by its revision at that time. `changes` are those made then; `action` is apply, put or
+# rollback.
+pool_revision = Table(
+    "pool_revision",
+    metadata,
+    Column("pool_id", Text, ForeignKey(worker_pool.c.id)),
+    Column("revision", BigInteger),
+    now("at"),
+    required("by", Text),
+    required("action", Text),
+    empty_text("reason"),
+    required("owner", Text),
+    required("spec", JSONB),
+    required("spec_digest", Text),
+    required("changes", JSONB),
+    PrimaryKeyConstraint("pool_id", "revision"),
+)
+
+# Changes of declared objects: who made each, and the fields that changed before and after.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    now("at"),
+    required("by", Text),
+    required("action", Text),
+    required("kind", Text),
+    required("subject_id", Text),
+    required("result", Text),
+    Column("before", JSONB),
+    Column("after", JSONB),
+)
+Index("audit_subject", audit.c.kind, audit.c.subject_id, audit.c.id.desc())
+
+# Name of a launch config: what people keep while its revisions come and go. `current_id` is the revision that it stands
+# for, `declared` is false once its declaration leaves it out.
+launch_config_name = Table(
+    "launch_config_name",
+    metadata,
+    Column("name", Text, primary_key=True),
+    required("pool_id", Text, ForeignKey(worker_pool.c.id)),
+    required("current_id", Text),
+    required("base_weight", Double),
+    required("price_factor", Double),
+    Column("max_capacity", Integer),
+    required("paused", Boolean, server_default=FALSE),
+    empty_text("paused_reason"),
+    empty_text("paused_by"),
+    Column("paused_until", TIME),
+    required("declared", Boolean, server_default=TRUE),
+)
+Index("launch_config_name_pool", launch_config_name.c.pool_id)
+
+# A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
+# that is not its name's current one launches what the current one does not, by `replaced_by` (natural or rolling), until
+# that one has `proven_at`. A draining one launches nothing; an archived one has no live worker.
+#
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 launch_config = Table(
     "launch_config",
     metadata,
     Column("id", Text, primary_key=True),
+    required("name", Text, ForeignKey(launch_config_name.c.name)),
+    required("digest", Text),
     required("pool_id", Text, ForeignKey(worker_pool.c.id)),
     required("account_id", Text, ForeignKey(account.c.id)),
     required("region", Text),
     required("zone", Text),
     required("instance_type", Text),
     required("image_revision", Text),
-    required("base_weight", Double),
-    required("price_factor", Double),
     required("settings", JSONB),
     required("profile", Text),
     required("boot_evidence", Text),
     required("claim_evidence", Text),
     required("on_bad_image", Text),
     required("freeze_after", Integer),
-    required("state", Text, CheckConstraint("state IN ('active', 'paused', 'draining', 'archived')")),
+    required("state", Text, CheckConstraint("state IN ('active', 'draining', 'archived')")),
     empty_text("state_reason"),
     empty_text("state_by"),
-    Column("paused_until", TIME),
+    empty_text("replaced_by"),
+    Column("proven_at", TIME),
+    Column("drain_from", TIME),
+    Column("drain_until", TIME),
+    required("drain_terminate", Boolean, server_default=FALSE),
+    required("drain_alerted", Boolean, server_default=FALSE),
     now("declared_at"),
     Column("archived_at", TIME),
     required("revision", BigInteger, server_default=ONE),
-    required("image_key", Text, Computed("'image/' || image_revision", persisted=True)),
+    required("image_key", Text, Computed("'image/' || percent_encoded(image_revision)", persisted=True)),
     required(
         "quota_key",
         Text,
-        Computed("'quota/' || account_id || '/' || region || '/' || split_part(instance_type, '.', 1)", persisted=True),
+        Computed(
+            "'quota/' || percent_encoded(account_id) || '/' || percent_encoded(region) || '/' || "
+            "percent_encoded(split_part(instance_type, '.', 1))",
+            persisted=True,
+        ),
     ),
-    required("credential_key", Text, Computed("'credential/' || account_id", persisted=True)),
+    required("credential_key", Text, Computed("'credential/' || percent_encoded(account_id)", persisted=True)),
 )
 Index("launch_config_pool", launch_config.c.pool_id)
+Index("launch_config_of_name", launch_config.c.name)
+Index("launch_config_draining", launch_config.c.drain_from, postgresql_where=launch_config.c.state == "draining")
 Index("launch_config_image", launch_config.c.image_key)
 Index("launch_config_quota", launch_config.c.quota_key)
 Index("launch_config_credential", launch_config.c.credential_key)

@@ -8,11 +8,19 @@ revision = "0001"
 down_revision = None
 
 TABLES = """
+-- A text as one part of a key. Every byte but those of the unreserved characters of RFC 3986 and "@" is encoded.
+CREATE FUNCTION percent_encoded(given text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT CASE WHEN given ~ '^[A-Za-z0-9_.~@-]*$' THEN given ELSE (
+        SELECT string_agg(CASE WHEN c ~ '^[A-Za-z0-9_.~@-]$' THEN c ELSE
+            regexp_replace(upper(encode(convert_to(c, 'UTF8'), 'hex')), '(..)', '%\\1', 'g') END, '' ORDER BY place)
+        FROM regexp_split_to_table(given, '') WITH ORDINALITY AS t (c, place)) END
+$$;
 CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
     lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
-    listing_problem text NOT NULL DEFAULT ''
+    listing_problem text NOT NULL DEFAULT '', owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
+    spec_digest text NOT NULL DEFAULT '', removed boolean NOT NULL DEFAULT false
 );
 CREATE TABLE worker_pool (
     id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),
@@ -23,25 +31,50 @@ CREATE TABLE worker_pool (
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
     frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
-    swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
+    swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz, drain_seconds double precision,
+    owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
+CREATE TABLE pool_revision (
+    pool_id text NOT NULL REFERENCES worker_pool, revision bigint NOT NULL,
+    at timestamptz NOT NULL DEFAULT slipway_clock(), by text NOT NULL, action text NOT NULL,
+    reason text NOT NULL DEFAULT '', owner text NOT NULL, spec jsonb NOT NULL, spec_digest text NOT NULL,
+    changes jsonb NOT NULL, PRIMARY KEY (pool_id, revision)
+);
+CREATE TABLE audit (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT slipway_clock(),
+    by text NOT NULL, action text NOT NULL, kind text NOT NULL, subject_id text NOT NULL, result text NOT NULL,
+    before jsonb, after jsonb
+);
+CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
+CREATE TABLE launch_config_name (
+    name text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, current_id text NOT NULL,
+    base_weight double precision NOT NULL, price_factor double precision NOT NULL, max_capacity integer,
+    paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
+    paused_by text NOT NULL DEFAULT '', paused_until timestamptz, declared boolean NOT NULL DEFAULT true
+);
+CREATE INDEX launch_config_name_pool ON launch_config_name (pool_id);
 -- The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 CREATE TABLE launch_config (
-    id text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
+    id text PRIMARY KEY, name text NOT NULL REFERENCES launch_config_name, digest text NOT NULL,
+    pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
     region text NOT NULL, zone text NOT NULL, instance_type text NOT NULL, image_revision text NOT NULL,
-    base_weight double precision NOT NULL, price_factor double precision NOT NULL, settings jsonb NOT NULL,
+    settings jsonb NOT NULL,
     profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL, on_bad_image text NOT NULL,
     freeze_after integer NOT NULL,
-    state text NOT NULL CHECK (state IN ('active', 'paused', 'draining', 'archived')),
-    state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', paused_until timestamptz,
+    state text NOT NULL CHECK (state IN ('active', 'draining', 'archived')),
+    state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', replaced_by text NOT NULL DEFAULT '',
+    proven_at timestamptz, drain_from timestamptz, drain_until timestamptz,
+    drain_terminate boolean NOT NULL DEFAULT false, drain_alerted boolean NOT NULL DEFAULT false,
     declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
     revision bigint NOT NULL DEFAULT 1,
-    image_key text NOT NULL GENERATED ALWAYS AS ('image/' || image_revision) STORED,
-    quota_key text NOT NULL GENERATED ALWAYS AS
-        ('quota/' || account_id || '/' || region || '/' || split_part(instance_type, '.', 1)) STORED,
-    credential_key text NOT NULL GENERATED ALWAYS AS ('credential/' || account_id) STORED
+    image_key text NOT NULL GENERATED ALWAYS AS ('image/' || percent_encoded(image_revision)) STORED,
+    quota_key text NOT NULL GENERATED ALWAYS AS ('quota/' || percent_encoded(account_id) || '/' ||
+        percent_encoded(region) || '/' || percent_encoded(split_part(instance_type, '.', 1))) STORED,
+    credential_key text NOT NULL GENERATED ALWAYS AS ('credential/' || percent_encoded(account_id)) STORED
 );
 CREATE INDEX launch_config_pool ON launch_config (pool_id);
+CREATE INDEX launch_config_of_name ON launch_config (name);
+CREATE INDEX launch_config_draining ON launch_config (drain_from) WHERE state = 'draining';
 CREATE INDEX launch_config_image ON launch_config (image_key);
 CREATE INDEX launch_config_quota ON launch_config (quota_key);
 CREATE INDEX launch_config_credential ON launch_config (credential_key);

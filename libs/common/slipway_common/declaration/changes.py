@@ -1,0 +1,76 @@
+"""Changes that a declaration makes, with one vocabulary in every service, and the guard against large removals. Pure."""
+
+from collections.abc import Collection, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from slipway_common.base.ids import digest
+
+Result = Literal["created", "updated", "reactivated", "archived", "unchanged"]
+ARCHIVED_SHARE_MAX: Final = 0.25
+"""Share of a pool's active launch configs that a declaration may archive without confirmation."""
+MAXIMUM_FACTOR_MAX: Final = 2
+"""Factor by which a declaration may raise a maximum without confirmation."""
+DIGEST_CHARACTERS: Final = 12
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a declared object: `kind` is account, worker pool, launch config or lease pool. `detail` lists the
+    fields that change."""
+
+    kind: str
+    id: str
+    result: Result
+    detail: str = ""
+
+
+class ConfirmationRequired(Exception):
+    """The changes need a confirmation by their digest. Nothing was changed."""
+
+    def __init__(self, changes_digest: str, dangers: Sequence[str]) -> None:
+        super().__init__("; ".join(dangers))
+        self.digest = changes_digest
+        self.dangers = tuple(dangers)
+
+
+def changes_digest(changes: Collection[Change]) -> str:
+    """Short digest of changes, which confirms exactly these; independent of their order."""
+    lines = sorted(
+        msgspec.json.encode((made.kind, made.id, made.result, made.detail))
+        for made in changes
+        if made.result != "unchanged"
+    )
+    return digest(b"\n".join(lines))[:DIGEST_CHARACTERS]
+
+
+def combined_digest(digests: Sequence[str]) -> str:
+    """Digest of the changes in several services, from the digest of each in a fixed order."""
+    return digest("\n".join(digests).encode())[:DIGEST_CHARACTERS]
+
+
+def check_confirmed(changes: Collection[Change], dangers: Sequence[str], confirmed: str) -> None:
+    """Raise ConfirmationRequired for dangerous changes unless `confirmed` is their digest."""
+    if dangers and confirmed != (found := changes_digest(changes)):
+        raise ConfirmationRequired(found, dangers)
+
+
+def archived_danger(pool_id: str, *, active: int, archived: int) -> str:
+    """Danger of archiving too many of a pool's active launch configs, or all of them; empty if there is none."""
+    if not archived or archived <= active * ARCHIVED_SHARE_MAX:
+        return ""
+    if archived >= active:
+        return f"worker pool {pool_id}: no launch config stays active"
+    return f"worker pool {pool_id}: archives {archived} of {active} active launch configs"
+
+
+def maximum_danger(kind: str, id_: str, before: int, after: int) -> str:
+    """Danger of raising a maximum too much; empty if there is none. A maximum of 0 may be raised to anything."""
+    if not before or after <= before * MAXIMUM_FACTOR_MAX:
+        return ""
+    return f"{kind} {id_}: the maximum grows from {before} to {after}"
+
+
+def removed_danger(kind: str, id_: str) -> str:
+    """Danger of removing a pool."""
+    return f"{kind} {id_} is removed"
