@@ -1,4 +1,4 @@
-"""Changes that a declaration makes, with one vocabulary in every service, and the guard against large removals. Pure."""
+"""Changes that a declaration makes, in the same words in every service, and the guard against large removals. Pure."""
 
 from collections.abc import Collection, Sequence
 from typing import Final, Literal
