@@ -31,7 +31,7 @@ def declared(*zones: str, tasks_per_worker: int = 1, **pool: Any) -> Declaration
     }
     configs = [
         {
-            "id": zone,
+            "name": zone,
             "account": "acc",
             "zone": zone,
             "instance_type": "m5",

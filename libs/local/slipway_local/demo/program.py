@@ -127,7 +127,8 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
     # In an endless run, percentages refer to one hour of product time.
     product = duration * speed or 3600.0
     parsed = faults.parse(environment.get("FAULTS") or default, duration_seconds=product)
-    zones = {c.zone for pool in load(DECLARATIONS[provider].read_text()).worker_pools for c in pool.launch_configs}
+    declared = load(DECLARATIONS[provider].read_text())
+    zones = {config.zone for pool in declared.worker_pools or () for config in pool.launch_configs}
     for fault in parsed:
         if (zone := zone_of(fault)) and zone not in zones:
             raise ValueError(f"FAULTS={fault.name}: no zone {zone}; expected one of {', '.join(sorted(zones))}")

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.declaration.identity import config_id
+from slipway_common.declaration.identity import config_name
 from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_local.demo.deployment import PRODUCT_SECONDS
 from slipway_local.demo.rfc191 import EVENTS_SECONDS, ErrorRates
@@ -141,7 +141,7 @@ class _Run:
     def __init__(self, declared: Declaration) -> None:
         self.world = world.World()
         self.facts: list[Fact] = []
-        self.pools = {pool.id: _Pool(pool) for pool in declared.worker_pools}
+        self.pools = {pool.id: _Pool(pool) for pool in declared.worker_pools or ()}
         self.origin: dict[str, tuple[_Pool, int]] = {}  # instance → its pool, and the index of its config there
         self.idle_since: dict[str, float] = {}
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
@@ -202,7 +202,7 @@ class _Run:
             token=call_id,
             deployment="rfc191",
             batch=call_id,
-            config=config_id(pool.declared, config),
+            config=config_name(pool.declared, config),
             count=units,
             zone=config.zone,
             instance_type=config.instance_type,
