@@ -4,6 +4,7 @@ not answer within a second."""
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
@@ -42,6 +43,29 @@ def until(for_: str | None, at: str | None) -> str | None:
 def until_text(ends: str | None) -> str:
     """Text for messages: `until 17:30`, or `indefinitely`."""
     return f"until {moments.clock(moments.at(ends), now())}" if ends else "indefinitely"
+
+
+class Strategy(StrEnum):
+    """Ways to replace a revision of a launch config by another."""
+
+    NATURAL, ROLLING, NOW = "natural", "rolling", "now"
+
+
+def duration_seconds(option: str, given: str | None) -> float | None:
+    """Duration of an option in seconds; None if it is not given."""
+    try:
+        return None if given is None else moments.seconds(given)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def roll_out(replace: Strategy | None, drain_for: str | None, terminate: bool) -> dict[str, Any]:
+    """Query parameters of a request that may replace revisions; None for what is not given."""
+    return {
+        "replace": replace and replace.value,
+        "drain_seconds": duration_seconds("--drain-for", drain_for),
+        "terminate": terminate or None,
+    }
 
 
 def _completion(service: str, path: str, about: Callable[[Mapping[str, Any]], str]) -> Complete:
@@ -86,3 +110,12 @@ For = Annotated[
 Until = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="End, such as 17:30 or 2026-08-01T17:30 [default: none]")
 ]
+Replace = Annotated[
+    Strategy | None,
+    typer.Option("--replace", help="Replacement of revisions whose body changes [default: natural]"),
+]
+DrainFor = Annotated[
+    str | None,
+    typer.Option("--drain-for", metavar="DURATION", help="Time limit of drains, such as 2h [default: the pool's]"),
+]
+Terminate = Annotated[bool, typer.Option("--terminate", help="Termination of workers left at the end of a drain")]

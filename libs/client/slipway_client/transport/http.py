@@ -25,6 +25,9 @@ ADVICE: Final = {
     "wrong-config-state": "`slipway lc ls` lists launch configs and their states",
     "unknown-decision": "`slipway pool show POOL` lists the latest decisions of a pool",
     "unknown-target": "`slipway pool ls` and `slipway lc ls` list pools and accounts",
+    "owned-by-another": "remove it from one of the declarations, or take it over with --adopt",
+    "changed-meanwhile": "others changed the same objects; try again",
+    "rollback-tripped": "`slipway why` explains the trip; --force rolls back to it nevertheless",
 }
 # Refusals of an ID in a path → its kind, and the service and collection that list the existing ones.
 LISTED: Final = {
@@ -36,16 +39,20 @@ LISTED_IDS_MAX: Final = 10
 
 
 class Failed(Exception):
-    """A service or Kafka is unavailable, or refused a request. The text is for people; `slug`, `status` and `path` are
-    those of a refused request, and empty if there was no answer. `exit_code` is the exit code of the command."""
+    """A service or Kafka is unavailable, or refused a request. The text is for people; `slug`, `status`, `path` and
+    `problem`, the document of the refusal, are those of a refused request, and empty if there was no answer.
+    `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
-    def __init__(self, text: str, slug: str = "", status: int = 0, *, path: str = "") -> None:
+    def __init__(
+        self, text: str, slug: str = "", status: int = 0, *, path: str = "", problem: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(text)
         self.slug = slug
         self.status = status
         self.path = path
+        self.problem = problem or {}
 
 
 class Api:
@@ -87,8 +94,17 @@ class Api:
     def get(self, service: str, path: str, **parameters: Any) -> Any:
         return self._call("GET", service, path, parameters)
 
+    def get_tagged(self, service: str, path: str) -> tuple[Any, str]:
+        """An object with its entity tag, by which `put_tagged` replaces just this version of it."""
+        answer = self._answer("GET", service, path, {})
+        return _json(answer), str(answer.headers.get("etag", ""))
+
     def put(self, service: str, path: str, body: Any, **parameters: Any) -> Any:
         return self._call("PUT", service, path, parameters, body)
+
+    def put_tagged(self, service: str, path: str, body: Any, tag: str, **parameters: Any) -> Any:
+        """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
+        return _json(self._answer("PUT", service, path, parameters, body, {"If-Match": tag}))
 
     def post(self, service: str, path: str, body: Any) -> Any:
         return self._call("POST", service, path, {}, body)
@@ -106,7 +122,8 @@ class Api:
             return None
         id_ = unquote(refused.path.removeprefix(f"{collection}/").partition("/")[0])
         try:
-            existing = [str(row["id"]) for row in self.get(service, collection)["items"]]
+            rows = self.get(service, collection)["items"]
+            existing = list(dict.fromkeys(str(row.get("name", row["id"])) for row in rows))  # one for all revisions
         except (Failed, KeyError, TypeError):
             return None
         more = len(existing) - LISTED_IDS_MAX
@@ -115,20 +132,33 @@ class Api:
         return printable(f"no {kind} {id_}; {f'there {verb} {names}' if existing else 'none is declared'}")
 
     def _call(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
+        return _json(self._answer(method, service, path, parameters, body))
+
+    def _answer(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        parameters: Mapping[str, Any],
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> "httpx2.Response":
         import httpx2
 
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
-            answer = self._client.request(method, self.urls[service] + path, params=given, json=body)
+            answer = self._client.request(method, self.urls[service] + path, params=given, json=body, headers=headers)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             option = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL"
             reason = f"the {service} at {self.urls[service]} is unavailable: {error}"
             raise Failed(f"{reason}\nCheck that it is running, and its address in {option}.") from error
         if answer.is_success:
-            return _json(answer)
+            return answer
         refused = _refusal(f"the {service} at {self.urls[service]}", path, answer)
         text = self.not_found(refused)
-        raise refused if text is None else Failed(text, refused.slug, refused.status, path=path)
+        if text is None:
+            raise refused
+        raise Failed(text, refused.slug, refused.status, path=path, problem=refused.problem)
 
 
 def path(*parts: str) -> str:
@@ -161,4 +191,4 @@ def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
     slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
     if slug in ADVICE:
         lines.append(ADVICE[slug])
-    return Failed("\n".join(map(printable, lines)), slug, answer.status_code, path=path)
+    return Failed("\n".join(map(printable, lines)), slug, answer.status_code, path=path, problem=problem)
