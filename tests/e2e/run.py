@@ -117,7 +117,7 @@ def declaration(plan: Plan, url: str) -> Declaration:
                     "max_capacity": MAXIMUM,
                     "launch_configs": [
                         {
-                            "id": f"pool-{number:02d}-{zone}",
+                            "name": f"pool-{number:02d}-{zone}",
                             "account": accounts[account],
                             "zone": zone,
                             "instance_type": "m5",

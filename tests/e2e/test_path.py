@@ -38,7 +38,7 @@ def declared(url: str) -> Declaration:
             "max_capacity": 5,
             "launch_configs": [
                 {
-                    "id": f"{pool}-zone-a",
+                    "name": f"{pool}-zone-a",
                     "account": "acc",
                     "zone": "zone-a",
                     "instance_type": "m5",
@@ -78,7 +78,7 @@ async def deployment() -> AsyncIterator[Deployment]:
 def launches(deployment: Deployment) -> Counter[str]:
     """Number of instances ever created by pool, from the ledger."""
     created = (f for f in ledger.read(deployment.ledger) if isinstance(f, facts.InstanceCreated))
-    return Counter(fact.config.removesuffix("-zone-a") for fact in created)
+    return Counter(fact.config.partition("-zone-a@")[0] for fact in created)
 
 
 async def reported(deployment: Deployment, pool: str, since: float) -> list[facts.DemandReported]:

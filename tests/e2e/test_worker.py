@@ -81,7 +81,7 @@ def declared(queue_url: str) -> Declaration:
             "max_capacity": 1,
             "launch_configs": [
                 {
-                    "id": f"{name}-here",
+                    "name": f"{name}-here",
                     "account": name,
                     "zone": "here",
                     "instance_type": "process",

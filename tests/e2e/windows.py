@@ -22,7 +22,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.ids import new_id
+from slipway_common.base.ids import digest, new_id
+from slipway_common.declaration.identity import canonical_body, config_name
 from slipway_common.declaration.models import Declaration
 from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
@@ -36,6 +37,7 @@ from tests.e2e.mirror import Copied, Mirror
 from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
 
 SPEED: Final = 12.0
+REGION: Final = "sim-1"
 DURATION_SECONDS: Final = 40.0
 PRODUCT: Final = DURATION_SECONDS * SPEED
 REPLICAS: Final = 3
@@ -106,7 +108,7 @@ def declaration(url: str) -> Declaration:
                 {
                     "id": name,
                     "provider": "simulated",
-                    "region": "sim-1",
+                    "region": REGION,
                     "credential": "none",
                     "identity": name,
                     "lease_pool": name,
@@ -120,7 +122,7 @@ def declaration(url: str) -> Declaration:
                     "max_capacity": 60,
                     "launch_configs": [
                         {
-                            "id": f"{pool}-{zone}",
+                            "name": f"{pool}-{zone}",
                             "account": account,
                             "zone": zone,
                             "instance_type": kind,
@@ -137,12 +139,22 @@ def declaration(url: str) -> Declaration:
 
 
 def config_keys() -> dict[str, ConfigKeys]:
-    """Pool and shared keys of each launch config."""
+    """Pool and shared keys of the one revision of each launch config."""
     return {
-        f"{pool}-{zone}": ConfigKeys(pool, image_key(image), quota_key(account, "sim-1", kind), credential_key(account))
-        for pool, (configs, _) in POOLS.items()
-        for account, zone, kind, image in configs
+        revision_id(config_name(pool, config), canonical_body(config, REGION)): ConfigKeys(
+            pool.id,
+            image_key(config.image),
+            quota_key(config.account, REGION, config.instance_type),
+            credential_key(config.account),
+        )
+        for pool in declaration("http://simulator").worker_pools or ()
+        for config in pool.launch_configs
     }
+
+
+def revision_id(name: str, body: bytes) -> str:
+    """Id of the revision of a launch config with this body."""
+    return f"{name}@{digest(body)[:6]}"
 
 
 def scenario(seed: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from slipway_common.events.scopes import Key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_simulator import facts
 
@@ -30,15 +31,15 @@ T = TypeVar("T")
 
 
 class ConfigKeys(msgspec.Struct, frozen=True):
-    """Pool and shared keys of one declared launch config."""
+    """Pool and shared keys of one revision of a launch config."""
 
     pool_id: str
-    image: str
-    quota: str
-    credential: str
+    image: Key
+    quota: Key
+    credential: Key
 
     @property
-    def shared(self) -> tuple[str, str, str]:
+    def shared(self) -> tuple[Key, Key, Key]:
         return self.image, self.quota, self.credential
 
 
@@ -222,7 +223,7 @@ class _Levels:
         self.in_flight: Counter[tuple[str, str]] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.failed = 0
-        self.members: dict[str, list[str]] = defaultdict(list)
+        self.members: dict[Key, list[str]] = defaultdict(list)
         for config, keys in configs.items():
             for key in keys.shared:
                 self.members[key].append(config)
@@ -279,11 +280,11 @@ class _Readable:
         self.heartbeats = sorted(heartbeats)
         self.timeouts = [beat + times.unavailable for beat in self.heartbeats]  # passed if no heartbeat has followed
         self.records: dict[str, _History[WeightChanged]] = defaultdict(_History)
-        self.shared: dict[str, dict[str, _History[SharedWindow]]] = defaultdict(lambda: defaultdict(_History))
+        self.shared: dict[Key, dict[str, _History[SharedWindow]]] = defaultdict(lambda: defaultdict(_History))
         for visible in sorted(seen, key=lambda visible: visible.at):
             self.records[visible.record.launch_config_id].append(visible.at, visible.record)
             for window in visible.record.shared:
-                history = self.shared[window.key][window.stage]
+                history = self.shared[Key(window.kind, window.id)][window.stage]
                 if not history.values or history.values[-1].version < window.version:
                     history.append(visible.at, window)
 

@@ -437,7 +437,7 @@ class Deployment:
 
 def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
     launch_configs = [
-        {"id": zone, "account": "sim-a", "zone": zone, "instance_type": "m5.large", "image": "linux-1"}
+        {"name": zone, "account": "sim-a", "zone": zone, "instance_type": "m5.large", "image": "linux-1"}
         for zone in ("zone-a", "zone-b", "zone-c")
     ]
     account = {

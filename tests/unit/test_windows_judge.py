@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_simulator import facts
@@ -15,8 +16,8 @@ from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
 
 Facts = facts.Fact | list[facts.Fact]
 TIMES: Final = Times(reading=1.0, boot=50.0, unavailable=5.0, attempt=3.0)
-KEYS: Final = ConfigKeys("pool", "image/i", "quota/a/r/m", "credential/a")
-CONFIGS: Final = {"c": KEYS, "d": ConfigKeys("other", "image/i", "quota/b/r/m", "credential/b")}
+KEYS: Final = ConfigKeys("pool", image_key("i"), quota_key("a", "r", "m"), credential_key("a"))
+CONFIGS: Final = {"c": KEYS, "d": ConfigKeys("other", image_key("i"), quota_key("b", "r", "m"), credential_key("b"))}
 BEATS: Final = [float(second) for second in range(200)]
 
 
@@ -94,6 +95,7 @@ def visible(
 
     record = WeightChanged(
         launch_config_id=config,
+        name=config.partition("@")[0],
         pool_id="pool",
         config_revision=1,
         weight=1.0,
@@ -106,6 +108,12 @@ def visible(
         shared=tuple(shared),
     )
     return Visible(at, record)
+
+
+def share(
+    window: int, *, kind: str = "image", id_: str = "i", stage: str = "boot", state: str = "healthy"
+) -> SharedWindow:
+    return SharedWindow(kind=kind, id=id_, stage=stage, version=1, window=window, state=state)
 
 
 def judged(
@@ -169,8 +177,8 @@ def test_windows_of_shared_keys_limit_all_their_configs() -> None:
     full = (call(1, "1", 5), given(2, "1", 5), call(3, "2", 3, "d"))
     assert judged(*full, seen=image).reached == {"image boot": 1}
     assert texts(judged(*full, call(4, "3", 1, "d"), seen=image)) == ["1 started: image boot window exceeded by 1"]
-    grown = SharedWindow(key="image/i", stage="boot", version=7, window=9)
-    stale = SharedWindow(key="image/i", stage="boot", version=6, window=64)
+    grown = SharedWindow(kind="image", id="i", stage="boot", version=7, window=9)
+    stale = SharedWindow(kind="image", id="i", stage="boot", version=6, window=64)
     records = [
         *image,
         visible(0.5, shared=[grown], launch=64, boot=64),
@@ -178,7 +186,7 @@ def test_windows_of_shared_keys_limit_all_their_configs() -> None:
     ]
     assert texts(judged(*full, call(4, "3", 1, "d"), seen=records)) == []
     assert texts(judged(*full, call(4, "3", 2, "d"), seen=records)) == ["2 started: image boot window exceeded by 1"]
-    quota = [visible(0.0, launch=64, shared=[SharedWindow(key="quota/a/r/m", stage="launch", version=1, window=3)])]
+    quota = [visible(0.0, launch=64, shared=[share(3, kind="quota", id_="a/r/m", stage="launch")])]
     assert texts(judged(call(1, "1", 4), seen=quota)) == ["4 started: quota window exceeded by 1"]
 
 
@@ -202,7 +210,7 @@ def test_registered_machines_without_a_task_count_for_claims() -> None:
         given(2, "1", 64, boots_at=5.0),
         *(registered(6, f"1-{n}") for n in range(64)),
     ]
-    roomy = [visible(0.0, launch=99, boot=99, shared=[SharedWindow(key="image/i", stage="boot", version=1, window=99)])]
+    roomy = [visible(0.0, launch=99, boot=99, shared=[share(99)])]
     assert texts(judged(*idle, call(10, "2"), seen=roomy)) == [
         "1 started: config claim window exceeded by 1, image claim window exceeded by 1"
     ]
@@ -216,9 +224,7 @@ def test_a_tripped_config_starts_one_probe_per_permit() -> None:
     assert (probe.probes, texts(probe)) == (1, [])
     assert len(texts(judged(call(12, "1"), call(20, "2"), seen=tripped))) == 1, "a permit is spent once"
     assert len(texts(judged(call(12, "1", 2), seen=tripped))) == 1, "a probe is one machine"
-    by_share = [
-        visible(0.0, "d", shared=[SharedWindow(key="image/i", stage="boot", version=1, window=2, state="tripped")])
-    ]
+    by_share = [visible(0.0, "d", shared=[share(2, state="tripped")])]
     assert len(texts(judged(call(5, "1"), seen=by_share))) == 1, "tripped by the record of its image alone"
 
 
@@ -248,7 +254,7 @@ def test_a_repeated_call_starts_nothing() -> None:
 
 def test_a_slow_call_excuses_itself_alone() -> None:
     """Only the replica that made the slow call may have read records as late."""
-    config = "alone-1-zone-g"
+    config = next(id_ for id_ in windows.config_keys() if id_.startswith("alone-1-zone-g@"))
     seen = [visible(0.0, config, launch=8), visible(10.0, config, launch=2)]
     copied = [
         Copied(

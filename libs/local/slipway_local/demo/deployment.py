@@ -53,6 +53,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "lease-broker": {"lost_linger_seconds": 70},
 }
 PARTITIONS: Final = 4
+OWNER: Final = "slipway.yaml"  # of declarations without one
 SERVICE_START_SECONDS: Final = 120.0  # services start beside the broker, which may take 90 s on a busy machine
 
 
@@ -221,8 +222,11 @@ class Deployment:
         return env | dict(self.environment.get(name, {}))
 
     def declaration(self, path: Path) -> Declaration:
-        """The declaration in `path` with durations divided by the speed and the URL of this run's simulator."""
+        """The declaration in `path` with durations divided by the speed and the URL of this run's simulator.
+
+        Its owner is the one that `slipway apply` takes for a file of this name."""
         declared = scaled(load(path.read_text()), self.speed).model_dump(mode="json")
+        declared["metadata"]["owner"] = declared["metadata"]["owner"] or path.name
         for account in declared["accounts"]:
             if account["provider"] == "simulated":
                 account["settings"]["url"] = self.url("simulator")
@@ -231,8 +235,10 @@ class Deployment:
     async def apply(self, declared: Declaration) -> None:
         """Apply a declaration, lease pools first: accounts cannot launch without their lease pool."""
         body = declared.model_dump(mode="json")
-        await self.call("PUT", "lease-broker", "/lease-pools", body["lease_pools"])
-        await self.call("PUT", "provisioner", "/declaration", body)
+        owner = body["metadata"]["owner"] or OWNER
+        limits = {"documents": [{"owner": owner, "lease_pools": body.pop("lease_pools")}]}
+        await self.call("PUT", "lease-broker", "/lease-pools", limits)
+        await self.call("PUT", "provisioner", "/declaration", body | {"metadata": {"owner": owner}})
 
     async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
         """Send an authorized request and return the decoded answer. Raises httpx2.HTTPStatusError with its text."""
