@@ -35,6 +35,7 @@ from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
 from slipway_common.web import problem, routes
 from slipway_common.web.access import Tokens
+from slipway_common.web.paths import PathAsSent
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
 
@@ -140,6 +141,7 @@ class Service:
         for name, value in self.state.items():
             setattr(app.state, name, value)
         problem.install(app)
+        app.add_middleware(PathAsSent)
         app.include_router(routes.health)
         app.include_router(routes.about)
         if self.consumers or self.runtime.leader_loop is not None:

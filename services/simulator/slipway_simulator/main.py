@@ -15,6 +15,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.observability.telemetry import configure_logs
+from slipway_common.web.paths import PathAsSent
 from slipway_simulator import demand
 from slipway_simulator.facts import ScenarioLoaded
 from slipway_simulator.http import accounts, admin, problems, queue
@@ -59,6 +60,7 @@ def build(settings: Settings) -> FastAPI:
     app.include_router(admin.router)
     app.include_router(queue.router)
     problems.install(app)
+    app.add_middleware(PathAsSent)
     return app
 
 

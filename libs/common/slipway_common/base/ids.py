@@ -1,7 +1,4 @@
-"""Ids. UUIDv7 (RFC 9562 §5.7): time-ordered, so that index pages stay warm and "lowest id" means "oldest".
-
-Ids of declared objects may contain slashes; `encoded` makes them one part of a key, a URL or a tag.
-"""
+"""Ids. UUIDv7 (RFC 9562 §5.7): time-ordered, so that index pages stay warm and "lowest id" means "oldest"."""
 
 import hashlib
 import io
@@ -10,7 +7,6 @@ import secrets
 import threading
 import time
 from typing import Final
-from urllib.parse import quote, unquote
 
 _lock = threading.Lock()
 _last_ms = 0
@@ -66,19 +62,6 @@ def new_secret() -> str:
 def hash_secret(secret: str) -> str:
     """SHA-256 in hexadecimal. Sufficient for 256-bit random secrets, which cannot be brute-forced."""
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def encoded(*parts: str) -> str:
-    """Percent-encode ids or names and join them by slashes. Injective, so that no two lists of parts meet in a text.
-
-    "@" stays, since it only separates the name of a launch config from its revision.
-    """
-    return "/".join(quote(part, safe="@") for part in parts)
-
-
-def decoded(text: str) -> tuple[str, ...]:
-    """Parts of a text that `encoded` has made."""
-    return tuple(unquote(part) for part in text.split("/"))
 
 
 def digest(body: bytes) -> str:

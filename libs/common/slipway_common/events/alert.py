@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.base.ids import encoded
+from slipway_common.base.percent import encoded
 from slipway_common.events.time import Time
 
 

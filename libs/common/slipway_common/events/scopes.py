@@ -4,7 +4,7 @@ provisioner and weight-calculator."""
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from slipway_common.base.ids import encoded
+from slipway_common.base.percent import encoded
 
 REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
 """Retention of an archived revision, of its health and its counts: the provisioner deletes it then, and with it all

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.ids import encoded
+from slipway_common.base.percent import encoded
 from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
 
 DAY_MS: Final = 86_400_000

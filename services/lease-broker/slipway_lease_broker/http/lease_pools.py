@@ -72,7 +72,7 @@ async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     return {"items": [shown_pool(pool) | {"eta_seconds": pool.eta_seconds} for pool in await pools.overview(database)]}
 
 
-@router.patch("/lease-pools/{lease_pool_id}")
+@router.patch("/lease-pools/{lease_pool_id:id}")
 async def change_lease_pool(lease_pool_id: LeasePoolId, body: TermsChange, call: Operator) -> Response:
     """Change terms of a lease pool until its next declaration. Leases stay held: with a lower limit the pool stops
     granting until usage falls."""
@@ -111,13 +111,13 @@ async def change_lease_pool(lease_pool_id: LeasePoolId, body: TermsChange, call:
     return answered(shown_pool(made.after) | {"pinned": pinned is not None})
 
 
-@router.post("/lease-pools/{lease_pool_id}/drain")
+@router.post("/lease-pools/{lease_pool_id:id}/drain")
 async def drain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
     """Drain a lease pool: it grants nothing more, and leases stay held until they are released."""
     return await drained(call, lease_pool_id, body.reason, body.reason)
 
 
-@router.post("/lease-pools/{lease_pool_id}/undrain")
+@router.post("/lease-pools/{lease_pool_id:id}/undrain")
 async def undrain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
     """Undrain a lease pool: it grants again."""
     return await drained(call, lease_pool_id, None, body.reason)
@@ -134,7 +134,7 @@ async def drained(call: Operator, lease_pool_id: str, drained_reason: str | None
     return answered({"id": lease_pool_id, "drained": drained_reason is not None, "held": pool.held_units})
 
 
-@router.put("/lease-pools/{lease_pool_id}/units")
+@router.put("/lease-pools/{lease_pool_id:id}/units")
 async def report_units(lease_pool_id: LeasePoolId, body: Reported, call: Operator) -> Response:
     """Report the units that a derived limit follows. After `ttl_seconds` the last value holds, with an alert."""
     async with call.database.acquire() as db, db.transaction():
@@ -152,7 +152,7 @@ async def report_units(lease_pool_id: LeasePoolId, body: Reported, call: Operato
     return answered({"id": lease_pool_id, "units": body.units, "valid_until": until})
 
 
-@router.post("/lease-pools/{lease_pool_id}/unleased")
+@router.post("/lease-pools/{lease_pool_id:id}/unleased")
 async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller) -> Response:
     """Count operations that were started without a lease while the broker was unavailable, until their hold ends. A
     repeated call changes nothing; the leases in the answer may be released like any other. A start time in the future
@@ -184,7 +184,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
     return answered({"charged": len(charges), "items": [shown.lease(row, now) for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id}/history")
+@router.get("/lease-pools/{lease_pool_id:id}/history")
 async def get_history(
     database: DatabaseDep,
     lease_pool_id: LeasePoolId,
@@ -198,7 +198,7 @@ async def get_history(
     return answered({"items": [shown.entry(row) for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id}/report")
+@router.get("/lease-pools/{lease_pool_id:id}/report")
 async def get_report(
     database: DatabaseDep,
     lease_pool_id: LeasePoolId,

@@ -40,7 +40,9 @@ Items = Annotated[int, Query(ge=1, le=10_000)]
 HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
 
 
-@router.post("/lease-pools/{lease_pool_id}/leases", responses={202: {"description": "The request waits in the queue."}})
+@router.post(
+    "/lease-pools/{lease_pool_id:id}/leases", responses={202: {"description": "The request waits in the queue."}}
+)
 async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, call: Caller) -> Response:
     """Acquire a lease, or get a place in the queue after `wait_seconds`. A request id never gets a second lease: repeat
     the request with the same id after a lost answer, and to go on waiting."""
@@ -120,8 +122,8 @@ def wanted(lease_pool_id: str, body: Acquire, caller: str) -> LeaseRequested:
     )
 
 
-@router.post("/leases/{lease_id}/renew")
-@router.post("/leases/{lease_id}/heartbeat")
+@router.post("/leases/{lease_id:id}/renew")
+@router.post("/leases/{lease_id:id}/heartbeat")
 async def renew(lease_id: LeaseId, body: Renew, call: Caller) -> Response:
     """Renew a lease for its ttl. 410: the lease has ended, for the given reason; stop the work that it covers."""
     pool_id = await writable(call, lease_id)
@@ -133,7 +135,7 @@ async def renew(lease_id: LeaseId, body: Renew, call: Caller) -> Response:
     return answered(shown.lease(answer.lease, answer.now))
 
 
-@router.post("/leases/{lease_id}/confirm")
+@router.post("/leases/{lease_id:id}/confirm")
 async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
     """Confirm the use of a lease that was acquired with `confirm: false`, or granted while no caller waited."""
     pool_id = await writable(call, lease_id)
@@ -143,7 +145,7 @@ async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
     return answered(shown.lease(answer.lease, answer.now))
 
 
-@router.post("/leases/{lease_id}/release")
+@router.post("/leases/{lease_id:id}/release")
 async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
     """Release a lease, or some of its units. A repeated release changes nothing, except with `units`: use `remaining`
     where an answer may be lost."""
@@ -198,7 +200,7 @@ async def list_leases(
     return answered({"items": [shown.lease(row, now) for row in rows]})
 
 
-@router.get("/leases/{lease_id}")
+@router.get("/leases/{lease_id:id}")
 async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
     """Get a lease, also after its end."""
     found = await leases.named(database, [lease_id])
@@ -207,7 +209,7 @@ async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
     return answered(shown.lease(found[0], await pools.clock(database)))
 
 
-@router.get("/leases/{lease_id}/history")
+@router.get("/leases/{lease_id:id}/history")
 async def get_lease_history(database: DatabaseDep, lease_id: LeaseId) -> Response:
     """List the decisions about a lease with their reasons, oldest first."""
     if not await leases.named(database, [lease_id]):
@@ -215,7 +217,7 @@ async def get_lease_history(database: DatabaseDep, lease_id: LeaseId) -> Respons
     return answered({"items": [shown.entry(row) for row in await history.of_lease(database, lease_id)]})
 
 
-@router.get("/lease-pools/{lease_pool_id}/requests")
+@router.get("/lease-pools/{lease_pool_id:id}/requests")
 async def list_requests(
     database: DatabaseDep, lease_pool_id: LeasePoolId, tenant: str | None = None, limit: Items = 1_000
 ) -> Response:
@@ -226,7 +228,7 @@ async def list_requests(
     return answered({"items": [shown.request(row) for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id}/requests/{request_id}")
+@router.get("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
 async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request_id: RequestId) -> Response:
     """Get a request with its position while it waits, and its leases once granted."""
     position = await answers.queue_position(database, lease_pool_id, request_id)
@@ -249,7 +251,7 @@ async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request
     return answered(body | {"leases": [shown.lease(row, position.now) for row in granted]})
 
 
-@router.delete("/lease-pools/{lease_pool_id}/requests/{request_id}")
+@router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
 async def cancel(lease_pool_id: LeasePoolId, request_id: RequestId, call: Caller) -> Response:
     """Cancel a request; units granted in the meantime are released. A repeated call changes nothing."""
     call.may_write(lease_pool_id)

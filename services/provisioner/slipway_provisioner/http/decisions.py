@@ -15,7 +15,7 @@ router = APIRouter(tags=["decisions"])
 DatabaseDep = Annotated[Database, Depends(database)]
 
 
-@router.get("/pools/{pool_id}/decisions")
+@router.get("/pools/{pool_id:id}/decisions")
 async def list_decisions(
     pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=1000)] = 20
 ) -> dict[str, Any]:
@@ -25,7 +25,7 @@ async def list_decisions(
     return {"items": await decisions.recent(db, pool_id, limit)}
 
 
-@router.get("/decisions/{decision_id}")
+@router.get("/decisions/{decision_id:id}")
 async def get_decision(decision_id: str, db: DatabaseDep) -> dict[str, Any]:
     found = await decisions.get(db, decision_id) if UUID.fullmatch(decision_id) else None
     if found is None:

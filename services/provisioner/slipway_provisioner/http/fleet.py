@@ -50,7 +50,7 @@ async def list_workers(
     return {"items": [workers.described(worker) for worker in found]}
 
 
-@router.get("/{worker_id}")
+@router.get("/{worker_id:id}")
 async def get_worker(worker_id: str, db: DatabaseDep) -> dict[str, Any]:
     """Show one worker with its timeline, decision, launch batch and lease."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
@@ -68,7 +68,7 @@ async def get_worker(worker_id: str, db: DatabaseDep) -> dict[str, Any]:
     }
 
 
-@router.post("/{worker_id}/terminate")
+@router.post("/{worker_id:id}/terminate")
 async def terminate(
     worker_id: str,
     body: Termination,

@@ -93,7 +93,7 @@ async def list_pools(db: DatabaseDep) -> dict[str, Any]:
     return {"items": await summaries.pools(db)}
 
 
-@router.get("/pools/{pool_id}")
+@router.get("/pools/{pool_id:id}")
 async def get_pool(pool_id: str, db: DatabaseDep) -> dict[str, Any]:
     found = await summaries.pools(db, pool_id)
     if not found:
@@ -101,7 +101,7 @@ async def get_pool(pool_id: str, db: DatabaseDep) -> dict[str, Any]:
     return found[0]
 
 
-@router.put("/pools/{pool_id}/demand")
+@router.put("/pools/{pool_id:id}/demand")
 async def put_demand(
     pool_id: str, body: DemandBody, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
@@ -120,7 +120,7 @@ async def put_demand(
     return {"stored": stored}
 
 
-@router.post("/pools/{pool_id}/pause")
+@router.post("/pools/{pool_id:id}/pause")
 async def pause_pool(
     pool_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
@@ -133,7 +133,7 @@ async def pause_pool(
     return {"id": pool_id, "paused": True, "until": body.until}
 
 
-@router.post("/pools/{pool_id}/resume")
+@router.post("/pools/{pool_id:id}/resume")
 async def resume_pool(
     pool_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
@@ -146,7 +146,7 @@ async def resume_pool(
     return {"id": pool_id, "paused": False}
 
 
-@router.post("/pools/{pool_id}/freeze")
+@router.post("/pools/{pool_id:id}/freeze")
 async def freeze_pool(
     pool_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
@@ -160,7 +160,7 @@ async def freeze_pool(
     return {"id": pool_id, "frozen": True}
 
 
-@router.post("/pools/{pool_id}/unfreeze")
+@router.post("/pools/{pool_id:id}/unfreeze")
 async def unfreeze_pool(
     pool_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
@@ -182,7 +182,7 @@ async def list_configs(db: DatabaseDep, pool: str | None = None) -> dict[str, An
     return {"items": found}
 
 
-@router.get("/launch-configs/{config_id}")
+@router.get("/launch-configs/{config_id:id}")
 async def get_config(config_id: str, db: DatabaseDep) -> dict[str, Any]:
     """Show one launch config with its settings, weight record and newest failures."""
     found = await summaries.config(db, config_id)
@@ -192,7 +192,7 @@ async def get_config(config_id: str, db: DatabaseDep) -> dict[str, Any]:
     return found
 
 
-@router.post("/launch-configs/{config_id}/pause")
+@router.post("/launch-configs/{config_id:id}/pause")
 async def pause(config_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
     """Pause a launch config. No launch starts after the response; waiting intents are cancelled."""
     async with db.acquire() as connection, connection.transaction():
@@ -203,7 +203,7 @@ async def pause(config_id: str, body: PauseBody, request: Request, db: DatabaseD
     return {"id": config_id, "state": "paused"}
 
 
-@router.post("/launch-configs/{config_id}/resume")
+@router.post("/launch-configs/{config_id:id}/resume")
 async def resume(config_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         if not await configs.resume(connection, config_id, reason=body.reason, by=by):

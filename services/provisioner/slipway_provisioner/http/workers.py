@@ -104,7 +104,7 @@ async def register(body: Registration, request: Request, db: DatabaseDep) -> dic
     return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id}
 
 
-@router.post("/{worker_id}/claimed")
+@router.post("/{worker_id:id}/claimed")
 async def claimed(
     worker_id: str, body: ClaimReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
@@ -116,7 +116,7 @@ async def claimed(
     return _answer(worker)
 
 
-@router.post("/{worker_id}/idle")
+@router.post("/{worker_id:id}/idle")
 async def idle(
     worker_id: str, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
@@ -127,27 +127,27 @@ async def idle(
     return _answer(worker)
 
 
-@router.post("/{worker_id}/heartbeat")
+@router.post("/{worker_id:id}/heartbeat")
 async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with _transaction(db) as tx:
         worker = await reports.heartbeat(tx, _agent(worker_id, credentials))
     return _answer(worker)
 
 
-@router.get("/{worker_id}/should-terminate")
+@router.get("/{worker_id:id}/should-terminate")
 async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     """Return whether an agent must stop, for agents that check between two tasks. Counts as a heartbeat."""
     return await heartbeat(worker_id, db, credentials)
 
 
-@router.post("/{worker_id}/error")
+@router.post("/{worker_id:id}/error")
 async def report_error(worker_id: str, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with _transaction(db) as tx:
         worker = await reports.error(tx, _agent(worker_id, credentials), body.kind, body.detail)
     return _answer(worker)
 
 
-@router.post("/{worker_id}/stopped")
+@router.post("/{worker_id:id}/stopped")
 async def has_stopped(
     worker_id: str, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:

@@ -37,7 +37,7 @@ EMPTY_OBJECT: Final = text("'{}'")
 
 metadata = MetaData()
 messaging(metadata)
-# A text as one part of a key, like `encoded` in slipway_common.base.ids. Every byte but those of the unreserved
+# A text as one part of a key, like `encoded` in slipway_common.base.percent. Every byte but those of the unreserved
 # characters of RFC 3986 and "@" is encoded.
 PERCENT_ENCODED: Final = r"""
 CREATE FUNCTION percent_encoded(given text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$

@@ -28,7 +28,7 @@ STATUS: Final[dict[Code, int]] = {
     "InternalError": 500,
 }
 
-router = APIRouter(prefix="/accounts/{account}")
+router = APIRouter(prefix="/accounts/{account:id}")
 
 
 def simulator(request: Request) -> Simulator:
@@ -97,7 +97,7 @@ async def instances(account: str, simulation: Simulated, deployment: str, batch:
     )
 
 
-@router.get("/instances/{instance_id}")
+@router.get("/instances/{instance_id:id}")
 async def instance(account: str, instance_id: str, simulation: Simulated) -> Response:
     found = simulation.world.cloud.instances.get(instance_id)
     if found is None or found.account != account:
@@ -105,7 +105,7 @@ async def instance(account: str, instance_id: str, simulation: Simulated) -> Res
     return _json(200, {"id": instance_id, "state": found.state(simulation.now())})
 
 
-@router.get("/instances/{instance_id}/console")
+@router.get("/instances/{instance_id:id}/console")
 async def console(account: str, instance_id: str, simulation: Simulated) -> Response:
     """Console output of an instance, including a terminated one."""
     lines = await asyncio.to_thread(lambda: console_of(simulation.ledger.facts(), account, instance_id))
@@ -114,7 +114,7 @@ async def console(account: str, instance_id: str, simulation: Simulated) -> Resp
     return PlainTextResponse("".join(f"{line}\n" for line in lines))
 
 
-@router.delete("/instances/{instance_id}")
+@router.delete("/instances/{instance_id:id}")
 async def delete(account: str, instance_id: str, simulation: Simulated) -> Response:
     instance = simulation.world.cloud.instances.get(instance_id)
     if instance and instance.account == account:

@@ -55,7 +55,7 @@ async def add_tasks(body: Tasks, simulation: Simulated) -> Response:
     return _json(202, {"pool_id": body.pool_id, "count": len(offsets)})
 
 
-@router.put("/demand/{pool_id}")
+@router.put("/demand/{pool_id:id}")
 async def set_demand(pool_id: str, body: Level, simulation: Simulated) -> Response:
     level = DemandSet(at=simulation.now(), pool_id=pool_id, pending=body.pending, claimed=body.claimed)
     simulation.record(world.set_level(simulation.world, level))
@@ -70,13 +70,13 @@ async def set_fault(body: NewFault, simulation: Simulated) -> Response:
     return _json(200, {"faults": msgspec.to_builtins(simulation.world.faults)})
 
 
-@router.delete("/faults/{name}")
+@router.delete("/faults/{name:id}")
 async def clear_fault(name: str, simulation: Simulated) -> Response:
     simulation.record([FaultCleared(at=simulation.now(), name=name)])
     return _json(200, {"faults": msgspec.to_builtins(simulation.world.faults)})
 
 
-@router.post("/instances/{instance_id}/crash")
+@router.post("/instances/{instance_id:id}/crash")
 async def crash(instance_id: str, simulation: Simulated) -> Response:
     """Terminate a machine without any report, like a crash."""
     simulation.end_instance(instance_id, "fault")

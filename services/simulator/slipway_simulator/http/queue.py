@@ -13,7 +13,7 @@ from slipway_simulator.http.dropping import disconnected
 from slipway_simulator.queue import command
 from slipway_simulator.reports import SOURCE
 
-router = APIRouter(prefix="/queue/{pool_id}")
+router = APIRouter(prefix="/queue/{pool_id:id}")
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -46,14 +46,14 @@ async def claim(pool_id: str, body: Claim, request: Request, simulation: Simulat
     return task | {"claim_seconds": simulation.world.queue.claim_seconds}
 
 
-@router.post("/tasks/{task_id}/renew")
+@router.post("/tasks/{task_id:id}/renew")
 async def renew(pool_id: str, task_id: str, body: Renewal, simulation: Simulated) -> dict[str, Any]:
     """Renew a claim; 409 if the worker has lost it."""
     simulation.renew(pool_id, task_id, body.worker_id)
     return {"claim_seconds": simulation.world.queue.claim_seconds}
 
 
-@router.post("/tasks/{task_id}/finish")
+@router.post("/tasks/{task_id:id}/finish")
 async def finish(pool_id: str, task_id: str, body: Finish, simulation: Simulated) -> dict[str, Any]:
     """Finish a task with its exit code. It is safe to repeat. 409 if the worker has lost its claim."""
     simulation.finish(pool_id, task_id, body.worker_id, body.exit_code)

@@ -1,0 +1,16 @@
+"""Percent-encoded texts of ids. Ids may contain slashes; encoded, each is one part of a key, a subject or a tag."""
+
+from urllib.parse import quote, unquote
+
+
+def encoded(*parts: str) -> str:
+    """Percent-encode ids or names and join them by slashes. Injective, so that no two lists of parts meet in a text.
+
+    "@" stays, since it only separates the name of a launch config from its revision.
+    """
+    return "/".join(quote(part, safe="@") for part in parts)
+
+
+def decoded(text: str) -> tuple[str, ...]:
+    """Parts of a text that `encoded` has made."""
+    return tuple(unquote(part) for part in text.split("/"))

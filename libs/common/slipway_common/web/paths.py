@@ -1,0 +1,36 @@
+"""Paths of the HTTP APIs. An id may contain slashes: `/pools/gecko-t%2Flinux` is the path of pool gecko-t/linux.
+
+A path is matched as sent, and its parameters of type `id` are decoded then: `/pools/{pool_id:id}`.
+"""
+
+from typing import Any
+from urllib.parse import quote, unquote
+
+from starlette.convertors import Convertor, register_url_convertor
+
+
+class IdConvertor(Convertor[str]):
+    """Path parameter that is percent-encoded in the path. Bytes that are no text do not name anything that exists."""
+
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        return quote(value, safe="")
+
+
+register_url_convertor("id", IdConvertor())
+
+
+class PathAsSent:
+    """Middleware that has requests routed by the path as sent: once decoded, a slash of an id would divide it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope = scope | {"path": scope["raw_path"].decode("latin-1")}
+        await self.app(scope, receive, send)
