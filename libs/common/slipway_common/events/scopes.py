@@ -4,7 +4,7 @@ provisioner and weight-calculator."""
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from slipway_common.base.percent import encoded
+from slipway_common.base.percent import decoded, encoded
 
 REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
 """Retention of an archived revision, of its health and its counts: the provisioner deletes it then, and with it all
@@ -24,6 +24,12 @@ class Key(NamedTuple):
     def text(self) -> str:
         """The key as one text, for columns and topic keys; no two keys have the same."""
         return f"{self.kind}/{self.id if self.kind == 'quota' else encoded(self.id)}"
+
+    @classmethod
+    def of(cls, text: str) -> "Key":
+        """Key that has this `text`."""
+        kind, _, id_ = text.partition("/")
+        return cls(kind, id_ if kind == "quota" else decoded(id_)[0])
 
     def __str__(self) -> str:
         """The key for people."""

@@ -13,7 +13,7 @@ async def freeze_for(tx: Connection, pool_id: str, image: Shared, *, tasks: int,
     """Freeze a pool for a bad image and raise an alert; `tasks` need a worker. The pool is locked."""
     if not await pauses.freeze(tx, pool_id, reason=freezing.description(image), by=freezing.BY):
         return
-    starts = await pauses.unconfirmed_starts(tx, pool_id, image.key)
+    starts = await pauses.unconfirmed_starts(tx, pool_id, image.key.text)
     await outbox.enqueue(tx, [freezing.raised(pool_id, image, tasks=tasks, starts=starts, now=now)])
 
 

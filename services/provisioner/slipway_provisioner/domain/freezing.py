@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.scopes import image_key
 from slipway_provisioner.domain.pool import Observed, Shared
 
@@ -45,7 +45,7 @@ def new_failures(known: Shared) -> int:
 
 
 def description(known: Shared) -> str:
-    """Text for people, for example `10 consecutive starts of image/ami-1 failed or timed out (boot)`."""
+    """Text for people, for example `10 consecutive starts of image ami-1 failed or timed out (boot)`."""
     count = new_failures(known)
     more = "more " if known.unconfirmed > count else ""
     starts = "start" if count == 1 else "consecutive starts"
@@ -66,7 +66,7 @@ def raised(
         doing="launches nothing and cancels waiting launches; running workers are not affected",
         command=f"slipway pool unfreeze {pool_id} --reason …",
         since=now,
-        cause=image.reason or image.key,
+        cause=image.reason or str(image.key),
         severity="notice" if image.tripped and not image.forgiven else "page",
         evidence=tuple(str(start) for start in starts),
     )
@@ -78,4 +78,5 @@ def resolved(pool_id: str, summary: str) -> AlertResolved:
 
 
 def _alert(pool_id: str) -> dict[str, Any]:
-    return {"dedup_key": f"provisioner/image-frozen/{pool_id}", "subject_id": pool_id, "kind": "image-frozen"}
+    key = alert_key("provisioner", "image-frozen", pool_id)
+    return {"dedup_key": key, "subject_kind": "pool", "subject_id": pool_id, "kind": "image-frozen"}

@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import msgspec
 
+from slipway_common.events.scopes import Key
+
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and switches of one worker pool. `drawn` counts all launches ever drawn and positions the next draw.
@@ -80,7 +82,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.failures - self.folded)
 
 
-Share = tuple[str, str]
+Share = tuple[Key, str]
 """Key and stage shared by configs of one or many pools, such as an image revision's boots or a quota's launches."""
 
 
@@ -92,7 +94,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     of them there were when the pool was last unfrozen.
     """
 
-    key: str
+    key: Key
     stage: str
     in_flight: int = 0
     unfolded: int = 0
@@ -108,14 +110,27 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch config with its weight and health. `permit` is the newest probe permit if it is unspent, `last_permit`
-    the newest one in any case. `reason` is the text of its weight record."""
+    """A revision of the launch config `name` with its weight and health. `state` is active, paused or draining, for
+    `state_reason`. `current_id` is the revision that the name stands for; another active one only launches what that one
+    does not, replaced by the strategy `replaced_by`, of which `share` is its share of the name's launches. `live` of its
+    workers exist; those of all revisions are limited by `max_capacity`.
+
+    `permit` is the newest probe permit if it is unspent, `last_permit` the newest one in any case. `reason` is the text
+    of its weight record."""
 
     id: str
+    name: str
+    current_id: str
     account_id: str
     lease_pool_id: str
     image_revision: str
-    active: bool
+    state: str = "active"
+    state_reason: str = ""
+    replaced_by: str = ""
+    share: float = 1.0
+    drain_terminate: bool = False
+    max_capacity: int | None = None
+    live: int = 0
     stopped: str = ""  # reason of a launch stop in its account; empty if there is none
     weight: float
     prior_weight: float  # the weight without evidence
@@ -127,6 +142,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     boot: Stage
     claim: Stage
     shares: Sequence[Share] = ()
+
+    @property
+    def active(self) -> bool:
+        return self.state == "active"
+
+    @property
+    def current(self) -> bool:
+        return self.id == self.current_id
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):

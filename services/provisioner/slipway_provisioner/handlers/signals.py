@@ -41,19 +41,24 @@ async def record_requests(
     checked = [(signal, refusal(signal, now.timestamp(), rules)) for signal in received_signals]
     signals = [signal for signal, refused in checked if not refused]
     requests = [signal for signal in signals if signal.kind in REQUESTS]
-    known = await configs.lock(tx, [signal.target_id for signal in requests])
+    named = await configs.found(tx, [signal.target_id for signal in requests])
+    declared = await configs.lock(tx, list(named.values()))
+    reached = {target_id: name for target_id, name in named.items() if name in declared}
     unreached = [
         (signal, f"unreached: there is no launch config {signal.target_id!r}")
         for signal in requests
-        if signal.target_id not in known
+        if signal.target_id not in reached
     ]
     for signal in requests:
+        if signal.target_id not in reached:
+            continue
+        name = reached[signal.target_id]
         until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
         by = f"signal:{signal.source}"
         if signal.kind == "pause_request":
-            await configs.pause(tx, signal.target_id, reason=signal.reason, by=by, until=until, command=False)
+            await configs.pause(tx, name, reason=signal.reason, by=by, until=until, command=False)
         else:
-            await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
+            await configs.resume(tx, name, reason=signal.reason, by=by, only_by=by)
     unreached += await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
     return partial(_count, [(signal, refused) for signal, refused in checked if refused] + unreached)
 

@@ -35,9 +35,9 @@ class WeightView:
 
 def _newest(windows: Iterable[SharedWindow]) -> list[SharedWindow]:
     """The newest version of each share."""
-    newest: dict[tuple[str, str], SharedWindow] = {}
+    newest: dict[tuple[str, str, str], SharedWindow] = {}
     for shared in windows:
-        place = shared.key, shared.stage
+        place = shared.kind, shared.id, shared.stage
         if place not in newest or newest[place].version < shared.version:
             newest[place] = shared
     return list(newest.values())

@@ -175,8 +175,9 @@ async def unfreeze_pool(
 
 
 @router.get("/launch-configs")
-async def list_configs(db: DatabaseDep, pool: str | None = None) -> dict[str, Any]:
-    found = await summaries.configs(db, pool)
+async def list_configs(db: DatabaseDep, pool: str | None = None, all: bool = False) -> dict[str, Any]:
+    """List the revisions of launch configs, archived ones only with `all`."""
+    found = await summaries.configs(db, pool, archived=all)
     if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
     return {"items": found}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from slipway_common.database.postgres import Database, is_infrastructure
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -71,7 +71,8 @@ async def _postpone(database: Database, pool_id: str, error: Exception) -> None:
 
 def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:
     return kind(
-        dedup_key=f"provisioner/plan-failed/{pool_id}",
+        dedup_key=alert_key("provisioner", "plan-failed", pool_id),
+        subject_kind="pool",
         subject_id=pool_id,
         kind="plan-failed",
         summary=summary,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -96,7 +96,8 @@ async def _report_listing_problem(database: Database, account: Account, findings
     verdict = f"is implausible: {problem}" if problem else "is plausible again"
     missing = len(findings.missing)
     alert: Alert = (AlertRaised if problem else AlertResolved)(
-        dedup_key=f"provisioner/listing/{account.id}",
+        dedup_key=alert_key("provisioner", "listing", account.id),
+        subject_kind="account",
         subject_id=account.id,
         kind="implausible-listing",
         summary=f"the listing of {account.id} {verdict}",

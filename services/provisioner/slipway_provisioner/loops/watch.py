@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.messaging import outbox
 
 EFFECTS: Final = {
@@ -52,7 +52,8 @@ class Watch:
 def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, unavailable: bool) -> Alert:
     effect, doing = effects[service]
     return (AlertRaised if unavailable else AlertResolved)(
-        dedup_key=f"provisioner/unavailable/{service}",
+        dedup_key=alert_key("provisioner", "unavailable", service),
+        subject_kind="service",
         subject_id=service,
         kind="service-unavailable",
         summary=f"{service} is unavailable: no heartbeat" if unavailable else f"{service} is available again",

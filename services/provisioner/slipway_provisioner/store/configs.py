@@ -1,4 +1,7 @@
-"""Launch configs: start check, pause and resume, with their events."""
+"""Launch configs: their state as events carry it, the start check, pause and resume.
+
+People, signals and commands act on the name of a launch config; a start acts on one revision.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,81 +15,111 @@ from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
 from slipway_provisioner.store import launch_stops, marks
-from slipway_provisioner.store.tables import launch_config
+from slipway_provisioner.store.tables import launch_config, launch_config_name
 
 C: Final = launch_config.c
-FIELDS: Final = (C.id, *(C[name] for name in LaunchConfigState.__struct_fields__ if name != "launch_config_id"))
-LOCK: Final = Statement(
-    sa.select(C.id, C.state).where(C.id == sa.any_(array("ids", C.id))).order_by(C.id).with_for_update(key_share=True)
+N: Final = launch_config_name.c
+STATE: Final = sa.case((sa.and_(C.state == "active", N.paused), "paused"), else_=C.state).label("state")
+"""State as shown to people: an active revision is paused with its name."""
+_SHOWN: Final = {"state": STATE, "current": (N.current_id == C.id).label("current")}
+_OF_NAME: Final = {field.name: field for field in N if field.name in ("base_weight", "price_factor")}
+FIELDS: Final = (
+    C.id,
+    *(
+        _SHOWN[name] if name in _SHOWN else _OF_NAME[name] if name in _OF_NAME else C[name]
+        for name in LaunchConfigState.__struct_fields__
+        if name != "launch_config_id"
+    ),
 )
-LOCK_ALL: Final = Statement(sa.select().select_from(launch_config).order_by(C.id).with_for_update(key_share=True))
+"""Full state of a revision. A statement that returns it joins the name's row by OF_NAME."""
+OF_NAME: Final = N.name == C.name
+
+# A launch config is given by its name or by the id of one of its revisions.
+_GIVEN: Final = sa.func.unnest(array("given", N.name)).table_valued("given").render_derived(name="given")
+FOUND: Final = Statement(
+    sa.select(_GIVEN.c.given, N.name).select_from(
+        _GIVEN.outerjoin(launch_config, C.id == _GIVEN.c.given).join(
+            launch_config_name, N.name == sa.func.coalesce(C.name, _GIVEN.c.given)
+        )
+    )
+)
+LOCK: Final = Statement(
+    sa.select(N.name, N.declared)
+    .where(N.name == sa.any_(array("names", N.name)))
+    .order_by(N.name)
+    .with_for_update(key_share=True)
+)
 # Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
 SHARE: Final = """
-SELECT FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, launch_stop_guard g
-WHERE c.id = $1 FOR SHARE OF p, c, g"""
-MAY_START: Final = f"""c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen
-    AND NOT p.deleted AND NOT EXISTS (
+SELECT FROM worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name FOR SHARE OF p, n, c, g"""
+MAY_START: Final = f"""c.state = 'active' AND NOT n.paused AND p.mode IN ('enforce', 'canary') AND NOT p.paused
+    AND NOT p.frozen AND NOT p.deleted AND NOT EXISTS (
         SELECT FROM launch_stop WHERE {launch_stops.IN_FORCE} AND (
             scope = 'all' OR (scope = 'pool' AND scope_id = p.id)
             OR (scope = 'account' AND scope_id = c.account_id)))"""
 STARTED: Final = C["account_id", "id", "zone", "instance_type", "image_revision", "settings"]
 STARTABLE: Final = f"""
 SELECT {names(STARTED, "c.")}
-FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id WHERE c.id = $1 AND {MAY_START}"""
-_UNTIL: Final = sa.bindparam("until", type_=C.paused_until.type)
-_BY: Final = sa.bindparam("by", type_=C.state_by.type)
+FROM worker_pool p, launch_config_name n, launch_config c
+WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name AND {MAY_START}"""
+_UNTIL: Final = sa.bindparam("until", type_=N.paused_until.type)
+_BY: Final = sa.bindparam("by", type_=N.paused_by.type)
 # A pause signal replaces a pause of its own source or a shorter one; a person's command replaces any.
-_REPLACED: Final = sa.or_(sa.bindparam("command", type_=sa.Boolean), C.state_by == _BY, C.paused_until < _UNTIL)
+_REPLACED: Final = sa.or_(sa.bindparam("command", type_=sa.Boolean), N.paused_by == _BY, N.paused_until < _UNTIL)
 PAUSE: Final = Statement(
-    sa.update(launch_config)
+    sa.update(launch_config_name)
     .where(
-        C.id == sa.bindparam("config_id"),
-        sa.or_(C.state == "active", sa.and_(C.state == "paused", _REPLACED)),
+        N.name == sa.bindparam("config_name"),
+        N.declared,
+        sa.or_(~N.paused, _REPLACED),
         sa.or_(_UNTIL.is_(None), sa.func.slipway_clock() < _UNTIL),
     )
-    .values(
-        state="paused",
-        state_reason=sa.bindparam("reason"),
-        state_by=_BY,
-        paused_until=_UNTIL,
-        revision=C.revision + 1,
-    )
-    .returning(*FIELDS)
+    .values(paused=True, paused_reason=sa.bindparam("reason"), paused_by=_BY, paused_until=_UNTIL)
+    .returning(N.pool_id)
 )
 _RESUMED: Final = (
-    sa.update(launch_config)
-    .where(C.id == sa.bindparam("config_id"), C.state == "paused")
-    .values(
-        state="active",
-        state_reason=sa.bindparam("reason"),
-        state_by=sa.bindparam("by"),
-        paused_until=sa.null(),
-        revision=C.revision + 1,
-    )
-    .returning(*FIELDS)
+    sa.update(launch_config_name)
+    .where(N.name == sa.bindparam("config_name"), N.paused)
+    .values(paused=False, paused_reason=sa.bindparam("reason"), paused_by=sa.bindparam("by"), paused_until=sa.null())
+    .returning(N.pool_id)
 )
-RESUME: Final = Statement(_RESUMED.where(matches(C.state_by, "only_by")))
+RESUME: Final = Statement(_RESUMED.where(matches(N.paused_by, "only_by")))
 # The deadline is checked again under the row's lock, since the config may have been paused anew.
-RESUME_OVERDUE: Final = Statement(_RESUMED.where(C.paused_until <= sa.func.slipway_clock()))
+RESUME_OVERDUE: Final = Statement(_RESUMED.where(N.paused_until <= sa.func.slipway_clock()))
 OVERDUE: Final = Statement(
-    sa.select(C.id).where(C.state == "paused", C.paused_until <= sa.func.slipway_clock()).order_by(C.id)
+    sa.select(N.name).where(N.paused, N.paused_until <= sa.func.slipway_clock()).order_by(N.name)
+)
+# New revisions of the rows of a name whose state is shown by the name's.
+TOUCH: Final = Statement(
+    sa.update(launch_config)
+    .where(C.name == sa.bindparam("config_name"), OF_NAME, C.state == "active")
+    .values(revision=C.revision + 1)
+    .returning(*FIELDS)
 )
 
 
 def state(row: Any) -> dict[str, Any]:
-    """Full state of a config, as carried by the events of the compacted topic."""
+    """Full state of a revision, as carried by the events of the compacted topic."""
     values = dict(row)
     return {"launch_config_id": values.pop("id")} | values
 
 
-async def lock(tx: Connection, ids: Sequence[str]) -> set[str]:
-    """Lock configs before several are changed; returns the ids that exist and are not archived."""
-    rows = await tx.fetch(LOCK.text, *LOCK.arguments(ids=sorted(set(ids))))
-    return {row["id"] for row in rows if row["state"] != "archived"}
+async def found(db: Connection, given: Sequence[str]) -> dict[str, str]:
+    """Names of launch configs that are given by name or by the id of a revision; unknown ones are left out."""
+    rows = await db.fetch(FOUND.text, *FOUND.arguments(given=sorted(set(given))))
+    return {row["given"]: row["name"] for row in rows}
+
+
+async def lock(tx: Connection, config_names: Sequence[str]) -> set[str]:
+    """Lock the names before several are changed; returns those that are declared."""
+    rows = await tx.fetch(LOCK.text, *LOCK.arguments(names=sorted(set(config_names))))
+    return {row["name"] for row in rows if row["declared"]}
 
 
 async def startable(tx: Connection, config_id: str) -> Any:
-    """Row of the config if a call may start for it, else None. Commands that forbid it wait until the transaction ends.
+    """Row of the revision if a call may start for it, else None. Commands that forbid it wait until the transaction
+    ends.
 
     Two statements: a single one that waited for a lock would see the state before the wait and miss a launch stop.
     """
@@ -94,37 +127,41 @@ async def startable(tx: Connection, config_id: str) -> Any:
     return await tx.fetchrow(STARTABLE, config_id)
 
 
-async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: datetime | None, command: bool) -> bool:
-    """Pause a config; no start statement for it commits after this has committed.
+async def pause(tx: Connection, name: str, *, reason: str, by: str, until: datetime | None, command: bool) -> bool:
+    """Pause a launch config; no start statement for one of its revisions commits after this has committed.
 
-    False if it is unknown or archived, `until` has passed, or (unless `command`) another source paused it for longer.
+    False if it is unknown or not declared, `until` has passed, or (unless `command`) another source paused it for
+    longer.
     """
-    arguments = PAUSE.arguments(config_id=config_id, reason=reason, by=by, until=until, command=command)
-    row = await tx.fetchrow(PAUSE.text, *arguments)
-    if row is None:
+    arguments = PAUSE.arguments(config_name=name, reason=reason, by=by, until=until, command=command)
+    pool_id = await tx.fetchval(PAUSE.text, *arguments)
+    if pool_id is None:
         return False
-    await outbox.enqueue(tx, [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until)])
-    await marks.dirty(tx, {row["pool_id"]}, reason="paused")
+    rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(config_name=name))
+    paused = [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until) for row in rows]
+    await outbox.enqueue(tx, paused)
+    await marks.dirty(tx, {pool_id}, reason="paused")
     return True
 
 
-async def resume(tx: Connection, config_id: str, *, reason: str, by: str, only_by: str | None = None) -> bool:
-    """Make a paused config active again. False if it was not paused (by `only_by`)."""
-    return await _resume(tx, RESUME, config_id, reason, by, only_by=only_by)
+async def resume(tx: Connection, name: str, *, reason: str, by: str, only_by: str | None = None) -> bool:
+    """Resume a paused launch config. False if it was not paused (by `only_by`)."""
+    return await _resume(tx, RESUME, name, reason, by, only_by=only_by)
 
 
 async def resume_overdue(tx: Connection) -> int:
-    """Resume configs whose pause has expired; returns their number."""
+    """Resume launch configs whose pause has expired; returns their number."""
     reason, by = "the pause expired", "provisioner"
     rows = await tx.fetch(OVERDUE.text)
-    return sum([await _resume(tx, RESUME_OVERDUE, row["id"], reason, by) for row in rows])
+    return sum([await _resume(tx, RESUME_OVERDUE, row["name"], reason, by) for row in rows])
 
 
-async def _resume(tx: Connection, statement: Statement, config_id: str, reason: str, by: str, **condition: Any) -> bool:
-    arguments = statement.arguments(config_id=config_id, reason=reason, by=by, **condition)
-    row = await tx.fetchrow(statement.text, *arguments)
-    if row is None:
+async def _resume(tx: Connection, statement: Statement, name: str, reason: str, by: str, **condition: Any) -> bool:
+    arguments = statement.arguments(config_name=name, reason=reason, by=by, **condition)
+    pool_id = await tx.fetchval(statement.text, *arguments)
+    if pool_id is None:
         return False
-    await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by)])
-    await marks.dirty(tx, {row["pool_id"]}, reason="resumed")
+    rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(config_name=name))
+    await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by) for row in rows])
+    await marks.dirty(tx, {pool_id}, reason="resumed")
     return True

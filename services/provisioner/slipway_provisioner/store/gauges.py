@@ -39,7 +39,7 @@ async def read(db: Connection) -> Readings:
     """Readings of the gauges in NAMES."""
     workers = await db.fetch(WORKERS)
     pools = await summaries.pools(db)
-    configs = [config for config in await summaries.configs(db) if config["state"] != "archived"]
+    configs = await summaries.configs(db)
     reaper = await db.fetch(REAPER)
 
     def of_pools(column: str) -> dict[tuple[str, ...], Any]:

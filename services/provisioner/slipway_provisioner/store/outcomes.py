@@ -8,11 +8,10 @@ from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.tables import states
 
 UNFOLDED_SECONDS: Final = 3600  # longer than a record can be delayed while the calculator is available
-# A counter must not be below the number of failed workers. Counters of a config that was declared again start at zero.
+# A counter must not be below the number of failed workers.
 REPAIR: Final = f"""
 UPDATE launch_config_outcomes f SET failures = shown.failures, unfolded_since = NULL FROM (
     SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
-    JOIN launch_config c ON c.id = w.launch_config_id AND w.requested_at >= c.declared_at
     WHERE w.state IN ({states(ENDED)}) AND w.launched_at IS NULL AND w.registered_at IS NULL
         AND b.state = '{BatchState.KNOWN}'
     GROUP BY w.launch_config_id) AS shown

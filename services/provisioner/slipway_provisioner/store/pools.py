@@ -1,6 +1,6 @@
 """Input of planning decisions: dirty pools, and configs with their weights and starts in flight."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
-from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, NEW_WINDOWS
+from slipway_common.events.scopes import NEW_WINDOWS, Key
+from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import demand, launch_stops
 from slipway_provisioner.store.tables import dirty_pool, in_states, launch_config, states, worker, worker_pool
@@ -52,52 +53,64 @@ FROM worker w
 WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state NOT IN ({states(ENDED)})"""
 # Shares of a config `c`, in the order in which they trip it.
 SHARES: Final = "ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k)"
-CONFIG: Final = launch_config.c["id", "account_id", "image_revision", "claim_evidence"]
-# One statement, so that a worker that fails at this moment counts either as in flight or as failed.
+CONFIG: Final = launch_config.c[
+    "id",
+    "name",
+    "account_id",
+    "image_revision",
+    "state_reason",
+    "replaced_by",
+    "drain_terminate",
+    "claim_evidence",
+]
+# One statement, so that a worker that fails at this moment counts either as in flight or as failed. An archived revision
+# has no live worker.
 CONFIGS: Final = f"""
-SELECT {names(CONFIG, "c.")}, a.lease_pool_id, c.state = 'active' AS active,
-    c.base_weight * c.price_factor AS prior_weight, g.record, o.failures,
+SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, a.lease_pool_id,
+    CASE WHEN c.state = 'active' AND n.paused THEN 'paused' ELSE c.state END AS state,
+    n.base_weight * n.price_factor AS prior_weight, g.record, o.failures,
     g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
         SELECT FROM worker p WHERE p.launch_config_id = c.id
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
         AND {launch_stops.IN_FORCE}) AS launch_stop,
-    {SHARES} AS shares, u.launch, u.boot, u.claim
-FROM launch_config c JOIN account a ON a.id = c.account_id
+    {SHARES} AS shares, u.launch, u.boot, u.claim, u.live
+FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
 CROSS JOIN LATERAL ({STARTS}) AS u
 LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
-WHERE c.pool_id = $1 AND (c.archived_at IS NULL OR c.archived_at > $2) AND (c.state <> 'archived' OR u.live > 0)
-ORDER BY c.id"""
+WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Locked after the pool and before starts are counted, so that pools which share an image or a quota decide in turn.
 LOCK_SHARED: Final = """
 SELECT FROM shared_window WHERE (key, stage) IN (
     SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
 ORDER BY key, stage FOR UPDATE"""
-# Boots count towards the image, launches towards the quota, over all pools. The calculator deletes the record of an
-# archived config, so its failures count only since $3, which is as long as a record may be late. Configs archived
-# before $2 are ignored.
+# Boots count towards the image, launches towards the quota, over all pools. Failures of revisions archived before $2 are
+# ignored: by then their weight records have folded them.
 SHARED: Final = f"""
 WITH mine AS (
     SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived'),
+keys AS MATERIALIZED (SELECT array_agg(DISTINCT key) AS given FROM mine),
+counted AS (
+    SELECT c.id FROM launch_config c, keys WHERE c.state <> 'archived' AND (c.image_key = ANY(given)
+        OR c.quota_key = ANY(given))
+    UNION ALL
+    SELECT c.id FROM launch_config c, keys WHERE c.state = 'archived' AND c.archived_at > $2
+        AND (c.image_key = ANY(given) OR c.quota_key = ANY(given))),
 levels AS (
     SELECT k.key, k.stage,
         sum(u.launch + CASE k.stage WHEN 'launch' THEN 0 WHEN 'boot' THEN u.boot ELSE u.boot + u.claim END)
             AS in_flight,
-        sum(CASE c.state WHEN 'archived' THEN (
-                SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id
-                AND w.failed_at > $3)
-            ELSE greatest(0, coalesce(f.failures - f.written_off, 0)
-                - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END) AS unfolded
-    FROM launch_config c CROSS JOIN LATERAL ({STARTS}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
+        sum(greatest(0, coalesce(f.failures - f.written_off, 0)
+            - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0))) AS unfolded
+    FROM counted JOIN launch_config c USING (id)
+    CROSS JOIN LATERAL ({STARTS}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
     LEFT JOIN weight g ON g.launch_config_id = c.id
-    WHERE (c.image_key = ANY(ARRAY(SELECT key FROM mine)) OR c.quota_key = ANY(ARRAY(SELECT key FROM mine)))
-        AND (c.archived_at IS NULL OR c.archived_at > $2)
     GROUP BY k.key, k.stage)
 SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
     CASE WHEN m.size IS NOT NULL THEN coalesce(s.size, m.size) END AS window,
@@ -135,8 +148,26 @@ KNOWN: Final = Statement(
         worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
     )
 )
-# Longest delay of a weight record; after it the shares include the failures of an archived config.
+# Longest delay of a weight record; after it the record of an archived revision has folded its failures.
 LATE_RECORD_SECONDS: Final = 60.0
+
+
+COPIED: Final = (
+    "id",
+    "name",
+    "current_id",
+    "account_id",
+    "lease_pool_id",
+    "image_revision",
+    "state",
+    "state_reason",
+    "replaced_by",
+    "drain_terminate",
+    "max_capacity",
+    "live",
+    "prior_weight",
+)
+"""Columns of CONFIGS that a decision takes as they are."""
 
 
 class Dirty(msgspec.Struct, frozen=True):
@@ -192,25 +223,35 @@ async def observe(
 
 
 async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Config], list[Shared]]:
-    """Configs of a pool and their shares, with starts in flight and failures at `at`."""
-    forgotten = at - timedelta(seconds=FORGOTTEN_AFTER_SECONDS)
-    configs = await tx.fetch(CONFIGS, pool_id, forgotten)
-    shared = await tx.fetch(SHARED, pool_id, forgotten, at - timedelta(seconds=LATE_RECORD_SECONDS))
-    return [_config(row) for row in configs], [Shared(**row) for row in shared]
+    """Revisions of a pool that are not archived, and their shares, with starts in flight and failures at `at`."""
+    configs = await tx.fetch(CONFIGS, pool_id)
+    shared = await tx.fetch(SHARED, pool_id, at - timedelta(seconds=LATE_RECORD_SECONDS))
+    booted = {row["id"]: roll_out.succeeded_starts(row["record"], "register") for row in configs}
+    strategies = {
+        row["current_id"]: row["replaced_by"]
+        for row in configs
+        if row["state"] == "active" and row["id"] != row["current_id"]
+    }
+    return (
+        [_config(row, _share(row, booted, strategies)) for row in configs],
+        [Shared(**dict(row) | {"key": Key.of(row["key"])}) for row in shared],
+    )
 
 
-def _config(row: Any) -> Config:
+def _share(row: Any, booted: Mapping[str, int], strategies: Mapping[str, str]) -> float:
+    """Share of a revision of its name's launches, while another one replaces it or is replaced by it."""
+    current = row["current_id"]
+    return roll_out.share(strategies.get(current, ""), booted.get(current, 0), current=row["id"] == current)
+
+
+def _config(row: Any, share: float) -> Config:
     record: dict[str, Any] = row["record"] or {}
     reason = record.get("reason", "")
     return Config(
-        id=row["id"],
-        account_id=row["account_id"],
-        lease_pool_id=row["lease_pool_id"],
-        image_revision=row["image_revision"],
-        active=row["active"],
+        **{name: row[name] for name in COPIED},
+        share=share,
         stopped=f"launching is stopped in {row['account_id']}: {row['launch_stop']}" if row["launch_stop"] else "",
         weight=record.get("weight", row["prior_weight"]),
-        prior_weight=row["prior_weight"],
         tripped=record.get("state", "healthy") != "healthy",
         reason=reason.removeprefix(f"{row['id']} "),
         permit=record.get("probe_permit") if row["permitted"] and record.get("state", "healthy") != "healthy" else None,
@@ -222,7 +263,7 @@ def _config(row: Any) -> Config:
 
 def shares(row: Any) -> list[Share]:
     """Shares of a config, from SHARES."""
-    return [(key, stage) for key, stage in row["shares"]]
+    return [(Key.of(key), stage) for key, stage in row["shares"]]
 
 
 def stages(row: Any) -> dict[str, Stage]:

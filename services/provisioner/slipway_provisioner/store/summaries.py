@@ -8,21 +8,25 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
 from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
-from slipway_common.events.scopes import NEW_WINDOWS
+from slipway_common.events.scopes import NEW_WINDOWS, Key
+from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.windows import share_reason, tripped_share
 from slipway_provisioner.store.declarations import JUDGED
 from slipway_provisioner.store.pools import SHARES, STARTS, shares, stages
-from slipway_provisioner.store.tables import launch_config, states, worker, worker_pool
+from slipway_provisioner.store.tables import launch_config, launch_config_name, states, worker, worker_pool
 
 P: Final = worker_pool.c
 C: Final = launch_config.c
+N: Final = launch_config_name.c
 SWITCHES: Final = ("paused", "paused_reason", "paused_by", "paused_until", "frozen", "frozen_reason", "frozen_by")
 POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, *SWITCHES]
-IDS: Final = C["id", "pool_id", "account_id"]
+IDS: Final = C["id", "name", "pool_id", "account_id"]
 PLACE: Final = ("region", "zone", "instance_type", "image_revision")
-STATE: Final = ("state", "state_reason", "state_by", "paused_until")
-CONFIG: Final = C[*PLACE, *STATE, "base_weight", "price_factor", "profile", "claim_evidence", "settings"]
+DRAIN: Final = ("replaced_by", "proven_at", "drain_until", "drain_terminate")
+CONFIG: Final = C[*PLACE, *DRAIN, "profile", "claim_evidence", "settings"]
+OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "paused_until"]
+_PAUSED: Final = "c.state = 'active' AND n.paused"
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
 POOLS: Final = f"""
 SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.backlog_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
@@ -43,10 +47,18 @@ LEFT JOIN LATERAL (
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
 WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
 CONFIGS: Final = f"""
-SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")},
+SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")}, {names(OF_NAME, "n.")},
+    CASE WHEN {_PAUSED} THEN 'paused' ELSE c.state END AS state,
+    CASE WHEN {_PAUSED} THEN n.paused_reason ELSE c.state_reason END AS state_reason,
+    CASE WHEN {_PAUSED} THEN n.paused_by ELSE c.state_by END AS state_by,
+    n.current_id = c.id AS current, p.max_capacity AS pool_max_capacity, f.replaced_by AS replaces_by,
     g.record, o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
-    u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, {SHARES} AS shares, s.shared
-FROM launch_config c JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
+    u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, u.live, {SHARES} AS shares, s.shared
+FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
+JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
+LEFT JOIN LATERAL (
+    SELECT replaced_by FROM launch_config
+    WHERE name = c.name AND n.current_id = c.id AND state = 'active' AND id <> c.id LIMIT 1) AS f ON true
 LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes,
         jsonb_object_agg(stage, failures - written_off) AS failures
@@ -57,14 +69,26 @@ LEFT JOIN LATERAL (
         THEN s.size END, 'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason)
         ORDER BY k.key, k.stage) AS shared
     FROM shared_keys(c) AS k JOIN shared_window s ON s.key = k.key AND s.stage = k.stage) AS s ON true
-WHERE ($1::text IS NULL OR c.pool_id = $1) AND ($2::text IS NULL OR c.id = $2) ORDER BY c.pool_id, c.id"""
+WHERE {{given}} ORDER BY c.pool_id, c.id"""
+LISTED: Final = CONFIGS.format(given="c.state <> 'archived' AND ($1::text IS NULL OR c.pool_id = $1)")
+LISTED_ALL: Final = CONFIGS.format(given="$1::text IS NULL OR c.pool_id = $1")
+GET: Final = CONFIGS.format(given="c.id = $1 OR (n.name = $1 AND n.current_id = c.id)")
 FAILURES: Final = Statement(
     sa.select(sa.cast(worker.c.id, sa.Text).label("worker_id"), worker.c.failed_at.label("at"), worker.c.reason)
     .where(worker.c.launch_config_id == sa.bindparam("config_id"), worker.c.failed_at.is_not(None))
     .order_by(worker.c.failed_at.desc(), worker.c.id.desc())
     .limit(10)
 )
-OF_RECORD: Final = ("weight", "health", "tripped_stage", "tripped_by", "tripped_since", "next_probe_at", "reason")
+OF_RECORD: Final = (
+    "weight",
+    "health",
+    "tripped_stage",
+    "tripped_by",
+    "tripped_by_id",
+    "tripped_since",
+    "next_probe_at",
+    "reason",
+)
 
 
 async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
@@ -76,17 +100,18 @@ async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, An
     return [dict(row) for row in await db.fetch(POOLS, pool_id)]
 
 
-async def configs(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
-    """Launch configs with their weight record, windows, and outcomes of starts."""
-    return [_config(row) for row in await db.fetch(CONFIGS, pool_id, None)]
+async def configs(db: Connection, pool_id: str | None = None, *, archived: bool = False) -> list[dict[str, Any]]:
+    """Revisions of launch configs with their weight record, windows, outcomes of starts and roll-out."""
+    return [_config(row) for row in await db.fetch(LISTED_ALL if archived else LISTED, pool_id)]
 
 
 async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
-    """One launch config with its settings, full weight record (null before the first) and newest failures."""
-    row = await db.fetchrow(CONFIGS, None, config_id)
+    """One revision of a launch config, or the current one of a name, with its settings, full weight record (null before
+    the first) and newest failures."""
+    row = await db.fetchrow(GET, config_id)
     if row is None:
         return None
-    failed = await db.fetch(FAILURES.text, *FAILURES.arguments(config_id=config_id))
+    failed = await db.fetch(FAILURES.text, *FAILURES.arguments(config_id=row["id"]))
     return _config(row) | {
         "settings": row["settings"],
         "record": row["record"],
@@ -105,7 +130,17 @@ def _config(row: Any) -> dict[str, Any]:
         for name, stage in stages(row).items()
         if stage.window is not None
     }
-    record, shared = values.pop("record") or {}, values.pop("shared") or []
+    record = values.pop("record") or {}
+    shared = [_shared(of) for of in values.pop("shared") or []]
+    replaces_by, pool_max_capacity = values.pop("replaces_by") or "", values.pop("pool_max_capacity")
+    started = roll_out.succeeded_starts(record or None, row["claim_evidence"])
+    needed = roll_out.needed_starts(replaces_by, [pool_max_capacity, row["max_capacity"]])
+    values |= {
+        "revision": row["id"].rpartition("@")[2],
+        "proven": values.pop("proven_at") is not None,
+        "succeeded_starts": started,
+        "needed_starts": needed,
+    }
     for name in ("settings", "failures", "claim_evidence", "shares", *NEW_WINDOWS):
         del values[name]
     shown = {name: record.get(name) for name in OF_RECORD}
@@ -115,7 +150,8 @@ def _config(row: Any) -> dict[str, Any]:
         health_state = "tripped"
         shown |= {
             "tripped_stage": tripped.stage,
-            "tripped_by": tripped.key,
+            "tripped_by": tripped.key.kind,
+            "tripped_by_id": tripped.key.id,
             "next_probe_at": None,
             "reason": f"{row['id']} {share_reason(tripped)}",
         }
@@ -131,11 +167,18 @@ def _config(row: Any) -> dict[str, Any]:
     )
 
 
+def _shared(of: Mapping[str, Any]) -> dict[str, Any]:
+    """A share as shown, with its key by kind and id."""
+    values = dict(of)
+    return Key.of(values.pop("key"))._asdict() | values
+
+
 def _by_share(shared: Sequence[Mapping[str, Any]]) -> dict[Share, Shared]:
     """Shares as the rules take them."""
     return {
-        (of["key"], of["stage"]): Shared(
-            key=of["key"], stage=of["stage"], tripped=of["state"] == "tripped", reason=of["reason"]
+        (key, of["stage"]): Shared(
+            key=key, stage=of["stage"], tripped=of["state"] == "tripped", reason=of["reason"]
         )
         for of in shared
+        for key in [Key(of["kind"], of["id"])]
     }

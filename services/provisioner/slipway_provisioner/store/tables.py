@@ -175,7 +175,8 @@ Index("launch_config_name_pool", launch_config_name.c.pool_id)
 
 # A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
 # that is not its name's current one launches what the current one does not, by `replaced_by` (natural or rolling),
-# until that one has `proven_at`. A draining one launches nothing; an archived one has no live worker.
+# until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an archived one
+# has no live worker. The indexes that planning uses are without archived revisions, of which there may be many.
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 launch_config = Table(
@@ -201,6 +202,7 @@ launch_config = Table(
     empty_text("state_by"),
     empty_text("replaced_by"),
     Column("proven_at", TIME),
+    Column("drain_seconds", Double),
     Column("drain_from", TIME),
     Column("drain_until", TIME),
     required("drain_terminate", Boolean, server_default=FALSE),
@@ -220,12 +222,14 @@ launch_config = Table(
     ),
     required("credential_key", Text, Computed("'credential/' || percent_encoded(account_id)", persisted=True)),
 )
-Index("launch_config_pool", launch_config.c.pool_id)
+_NOT_ARCHIVED: Final = launch_config.c.state != "archived"
+Index("launch_config_pool", launch_config.c.pool_id, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_of_name", launch_config.c.name)
 Index("launch_config_draining", launch_config.c.drain_from, postgresql_where=launch_config.c.state == "draining")
-Index("launch_config_image", launch_config.c.image_key)
-Index("launch_config_quota", launch_config.c.quota_key)
-Index("launch_config_credential", launch_config.c.credential_key)
+Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=launch_config.c.state == "archived")
+Index("launch_config_image", launch_config.c.image_key, postgresql_where=_NOT_ARCHIVED)
+Index("launch_config_quota", launch_config.c.quota_key, postgresql_where=_NOT_ARCHIVED)
+Index("launch_config_credential", launch_config.c.credential_key, postgresql_where=_NOT_ARCHIVED)
 
 # Shares of a config, with the window that each has until its first weight record. A share without a window can only
 # trip. Claims without claim evidence have no share.

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, names
+from slipway_common.events.scopes import Key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_provisioner.store.tables import launch_config, shared_window, weight
 
@@ -23,11 +24,11 @@ RETURNING (record ->> 'pool_id') AS pool_id"""
 GIVEN: Final = weight.c.launch_config_id == sa.any_(array("ids", weight.c.launch_config_id))
 LOCKED: Final = sa.select(weight.c.launch_config_id).where(GIVEN).order_by(weight.c.launch_config_id).with_for_update()
 DELETE: Final = Statement(sa.delete(weight).where(weight.c.launch_config_id.in_(LOCKED)))
-# Fields of a shared window in an event, by the columns of its row.
+# Fields of a shared window in an event, by the columns of its row; the key is passed as text.
 WINDOW: Final = {
     shared_window.c[column]: field
     for column, field in {
-        "key": "key",
+        "key": "",
         "stage": "stage",
         "version": "version",
         "size": "window",
@@ -74,7 +75,8 @@ async def upsert_shared(tx: Connection, windows: Sequence[SharedWindow]) -> list
     """Store shared windows that are newer than their rows, each given once; returns the keys of those."""
     if not windows:
         return []
-    changed = await tx.fetch(UPSERT_SHARED, *columns(windows, WINDOW.values()).values())
+    keys = [Key(window.kind, window.id).text for window in windows]
+    changed = await tx.fetch(UPSERT_SHARED, keys, *columns(windows, list(WINDOW.values())[1:]).values())
     return sorted({row["key"] for row in changed})
 
 

@@ -63,7 +63,7 @@ CREATE TABLE launch_config (
     freeze_after integer NOT NULL,
     state text NOT NULL CHECK (state IN ('active', 'draining', 'archived')),
     state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', replaced_by text NOT NULL DEFAULT '',
-    proven_at timestamptz, drain_from timestamptz, drain_until timestamptz,
+    proven_at timestamptz, drain_seconds double precision, drain_from timestamptz, drain_until timestamptz,
     drain_terminate boolean NOT NULL DEFAULT false, drain_alerted boolean NOT NULL DEFAULT false,
     declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
     revision bigint NOT NULL DEFAULT 1,
@@ -72,12 +72,13 @@ CREATE TABLE launch_config (
         percent_encoded(region) || '/' || percent_encoded(split_part(instance_type, '.', 1))) STORED,
     credential_key text NOT NULL GENERATED ALWAYS AS ('credential/' || percent_encoded(account_id)) STORED
 );
-CREATE INDEX launch_config_pool ON launch_config (pool_id);
+CREATE INDEX launch_config_pool ON launch_config (pool_id) WHERE state <> 'archived';
 CREATE INDEX launch_config_of_name ON launch_config (name);
 CREATE INDEX launch_config_draining ON launch_config (drain_from) WHERE state = 'draining';
-CREATE INDEX launch_config_image ON launch_config (image_key);
-CREATE INDEX launch_config_quota ON launch_config (quota_key);
-CREATE INDEX launch_config_credential ON launch_config (credential_key);
+CREATE INDEX launch_config_archived ON launch_config (archived_at) WHERE state = 'archived';
+CREATE INDEX launch_config_image ON launch_config (image_key) WHERE state <> 'archived';
+CREATE INDEX launch_config_quota ON launch_config (quota_key) WHERE state <> 'archived';
+CREATE INDEX launch_config_credential ON launch_config (credential_key) WHERE state <> 'archived';
 -- Shares of a config, with the initial window of each. A share without a window can only trip. Claims without claim
 -- evidence have no share.
 CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
