@@ -111,9 +111,9 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """A revision of the launch config `name` with its weight and health. `state` is active, paused or draining, for
-    `state_reason`. `current_id` is the revision that the name stands for; another active one only launches what that one
-    does not, replaced by the strategy `replaced_by`, of which `share` is its share of the name's launches. `live` of its
-    workers exist; those of all revisions are limited by `max_capacity`.
+    `state_reason`. `current_id` is the revision that the name stands for; another active one is its fallback, replaced
+    by the strategy `replaced_by`. `share` is its share of the name's launches. `live` of its workers exist; those of
+    all revisions of the name are limited by `max_capacity`.
 
     `permit` is the newest probe permit if it is unspent, `last_permit` the newest one in any case. `reason` is the text
     of its weight record."""

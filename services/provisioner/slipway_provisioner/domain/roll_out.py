@@ -1,4 +1,4 @@
-"""Roll-outs: how one revision of a launch config replaces another, proves itself, and how the replaced one drains. Pure.
+"""Roll-outs: how one revision of a launch config replaces another, proves itself, and how that one drains. Pure.
 
 Of one name, the current revision launches. While it is not proven, at most one other revision, the fallback, launches
 what the current one does not (natural) or a share of all launches (rolling). All others drain or are archived.

@@ -1,4 +1,4 @@
-"""Routes for pools, launch configs, demand and launch stops."""
+"""Routes for pools, demand and launch stops."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -17,11 +17,10 @@ from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import declaration, freezing
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
-from slipway_provisioner.store import configs, demand, launch_stops, pauses, pools, summaries
+from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
 
 router = APIRouter(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(require("launch-configs:write"))]
 PoolCaller = Annotated[str, Depends(require("pools:write"))]
 
 
@@ -126,7 +125,7 @@ async def pause_pool(
 ) -> dict[str, Any]:
     """Pause a pool. No launch starts after the response; waiting intents are cancelled, workers keep running."""
     async with db.acquire() as connection, connection.transaction():
-        await _check_until(connection, body.until)
+        await check_until(connection, body.until)
         if not await pauses.pause(connection, pool_id, reason=body.reason, by=by, until=body.until):
             raise no_pool(pool_id)
     wake(request)
@@ -174,45 +173,6 @@ async def unfreeze_pool(
     return {"id": pool_id, "frozen": False}
 
 
-@router.get("/launch-configs")
-async def list_configs(db: DatabaseDep, pool: str | None = None, all: bool = False) -> dict[str, Any]:
-    """List the revisions of launch configs, archived ones only with `all`."""
-    found = await summaries.configs(db, pool, archived=all)
-    if pool is not None and not found and pool not in await pools.known(db, [pool]):
-        raise no_pool(pool)
-    return {"items": found}
-
-
-@router.get("/launch-configs/{config_id:id}")
-async def get_config(config_id: str, db: DatabaseDep) -> dict[str, Any]:
-    """Show one launch config with its settings, weight record and newest failures."""
-    found = await summaries.config(db, config_id)
-    if found is None:
-        detail = f"no launch config {config_id!r} has been declared; see `slipway lc ls`"
-        raise Problem(404, "unknown-config", "No such launch config", detail)
-    return found
-
-
-@router.post("/launch-configs/{config_id:id}/pause")
-async def pause(config_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
-    """Pause a launch config. No launch starts after the response; waiting intents are cancelled."""
-    async with db.acquire() as connection, connection.transaction():
-        paused = await configs.pause(connection, config_id, reason=body.reason, by=by, until=body.until, command=True)
-        if not paused:
-            raise _no_config(config_id, "active (or `until` has passed)")
-    wake(request)
-    return {"id": config_id, "state": "paused"}
-
-
-@router.post("/launch-configs/{config_id:id}/resume")
-async def resume(config_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
-    async with db.acquire() as connection, connection.transaction():
-        if not await configs.resume(connection, config_id, reason=body.reason, by=by):
-            raise _no_config(config_id, "paused")
-    wake(request)
-    return {"id": config_id, "state": "active"}
-
-
 @router.get("/launch-stops")
 async def list_launch_stops(db: DatabaseDep) -> dict[str, Any]:
     """List the launch stops in force."""
@@ -226,7 +186,7 @@ async def stop_launching(
     """Set a launch stop. Works without Kafka; no launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
         await _check_target(connection, body)
-        await _check_until(connection, body.until)
+        await check_until(connection, body.until)
         await launch_stops.put(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
     wake(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
@@ -248,7 +208,7 @@ async def _check_target(db: Connection, body: LaunchStopBody) -> None:
         raise Problem(404, "unknown-target", "No such account or pool", f"{body.scope} {body.scope_id!r}")
 
 
-async def _check_until(db: Connection, until: datetime | None) -> None:
+async def check_until(db: Connection, until: datetime | None) -> None:
     if until is not None and until <= await pools.now(db):
         detail = f"until is {until.isoformat()}, which has passed; write a later time"
         raise Problem(422, "until-passed", "The time has passed", detail)
@@ -256,12 +216,3 @@ async def _check_until(db: Connection, until: datetime | None) -> None:
 
 def _wrong_state(pool_id: str, problem: str) -> Problem:
     return Problem(409, "wrong-pool-state", "The pool is not in that state", f"pool {pool_id} {problem}")
-
-
-def _no_config(config_id: str, wanted: str) -> Problem:
-    return Problem(
-        409,
-        "wrong-config-state",
-        "The launch config is not in that state",
-        f"no launch config {config_id} is {wanted}",
-    )

@@ -63,8 +63,8 @@ CONFIG: Final = launch_config.c[
     "drain_terminate",
     "claim_evidence",
 ]
-# One statement, so that a worker that fails at this moment counts either as in flight or as failed. An archived revision
-# has no live worker.
+# One statement, so that a worker that fails at this moment counts either as in flight or as failed. Archived
+# revisions have no live workers.
 CONFIGS: Final = f"""
 SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, a.lease_pool_id,
     CASE WHEN c.state = 'active' AND n.paused THEN 'paused' ELSE c.state END AS state,
@@ -88,8 +88,8 @@ SELECT FROM shared_window WHERE (key, stage) IN (
     SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
 ORDER BY key, stage FOR UPDATE"""
-# Boots count towards the image, launches towards the quota, over all pools. Failures of revisions archived before $2 are
-# ignored: by then their weight records have folded them.
+# Boots count towards the image, launches towards the quota, over all pools. Failures of revisions archived before $2
+# are ignored: by then their weight records have folded them.
 SHARED: Final = f"""
 WITH mine AS (
     SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
@@ -247,6 +247,7 @@ def _share(row: Any, booted: Mapping[str, int], strategies: Mapping[str, str]) -
 def _config(row: Any, share: float) -> Config:
     record: dict[str, Any] = row["record"] or {}
     reason = record.get("reason", "")
+    counted = stages(row)
     return Config(
         **{name: row[name] for name in COPIED},
         share=share,
@@ -257,7 +258,9 @@ def _config(row: Any, share: float) -> Config:
         permit=record.get("probe_permit") if row["permitted"] and record.get("state", "healthy") != "healthy" else None,
         last_permit=record.get("probe_permit"),
         shares=shares(row),
-        **stages(row),
+        launch=counted["launch"],
+        boot=counted["boot"],
+        claim=counted["claim"],
     )
 
 

@@ -176,9 +176,7 @@ def _shared(of: Mapping[str, Any]) -> dict[str, Any]:
 def _by_share(shared: Sequence[Mapping[str, Any]]) -> dict[Share, Shared]:
     """Shares as the rules take them."""
     return {
-        (key, of["stage"]): Shared(
-            key=key, stage=of["stage"], tripped=of["state"] == "tripped", reason=of["reason"]
-        )
+        (key, of["stage"]): Shared(key=key, stage=of["stage"], tripped=of["state"] == "tripped", reason=of["reason"])
         for of in shared
         for key in [Key(of["kind"], of["id"])]
     }

@@ -1,0 +1,77 @@
+"""Routes for launch configs: their revisions, and pause and resume by name."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
+from slipway_provisioner.http.pools import PauseBody, check_until, no_pool
+from slipway_provisioner.store import configs, pools, summaries
+
+router = APIRouter(prefix="/launch-configs", tags=["launch configs"])
+DatabaseDep = Annotated[Database, Depends(database)]
+Caller = Annotated[str, Depends(require("launch-configs:write"))]
+Archived = Annotated[bool, Query(alias="all", description="List archived revisions too.")]
+
+
+@router.get("")
+async def list_configs(db: DatabaseDep, pool: str | None = None, archived: Archived = False) -> dict[str, Any]:
+    """List the revisions of launch configs, archived ones only with `all`."""
+    found = await summaries.configs(db, pool, archived=archived)
+    if pool is not None and not found and pool not in await pools.known(db, [pool]):
+        raise no_pool(pool)
+    return {"items": found}
+
+
+@router.get("/{config:id}")
+async def get_config(config: str, db: DatabaseDep) -> dict[str, Any]:
+    """Show one revision of a launch config, for a name the current one, with its settings, weight record and newest
+    failures."""
+    found = await summaries.config(db, config)
+    if found is None:
+        raise _unknown(config)
+    return found
+
+
+@router.post("/{config:id}/pause")
+async def pause(config: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+    """Pause a launch config with all its revisions. No launch starts after the response; waiting intents are
+    cancelled."""
+    async with db.acquire() as connection, connection.transaction():
+        await check_until(connection, body.until)
+        name = await _name(connection, config)
+        if not await configs.pause(connection, name, reason=body.reason, by=by, until=body.until, command=True):
+            raise _wrong_state(name, "is no longer declared")
+    wake(request)
+    return {"id": name, "state": "paused"}
+
+
+@router.post("/{config:id}/resume")
+async def resume(config: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+    async with db.acquire() as connection, connection.transaction():
+        name = await _name(connection, config)
+        if not await configs.resume(connection, name, reason=body.reason, by=by):
+            raise _wrong_state(name, "is not paused")
+    wake(request)
+    return {"id": name, "state": "active"}
+
+
+async def _name(db: Connection, config: str) -> str:
+    """Name of a launch config that is given by its name or by the id of a revision."""
+    if (name := (await configs.found(db, [config])).get(config)) is None:
+        raise _unknown(config)
+    return name
+
+
+def _unknown(config: str) -> Problem:
+    detail = f"no launch config {config!r} has been declared; see `slipway lc ls`"
+    return Problem(404, "unknown-config", "No such launch config", detail)
+
+
+def _wrong_state(name: str, problem: str) -> Problem:
+    return Problem(
+        409, "wrong-config-state", "The launch config is not in that state", f"launch config {name} {problem}"
+    )
