@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 from slipway_common.events.topics import CONSUMED, TOPICS, Topic, group
 
-# Version of the contracts. Within a series (1.x, or 0.2.x before 1.0) all changes are additive.
-VERSION: Final = "0.2.0"
+# Version of the contracts. Within a series (1.x, or 0.3.x before 1.0) all changes are additive.
+VERSION: Final = "0.3.0"
 BINDING: Final = "0.5.0"
 HEADERS: Final = {
     "type": "object",
@@ -16,7 +17,7 @@ HEADERS: Final = {
         "ce_id": {"type": "string", "description": "Unique per source."},
         "ce_type": {"type": "string", "description": "Name of the message."},
         "ce_source": {"type": "string", "format": "uri-reference", "description": "Producer of the event."},
-        "ce_subject": {"type": "string", "description": "Subject; its events are ordered."},
+        "ce_subject": {"type": "string", "description": "Subject, of percent-encoded ids; its events are ordered."},
         "ce_time": {"type": "string", "format": "date-time", "description": "When it happened."},
         "content-type": {"const": "application/json"},
         "ce_slipwaysource": {"type": "string", "description": "Source and incarnation of the sequence numbers."},
@@ -73,7 +74,7 @@ class _Fields:
 
 
 def key_of(topic: Topic) -> str:
-    """Record key as a template, for example {pool_id}/{source}."""
+    """Record key as a template of fields, each percent-encoded, for example {pool_id}/{source}."""
     return _template(topic.key, topic)
 
 
@@ -83,8 +84,7 @@ def subject_of(topic: Topic) -> str:
 
 
 def _template(made: Callable[[Any], str], topic: Topic) -> str:
-
-    return " or ".join(sorted({made(_Fields(event)) for event in topic.events}))
+    return " or ".join(sorted({unquote(made(_Fields(event))) for event in topic.events}))
 
 
 def _channel(topic: Topic) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _channel(topic: Topic) -> dict[str, Any]:
     }
     return {
         "address": topic.name,
-        "description": f"Keyed by {key_of(topic)}; ordered per {subject_of(topic)}.",
+        "description": f"Keyed by {key_of(topic)}; ordered per {subject_of(topic)}. Ids are percent-encoded in both.",
         "messages": {event.type: {"$ref": f"#/components/messages/{event.type}"} for event in topic.events},
         "bindings": {
             "kafka": {

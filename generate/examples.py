@@ -28,11 +28,11 @@ TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 WORKER: Final[Fields] = {
     "worker_id": ID.format(2, 5),
     "pool_id": "linux",
-    "launch_config_id": "linux-zone-a",
+    "launch_config_id": "linux-zone-a@5be1f7",
     "account_id": "sim-a",
     "image_revision": "linux-1",
 }
-IN_ZONE_B: Final[Fields] = {**WORKER, "worker_id": ID.format(2, 6), "launch_config_id": "linux-zone-b"}
+IN_ZONE_B: Final[Fields] = {**WORKER, "worker_id": ID.format(2, 6), "launch_config_id": "linux-zone-b@3f2c9a"}
 NO_CAPACITY: Final = Outcome(
     Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, scope_key="m5/zone-b/on-demand", code="InsufficientCapacity"
 )
@@ -48,7 +48,8 @@ POOL: Final[Fields] = {
 PAUSED_POOL: Final[Fields] = {**POOL, "paused": True}
 FROZEN_POOL: Final[Fields] = {**POOL, "frozen": True}
 CONFIG: Final[Fields] = {
-    "launch_config_id": "linux-zone-b",
+    "launch_config_id": "linux-zone-b@3f2c9a",
+    "name": "linux-zone-b",
     "pool_id": "linux",
     "account_id": "sim-a",
     "region": "sim-1",
@@ -63,6 +64,7 @@ FOR_LEASE: Final[Fields] = {"lease_pool_id": "sim-a", "lease_id": LEASE}
 FOR_REQUEST: Final[Fields] = {"lease_pool_id": "sim-a", "request_id": REQUEST}
 ALERT: Final[Fields] = {
     "dedup_key": "lease-broker/sequence-gap/slipway.lease.request.v1/7",
+    "subject_kind": "partition",
     "subject_id": "slipway.lease.request.v1/7",
     "kind": "sequence-gap",
     "summary": "lease-broker misses records of slipway.lease.request.v1/7",
@@ -86,7 +88,7 @@ EXAMPLES: Final[tuple[Any, ...]] = (
         **FROZEN_POOL, revision=5, reason="10 consecutive starts of image linux-1 failed (boot)", by="provisioner"
     ),
     pool.PoolUnfrozen(**POOL, revision=6, reason="image was replaced", by="release-duty"),
-    pool.PoolRolledBack(**POOL, revision=7, to_revision=1),
+    pool.PoolRolledBack(**POOL, revision=7, to_revision=1, reason="image linux-2 does not boot", by="release-duty"),
     pool.PoolDeleted(**{**POOL, "max_capacity": 0}, revision=8),
     launch_config.LaunchConfigCreated(**ACTIVE, revision=1),
     launch_config.LaunchConfigUpdated(**{**ACTIVE, "price_factor": 0.8}, revision=2),
@@ -100,9 +102,16 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     ),
     launch_config.LaunchConfigResumed(**ACTIVE, revision=4, reason="the pause expired", by="provisioner"),
     launch_config.LaunchConfigDraining(
-        **CONFIG, state="draining", revision=5, reason="zone is decommissioned", by="release-duty"
+        **CONFIG,
+        state="draining",
+        revision=5,
+        current=False,
+        drain_until=_after(7200),
+        reason="replaced by linux-zone-b@8d41c0",
+        by="release-duty",
+        terminate=True,
     ),
-    launch_config.LaunchConfigArchived(**CONFIG, state="archived", revision=6),
+    launch_config.LaunchConfigArchived(**CONFIG, state="archived", revision=6, current=False),
     signal.SignalRaised(
         source="cloud-status",
         target_kind="config",
@@ -112,7 +121,8 @@ EXAMPLES: Final[tuple[Any, ...]] = (
         observed_at=AT,
     ),
     weight.WeightChanged(
-        launch_config_id="linux-zone-b",
+        launch_config_id="linux-zone-b@3f2c9a",
+        name="linux-zone-b",
         pool_id="linux",
         config_revision=2,
         weight=0.04,
@@ -127,7 +137,7 @@ EXAMPLES: Final[tuple[Any, ...]] = (
         probe_ready=False,
         next_probe_at=_after(60),
         reason="linux-zone-b tripped: 2 capacity errors (InsufficientCapacity)",
-        shared=(weight.SharedWindow(key="image/linux-1", stage="boot", version=31, window=39),),
+        shared=(weight.SharedWindow(kind="image", id="linux-1", stage="boot", version=31, window=39),),
         offsets={"slipway.worker.lifecycle.v1/7": 4211},
     ),
     worker.WorkerRequested(**WORKER, decision_id=DECISION),

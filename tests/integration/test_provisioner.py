@@ -643,7 +643,7 @@ async def test_an_implausible_listing_raises_one_alert(provisioner: Provisioner)
         assert [type(alert) for alert in alerts] == expected, round_
         published += alerts
     assert {(alert.kind, alert.dedup_key) for alert in published} == {
-        ("implausible-listing", "provisioner/listing/sim-a")
+        ("implausible-listing", "provisioner/implausible-listing/sim-a")
     }
 
 

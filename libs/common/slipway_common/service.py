@@ -21,7 +21,7 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.topics import TOPICS, Topic
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
@@ -330,7 +330,8 @@ class Service:
         if bool(stuck) != self._alerted:
             names = ", ".join(reading.name for reading in stuck)
             alert = (AlertRaised if stuck else AlertResolved)(
-                dedup_key=f"{self.name}/unowned/{self.settings.instance}",
+                dedup_key=alert_key(self.name, "unowned-partition", self.settings.instance),
+                subject_kind="service",
                 subject_id=self.name,
                 kind="unowned-partition",
                 summary=f"{self.name} cannot claim its assigned partitions of {names}" if stuck else "",

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.ids import new_id
+from slipway_common.base.percent import encoded
 from slipway_common.database.postgres import Connection, is_infrastructure
-from slipway_common.events.alert import AlertRaised
+from slipway_common.events.alert import AlertRaised, alert_key
 from slipway_common.events.topics import Topic, dead_letter_topic
 from slipway_common.messaging import outbox
 from slipway_common.messaging.envelope import UnknownType
@@ -180,8 +181,9 @@ async def record_gap(db: Connection, service: str, place: Place, kind: str, deta
         db,
         [
             AlertRaised(
-                dedup_key=f"{service}/{kind}/{topic}/{partition}",
-                subject_id=f"{topic}/{partition}",
+                dedup_key=alert_key(service, kind, topic, str(partition)),
+                subject_kind="partition",
+                subject_id=encoded(topic, str(partition)),
                 kind=kind,
                 summary=f"{service} is missing records of {topic}/{partition}: {detail}",
                 effect="events may have been lost; the next sweep repairs state where possible",

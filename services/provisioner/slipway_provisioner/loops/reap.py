@@ -96,7 +96,7 @@ async def _report_listing_problem(database: Database, account: Account, findings
     verdict = f"is implausible: {problem}" if problem else "is plausible again"
     missing = len(findings.missing)
     alert: Alert = (AlertRaised if problem else AlertResolved)(
-        dedup_key=alert_key("provisioner", "listing", account.id),
+        dedup_key=alert_key("provisioner", "implausible-listing", account.id),
         subject_kind="account",
         subject_id=account.id,
         kind="implausible-listing",

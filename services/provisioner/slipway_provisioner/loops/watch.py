@@ -52,7 +52,7 @@ class Watch:
 def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, unavailable: bool) -> Alert:
     effect, doing = effects[service]
     return (AlertRaised if unavailable else AlertResolved)(
-        dedup_key=alert_key("provisioner", "unavailable", service),
+        dedup_key=alert_key("provisioner", "service-unavailable", service),
         subject_kind="service",
         subject_id=service,
         kind="service-unavailable",
