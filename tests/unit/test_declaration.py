@@ -1,7 +1,9 @@
 """Strict parsing of slipway.yaml: every error has a path and a line, and a valid file is parsed as written."""
 
+import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -9,12 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.declaration.identity import config_id
-from slipway_common.declaration.models import Declaration
+from slipway_common.declaration import strict_yaml
+from slipway_common.declaration.identity import Known, canonical_body, config_name
+from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import json_schema, load, parse
 from slipway_common.declaration.scaling import scaled
-from slipway_common.declaration.strict_yaml import VALUES_MAX, Invalid, read
+from slipway_common.declaration.strict_yaml import Invalid, read
 
+PARSERS = [strict_yaml.PARSER, strict_yaml.PythonParser]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "examples/slipway.yaml").read_text()
 SMALL = """
@@ -28,7 +32,7 @@ worker_pools:
     max_capacity: 120
     scaling_ratio: "0.07"
     launch_configs:
-      - {id: zone-a, account: sim-a, zone: zone-a, instance_type: m5, image: linux-1}
+      - {name: zone-a, account: sim-a, zone: zone-a, instance_type: m5, image: linux-1}
       - {account: sim-a, zone: zone-b, instance_type: m5, image: linux-1, settings: {idle_seconds: 60}}
 """.lstrip()
 
@@ -37,6 +41,11 @@ def refused(text: str) -> list[tuple[int | None, str, str]]:
     with pytest.raises(Invalid) as caught:
         load(text)
     return [(problem.line, problem.path, problem.reason) for problem in caught.value.problems]
+
+
+def pool_of(text: str) -> WorkerPool:
+    (pool,) = load(text).worker_pools or ()
+    return pool
 
 
 CONFIGS = "worker_pools[0].launch_configs"
@@ -68,12 +77,13 @@ CASES = [
         )
     ),
     ("hold_seconds: 1200", "hold_seconds: 60", 3, "lease_pools[0]", "ttl_seconds 300 is above hold_seconds 60"),
-    ("id: linux", "id: Linux_1", 7, "worker_pools[0].id", "lower-case letters, digits and inner hyphens"),
-    ("id: linux", "id: " + "x" * 64, 7, "worker_pools[0].id", "at most 63"),
+    ("id: linux", "id: linux/../x", 7, "worker_pools[0].id", "letters, digits and inner . _ - in parts separated by /"),
+    ("id: linux", "id: linux@1", 7, "worker_pools[0].id", "letters, digits and inner . _ - in parts separated by /"),
+    ("id: linux", "id: " + "x" * 129, 7, "worker_pools[0].id", "at most 128"),
     ("zone: zone-a", "zone: zone a", 11, f"{CONFIGS}[0].zone", "without spaces"),
     ("lease_pool: sim-a", "lease_pool: sim-b", 5, "accounts[0].lease_pool", "'sim-b' is declared; declared: sim-a"),
     ("{account: sim-a", "{account: sim-c", 12, f"{CONFIGS}[1].account", "no account 'sim-c' is declared"),
-    ("{account", "{id: zone-a, account", 12, f"{CONFIGS}[1].id", "already used by worker_pools[0]"),
+    ("{account", "{name: zone-a, account", 12, f"{CONFIGS}[1].name", "already used by worker_pools[0]"),
     ("max_capacity: 120", "max_capacity: 1\n    min_capacity: 2", 7, "worker_pools[0]", "min_capacity 2 is above"),
     ("max_capacity: 120", "max_capacity: 1\n    max_capacity: 1", 9, "worker_pools[0].max_capacity", "first on line 8"),
     (
@@ -120,8 +130,9 @@ BROKEN_TEXTS = [
     ("a: \x01", "is not YAML"),
     ("version: 1\n---\nversion: 1", "single document"),
     ("[" * 100_000, "nested deeper than"),
-    ("a: &a [*a]", "levels after alias expansion"),
-    ("x" * 1_000_001, "characters"),
+    ("a: &a [*a]", "contains itself"),
+    ("a: *a", "undefined alias"),
+    ("x" * 50_000_001, "characters"),
 ]
 
 
@@ -132,11 +143,30 @@ def test_text_without_a_value_is_rejected(text: str, reason: str) -> None:
     assert reason in found
 
 
-def test_aliases_cannot_grow_without_bound() -> None:
+@pytest.mark.parametrize("parser", PARSERS)
+def test_aliases_cannot_grow_without_bound(parser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve lines that expand to 10^12 values are rejected at the limit, not expanded."""
+    monkeypatch.setattr(strict_yaml, "PARSER", parser)
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    ((_, _, reason),) = refused("\n".join(["a0: &a0 [x, x]", *levels]))
-    assert f"{VALUES_MAX:,} values" in reason
+    ((line, _, reason),) = refused("\n".join(["a0: &a0 [x, x]", *levels]))
+    assert (line, reason) == (6, "holds too many values after alias expansion")
+
+
+def test_aliases_cannot_nest_without_bound() -> None:
+    """A value that aliases make deeper than any text may be is refused like that text."""
+    deep = "a: &a " + "[" * 20 + "]" * 20
+    assert read(f"{deep}\nb: [*a]").value["b"] == [read(deep).value["a"]]
+    ((line, _, reason),) = refused(f"{deep}\nb: &b [*a]\nc: {'[' * 20}*b{']' * 20}")
+    assert (line, reason) == (3, "is nested deeper than 32")
+
+
+def test_aliases_repeat_values_and_sections() -> None:
+    text = SMALL.replace("settings: {idle_seconds: 60}", "settings: *common").replace(
+        "credential: none", "credential: none, settings: &common {disk_gb: 40}"
+    )
+    assert pool_of(text).launch_configs[1].settings == {"disk_gb": 40}
+    lists = "version: 1\nlease_pools: &pools\n  - {id: sim-a, limit: 24}\naccounts: *pools\n"
+    assert {path for _, path, _ in refused(lists)} >= {"accounts[0].limit", "accounts[0].provider"}
 
 
 def test_words_stay_strings() -> None:
@@ -152,9 +182,40 @@ def test_all_problems_are_reported_at_once() -> None:
     assert [line for line, _, _ in found] == sorted(line for line, _, _ in found if line)
 
 
+@pytest.mark.parametrize("parser", PARSERS)
+def test_every_parser_finds_the_same(parser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without libyaml: the same values, and the same problems on the same lines."""
+    expected = load(SMALL), refused((ROOT / "tests/data/broken.yaml").read_text())
+    monkeypatch.setattr(strict_yaml, "PARSER", parser)
+    assert (load(SMALL), refused((ROOT / "tests/data/broken.yaml").read_text())) == expected
+    twice = "version: 1\nworker_pools:\n- id: linux\n  max_capacity: 1\n  max_capacity: 2\n  launch_configs: 7"
+    assert refused(twice)[0] == (5, "worker_pools[0].max_capacity", "is given twice, first on line 4")
+
+
+def test_many_problems_are_counted() -> None:
+    """The first hundred problems have their lines; the others are counted."""
+    pools = "".join(f"  - {{id: p{n}, limit: -1}}\n" for n in range(1_000))
+    with pytest.raises(Invalid) as caught:
+        load(f"version: 1\nlease_pools:\n{pools}")
+    assert [problem.line for problem in caught.value.problems] == list(range(3, 103))
+    assert caught.value.more == 900
+
+
+def test_json_is_read_like_yaml() -> None:
+    """A file in JSON, too, has no duplicate keys, and its problems have lines."""
+    body = load(SMALL).model_dump(mode="json")
+    text = json.dumps(body, indent=1)
+    assert load(text) == load(SMALL)
+    assert refused(text.replace('"limit": 24', '"limit": 24,\n"limit": 25')) == [
+        (10, "lease_pools[0].limit", "is given twice, first on line 9")
+    ]
+    ((line, path, _),) = refused(text.replace('"limit": 24', '"limit": -1'))
+    assert (line, path) == (9, "lease_pools[0].limit")
+
+
 def test_example_is_sound_and_survives_json() -> None:
     declared = load(EXAMPLE)
-    assert [config.id for config in declared.worker_pools[0].launch_configs] == [
+    assert [config.name for config in pool_of(EXAMPLE).launch_configs] == [
         "linux-zone-a",
         "linux-zone-b",
         "linux-zone-c",
@@ -189,38 +250,61 @@ def test_nesting_of_settings_is_limited() -> None:
 
 @pytest.mark.parametrize("written", ["0.07", '"0.07"', '"7/100"', '"0.070"'])
 def test_scaling_ratio_is_exact(written: str) -> None:
-    pool = load(SMALL.replace('"0.07"', written)).worker_pools[0]
+    pool = pool_of(SMALL.replace('"0.07"', written))
     assert pool.scaling_ratio == Fraction(7, 100)
     assert pool.model_dump(mode="json")["scaling_ratio"] == "7/100"
 
 
-def test_config_id_depends_on_the_body_alone() -> None:
-    """Changing a config's weight keeps its ID, and so its history; another body is another config."""
-    pool = load(SMALL).worker_pools[0]
+def test_name_of_a_config_without_one_is_its_place() -> None:
+    """The image and the settings may change under the same name; another place is another launch config."""
+    pool = pool_of(SMALL)
     named, unnamed = pool.launch_configs
-    assert config_id(pool, named) == "zone-a"
-    made = config_id(pool, unnamed)
-    assert made.startswith("linux-")
-    assert made == config_id(pool, unnamed.model_copy(update={"base_weight": 3.0, "price_factor": 0.5}))
-    assert made != config_id(pool, unnamed.model_copy(update={"image": "linux-2"}))
-    assert made != config_id(pool.model_copy(update={"id": "other"}), unnamed)
+    assert config_name(pool, named) == "zone-a"
+    assert config_name(pool, unnamed) == "linux/sim-a/zone-b/m5"
+    assert config_name(pool, unnamed.model_copy(update={"image": "linux-2"})) == "linux/sim-a/zone-b/m5"
+    places = SMALL.replace("zone: zone-b", 'zone: "b:1"')
+    assert (
+        refused(places)
+        == [(12, f"{CONFIGS}[1]", "'linux/sim-a/b:1/m5', made of the config's place, is not a valid name; write one")]
+        or refused(places)[0][1] == f"{CONFIGS}[1].name"
+    )
+
+
+def test_body_of_a_config() -> None:
+    """Place, image, settings and region are the body, whose hash names the revision; weights and maximum are not."""
+    config = pool_of(SMALL).launch_configs[1]
+    body = canonical_body(config, "sim-1")
+    tuned = {"name": "other", "base_weight": 3.0, "price_factor": 0.5, "max_capacity": 7, "profile": "spot"}
+    assert canonical_body(config.model_copy(update=tuned), "sim-1") == body
+    changes: list[dict[str, Any]] = [{"image": "linux-2"}, {"zone": "z"}, {"instance_type": "m6"}, {"settings": {}}]
+    assert body not in [canonical_body(config.model_copy(update=change), "sim-1") for change in changes]
+    assert canonical_body(config, "sim-2") != body
+
+
+def test_references_are_checked_against_what_others_declared() -> None:
+    """References to a section that is absent are checked if it is known what others have declared."""
+    text = "version: 1\n" + SMALL[SMALL.index("worker_pools") :]
+    assert load(text).accounts is None
+    load(text, Known(accounts=frozenset({"sim-a"})))
+    with pytest.raises(Invalid, match=r"no account 'sim-a' is declared; declared: other"):
+        load(text, Known(accounts=frozenset({"other"})))
 
 
 def test_profile_of_a_config() -> None:
-    """A config's profile is its own or its pool's; a change of the profile keeps its ID."""
+    """A config's profile is its own or its pool's."""
     text = SMALL.replace("max_capacity: 120", "max_capacity: 120\n    profile: spot\n    evidence: {claim: queue}")
-    pool = load(text).worker_pools[0]
+    pool = pool_of(text)
     assert (pool.profile, pool.evidence.boot, pool.evidence.claim) == ("spot", "register", "queue")
     assert (pool.on_bad_image, pool.freeze_after) == ("probe", 10)
-    unnamed = pool.launch_configs[1]
-    assert unnamed.profile is None
-    assert config_id(pool, unnamed) == config_id(pool, unnamed.model_copy(update={"profile": "bare-metal"}))
+    assert pool.launch_configs[1].profile is None
 
 
 @given(st.floats(0.1, 1000))
 def test_scaling_divides_durations_and_nothing_else(speed: float) -> None:
     declared = load(SMALL)
     fast = scaled(declared, speed)
+    assert fast.lease_pools
+    assert fast.worker_pools
     lease_pool, config = fast.lease_pools[0], fast.worker_pools[0].launch_configs[1]
     assert (lease_pool.hold_seconds, lease_pool.ttl_seconds, lease_pool.reserve_seconds, config.settings) == (
         1200 / speed,
@@ -236,7 +320,7 @@ def test_schema_accepts_the_example_and_refuses_the_broken_file() -> None:
     validator.check_schema(json_schema())
     assert not list(validator.iter_errors(yaml.safe_load(EXAMPLE)))
     broken = yaml.safe_load((ROOT / "tests/data/broken.yaml").read_text())
-    assert len(list(validator.iter_errors(broken))) >= 8
+    assert len([inner for error in validator.iter_errors(broken) for inner in error.context or ()]) >= 8
 
 
 def _without_durations(declared: Declaration) -> str:

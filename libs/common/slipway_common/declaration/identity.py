@@ -1,16 +1,18 @@
 """Identity of declared entries: names and bodies of launch configs, duplicate ids, and references between entries."""
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX, ID_PATTERN
-from slipway_common.declaration.models import Declaration, LaunchConfig, WorkerPool
+from slipway_common.declaration.models import Account, Declaration, LaunchConfig, LeasePool, WorkerPool
 from slipway_common.declaration.strict_yaml import Path, path_text
 
 BODY: Final = {"account", "zone", "instance_type", "image", "settings"}
+SECTIONS: Final = ("lease_pools", "accounts", "worker_pools")
+_NOUNS: Final = {"lease_pools": "lease pool", "accounts": "account"}
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,32 +42,69 @@ def inconsistencies(declared: Declaration, known: Known | None = None) -> Iterat
     References to entries that are not declared here are checked against the `known` ones. Without them, only
     references to a section that is declared here are checked.
     """
-    for name in ("lease_pools", "accounts", "worker_pools"):
-        entries = getattr(declared, name) or ()
-        yield from _repeated(((name, place, "id"), entry.id) for place, entry in enumerate(entries))
-    pools = declared.worker_pools or ()
-    yield from _repeated(
-        (("worker_pools", place, "launch_configs", number, "name"), config_name(pool, config))
-        for place, pool in enumerate(pools)
-        for number, config in enumerate(pool.launch_configs)
-    )
-    for place, pool in enumerate(pools):
-        for number, config in enumerate(pool.launch_configs):
-            if problem := name_problem(pool, config):
-                yield ("worker_pools", place, "launch_configs", number, "name"), problem
-    lease_pools, accounts = declared.lease_pools, declared.accounts
-    if lease_pools is not None or known is not None:
-        ids = {entry.id for entry in lease_pools or ()} | (known.lease_pools if known is not None else set())
-        for place, account in enumerate(accounts or ()):
-            if account.lease_pool not in ids:
-                yield ("accounts", place, "lease_pool"), _unknown("lease pool", account.lease_pool, ids)
-    if accounts is not None or known is not None:
-        ids = {account.id for account in accounts or ()} | (known.accounts if known is not None else set())
-        for place, pool in enumerate(pools):
-            for number, config in enumerate(pool.launch_configs):
-                if config.account not in ids:
-                    path = ("worker_pools", place, "launch_configs", number, "account")
-                    yield path, _unknown("account", config.account, ids)
+    identities = Identities()
+    for section in SECTIONS:
+        entries = getattr(declared, section)
+        if entries is not None:
+            identities.sections.add(section)
+        for place, entry in enumerate(entries or ()):
+            yield from identities.add("", (section, place), entry)
+    checked = SECTIONS if known is not None else identities.sections
+    for section in ("lease_pools", "accounts"):
+        if section in checked:
+            for found, reason in identities.unknown(section, getattr(known, section, frozenset())):
+                yield found.path, reason
+
+
+class Place(NamedTuple):
+    """A path in a file; `file` is empty if there is only one."""
+
+    file: str
+    path: Path
+
+
+class Identities:
+    """Ids of entries and the references between them, collected entry by entry over one or more files."""
+
+    def __init__(self) -> None:
+        self.sections: set[str] = set()
+        self._first: dict[tuple[str, str], Place] = {}
+        self._references: dict[tuple[str, str], list[Place]] = {}
+
+    def add(self, file: str, path: Path, entry: LeasePool | Account | WorkerPool) -> Iterator[tuple[Path, str]]:
+        """Add an entry of a file; yields the problems of its ids."""
+        yield from self._claim(str(path[0]), entry.id, Place(file, (*path, "id")))
+        if isinstance(entry, Account):
+            self._refer("lease_pools", entry.lease_pool, Place(file, (*path, "lease_pool")))
+        if not isinstance(entry, WorkerPool):
+            return
+        for number, config in enumerate(entry.launch_configs):
+            here = (*path, "launch_configs", number)
+            if problem := name_problem(entry, config):
+                yield (*here, "name"), problem
+            yield from self._claim("launch_configs", config_name(entry, config), Place(file, (*here, "name")))
+            self._refer("accounts", config.account, Place(file, (*here, "account")))
+
+    def missing(self, section: str) -> bool:
+        """True if entries of this section are referred to that are not declared here."""
+        return any(kind == section and (kind, id_) not in self._first for kind, id_ in self._references)
+
+    def unknown(self, section: str, known: Collection[str]) -> Iterator[tuple[Place, str]]:
+        """Yield the references to entries of this section that are neither declared here nor known."""
+        for (kind, id_), places in self._references.items():
+            if kind == section and id_ not in known and (kind, id_) not in self._first:
+                ids = sorted({other for declared, other in self._first if declared == section}.union(known))
+                names = ", ".join(ids[:10]) or "none"
+                for place in places:
+                    yield place, f"no {_NOUNS[section]} {id_!r} is declared; declared: {names}"
+
+    def _claim(self, kind: str, id_: str, place: Place) -> Iterator[tuple[Path, str]]:
+        if (before := self._first.setdefault((kind, id_), place)) != place:
+            file = f" of {before.file}" if before.file != place.file else ""
+            yield place.path, f"{id_!r} is already used by {path_text(before.path[:-1])}{file}"
+
+    def _refer(self, kind: str, id_: str, place: Place) -> None:
+        self._references.setdefault((kind, id_), []).append(place)
 
 
 def name_problem(pool: WorkerPool, config: LaunchConfig) -> str:
@@ -74,14 +113,3 @@ def name_problem(pool: WorkerPool, config: LaunchConfig) -> str:
     if config.name is not None or (re.fullmatch(ID_PATTERN, name) and len(name) <= ID_CHARACTERS_MAX):
         return ""
     return f"{name!r}, made of the config's place, is not a valid name; write one"
-
-
-def _repeated(ids: Iterable[tuple[Path, str]]) -> Iterator[tuple[Path, str]]:
-    first: dict[str, Path] = {}
-    for path, id_ in ids:
-        if (before := first.setdefault(id_, path)) != path:
-            yield path, f"{id_!r} is already used by {path_text(before[:-1])}"
-
-
-def _unknown(kind: str, id_: str, known: Iterable[str]) -> str:
-    return f"no {kind} {id_!r} is declared; declared: {', '.join(sorted(known)[:10]) or 'none'}"

@@ -5,12 +5,14 @@ knows the applied state or the settings of any provider.
 """
 
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from slipway_common.declaration.fields import AtLeastOne, Count, Id, Name, Positive, Provider, Ratio, Seconds, Settings
 
+ENTRIES_MAX: Final = 100_000
+"""Entries of a section."""
 # Tags of a field that accepts either; removed from displayed paths.
 WORD, MAPPING = ALTERNATIVES = "<word>", "<mapping>"
 
@@ -211,7 +213,8 @@ class Metadata(_Declared):
     """Metadata of a declaration."""
 
     owner: Name | None = Field(
-        None, description="Owner of all that is declared here; only its own is removed [default: the file's name]."
+        default=None,
+        description="Owner of all that is declared here; only its own is removed [default: the file's name].",
     )
 
 
@@ -220,7 +223,7 @@ class Declaration(_Declared):
     that is absent is not changed."""
 
     version: Literal[1]
-    metadata: Metadata = Metadata()
-    lease_pools: tuple[LeasePool, ...] | None = Field(None, max_length=100_000)
-    accounts: tuple[Account, ...] | None = Field(None, max_length=100_000)
-    worker_pools: tuple[WorkerPool, ...] | None = Field(None, max_length=100_000)
+    metadata: Metadata = Field(default_factory=Metadata)
+    lease_pools: tuple[LeasePool, ...] | None = Field(None, max_length=ENTRIES_MAX)
+    accounts: tuple[Account, ...] | None = Field(None, max_length=ENTRIES_MAX)
+    worker_pools: tuple[WorkerPool, ...] | None = Field(None, max_length=ENTRIES_MAX)

@@ -1,15 +1,30 @@
-"""Parsing of slipway.yaml: a declaration is valid as a whole or refused with every problem found."""
+"""Parsing of slipway.yaml: a declaration is valid as a whole or refused with its problems, entry by entry."""
 
 import json
-from collections.abc import Iterator
-from typing import Any, Final, get_args
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NoReturn, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PROVIDER_PATTERN
 from slipway_common.declaration.identity import Known, inconsistencies
-from slipway_common.declaration.models import ALTERNATIVES, Declaration
-from slipway_common.declaration.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
+from slipway_common.declaration.models import ALTERNATIVES, ENTRIES_MAX, Account, Declaration, LeasePool, WorkerPool
+from slipway_common.declaration.strict_yaml import (
+    DocumentProblem,
+    Invalid,
+    Part,
+    Path,
+    YamlReader,
+    lines_of,
+    path_text,
+    split,
+)
+
+Entry = LeasePool | Account | WorkerPool
+ENTRY: Final[dict[str, type[Entry]]] = {"lease_pools": LeasePool, "accounts": Account, "worker_pools": WorkerPool}
+"""Sections of slipway.yaml and the entries of each."""
+PROBLEMS_MAX: Final = 100
+"""Problems that are listed; the others are counted."""
 
 PATTERN_MEANS: Final = {
     ID_PATTERN: "is not a valid id: use letters, digits and inner . _ - in parts separated by /",
@@ -19,25 +34,103 @@ PATTERN_MEANS: Final = {
 
 
 def load(text: str, known: Known | None = None) -> Declaration:
-    """Load a declaration from YAML; raises Invalid with all problems found, each with its line.
+    """Load a declaration from YAML or JSON; raises Invalid with the problems found, each with its line.
 
     `known`: what other declarations have declared, to which this one may refer.
     """
-    document = read(text)
-    try:
-        declared = _validated(document, known)
-    except Invalid as error:
-        found = {problem.path for problem in document.problems}
-        problems = [problem for problem in error.problems if problem.path not in found]
-        raise Invalid(sorted(document.problems + problems, key=lambda problem: problem.line or 0)) from error
-    if document.problems:
-        raise Invalid(document.problems)
+    reading = Reading(text)
+    entries: dict[str, list[Entry]] = {}
+    for path, entry in reading.entries():
+        entries.setdefault(str(path[0]), []).append(entry)
+    reading.check()
+    declared = reading.head.model_copy(update={section: tuple(found) for section, found in entries.items()})
+    reading.refuse(inconsistencies(declared, known))
+    reading.check()
     return declared
 
 
 def parse(body: object, known: Known | None = None) -> Declaration:
     """Parse a declaration from a decoded JSON body; raises Invalid without lines."""
-    return _validated(Document(body, {}, []), known)
+    try:
+        declared = Declaration.model_validate(body)
+    except ValidationError as error:
+        raise Invalid([DocumentProblem(path_text(path), reason) for path, reason in problems(error)]) from error
+    if found := [DocumentProblem(path_text(path), reason) for path, reason in inconsistencies(declared, known)]:
+        raise Invalid(found)
+    return declared
+
+
+class Reading:
+    """A declaration in YAML or JSON that is read entry by entry, so that a large one is never held as a whole.
+
+    `head` is the declaration without its entries: sections that are present are empty. It is complete once `entries`
+    has ended, and valid once `check` has passed.
+    """
+
+    head: Declaration
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: list[tuple[Path, str]] = []
+        self._reader: YamlReader | None = None
+        self._count = 0
+
+    def entries(self) -> Iterator[tuple[Path, Entry]]:
+        """Yield the valid entries of all sections with their paths. Raises Invalid if there is no usable value."""
+        head: dict[str, Any] = {}
+        value: Any = head
+        for part in self._parts():
+            section = str(part.path[0]) if part.path else ""
+            match part.path:
+                case ():
+                    value = part.value
+                case (_,):
+                    head[section] = part.value
+                case (_, place) if place == ENTRIES_MAX:
+                    self.refuse([((section,), f"has more than {ENTRIES_MAX:,} entries")])
+                case _:
+                    try:
+                        entry = ENTRY[section].model_validate(part.value)
+                    except ValidationError as error:
+                        self.refuse((part.path + path, reason) for path, reason in problems(error, part.path))
+                    else:
+                        yield part.path, entry
+        try:
+            self.head = Declaration.model_validate(value)
+        except ValidationError as error:
+            self.refuse(problems(error))
+
+    def refuse(self, found: Iterable[tuple[Path, str]]) -> None:
+        """Record problems at paths."""
+        for path, reason in found:
+            self._count += 1
+            if len(self._found) < PROBLEMS_MAX:
+                self._found.append((path, reason))
+
+    def check(self) -> None:
+        """Raise Invalid if a problem was found: with the first problems, each with its line."""
+        read = self._reader.problems if self._reader is not None else []
+        if not self._count and not read:
+            return
+        known = {problem.path for problem in read}
+        lines = lines_of(self._text, [path for path, _ in self._found])
+        found = [DocumentProblem(path_text(path), reason, lines.get(path)) for path, reason in self._found]
+        shown = sorted(read + [one for one in found if one.path not in known], key=lambda problem: problem.line or 0)
+        more = len(shown[PROBLEMS_MAX:]) + self._count - len(self._found)
+        raise Invalid(shown[:PROBLEMS_MAX], more)
+
+    def _parts(self) -> Iterator[Part]:
+        if self._text.lstrip().startswith("{"):
+            try:
+                value = json.loads(self._text, object_pairs_hook=_mapping, parse_constant=_refused)
+            except (ValueError, RecursionError):
+                pass  # perhaps YAML, whose reader also says on which line a mistake is
+            else:
+                for key, inner in value.items():
+                    yield from split(Part((key,), inner), ENTRY)
+                return
+        self._reader = YamlReader(self._text)
+        yield from self._reader.parts(ENTRY)
 
 
 def json_schema() -> dict[str, Any]:
@@ -50,33 +143,33 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _validated(document: Document, known: Known | None) -> Declaration:
-    try:
-        declared = Declaration.model_validate(document.value)
-    except ValidationError as error:
-        raise Invalid(list(_problems(error, document))) from error
-    problems = inconsistencies(declared, known)
-    if found := [DocumentProblem(path_text(path), reason, document.line(path)) for path, reason in problems]:
-        raise Invalid(found)
-    return declared
-
-
-def _problems(error: ValidationError, document: Document) -> Iterator[DocumentProblem]:
+def problems(error: ValidationError, place: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Problems of a value at a place of a declaration, each with its path in this value and its reason."""
     errors = error.errors(include_url=False)
     for found in errors:
         where = _outside_settings(found["loc"])
         # Pydantic also reports a list as too short if its entries are invalid; those are reported themselves.
         if found["type"] != "too_short" or not any(other["loc"][:-1][: len(where)] == where for other in errors):
-            yield DocumentProblem(path_text(where), _reason(found), document.line(where))
+            yield where, _reason(found, place)
 
 
-def _reason(found: Any) -> str:
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _refused(number: str) -> NoReturn:
+    raise ValueError(f"{number} is not JSON")
+
+
+def _reason(found: Any, place: Path) -> str:
     context, shown = found.get("ctx", {}), _shown(found["input"])
     match found["type"]:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return f"unknown field; known: {', '.join(_fields(found['loc'][:-1]))}"
+            return f"unknown field; known: {', '.join(_fields((*place, *found['loc'][:-1])))}"
         case "string_too_long":
             return f"{shown} has {len(found['input'])} characters; at most {context['max_length']} are possible"
         case "too_short":

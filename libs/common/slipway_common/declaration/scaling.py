@@ -8,16 +8,17 @@ from slipway_common.declaration.parsing import parse
 
 def scaled(declaration: Declaration, speed: float) -> Declaration:
     """Copy of a declaration with every duration, including those in settings, divided by `speed`."""
-    return parse(_divided(declaration.model_dump(mode="json"), speed))
+    return parse(divided(declaration.model_dump(mode="json"), speed))
 
 
-def _divided(value: Any, speed: float) -> Any:
+def divided(value: Any, speed: float) -> Any:
+    """Copy of a JSON value with every duration divided by `speed`."""
     if isinstance(value, list):
-        return [_divided(item, speed) for item in value]
+        return [divided(item, speed) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        name: inner / speed if _is_duration(name) and isinstance(inner, int | float) else _divided(inner, speed)
+        name: inner / speed if _is_duration(name) and isinstance(inner, int | float) else divided(inner, speed)
         for name, inner in value.items()
     }
 
