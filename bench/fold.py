@@ -14,6 +14,7 @@ from bench import worker_events
 from bench.spread import Spread, spread
 from bench.worker_events import TimedEvent
 from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.rows import CONFIG
 from slipway_weight_calculator.domain.world import World, advance, commit, declare, fold
 
 CONFIGS: Final = 200
@@ -78,7 +79,7 @@ def _fold(world: World, events: Sequence[TimedEvent]) -> float:
 
 def _replace(world: World, events: Sequence[TimedEvent]) -> float:
     """Look up one row and replace one value per event; return the seconds taken."""
-    rows = dict(world.rows)
+    rows = {key.id: row for key, row in world.rows.items() if key.kind == CONFIG}
     began = time.perf_counter()
     for event, at in events:
         row = rows[event.launch_config_id]

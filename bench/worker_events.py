@@ -40,7 +40,8 @@ def launch_configs(number: int) -> list[LaunchConfigCreated]:
     """`number` configs in pools of 20, over four accounts and five images; one image per pool."""
     return [
         LaunchConfigCreated(
-            launch_config_id=f"config-{n}",
+            launch_config_id=f"config-{n}@000000",
+            name=f"config-{n}",
             pool_id=f"pool-{n // POOL_SIZE}",
             account_id=f"account-{n % ACCOUNTS}",
             region="r",

@@ -94,7 +94,8 @@ def declared(config_id: str, *, pool_id: str = "linux", revision: int = 1, **cha
     body: dict[str, Any] = {
         "account_id": "sim-a",
         "region": "sim-1",
-        "zone": config_id,
+        "name": config_id.partition("@")[0],
+        "zone": config_id.partition("@")[0],
         "instance_type": "m5",
         "image_revision": "linux-1",
         "base_weight": 1.0,
@@ -195,7 +196,7 @@ def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) ->
         commit(folding.draft)
     values: dict[str, Mapping[str, Any]] = {
         "config": world.configs,
-        "health": world.rows,
+        "health": {key.text: row for key, row in world.rows.items()},
         "boot": world.boots,
         "signal": world.signals,
         "alert": open_alerts,

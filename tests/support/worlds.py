@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState
+from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.events.weight import WeightChanged
@@ -34,11 +35,13 @@ from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import STAGES, Boot, Row, config_of
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import Trip
-from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold
+from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold, forget
 
 T0: Final = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 POLICY: Final = PROFILES["on-demand"]
-IMAGE, QUOTA, CREDENTIAL = "image/linux-1", "quota/sim-a/sim-1/m5", "credential/sim-a"
+IMAGE: Final = image_key("linux-1")
+QUOTA: Final = quota_key("sim-a", "sim-1", "m5.large")
+CREDENTIAL: Final = credential_key("sim-a")
 
 Step = tuple[str, Any, float]
 """Transition of a world, its argument, and the time: ("fold", event, at), ("advance", None, now)."""
@@ -46,8 +49,9 @@ Step = tuple[str, Any, float]
 
 def config(config_id: str, *, pool: str = "linux", account: str = "sim-a", **changes: Any) -> LaunchConfigCreated:
     body: dict[str, Any] = {
+        "name": config_id.partition("@")[0],
         "region": "sim-1",
-        "zone": config_id,
+        "zone": config_id.partition("@")[0],
         "instance_type": "m5.large",
         "image_revision": "linux-1",
         "base_weight": 1.0,
@@ -155,6 +159,9 @@ class Story:
     def declare(self, state: LaunchConfigState, at: float) -> None:
         self._apply(("declare", state, T0 + at))
 
+    def forget(self, config_id: str, at: float) -> None:
+        self._apply(("forget", config_id, T0 + at))
+
     def fold(self, at: float, *events: WorkerEvent) -> None:
         for event in events:
             self._apply(("fold", event, T0 + at))
@@ -181,14 +188,15 @@ class Story:
         commit(draft)
         self.log.append(step)
 
-    def row(self, key: str) -> Row:
-        return self.world.rows[key]
+    def row(self, key: Key | str) -> Row:
+        """Row of a key, or of a config by its id."""
+        return self.world.rows[key if isinstance(key, Key) else config_key(key)]
 
-    def trip(self, key: str, stage: str = "launch") -> Trip:
-        trip: Trip = getattr(self.world.rows[key], stage).trip
+    def trip(self, key: Key | str, stage: str = "launch") -> Trip:
+        trip: Trip = getattr(self.row(key), stage).trip
         return trip
 
-    def next_probe(self, key: str, stage: str = "launch") -> float:
+    def next_probe(self, key: Key | str, stage: str = "launch") -> float:
         """Time of the next probe, in seconds since the start."""
         return self.trip(key, stage).next_probe_at - T0
 
@@ -213,6 +221,8 @@ def apply(draft: Draft, step: Step) -> None:
         declare(draft, argument, at)
     elif transition == "fold":
         fold(draft, argument, at)
+    elif transition == "forget":
+        forget(draft, argument, at)
     elif transition == "signal":
         apply_signal(draft, argument, at)
     else:
@@ -223,7 +233,7 @@ def stored(world: World) -> dict[str, bytes]:
     """All values as bytes, by kind and key, as a database would store them."""
     kinds: dict[str, Mapping[str, Any]] = {
         "config": {id_: (c.declared, c.archived_at) for id_, c in world.configs.items()},
-        "row": world.rows,
+        "row": {key.text: row for key, row in world.rows.items()},
         "boot": world.boots,
         "signal": world.signals,
     }
@@ -242,7 +252,8 @@ def reloaded(world: World) -> World:
         return {key: msgspec.json.decode(value, type=type_) for (k, key), value in found if k == kind}
 
     configs = [config_of(*pair) for pair in values("config", tuple[LaunchConfigState, float]).values()]
-    again.load(configs, values("row", Row), values("boot", Boot), values("signal", Signal))
+    rows = {Key.of(text): row for text, row in values("row", Row).items()}
+    again.load(configs, rows, values("boot", Boot), values("signal", Signal))
     return again
 
 

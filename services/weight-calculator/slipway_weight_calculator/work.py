@@ -78,7 +78,7 @@ class Folding:
             elif topic == LAUNCH_CONFIG_LIFECYCLE.name:
                 dropped = configs.fold(draft, received, now, self.rules)
                 self.refused += [Refused(signal.event(), reason) for signal, reason in dropped]
-                traces[received.subject] = received.traceparent
+                traces[configs.config_in(received.subject)] = received.traceparent
             elif reason := signals.fold(draft, received, now, self.rules):
                 self.refused.append(Refused(received.event, reason))
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from slipway_common.base.redaction import redacted
+from slipway_common.events.scopes import quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
 
@@ -83,7 +84,7 @@ class Provider(Protocol):
             case Scope.CAPACITY:
                 key = self.capacity_key(account, config)
             case Scope.QUOTA:
-                key = f"{account.id}/{account.region}/{config['instance_type'].split('.')[0]}"
+                key = quota_key(account.id, account.region, config["instance_type"]).id
             case Scope.IMAGE:
                 key = config["image"]
             case Scope.CREDENTIAL | Scope.LIMITER:

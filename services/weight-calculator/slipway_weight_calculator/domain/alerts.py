@@ -11,15 +11,17 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.percent import decoded
 from slipway_common.base.redaction import redacted
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.scopes import credential_key
-from slipway_weight_calculator.domain import signals
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.scopes import Key, config_key, credential_key
+from slipway_weight_calculator.domain import rows, signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import failure_text
-from slipway_weight_calculator.domain.rows import STAGES, Config, Row
+from slipway_weight_calculator.domain.rows import STAGES, Config, Row, pool_key
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, HEALTHY, Failure, Trip
 
+SERVICE: Final = "weight-calculator"
 PAGE, NOTICE = "page", "notice"
 CONFIG: Final = "config-tripped"
 POOL: Final = "pool-tripped"
@@ -78,34 +80,30 @@ class _Changes:
 
     def changes(self) -> Iterator[Alert]:
         draft, world = self.draft, self.draft.world
-        rows = sorted(key for key, row in draft.rows.items() if _changed(world.rows.get(key), row))
-        turned = [key for key in rows if bool(_tripped(world.rows.get(key))) != bool(_tripped(draft.row(key)))]
-        configs = {key for key in rows if "/" not in key} | set(draft.configs)
-        touched = {key for key in turned if "/" not in key} | set(draft.configs)
-        for key in draft.signals:
-            for signal in (world.signals.get(key), draft.signals[key]):
-                touched |= set(signal.configs) if signal is not None else set()
+        changed = sorted(key for key, row in draft.rows.items() if _changed(world.rows.get(key), row))
+        turned = [key for key in changed if bool(_tripped(world.rows.get(key))) != bool(_tripped(draft.row(key)))]
+        configs = {key.id for key in changed if key.kind == rows.CONFIG}
+        touched = {*draft.configs, *draft.signalled()}
         for key in turned:
-            if "/" in key:
-                touched |= draft.members(key)
+            touched |= draft.affected(key)
         both = [c for id_ in touched for c in (world.configs.get(id_), draft.config(id_)) if c is not None]
         pools = {config.declared.pool_id for config in both}
         # A shared key may lose its last config or gain its first one while it is tripped.
-        shared = {key for key in rows if "/" in key}
+        shared = {key for key in changed if key.kind != rows.CONFIG}
         shared |= {key for config in both if config.id in draft.configs for key in config.keys[1:]}
         # Shared keys come first: alerts of the configs that they trip name them.
         for key in sorted(shared):
-            yield from self.update(SHARED[_kind(key)], key, self.shared(key))
+            yield from self.update(SHARED[key.kind], key, self.shared(key))
         for config_id in sorted(configs | touched):
-            yield from self.update(CONFIG, config_id, self.config(config_id))
+            yield from self.update(CONFIG, config_key(config_id), self.config(config_id))
         for pool_id in sorted(pools):
-            yield from self.update(POOL, pool_id, self.pool(pool_id))
-        for key in rows:
+            yield from self.update(POOL, pool_key(pool_id), self.pool(pool_id))
+        for key in changed:
             yield from self.recovered(key)
             yield from self.unclassified(key)
         yield from self.expired()
 
-    def update(self, kind: str, subject: str, wanted: AlertRaised | None) -> Iterator[Alert]:
+    def update(self, kind: str, subject: Key, wanted: AlertRaised | None) -> Iterator[Alert]:
         """Raise the wanted alert, again if it is worse than the open one; resolve an open one that is not wanted."""
         before = self.open_alerts.get(dedup_key(kind, subject))
         if wanted is not None:
@@ -117,23 +115,16 @@ class _Changes:
             ended = "recovered" if self.configs_of(subject) else "is no longer in use"
             yield _resolved(before, f"{_subject(subject)} {ended}")
 
-    def configs_of(self, subject: str) -> list[Config]:
-        """Active configs of the subject of an alert: a config, a pool or a shared key."""
-        config = self.draft.config(subject)
-        if config is not None:
-            return [config] if config.active else []
-        return self.members(subject if "/" in subject else f"pool/{subject}")
-
-    def members(self, key: str) -> list[Config]:
-        """Active configs of a pool or of a shared key, by id."""
-        found = (self.draft.config(config_id) for config_id in sorted(self.draft.members(key)))
+    def configs_of(self, subject: Key) -> list[Config]:
+        """Active configs of the subject of an alert, by id: a config's own, or those of a pool or of a shared key."""
+        found = (self.draft.config(config_id) for config_id in sorted(self.draft.affected(subject)))
         return [config for config in found if config is not None and config.active]
 
     # Conditions
 
-    def shared(self, key: str) -> AlertRaised | None:
+    def shared(self, key: Key) -> AlertRaised | None:
         """Alert of a tripped image, quota or credential; the provisioner raises those of pools frozen by an image."""
-        tripped, kind, members = _tripped(self.draft.row(key)), SHARED[_kind(key)], self.members(key)
+        tripped, kind, members = _tripped(self.draft.row(key)), SHARED[key.kind], self.configs_of(key)
         if not tripped or not members:
             return None
         stage, trip = max(tripped, key=lambda found: found[1].unconfirmed)
@@ -146,7 +137,8 @@ class _Changes:
         }[kind]
         return AlertRaised(
             dedup_key=dedup_key(kind, key),
-            subject_id=_name(key),
+            subject_kind=key.kind,
+            subject_id=key.id,
             kind=kind,
             summary=f"{_summary(kind, key)}: {_cause(trip)}",
             doing=doing,
@@ -162,9 +154,9 @@ class _Changes:
         config = self.draft.config(config_id)
         if config is None or not config.active:
             return None
-        own = [(stage, trip) for key, stage, trip in self.draft.trips_on(config) if key == config_id]
+        own = [(stage, trip) for key, stage, trip in self.draft.trips_on(config) if key == config.key]
         down = signals.down_signal(self.draft.signals_on(config_id))
-        if dedup_key(CONFIG, config_id) not in self.open_alerts and self.is_paged(config.shared["image"]):
+        if dedup_key(CONFIG, config.key) not in self.open_alerts and self.is_paged(config.shared["image"]):
             own = [(stage, trip) for stage, trip in own if stage == "launch"]
         if not own and down is None:
             return None
@@ -178,7 +170,8 @@ class _Changes:
             summary = f"tripped: {cause}"
             doing = f"launches from the pool's other configs until {down.source} clears the signal or it expires"
         return AlertRaised(
-            dedup_key=dedup_key(CONFIG, config_id),
+            dedup_key=dedup_key(CONFIG, config.key),
+            subject_kind=config.key.kind,
             subject_id=config_id,
             kind=CONFIG,
             summary=f"{config_id} {summary}",
@@ -192,8 +185,8 @@ class _Changes:
 
     def pool(self, pool_id: str) -> AlertRaised | None:
         """Alert of a pool of which every active config is tripped; a notice if open pages explain all of them."""
-        causes: dict[str, None] = {}
-        since, explained, members = 0.0, True, self.members(f"pool/{pool_id}")
+        causes: dict[Key, None] = {}
+        since, explained, members = 0.0, True, self.configs_of(pool_key(pool_id))
         for config in members:
             active, down = self.draft.trips_on(config), signals.down_signal(self.draft.signals_on(config.id))
             if not active and down is None:
@@ -201,13 +194,14 @@ class _Changes:
             since = max(since, min([trip.tripped_at for _, _, trip in active] + ([down.since] if down else [])))
             paged = [key for key in config.keys[1:] if self.is_paged(key)]
             explained = explained and bool(paged)
-            causes |= dict.fromkeys(paged or [config.id])
+            causes |= dict.fromkeys(paged or [config.key])
         if not members:
             return None
         more = f" and {len(causes) - NAMED_MAX} more" if len(causes) > NAMED_MAX else ""
         cause = ", ".join(_subject(key) for key in list(causes)[:NAMED_MAX]) + more
         return AlertRaised(
-            dedup_key=dedup_key(POOL, pool_id),
+            dedup_key=dedup_key(POOL, pool_key(pool_id)),
+            subject_kind=pool_key(pool_id).kind,
             subject_id=pool_id,
             kind=POOL,
             summary=f"every launch config of {pool_id} is tripped: {cause}",
@@ -218,7 +212,7 @@ class _Changes:
             severity=NOTICE if explained else PAGE,
         )
 
-    def recovered(self, key: str) -> Iterator[Alert]:
+    def recovered(self, key: Key) -> Iterator[Alert]:
         """Notice of a recovery. It ends once the row has stayed healthy for long enough, or trips again."""
         before, row = self.draft.world.rows.get(key), self.draft.row(key)
         notice = self.open_alerts.get(dedup_key(RECOVERED, key))
@@ -237,7 +231,8 @@ class _Changes:
                 seconds = max(0.0, stage.trip.recovered_at - then.trip.tripped_at)
                 yield AlertRaised(
                     dedup_key=dedup_key(RECOVERED, key),
-                    subject_id=_name(key),
+                    subject_kind=key.kind,
+                    subject_id=key.id,
                     kind=RECOVERED,
                     summary=f"{_subject(key)} recovered after {_spelled(seconds)}",
                     effect=self.effect(sorted({config.declared.pool_id for config in members})),
@@ -249,22 +244,25 @@ class _Changes:
                 )
                 return
 
-    def unclassified(self, key: str) -> Iterator[Alert]:
+    def unclassified(self, key: Key) -> Iterator[Alert]:
         """Notice of a definite refusal with an unknown error code; once per account and code."""
-        config, row = self.draft.config(key), self.draft.row(key)
+        config = self.draft.config(key.id) if key.kind == rows.CONFIG else None
+        row = self.draft.row(key)
         if config is None or row is None:
             return
         for failure in _failures(row):
             code = redacted(failure.code, CODE_LENGTH_MAX) or "no code"
-            named = dedup_key(UNCLASSIFIED, f"{config.declared.account_id}/{code}")
+            account = Key("account", config.declared.account_id)
+            named = dedup_key(UNCLASSIFIED, account, code)
             if failure.classified or named in self.open_alerts or named in self.raised:
                 continue
             sample = f", with the message: {redacted(failure.sample)}" if failure.sample else ""
             self.raised[named] = alert = AlertRaised(
                 dedup_key=named,
-                subject_id=config.declared.account_id,
+                subject_kind=account.kind,
+                subject_id=account.id,
                 kind=UNCLASSIFIED,
-                summary=f"account {config.declared.account_id} refused a launch with {code}, an unknown error code",
+                summary=f"{account} refused a launch with {code}, an unknown error code",
                 effect=f"unknown: it may affect more than {config.id}",
                 doing=f"charges {config.id}, which trips after 5 of them in a row",
                 command=f"slipway why {failure.worker_id}",
@@ -289,11 +287,11 @@ class _Changes:
 
     def still_occurs(self, alert: AlertRaised) -> bool:
         """True if the newest failures of a config still include the code."""
-        code = _key_of(alert).removeprefix(f"{alert.subject_id}/")
+        *_, code = decoded(alert.dedup_key)
         return any(
             not failure.classified and (redacted(failure.code, CODE_LENGTH_MAX) or "no code") == code
-            for config in self.members(credential_key(alert.subject_id))
-            if (row := self.draft.row(config.id)) is not None
+            for config in self.configs_of(credential_key(alert.subject_id))
+            if (row := self.draft.row(config.key)) is not None
             for failure in _failures(row)
         )
 
@@ -303,23 +301,26 @@ class _Changes:
         """Effect on pending tasks, as far as the weight-calculator knows."""
         parts = []
         for pool_id in pools[:NAMED_MAX]:
-            members = self.members(f"pool/{pool_id}")
-            left = sum(
-                not self.draft.trips_on(c) and signals.down_signal(self.draft.signals_on(c.id)) is None for c in members
-            )
-            sources = f"{left} of {len(members)} launch configs" if left else "probes only"
+            members = self.configs_of(pool_key(pool_id))
+            names = {config.name for config in members}
+            left = {
+                c.name
+                for c in members
+                if not self.draft.trips_on(c) and signals.down_signal(self.draft.signals_on(c.id)) is None
+            }
+            sources = f"{len(left)} of {len(names)} launch configs" if left else "probes only"
             parts.append(f"pending tasks of {pool_id} get workers from {sources}")
         more = f"; and {len(pools) - NAMED_MAX} more pools" if len(pools) > NAMED_MAX else ""
         return "; ".join(parts) + more
 
-    def is_paged(self, key: str) -> bool:
+    def is_paged(self, key: Key) -> bool:
         """True if an open page covers the trip of a shared key."""
-        named = dedup_key(SHARED[_kind(key)], key)
+        named = dedup_key(SHARED[key.kind], key)
         return bool(_tripped(self.draft.row(key))) and (named in self.open_alerts or named in self.raised)
 
 
-def dedup_key(kind: str, subject: str) -> str:
-    return f"weight-calculator/{kind}/{subject}"
+def dedup_key(kind: str, subject: Key, *more: str) -> str:
+    return alert_key(SERVICE, kind, *subject, *more)
 
 
 def _changed(before: Row | None, row: Row | None) -> bool:
@@ -349,6 +350,7 @@ def _worse(before: AlertRaised, now: AlertRaised) -> bool:
 def _resolved(alert: AlertRaised, summary: str) -> AlertResolved:
     return AlertResolved(
         dedup_key=alert.dedup_key,
+        subject_kind=alert.subject_kind,
         subject_id=alert.subject_id,
         kind=alert.kind,
         summary=summary,
@@ -364,32 +366,24 @@ def _until(draft: Draft, alert: AlertRaised) -> float:
     if alert.kind == UNCLASSIFIED:
         return since + UNCLASSIFIED_SECONDS
     key = _key_of(alert)
-    config = draft.config(key) or next((c for m in sorted(draft.members(key)) if (c := draft.config(m))), None)
+    config = next((c for m in sorted(draft.affected(key)) if (c := draft.config(m))), None)
     return since + (draft.policy(config).relapse_seconds if config is not None else 0.0)
 
 
-def _key_of(alert: AlertRaised) -> str:
-    return alert.dedup_key.split("/", 2)[2]
+def _key_of(alert: AlertRaised) -> Key:
+    return Key(alert.subject_kind, alert.subject_id)
 
 
-def _kind(key: str) -> str:
-    return key.partition("/")[0]
+def _subject(key: Key) -> str:
+    """The subject of an alert for people: the id of a config or a pool; other ids are ambiguous without their kind."""
+    return str(key) if key.kind in SHARED else key.id
 
 
-def _name(key: str) -> str:
-    """Name of a shared key for people: the account of a credential, the revision of an image."""
-    return key.partition("/")[2] or key
-
-
-def _subject(key: str) -> str:
-    return key.replace("/", " ", 1)
-
-
-def _summary(kind: str, key: str) -> str:
+def _summary(kind: str, key: Key) -> str:
     return {
-        IMAGE: f"image {_name(key)} fails to start",
-        QUOTA: f"quota {_name(key)} is exhausted",
-        CREDENTIAL: f"account {_name(key)} rejects its credential",
+        IMAGE: f"{key} fails to start",
+        QUOTA: f"{key} is exhausted",
+        CREDENTIAL: f"account {key.id} rejects its credential",
     }[kind]
 
 

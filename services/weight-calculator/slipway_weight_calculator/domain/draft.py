@@ -5,23 +5,25 @@ Decisions are made in health.py, probes.py and outcomes.py. The state stays unch
 
 from collections.abc import Iterable, Mapping
 from heapq import heappush
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from slipway_common.events.scopes import Key, config_key
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.evidence import Stage, Sum
 from slipway_weight_calculator.domain.policy import DEFAULT_PROFILE, PROFILES, Policy
-from slipway_weight_calculator.domain.rows import STAGES, Boot, Config, Row, new_row
+from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Boot, Config, Location, Row, new_row
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import Trip
 
+Name = TypeVar("Name", Key, str)
 UNCHANGED: Final[Any] = object()  # the draft has no value for the key; None: it has deleted the value
 
-ActiveTrip = tuple[str, str, Trip]
+ActiveTrip = tuple[Key, str, Trip]
 """Key, stage and trip of a row that trips a config."""
-Timer = tuple[float, str, str]
-"""Time, kind and key of a transition that depends on time alone."""
+Timer = tuple[float, str, Any]
+"""Time and kind of a transition that depends on time alone, and its subject: a key, or the id of a worker or signal."""
 
 
 class Policies(dict[str, Policy]):
@@ -32,23 +34,23 @@ class Policies(dict[str, Policy]):
 
 
 class Values:
-    """Values by key. `rows` are keyed by config id or shared key; `boots` by worker id; `signals` by their own key.
+    """Values by key. `configs` are keyed by id, `boots` by worker id, `signals` by their own key.
 
-    The rest is derived from these: `members` (configs of a pool or of a shared key), `signal_keys` (keys of the signals
-    on a config), `sums` (evidence by location), `timers` (a heap of transitions that depend on time alone; `scheduled`
-    holds those that trips and permits wait for). A timer whose time does not match the state does nothing, so timers
-    left by a discarded draft or lost in a restart are harmless.
+    The rest is derived from these: `members` (configs of a pool, a name or a shared key), `signal_keys` (keys of the
+    signals on a config), `sums` (evidence by location), `timers` (a heap of transitions that depend on time alone;
+    `scheduled` holds those that trips and permits wait for). A timer whose time does not match the state does nothing,
+    so timers left by a discarded draft or lost in a restart are harmless.
     """
 
     def __init__(self, policies: Mapping[str, Policy] = PROFILES) -> None:
         self.policies = Policies({**PROFILES, **policies})
         self.configs: dict[str, Config] = {}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[Key, Row] = {}
         self.boots: dict[str, Boot] = {}
         self.signals: dict[str, Signal] = {}
-        self.members: dict[str, set[str]] = {}
+        self.members: dict[Key, set[str]] = {}
         self.signal_keys: dict[str, set[str]] = {}
-        self.sums: dict[str, Sum] = {}
+        self.sums: dict[Location, Sum] = {}
         self.timers: list[Timer] = []
         self.scheduled: set[Timer] = set()
 
@@ -57,23 +59,23 @@ class Draft:
     """The changes of one commit, over a world that stays unchanged until they are applied.
 
     `configs`, `rows`, `boots` and `signals` hold the changed values by key; None: deleted. `seen` maps a config to the
-    offsets after the newest events folded for it, by partition. `touched` are configs and shared keys whose timers may
-    be missing, `fired` the timers taken from the world, `summed` the changed configs as they are included in the sums.
+    offsets after the newest events folded for it, by partition. `touched` are the keys whose timers may be missing,
+    `fired` the timers taken from the world, `summed` the changed configs as they are included in the sums.
     """
 
     def __init__(self, world: Values) -> None:
         self.world = world
         self.configs: dict[str, Config | None] = {}
-        self.rows: dict[str, Row | None] = {}
+        self.rows: dict[Key, Row | None] = {}
         self.boots: dict[str, Boot | None] = {}
         self.signals: dict[str, Signal | None] = {}
         self.seen: dict[str, dict[str, int]] = {}
-        self.touched: set[str] = set()
+        self.touched: set[Key] = set()
         self.fired: list[Timer] = []
         self.summed: dict[str, tuple[Config | None, Row | None]] = {}
-        self._members: dict[str, set[str]] = {}
+        self._members: dict[Key, set[str]] = {}
         self._signal_keys: dict[str, set[str]] = {}
-        self._sums: dict[str, Sum] = {}
+        self._sums: dict[Location, Sum] = {}
 
     # Reads: the draft's value, else the world's.
 
@@ -81,7 +83,7 @@ class Draft:
         config: Config | None = self.configs.get(config_id, UNCHANGED)
         return self.world.configs.get(config_id) if config is UNCHANGED else config
 
-    def row(self, key: str) -> Row | None:
+    def row(self, key: Key) -> Row | None:
         row: Row | None = self.rows.get(key, UNCHANGED)
         return self.world.rows.get(key) if row is UNCHANGED else row
 
@@ -101,12 +103,21 @@ class Draft:
         ]
         return [signal for signal in found if signal is not None]
 
-    def members(self, key: str) -> set[str]:
-        """Ids of the configs of a pool ("pool/id") or of a shared key."""
+    def signalled(self) -> set[str]:
+        """Ids of the configs on which the draft changes a signal."""
+        both = (signal for key, now in self.signals.items() for signal in (now, self.world.signals.get(key)))
+        return {config_id for signal in both if signal is not None for config_id in signal.configs}
+
+    def members(self, key: Key) -> set[str]:
+        """Ids of the configs of a pool, a name or a shared key."""
         members = self._members.get(key)
         return self.world.members.get(key, set()) if members is None else members
 
-    def sum_of(self, key: str) -> Sum:
+    def affected(self, key: Key) -> set[str]:
+        """Ids of the configs that a row applies to: one for a config's own, all members of a shared key."""
+        return {key.id} if key.kind == CONFIG else self.members(key)
+
+    def sum_of(self, key: Location) -> Sum:
         """Combined evidence of all configs of a location on a stage."""
         if self.summed:
             self._update_sums()
@@ -136,13 +147,13 @@ class Draft:
         for key in config.groups:
             if config.id not in self.members(key):
                 _own_copy(self._members, self.world.members, key).add(config.id)
-        if self.row(config.id) is None:
-            self.rows[config.id] = new_row(self.policy(config), config.declared.revision, at)
+        if self.row(config.key) is None:
+            self.rows[config.key] = new_row(self.policy(config), config.declared.revision, at)
         # A shared key may have been waiting for a config to probe it, or its pool may no longer be tripped as a whole.
-        self.touched.add(config.id)
+        self.touched.add(config.key)
         self.touched.update(key for key in config.keys[1:] if self.row(key) is not None)
 
-    def remove_config(self, config: Config, keys: Iterable[str]) -> None:
+    def remove_config(self, config: Config, keys: Iterable[Key]) -> None:
         """Remove a config from these keys; a shared row without members is deleted."""
         self._mark_changed(config.id)
         for key in keys:
@@ -165,32 +176,32 @@ class Draft:
 
     # Rows and timers
 
-    def set_stage(self, key: str, name: str, stage: Stage) -> None:
+    def set_stage(self, key: Key, name: str, stage: Stage) -> None:
         row = self.row(key)
         if row is None:
             return
         was, trip = getattr(row, name).trip, stage.trip
         if (was.tripped_at, was.probe, was.next_probe_at) != (trip.tripped_at, trip.probe, trip.next_probe_at):
             self.touched.add(key)
-        if "/" not in key:
-            self._mark_changed(key)
+        if key.kind == CONFIG:
+            self._mark_changed(key.id)
         changed: dict[str, Any] = {name: stage, "version": row.version + 1}
         self.rows[key] = replace(row, **changed)
 
-    def set_trip(self, key: str, name: str, trip: Trip, **changes: Any) -> None:
+    def set_trip(self, key: Key, name: str, trip: Trip, **changes: Any) -> None:
         row = self.row(key)
         if row is not None:
             self.set_stage(key, name, replace(getattr(row, name), trip=trip, **changes))
 
-    def set_permit(self, config_id: str, **changes: Any) -> None:
-        row = self.row(config_id)
+    def set_permit(self, config: Config, **changes: Any) -> None:
+        row = self.row(config.key)
         if row is not None:
-            self.touched.add(config_id)
-            self.rows[config_id] = replace(row, version=row.version + 1, **changes)
+            self.touched.add(config.key)
+            self.rows[config.key] = replace(row, version=row.version + 1, **changes)
 
-    def schedule(self, when: float, kind: str, key: str) -> None:
+    def schedule(self, when: float, kind: str, subject: Key) -> None:
         """Add a timer unless it is scheduled already. It may remain after the draft is discarded."""
-        timer = (when, kind, key)
+        timer = (when, kind, subject)
         if timer not in self.world.scheduled:
             self.world.scheduled.add(timer)
             heappush(self.world.timers, timer)
@@ -213,13 +224,13 @@ class Draft:
     def _mark_changed(self, config_id: str) -> None:
         """Remember what the sums include of a config, before it or the evidence of its row changes."""
         if config_id not in self.summed:
-            self.summed[config_id] = (self.config(config_id), self.row(config_id))
+            self.summed[config_id] = (self.config(config_id), self.row(config_key(config_id)))
 
     def _update_sums(self) -> None:
         """Update the sums from the changed rows."""
         counted, self.summed = self.summed, {}
         for config_id, (was, had) in counted.items():
-            config, row = self.config(config_id), self.row(config_id)
+            config, row = self.config(config_id), self.row(config_key(config_id))
             same = was is not None and config is not None and was.parents == config.parents
             for name in STAGES:
                 before: Stage | None = getattr(had, name) if had is not None and was is not None else None
@@ -242,14 +253,14 @@ class Draft:
             self._sums[key] = evidence.combined(total, change, policy)
 
 
-def _own_copy(mine: dict[str, set[str]], theirs: Mapping[str, set[str]], key: str) -> set[str]:
+def _own_copy(mine: dict[Name, set[str]], theirs: Mapping[Name, set[str]], key: Name) -> set[str]:
     """A set of the draft's own, which may be changed."""
     if key not in mine:
         mine[key] = set(theirs.get(key, ()))
     return mine[key]
 
 
-def _merge(theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
+def _merge(theirs: dict[Name, Any], ours: Mapping[Name, Any]) -> None:
     for key, value in ours.items():
         if value is None:
             theirs.pop(key, None)

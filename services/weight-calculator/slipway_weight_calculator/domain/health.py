@@ -6,12 +6,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Scope
 from slipway_weight_calculator.domain import evidence, trips, windows
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.rows import Boot, Config, Row, new_shared_row
+from slipway_weight_calculator.domain.rows import CONFIG, Boot, Config, Row, new_shared_row
 from slipway_weight_calculator.domain.trips import Failure, Trip
 
 LATE_CODE: Final = "late"
@@ -19,19 +20,19 @@ LATE_CODE: Final = "late"
 
 def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: float = 0.0) -> None:
     """Record a success in the config's own row and in shared ones. Optimized: most effective events end here."""
-    config_id, policy, rows, stored = config.id, draft.world.policies[config.profile], draft.rows, draft.world.rows
-    row: Row | None = rows.get(config_id, UNCHANGED)
+    own, policy, rows, stored = config.key, draft.world.policies[config.profile], draft.rows, draft.world.rows
+    row: Row | None = rows.get(own, UNCHANGED)
     if row is UNCHANGED:
-        row = stored.get(config_id)
+        row = stored.get(own)
     if row is None or name not in config.stages:
         return
-    if config_id not in draft.summed:
-        draft.summed[config_id] = (config, row)
+    if config.id not in draft.summed:
+        draft.summed[config.id] = (config, row)
     if name == "launch":
-        rows[config_id] = replace(row, launch=_after_success(row.launch, name, at, policy), version=row.version + 1)
+        rows[own] = replace(row, launch=_after_success(row.launch, name, at, policy), version=row.version + 1)
     elif name == "boot":
         boots = (*row.boots[1 - policy.boot_samples :], boot_seconds)
-        rows[config_id] = replace(
+        rows[own] = replace(
             row,
             boot=_after_success(row.boot, name, at, policy),
             version=row.version + 1,
@@ -39,7 +40,7 @@ def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: fl
             slow_seconds=_boot_quantile(row, boots, policy),
         )
     else:
-        rows[config_id] = replace(row, claim=_after_success(row.claim, name, at, policy), version=row.version + 1)
+        rows[own] = replace(row, claim=_after_success(row.claim, name, at, policy), version=row.version + 1)
     for key in config.credited[name]:
         shared: Row | None = rows.get(key, UNCHANGED)
         if shared is UNCHANGED:
@@ -55,7 +56,7 @@ def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: fl
             rows[key] = replace(shared, **changed)
 
 
-def charge(draft: Draft, config: Config, key: str, name: str, failure: Failure, *, place: bool) -> None:
+def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, *, place: bool) -> None:
     """Record a failure of a row's stage; `place`: the failure also counts against the location."""
     policy, at = draft.policy(config), failure.at
     row = draft.row(key)
@@ -70,16 +71,17 @@ def charge(draft: Draft, config: Config, key: str, name: str, failure: Failure, 
     if at >= stage.ok_at:
         # A quota that fails again as soon as it is used has been reached: the successes before prove nothing.
         proven = stage.window >= policy.proven_window and failure.scope is not Scope.QUOTA
-        trip = trips.failed(trip, failure, _trip_threshold(name, policy), key, policy, proven=proven)
+        trip = trips.failed(trip, failure, _trip_threshold(name, policy), _seed(key), policy, proven=proven)
     draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, failed=True, place=place))
 
 
 def count_folded(draft: Draft, config_id: str, name: str, by: int = 1) -> None:
     """Count a failure of a config, whatever its scope; `by` -1 undoes that. Unknown configs have no count."""
-    row = draft.row(config_id) if draft.config(config_id) is not None else None
-    if row is not None:
+    config = draft.config(config_id)
+    row = draft.row(config.key) if config is not None else None
+    if config is not None and row is not None:
         stage: Stage = getattr(row, name)
-        draft.set_stage(config_id, name, replace(stage, folded=stage.folded + by))
+        draft.set_stage(config.key, name, replace(stage, folded=stage.folded + by))
 
 
 # Late boots
@@ -87,7 +89,7 @@ def count_folded(draft: Draft, config_id: str, name: str, by: int = 1) -> None:
 
 def late_seconds(draft: Draft, config: Config) -> float:
     """Seconds after which a boot counts as late, from the boots observed of this config."""
-    policy, row = draft.world.policies[config.profile], draft.row(config.id)
+    policy, row = draft.world.policies[config.profile], draft.row(config.key)
     if row is None or not row.slow_seconds:
         return policy.late_seconds
     return max(policy.late_min_seconds, policy.late_factor * row.slow_seconds)
@@ -99,7 +101,7 @@ def begin_late(draft: Draft, config: Config, worker_id: str, boot: Boot, now: fl
     failure = Failure(
         now, Scope.IMAGE, LATE_CODE, True, worker_id, late=True, instance_id=boot.instance_id, console=boot.console
     )
-    for key in (boot.image, config.id):
+    for key in (boot.image, config.key):
         charge(draft, config, key, "boot", failure, place=True)
         row = draft.row(key)
         if row is not None:
@@ -115,7 +117,7 @@ def end_boot(
     *,
     registered: bool = False,
     failure: Failure | None = None,
-    charged: Collection[str] = (),
+    charged: Collection[Key] = (),
 ) -> None:
     """End a boot. A late one stays a failure of the `charged` keys and is withdrawn elsewhere.
 
@@ -125,7 +127,7 @@ def end_boot(
     if not boot.late:
         return
     policy = draft.policy(config)
-    for key in (boot.image, config.id):
+    for key in (boot.image, config.key):
         row = draft.row(key)
         if row is None:
             continue
@@ -152,7 +154,7 @@ def end_boot(
 # Recovery
 
 
-def recover(draft: Draft, config: Config, key: str, name: str, at: float) -> None:
+def recover(draft: Draft, config: Config, key: Key, name: str, at: float) -> None:
     """Recover a row after a successful probe.
 
     Its failures belong to the outage that has ended. They decay once more by the duration of the trip, so a long
@@ -178,7 +180,8 @@ def recover(draft: Draft, config: Config, key: str, name: str, at: float) -> Non
 def _bring_siblings_forward(draft: Draft, config: Config, tripped_at: float, at: float) -> None:
     """Bring the probes of siblings forward that tripped at the same time: their outage may have ended too."""
     for other_id in sorted(draft.members(config.pool) - {config.id}):
-        other, row = draft.config(other_id), draft.row(other_id)
+        other = draft.config(other_id)
+        row = draft.row(other.key) if other is not None else None
         if other is None or row is None or not row.launch.trip.tripped:
             continue
         if abs(row.launch.trip.tripped_at - tripped_at) <= draft.policy(other).sibling_seconds:
@@ -223,6 +226,11 @@ def _boot_quantile(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
     if len(boots) < policy.late_samples:
         return 0.0
     return sorted(boots)[max(0, ceil(policy.late_quantile * len(boots)) - 1)]
+
+
+def _seed(key: Key) -> str:
+    """Seed of the jitter of a row's first probe."""
+    return key.id if key.kind == CONFIG else key.text
 
 
 def _trip_threshold(name: str, policy: Policy) -> int:

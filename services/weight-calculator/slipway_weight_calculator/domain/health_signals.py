@@ -1,11 +1,14 @@
-"""Health signals of launch configs: apply, clear, expire, and drop those beyond a source's share of a pool. Pure."""
+"""Health signals of launch configs: apply, extend, clear, expire, and drop those beyond a source's share of a pool.
+Pure."""
 
-from slipway_common.events.scopes import credential_key, image_key
+from msgspec.structs import replace
+
+from slipway_common.events.scopes import config_key, credential_key, image_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner
 from slipway_weight_calculator.domain import health, signals, trips
 from slipway_weight_calculator.domain.draft import Draft
-from slipway_weight_calculator.domain.rows import STAGES, Config
+from slipway_weight_calculator.domain.rows import STAGES, Config, name_key, pool_key
 from slipway_weight_calculator.domain.signals import Signal
 
 
@@ -22,7 +25,7 @@ def apply(draft: Draft, event: SignalRaised, at: float, rules: Rules = DEFAULT_R
     problem = signals.problem(event, reached, configs, live, at, rules)
     if problem or is_for_provisioner(event):
         return problem
-    draft.touched |= reached
+    draft.touched |= {configs[config_id].key for config_id in reached}
     if event.kind == "recovered":
         for key in signals.cleared(event, live):
             _drop(draft, key, live[key])
@@ -30,6 +33,19 @@ def apply(draft: Draft, event: SignalRaised, at: float, rules: Rules = DEFAULT_R
             health.bring_forward(draft, configs[config_id], STAGES, at, by=trips.brought_forward_by_signal)
     draft.set_signal(*signals.signal_of(event, reached, at))
     return ""
+
+
+def extend(draft: Draft, config: Config, now: float) -> None:
+    """Extend the live signals on other revisions of a config's name to it, if they are about it too.
+
+    A launch config that is down stays down when its image changes; a signal on the image before ends with that.
+    """
+    siblings = draft.members(config.name) - {config.id}
+    for signal in {signal.key: signal for id_ in sorted(siblings) for signal in draft.signals_on(id_)}.values():
+        if signal.until > now and signals.is_about(signal.target_kind, signal.target_id, config):
+            draft.touched.add(config.key)
+            reached = tuple(sorted({*signal.configs, config.id}))
+            draft.set_signal(signal.key, replace(signal, configs=reached))
 
 
 def enforce_shares(draft: Draft, config_id: str, now: float, rules: Rules = DEFAULT_RULES) -> list[tuple[Signal, str]]:
@@ -40,7 +56,7 @@ def enforce_shares(draft: Draft, config_id: str, now: float, rules: Rules = DEFA
     dropped = []
     found = (draft.world.configs.get(config_id), draft.config(config_id))
     for pool_id in sorted({config.declared.pool_id for config in found if config is not None}):
-        ids = sorted(draft.members(f"pool/{pool_id}"))
+        ids = sorted(draft.members(pool_key(pool_id)))
         configs = {id_: config for id_ in ids if (config := draft.config(id_)) is not None}
         live = {signal.key: signal for id_ in configs for signal in draft.signals_on(id_) if signal.until > now}
         for key, why in signals.exceeding_share(pool_id, configs, live, rules) if live else ():
@@ -57,7 +73,7 @@ def expire(draft: Draft, key: str, when: float, now: float) -> None:
 
 
 def _drop(draft: Draft, key: str, signal: Signal) -> None:
-    draft.touched.update(signal.configs)
+    draft.touched.update(map(config_key, signal.configs))
     draft.set_signal(key, None)
 
 
@@ -65,9 +81,9 @@ def _candidates(draft: Draft, event: SignalRaised, booting: str) -> dict[str, Co
     """Configs that a signal may reach, and the others of their pools, of which it may trip only a share."""
     target = event.target_id
     ids: set[str] = {
-        "config": {target},
+        "config": {target} | draft.members(name_key(target)),
         "worker": {booting},
-        "pool": draft.members(f"pool/{target}"),
+        "pool": draft.members(pool_key(target)),
         "account": draft.members(credential_key(target)),
         "image": draft.members(image_key(target)),
         "zone": {*draft.world.configs, *draft.configs},

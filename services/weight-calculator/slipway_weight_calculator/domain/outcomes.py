@@ -5,11 +5,11 @@ from heapq import heappush
 from typing import Any, Final
 
 from slipway_common.events import worker
-from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
 from slipway_weight_calculator.domain import blame, health, health_signals, probes
 from slipway_weight_calculator.domain.draft import Draft
-from slipway_weight_calculator.domain.rows import Boot, Config
+from slipway_weight_calculator.domain.rows import UNDECLARED, Boot, Config
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, Failure
 
 OK, FAILED = Result.OK, Result.FAILED
@@ -71,7 +71,7 @@ def _registered(draft: Draft, config: Config, event: worker.WorkerRegistered, at
     if boot is not None and boot.late and boot.permit is not None:
         # A probe that counted as failed because it was late has succeeded.
         for key, name, _ in draft.trips_on(config):
-            if name == "boot" and key in (boot.image, config.id):
+            if name == "boot" and key in (boot.image, config.key):
                 health.recover(draft, config, key, name, at)
     if event.probe_permit is not None:
         probes.extend(draft, config, event.probe_permit, at)
@@ -91,7 +91,7 @@ def _ended(draft: Draft, config: Config, event: worker.WorkerStopping | worker.W
     if boot is not None and outcome is not None and outcome.stage is BOOT:
         charged, failure = _charged_keys(draft, config, outcome), _failure(event, outcome, at)
         health.end_boot(draft, config, event.worker_id, boot, at, failure=failure, charged=charged)
-        _fail(draft, config, event, outcome, at, already_charged=(boot.image, config.id) if boot.late else ())
+        _fail(draft, config, event, outcome, at, already_charged=(boot.image, config.key) if boot.late else ())
     else:
         if boot is not None:
             health.end_boot(draft, config, event.worker_id, boot, at)
@@ -114,10 +114,10 @@ def _fail(
     outcome: Outcome | None,
     at: float,
     *,
-    already_charged: Collection[str] = (),
+    already_charged: Collection[Key] = (),
 ) -> None:
     """Record a failed outcome or an end without one. Every failure counts as folded, whatever its scope."""
-    charged: tuple[str, ...] = ()
+    charged: tuple[Key, ...] = ()
     if outcome is not None and outcome.result is FAILED and outcome.stage is not worker.Stage.UNKNOWN:
         name, charged = outcome.stage.value, _charged_keys(draft, config, outcome)
         failure = _failure(event, outcome, at)
@@ -129,11 +129,11 @@ def _fail(
         probes.settle(draft, config, event.probe_permit, at, outcome, charged, ended=True)
 
 
-def _charged_keys(draft: Draft, config: Config, outcome: Outcome) -> tuple[str, ...]:
+def _charged_keys(draft: Draft, config: Config, outcome: Outcome) -> tuple[Key, ...]:
     """Keys that a failed outcome is charged to; none for a stage that is not evaluated."""
     if outcome.stage.value not in config.stages:
         return ()
-    return blame.charged(outcome, config.id, config.shared, draft.members)
+    return blame.charged(outcome, config.key, config.shared, draft.members)
 
 
 def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
@@ -159,18 +159,29 @@ def _boot_late(draft: Draft, worker_id: str, when: float, now: float) -> None:
         return
     health.begin_late(draft, config, worker_id, boot, now)
     if boot.permit is not None:
-        probes.settle(draft, config, boot.permit, now, LATE, (boot.image, config.id), ended=True)
+        probes.settle(draft, config, boot.permit, now, LATE, (boot.image, config.key), ended=True)
 
 
-def _forget(draft: Draft, config_id: str, when: float, now: float) -> None:
-    """Delete a config that was archived long ago, with its row and boots."""
-    config = draft.config(config_id)
-    if config is None or not config.archived_at or config.archived_at + FORGOTTEN_AFTER_SECONDS != when:
+def _forget_undeclared(draft: Draft, own: Key, when: float, now: float) -> None:
+    """Forget a config that was never declared."""
+    config = draft.config(own.id)
+    if config is None or config.declared.state != UNDECLARED:
         return
+    if config.archived_at + probes.UNDECLARED_KEPT_SECONDS == when:
+        forget(draft, config, now)
+
+
+def forget(draft: Draft, config: Config, now: float) -> None:
+    """Delete a config with its row, its boots and its probe; others may then probe the keys that they shared."""
+    for worker_id in [*draft.world.boots, *draft.boots]:
+        boot = draft.boot(worker_id)
+        if boot is not None and boot.config_id == config.id:
+            health.end_boot(draft, config, worker_id, boot, now)
+    row = draft.row(config.key)
+    if row is not None:
+        probes.abandon(draft, config.id, row.permit, now)
     draft.remove_config(config, config.groups)
-    draft.configs[config_id] = draft.rows[config_id] = None
-    boots = {**draft.world.boots, **draft.boots}
-    draft.boots |= {id_: None for id_, boot in boots.items() if boot is not None and boot.config_id == config_id}
+    draft.configs[config.id] = draft.rows[config.key] = None
 
 
 EVENT_HANDLERS: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None]]] = {
@@ -184,12 +195,12 @@ EVENT_HANDLERS: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None
     worker.WorkerStopped: _stopped,
     worker.WorkerLost: _ended,
 }
-TIMER_HANDLERS: Final[dict[str, Callable[[Draft, str, float, float], None]]] = {
+TIMER_HANDLERS: Final[dict[str, Callable[[Draft, Any, float, float], None]]] = {
     "probe": probes.probe_due,
     "pool": probes.pool_probe_due,
     "permit": probes.permit_unspent,
     "lost": probes.permit_lost,
     "boot": _boot_late,
     "signal": health_signals.expire,
-    "forget": _forget,
+    "forget": _forget_undeclared,
 }

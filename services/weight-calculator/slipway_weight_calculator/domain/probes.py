@@ -1,20 +1,24 @@
 """Probes of tripped rows: schedule, issue of permits, and resolution of permits. Pure.
 
-A permit covers every tripped stage of its config. The trips hold its name until they are resolved by an outcome of its
+A permit covers every tripped stage of its config. The trips hold its probe until they are resolved by an outcome of its
 worker or by its loss. Timers are derived from the state; a timer whose time does not match the state does nothing.
 """
 
 from collections.abc import Collection, Iterable
 from math import inf
+from typing import Final
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.scopes import Key, config_key
 from slipway_common.events.worker import Outcome, Result
 from slipway_weight_calculator.domain import health, signals, trips
 from slipway_weight_calculator.domain.draft import ActiveTrip, Draft
-from slipway_weight_calculator.domain.rows import Config, Row
-from slipway_weight_calculator.domain.trips import Trip
+from slipway_weight_calculator.domain.rows import UNDECLARED, Config, Row
+from slipway_weight_calculator.domain.trips import Probe, Trip
+
+UNDECLARED_KEPT_SECONDS: Final = 8 * 86_400.0
+"""Retention of a config that is known from outcomes only; its last workers have ended by then."""
 
 Turn = tuple[float, float, str]
 """Sort key and config id of a candidate for a probe."""
@@ -22,7 +26,7 @@ Turn = tuple[float, float, str]
 
 def is_ready(draft: Draft, config: Config, active: Iterable[ActiveTrip]) -> bool:
     """True if the current probe permit is unspent and covers every tripped stage of the config."""
-    row = draft.row(config.id)
+    row = draft.row(config.key)
     if row is None or not row.ready or row.spent:
         return False
     return all(trip.probe == _probe(config, row) for _, _, trip in active)
@@ -33,22 +37,23 @@ def schedule(draft: Draft) -> None:
     touched, draft.touched = draft.touched, set()
     configs, pools = set(), set()
     for key in touched:
-        configs |= draft.members(key) if "/" in key else {key}
+        configs |= draft.affected(key)
     for config_id in configs:
-        config, row = draft.config(config_id), draft.row(config_id)
+        config = draft.config(config_id)
+        row = draft.row(config.key) if config is not None else None
         if config is None or row is None:
             continue
         pools.add(config.pool)
-        if config.archived_at:
-            draft.schedule(config.archived_at + FORGOTTEN_AFTER_SECONDS, "forget", config_id)
+        if config.declared.state == UNDECLARED:
+            draft.schedule(config.archived_at + UNDECLARED_KEPT_SECONDS, "forget", config.key)
         active = draft.trips_on(config)
         for key, _, trip in active:
             if trip.next_probe_at:
                 draft.schedule(trip.next_probe_at, "probe", key)
         if active and row.ready:
-            draft.schedule(row.lost_at, "lost", config_id)
+            draft.schedule(row.lost_at, "lost", config.key)
             if not row.spent:
-                draft.schedule(row.permit_at + draft.policy(config).permit_seconds, "permit", config_id)
+                draft.schedule(row.permit_at + draft.policy(config).permit_seconds, "permit", config.key)
     for key in pools:
         due, _ = _pool_probe_at(draft, key)
         if due < inf:
@@ -60,11 +65,11 @@ def schedule(draft: Draft) -> None:
 
 def spend(draft: Draft, config: Config, permit: int, at: float) -> None:
     """Mark a permit spent, as a worker was requested with it."""
-    row = draft.row(config.id)
+    row = draft.row(config.key)
     if row is None or permit != row.permit or row.spent:
         return
     lost_at = at + draft.policy(config).probe_timeout_seconds
-    draft.set_permit(config.id, ready=True, spent=True, lost_at=lost_at)
+    draft.set_permit(config, ready=True, spent=True, lost_at=lost_at)
     # A permit that was withdrawn meanwhile again covers the trips that no other probe covers.
     for key, name, trip in draft.trips_on(config):
         if not trip.probe:
@@ -73,11 +78,11 @@ def spend(draft: Draft, config: Config, permit: int, at: float) -> None:
 
 def extend(draft: Draft, config: Config, permit: int, at: float) -> None:
     """Postpone the loss of the newest permit after an event of its holder."""
-    row = draft.row(config.id)
+    row = draft.row(config.key)
     if row is not None and row.ready and permit == row.permit:
         lost_at = at + draft.policy(config).probe_timeout_seconds
-        draft.rows[config.id] = replace(row, version=row.version + 1, lost_at=lost_at)
-        draft.schedule(lost_at, "lost", config.id)
+        draft.rows[config.key] = replace(row, version=row.version + 1, lost_at=lost_at)
+        draft.schedule(lost_at, "lost", config.key)
 
 
 def settle(
@@ -86,12 +91,12 @@ def settle(
     permit: int,
     at: float,
     outcome: Outcome | None,
-    charged: Collection[str] = (),
+    charged: Collection[Key] = (),
     *,
     ended: bool = False,
 ) -> None:
     """Resolve the trips that wait for the newest permit; `ended`: no more events of its holder will arrive."""
-    row = draft.row(config.id)
+    row = draft.row(config.key)
     if row is None or permit != row.permit:
         return
     probe, policy = _probe(config, row), draft.policy(config)
@@ -112,7 +117,7 @@ def settle(
             continue
         resolved = True
     if row.ready and (resolved or ended):
-        draft.set_permit(config.id, ready=False, unanswered_at=0.0 if answered else at)
+        draft.set_permit(config, ready=False, unanswered_at=0.0 if answered else at)
 
 
 def abandon(draft: Draft, config_id: str, permit: int, now: float) -> None:
@@ -127,7 +132,7 @@ def return_permit(draft: Draft, known: Config, config: Config, now: float) -> No
 
     These are the permit of a config that is not active, and probes of keys that the config no longer shares.
     """
-    row = draft.row(known.id)
+    row = draft.row(known.key)
     if row is None or not row.ready:
         return
     unspendable = not config.active and not row.spent
@@ -135,52 +140,51 @@ def return_permit(draft: Draft, known: Config, config: Config, now: float) -> No
         if trip.probe == _probe(known, row) and (unspendable or key not in config.keys):
             draft.set_trip(key, name, trips.released(trip, now))
     if unspendable:
-        draft.set_permit(known.id, ready=False, unanswered_at=now)
+        draft.set_permit(known, ready=False, unanswered_at=now)
 
 
 # Timers
 
 
-def probe_due(draft: Draft, key: str, when: float, now: float) -> None:
+def probe_due(draft: Draft, key: Key, when: float, now: float) -> None:
     """Issue the due probe of a row to the first of its configs that nothing else blocks."""
     row = draft.row(key)
     if row is None:
         return
     due = [trip.tripped_at for trip in (row.launch.trip, row.boot.trip, row.claim.trip) if trip.next_probe_at == when]
     if due:
-        members = draft.members(key) if "/" in key else {key}
-        _issue_first(draft, [_turn(draft, member, min(due)) for member in members], when, now)
+        _issue_first(draft, [_turn(draft, member, min(due)) for member in draft.affected(key)], when, now)
 
 
-def pool_probe_due(draft: Draft, key: str, when: float, now: float) -> None:
+def pool_probe_due(draft: Draft, key: Key, when: float, now: float) -> None:
     """Issue the due probe of a pool that is tripped as a whole."""
     due, turns = _pool_probe_at(draft, key)
     if due == when:
         _issue_first(draft, turns, when, now, early=True)
 
 
-def permit_unspent(draft: Draft, config_id: str, when: float, now: float) -> None:
+def permit_unspent(draft: Draft, own: Key, when: float, now: float) -> None:
     """Withdraw an unspent permit of a shared row: its pool has no demand, and other configs wait for the answer."""
-    config, row = draft.config(config_id), draft.row(config_id)
+    config, row = draft.config(own.id), draft.row(own)
     if config is None or row is None or not row.ready or row.spent:
         return
     if when != row.permit_at + draft.policy(config).permit_seconds:
         return
     waiting = [(k, name, trip) for k, name, trip in draft.trips_on(config) if trip.probe == _probe(config, row)]
-    others = {other for key, _, _ in waiting if key != config_id for other in draft.members(key)} - {config_id}
+    others = {other for key, _, _ in waiting if key != own for other in draft.members(key)} - {own.id}
     if any((other := draft.config(c)) is not None and other.active for c in others):
-        draft.set_permit(config_id, ready=False, unanswered_at=now)
+        draft.set_permit(config, ready=False, unanswered_at=now)
         for key, name, trip in waiting:
             draft.set_trip(key, name, trips.released(trip, now))
 
 
-def permit_lost(draft: Draft, config_id: str, when: float, now: float) -> None:
+def permit_lost(draft: Draft, own: Key, when: float, now: float) -> None:
     """Abandon a probe of which no event has arrived in time."""
-    config, row = draft.config(config_id), draft.row(config_id)
+    config, row = draft.config(own.id), draft.row(own)
     if config is None or row is None or not row.ready or row.lost_at != when:
         return
     if any(trip.probe == _probe(config, row) for _, _, trip in draft.trips_on(config)):
-        abandon(draft, config_id, row.permit, now)
+        abandon(draft, own.id, row.permit, now)
 
 
 def _issue_first(draft: Draft, turns: Iterable[Turn], when: float, now: float, *, early: bool = False) -> None:
@@ -195,7 +199,7 @@ def _issue(draft: Draft, config: Config, when: float, now: float, *, early: bool
 
     An unspent permit is replaced when another row trips, so that one probe answers for all of them.
     """
-    row, active = draft.row(config.id), draft.trips_on(config)
+    row, active = draft.row(config.key), draft.trips_on(config)
     if row is None or not active or not config.active or is_ready(draft, config, active):
         return False
     if signals.down_signal(draft.signals_on(config.id)) is not None:
@@ -205,13 +209,13 @@ def _issue(draft: Draft, config: Config, when: float, now: float, *, early: bool
     if not early and any(trip.next_probe_at > when for _, _, trip in active):
         return False
     lost_at = now + draft.policy(config).permit_expiry_seconds
-    draft.set_permit(config.id, permit=row.permit + 1, permit_at=now, ready=True, spent=False, lost_at=lost_at)
+    draft.set_permit(config, permit=row.permit + 1, permit_at=now, ready=True, spent=False, lost_at=lost_at)
     for key, name, trip in active:
-        draft.set_trip(key, name, trips.issued(trip, f"{config.id}#{row.permit + 1}", now))
+        draft.set_trip(key, name, trips.issued(trip, Probe(config.id, row.permit + 1), now))
     return True
 
 
-def _pool_probe_at(draft: Draft, key: str) -> tuple[float, list[Turn]]:
+def _pool_probe_at(draft: Draft, key: Key) -> tuple[float, list[Turn]]:
     """Time of the next probe of a pool that is tripped as a whole, and the candidates for it.
 
     Such a pool gets one attempt per `pool_probe_seconds` whatever the delays of its trips have grown to; a probe
@@ -220,7 +224,8 @@ def _pool_probe_at(draft: Draft, key: str) -> tuple[float, list[Turn]]:
     """
     last, every, waiting = 0.0, inf, []
     for config_id in draft.members(key):
-        config, row = draft.config(config_id), draft.row(config_id)
+        config = draft.config(config_id)
+        row = draft.row(config.key) if config is not None else None
         if config is None or row is None or not config.active:
             continue
         active = draft.trips_on(config)
@@ -243,13 +248,13 @@ def _pool_probe_at(draft: Draft, key: str) -> tuple[float, list[Turn]]:
 
 def _turn(draft: Draft, config_id: str, tripped_at: float) -> Turn:
     """Sort key for probing: the busiest config first, because it spends a permit at once."""
-    row = draft.row(config_id)
+    row = draft.row(config_key(config_id))
     return (inf, 0.0, config_id) if row is None else (_unanswered_since(row, tripped_at), -row.launch.at, config_id)
 
 
-def _probe(config: Config, row: Row) -> str:
-    """Name of a config's newest permit, as trips hold it."""
-    return f"{config.id}#{row.permit}"
+def _probe(config: Config, row: Row) -> Probe:
+    """Probe of a config's newest permit, as trips hold it."""
+    return Probe(config.id, row.permit)
 
 
 def _unanswered_since(row: Row, tripped_at: float) -> float:
@@ -262,4 +267,4 @@ def _unanswered_since(row: Row, tripped_at: float) -> float:
 
 def _is_probed(trip: Trip, config: Config, row: Row) -> bool:
     """True if a probe is in flight or permitted, other than by the config's own unspent permit."""
-    return trip.probe != "" and not (row.ready and not row.spent and trip.probe == _probe(config, row))
+    return trip.probe is not None and not (row.ready and not row.spent and trip.probe == _probe(config, row))

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key
 from slipway_common.events.weight import (
     BOUNDLESS,
     HEALTHY,
@@ -22,7 +22,7 @@ from slipway_weight_calculator.domain import probes, signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage, masses
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.rows import STAGES, Config, new_row
+from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Config, new_row
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import Failure, Trip
 from slipway_weight_calculator.domain.weights import chances, weight
@@ -34,7 +34,7 @@ SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("laun
 
 def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] | None = None) -> WeightChanged:
     """The complete published state of a config at `now`."""
-    policy, row = known.policy(config), known.row(config.id) or new_row(known.policy(config))
+    policy, row = known.policy(config), known.row(config.key) or new_row(known.policy(config))
     live = [signal for signal in known.signals_on(config.id) if signal.until > now and signal.kind != "recovered"]
     likely = chances(known, config, now)
     health = math.prod(likely.values()) * signals.health_factor(live)
@@ -43,14 +43,16 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
     if cap is not None and cap < stages["launch"].window:
         stages["launch"] = msgspec.structs.replace(stages["launch"], window=int(cap))
     active, down = known.trips_on(config), signals.down_signal(live)
-    key, stage, trip = active[0] if active else ("", None, None)
+    key, stage, trip = active[0] if active else (config.key, None, None)
     due = [trip.next_probe_at for _, _, trip in active]
     may_probe = bool(active) and down is None
     ready = may_probe and probes.is_ready(known, config, active)
     running = may_probe and not ready and row.ready and row.spent
     probe = f"probe {row.permit} may launch" if ready else f"probe {row.permit} is running" if running else ""
+    by = Key("signal", "") if down is not None else Key("", "") if key == config.key else key
     return WeightChanged(
         launch_config_id=config.id,
+        name=config.declared.name,
         pool_id=config.declared.pool_id,
         config_revision=config.declared.revision,
         weight=weight(config.declared.base_weight, config.declared.price_factor, health, policy),
@@ -58,7 +60,8 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         stages=stages,
         state=HEALTHY if not active and down is None else PROBING if probe else TRIPPED,
         tripped_stage=stage,
-        tripped_by="signal" if down is not None else "" if key == config.id else key,
+        tripped_by=by.kind,
+        tripped_by_id=by.id,
         tripped_since=_time(down.since if down else min((t.tripped_at for _, _, t in active), default=0.0)),
         probe_permit=row.permit if row.permit_at else None,
         probe_ready=ready,
@@ -85,7 +88,8 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
             window = max(1, int(stage.window)) if (kind, name) in NEW_SHARED_WINDOWS else BOUNDLESS
             found.append(
                 SharedWindow(
-                    key=key,
+                    kind=kind,
+                    id=key.id,
                     stage=name,
                     version=row.version,
                     window=window,
@@ -144,7 +148,7 @@ def _time(seconds: float) -> datetime | None:
 
 
 def _reason(
-    key: str,
+    key: Key,
     trip: Trip | None,
     probe: str,
     down: Signal | None,
@@ -155,7 +159,7 @@ def _reason(
     if down is not None:
         return f"{TRIPPED}: {_signal_text(down)}"
     if trip is not None:
-        cause = f"{key}: {_cause(trip)}" if "/" in key else _cause(trip)
+        cause = f"{key}: {_cause(trip)}" if key.kind != CONFIG else _cause(trip)
         return f"{TRIPPED}: {cause}; {probe}" if probe else f"{TRIPPED}: {cause}"
     weak = [
         f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY_PROBABILITY

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.percent import decoded
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
     Outcome,
@@ -40,7 +41,7 @@ from slipway_weight_calculator.domain import probes, signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, Policy, faster
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row
-from slipway_weight_calculator.domain.world import World, advance, apply_signal, archive, commit, declare, fold
+from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold, forget
 
 DEFAULT: Final = "default"
 ORDER_SECONDS: Final = 120.0  # a log is in the order of arrival, and events arrive sooner than that
@@ -137,7 +138,7 @@ class Tally(msgspec.Struct, kw_only=True):
 class Start(msgspec.Struct):
     """A start in flight: the rows whose windows it counts in, its stage, and whether the policy allowed it."""
 
-    keys: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     stage: str | None = None
     allowed: bool = True
     permit: int | None = None
@@ -246,7 +247,7 @@ class Replay:
         self.trips: dict[str, list[tuple[float, float]]] = {}
         self.refused = 0
         self._starts: dict[str, Start] = {}
-        self._in_flight: Counter[tuple[str, str]] = Counter()
+        self._in_flight: Counter[tuple[Key, str]] = Counter()
 
     def add(self, record: Recorded) -> None:
         """Add one event, not a duplicate; time moves forward to it, never back."""
@@ -282,7 +283,8 @@ class Replay:
     def digest(self) -> str:
         """Hash of the state at the end; the same for the same log and policy."""
         found = hashlib.blake2b(digest_size=16)
-        for values in (self.world.rows, self.world.boots, self.world.signals):
+        state: tuple[Mapping[Any, Any], ...] = (self.world.rows, self.world.boots, self.world.signals)
+        for values in state:
             for key in sorted(values):
                 found.update(msgspec.json.encode((key, values[key])) + b"\n")
         return found.hexdigest()
@@ -295,13 +297,10 @@ class Replay:
 
     def observe(self, draft: Draft, now: float) -> None:
         """Record the times at which configs trip and recover."""
-        touched = set(draft.configs)
+        touched = {*draft.configs, *draft.signalled()}
         for key, row in draft.rows.items():
             if _is_tripped(row) is not _is_tripped(self.world.rows.get(key)):
-                touched |= draft.members(key) if "/" in key else {key}
-        for key in draft.signals:
-            for signal in (self.world.signals.get(key), draft.signals[key]):
-                touched |= set(signal.configs) if signal is not None else set()
+                touched |= draft.affected(key)
         for config_id in touched:
             config, periods = draft.config(config_id), self.trips.setdefault(config_id, [])
             lasting = bool(periods) and not periods[-1][1]
@@ -314,7 +313,7 @@ class Replay:
     def _fold(self, draft: Draft, record: Recorded) -> None:
         event = record.event
         if event is None:
-            archive(draft, record.subject, self.now)
+            forget(draft, decoded(record.subject)[0], self.now)
         elif isinstance(event, LaunchConfigState):
             declare(draft, event, self.now)
         elif isinstance(event, SignalRaised):
@@ -348,7 +347,8 @@ class Replay:
         start, tally = Start(), self._tally(event.launch_config_id)
         if not isinstance(event, WorkerRequested):
             return start
-        config, row = draft.config(event.launch_config_id), draft.row(event.launch_config_id)
+        config = draft.config(event.launch_config_id)
+        row = draft.row(config.key) if config is not None else None
         if config is not None and row is not None:
             start.keys = config.keys
             if self._is_down(draft, config.id):
@@ -369,9 +369,9 @@ class Replay:
         Starts in flight in an earlier stage will arrive in the later ones, so they count there too. Failures need no
         place, because every failure is folded already.
         """
-        row, upstream = draft.row(config.id), 0
+        row, upstream = draft.row(config.key), 0
         for stage in STAGES:
-            upstream += self._in_flight[config.id, stage]
+            upstream += self._in_flight[config.key, stage]
             if row is not None and upstream >= max(1, int(getattr(row, stage).window)):
                 return False
         for kind, stage in NEW_SHARED_WINDOWS:

@@ -9,13 +9,19 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
 from slipway_common.events.worker import WorkerEvent
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
 
 STAGES: Final = ("launch", "boot", "claim")
+CONFIG: Final = "config"
+UNDECLARED: Final = "undeclared"
+"""State of a config that is known from outcomes only."""
+
+Location = tuple[str, ...]
+"""Key of a sum of evidence: profile, kind and id of a place, and stage."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,7 +55,7 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     config_id: str
-    image: str
+    image: Key
     at: float
     late_at: float
     instance_id: str = ""
@@ -59,35 +65,46 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Config(msgspec.Struct, frozen=True, gc=False):
-    """A launch config as declared, with the values that `config_of` derives from it.
+    """A launch config's revision as declared, with the values that `config_of` derives from it.
 
     `archived_at` is 0 unless the config is archived; a config that is known from outcomes only (revision 0) counts as
-    archived until it is declared. `shared` maps a kind to the key that the config shares with others; `keys` are all
-    rows whose trips apply to it, its own first; `groups` are the keys that list it as a member, `pool` first. `stages`
-    are the stages that are evaluated. `credited` maps a stage to the shared rows that its successes are credited to,
-    `parents` to the sums that its prior is computed from: pool, account, zone.
+    archived until it is declared. `key` is that of its own row. `shared` maps a kind to the key that the config shares
+    with others; `keys` are all rows whose trips apply to it, its own first; `groups` are the keys that list it as a
+    member: its pool, its name and the shared ones. `stages` are the stages that are evaluated. `credited` maps a stage
+    to the shared rows that its successes are credited to, `parents` to the sums that its prior is computed from: pool,
+    account, zone.
     """
 
     declared: LaunchConfigState
     archived_at: float
     id: str
+    key: Key
     active: bool
     profile: str
-    pool: str
-    shared: dict[str, str]
-    keys: tuple[str, ...]
-    groups: tuple[str, ...]
+    pool: Key
+    name: Key
+    shared: dict[str, Key]
+    keys: tuple[Key, ...]
+    groups: tuple[Key, ...]
     stages: tuple[str, ...]
-    credited: dict[str, tuple[str, ...]]
-    parents: dict[str, tuple[str, ...]]
+    credited: dict[str, tuple[Key, ...]]
+    parents: dict[str, tuple[Location, ...]]
+
+
+def pool_key(pool_id: str) -> Key:
+    return Key("pool", pool_id)
+
+
+def name_key(name: str) -> Key:
+    """Key of a launch config's name, which groups its revisions."""
+    return Key("name", name)
 
 
 def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
     # Drops the event type, so that the value equals the one read back from the database.
     state = LaunchConfigState(**{name: getattr(declared, name) for name in LaunchConfigState.__struct_fields__})
-    zone = f"zone/{state.region}/{state.zone}"
-    pool = f"pool/{state.pool_id}"
-    parents = [f"{state.profile}/{place}" for place in (pool, f"account/{state.account_id}", zone)]
+    key, pool, name = config_key(state.launch_config_id), pool_key(state.pool_id), name_key(state.name)
+    places: tuple[Location, ...] = (pool, ("account", state.account_id), ("zone", state.region, state.zone))
     shared = {
         "image": image_key(state.image_revision),
         "quota": quota_key(state.account_id, state.region, state.instance_type),
@@ -97,15 +114,17 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
         declared=state,
         archived_at=archived_at,
         id=state.launch_config_id,
+        key=key,
         active=state.state == "active",
         profile=state.profile,
         pool=pool,
+        name=name,
         shared=shared,
-        keys=(state.launch_config_id, *shared.values()),
-        groups=(pool, *shared.values()),
+        keys=(key, *shared.values()),
+        groups=(pool, name, *shared.values()),
         stages=tuple(name for name in STAGES if name != "claim" or state.claim_evidence != "none"),
         credited={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()},
-        parents={stage: tuple(f"{parent}/{stage}" for parent in parents) for stage in STAGES},
+        parents={stage: tuple((state.profile, *place, stage) for place in places) for stage in STAGES},
     )
 
 
@@ -117,6 +136,7 @@ def undeclared(event: WorkerEvent, at: float) -> Config:
     return config_of(
         LaunchConfigState(
             launch_config_id=event.launch_config_id,
+            name=event.launch_config_id.partition("@")[0],  # an id is "name@hash"
             pool_id=event.pool_id,
             account_id=event.account_id,
             region="",
@@ -125,7 +145,7 @@ def undeclared(event: WorkerEvent, at: float) -> Config:
             image_revision=event.image_revision,
             base_weight=1.0,
             price_factor=1.0,
-            state="undeclared",
+            state=UNDECLARED,
             revision=0,
         ),
         archived_at=at,

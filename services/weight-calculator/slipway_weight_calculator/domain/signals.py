@@ -1,5 +1,7 @@
 """Signals from external sources: the configs they reach, whether they are accepted, and their effect. Pure.
 
+A signal on a launch config reaches all revisions of that name; one on "name@hash" reaches that revision.
+
 A config's health is multiplied by the lowest factor of any live signal, so signals never add up and never raise a
 weight above what outcomes allow. `down` trips the config until it expires or its source clears it; `capacity_hint` caps
 the launch window. `recovered` clears the earlier signals of its source on the target and has tripped configs probed at
@@ -14,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.percent import encoded
 from slipway_common.base.redaction import redacted
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import CAPS, KINDS, TTL_SECONDS_MAX
@@ -24,7 +27,8 @@ REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A signal in effect from `since` to `until`, for the configs that it reached when it arrived."""
+    """A signal in effect from `since` to `until`, for the configs that it reached when it arrived, and those that have
+    come since under the names of these."""
 
     source: str
     kind: str
@@ -62,19 +66,30 @@ def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "
 
     `booting` is the config of the worker that the signal names, while the worker boots.
     """
-    match: dict[str, Iterable[str]] = {
-        "config": (c.id for c in configs.values() if c.id == event.target_id),
-        "pool": (c.id for c in configs.values() if c.declared.pool_id == event.target_id),
-        "zone": (
-            c.id
-            for c in configs.values()
-            if event.target_id in (c.declared.zone, f"{c.declared.region}/{c.declared.zone}")
-        ),
-        "account": (c.id for c in configs.values() if c.declared.account_id == event.target_id),
-        "image": (c.id for c in configs.values() if c.declared.image_revision == event.target_id),
-        "worker": (c.id for c in configs.values() if c.id == booting),
-    }
-    return frozenset(c for c in match.get(event.target_kind, ()) if not configs[c].archived_at)
+    found = (
+        config
+        for config in configs.values()
+        if (event.target_kind == "worker" and config.id == booting)
+        or is_about(event.target_kind, event.target_id, config)
+    )
+    return frozenset(config.id for config in found if not config.archived_at)
+
+
+def is_about(target_kind: str, target_id: str, config: Config) -> bool:
+    """True if the target of a signal, other than a worker, includes the config."""
+    declared = config.declared
+    match target_kind:
+        case "config":
+            return target_id in (declared.name, config.id)
+        case "pool":
+            return declared.pool_id == target_id
+        case "zone":
+            return target_id in (declared.zone, encoded(declared.region, declared.zone))
+        case "account":
+            return declared.account_id == target_id
+        case "image":
+            return declared.image_revision == target_id
+    return False
 
 
 def problem(
@@ -177,15 +192,17 @@ def _over_share(
 ) -> str:
     """Text about a source that trips more than its share of a pool; empty if it does not.
 
-    The share applies to the active configs of the pool and to all declared ones, since those may become active again.
+    The share applies to the active launch configs of the pool and to all declared ones, since those may become active
+    again. A launch config counts once, whatever number of its revisions is tripped.
     """
     source = rules.sources.get(source_name, rules.unnamed)
     max_share = source.max_share if source is not None else 0.0
     declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
-    for word, those in (("active", {c.id for c in declared if c.active}), ("declared", {c.id for c in declared})):
-        count = len(those.intersection(tripped))
-        if count > max_share * len(those):
-            return f"{count} of {len(those)} {word} configs of pool {pool_id!r}; at most {max_share:.0%}"
+    for word, those in (("active", [c for c in declared if c.active]), ("declared", declared)):
+        names = {c.name for c in those}
+        count = len({c.name for c in those if c.id in tripped})
+        if count > max_share * len(names):
+            return f"{count} of {len(names)} {word} launch configs of pool {pool_id!r}; at most {max_share:.0%}"
     return ""
 
 

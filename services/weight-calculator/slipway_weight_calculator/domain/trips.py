@@ -7,7 +7,7 @@ and the permit, so a replay computes the same times.
 
 import hashlib
 from math import exp2
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,19 +32,29 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False
     sample: str = ""
 
 
+class Probe(NamedTuple):
+    """A probe of one config, by the number of its permit."""
+
+    config_id: str
+    permit: int
+
+    def __str__(self) -> str:
+        return f"{self.config_id}#{self.permit}"
+
+
 class Trip(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Health of one stage of a row. `tripped_at` 0: healthy.
 
     `run` holds the charged failures that are not older than the newest success, by time; once tripped it keeps the
-    failures that caused the trip, and only `unconfirmed` continues to count. `probe` names the unresolved probe as
-    "config#permit"; `next_probe_at` is the time of the next one, 0: none. `signal_probe_at` is the earliest time at
-    which a `recovered` signal may cause the next probe, 0: no signal has caused one yet.
+    failures that caused the trip, and only `unconfirmed` continues to count. `probe` is the unresolved probe;
+    `next_probe_at` is the time of the next one, 0: none. `signal_probe_at` is the earliest time at which a `recovered`
+    signal may cause the next probe, 0: no signal has caused one yet.
     """
 
     tripped_at: float = 0.0
     run: tuple[Failure, ...] = ()
     unconfirmed: int = 0
-    probe: str = ""
+    probe: Probe | None = None
     probe_at: float = 0.0
     next_probe_at: float = 0.0
     backoff_seconds: float = 0.0
@@ -61,7 +71,7 @@ class Trip(msgspec.Struct, frozen=True, array_like=True, gc=False):
 HEALTHY: Final = Trip()
 
 
-def failed(trip: Trip, failure: Failure, threshold: int, key: str, policy: Policy, *, proven: bool = True) -> Trip:
+def failed(trip: Trip, failure: Failure, threshold: int, seed: str, policy: Policy, *, proven: bool = True) -> Trip:
     """State after a charged failure that is not older than the newest success; `threshold` failures of any kind trip.
 
     A stage that has recovered before and is not yet `proven` by successes trips at the first definite refusal, so a
@@ -73,7 +83,7 @@ def failed(trip: Trip, failure: Failure, threshold: int, key: str, policy: Polic
     run = tuple(sorted((*trip.run, failure)))
     trip = msgspec.structs.replace(trip, run=run, unconfirmed=len(run))
     relapsed = trip.recovered_at > 0 and not proven and _definite((failure,))
-    return started(trip, run[-1].at, key, policy) if relapsed or _reaches(run, threshold, policy) else trip
+    return started(trip, run[-1].at, seed, policy) if relapsed or _reaches(run, threshold, policy) else trip
 
 
 def succeeded(trip: Trip, ok_at: float) -> Trip:
@@ -107,14 +117,14 @@ def unfounded(trip: Trip, late: int, threshold: int) -> bool:
     return trip.tripped and max(late, len(trip.run)) < threshold and not _definite(trip.run)
 
 
-def started(trip: Trip, at: float, key: str, policy: Policy) -> Trip:
+def started(trip: Trip, at: float, seed: str, policy: Policy) -> Trip:
     """The trip as it begins: tripped at `at`, with the first probe scheduled."""
     # The remembered delay fades by time, not by successes: then a location that fails now and then settles at a steady
     # rate of probes, where counting successes would drift to either extreme.
     left = exp2((trip.probe_at - at) / policy.relapse_seconds) if at > trip.probe_at else 1.0
     backoff = max(trip.backoff_seconds * left, policy.probe_initial_seconds)
-    trip = msgspec.structs.replace(trip, tripped_at=at, failed_probes=0, probe_code="", probe="")
-    return schedule(trip, key, at, backoff, backoff)
+    trip = msgspec.structs.replace(trip, tripped_at=at, failed_probes=0, probe_code="", probe=None)
+    return schedule(trip, seed, at, backoff, backoff)
 
 
 def recovered(trip: Trip, at: float) -> Trip:
@@ -122,7 +132,7 @@ def recovered(trip: Trip, at: float) -> Trip:
     return Trip(recovered_at=at, backoff_seconds=trip.backoff_seconds, probe_at=trip.probe_at)
 
 
-def issued(trip: Trip, probe: str, now: float) -> Trip:
+def issued(trip: Trip, probe: Probe, now: float) -> Trip:
     """State after a probe permit was issued."""
     return msgspec.structs.replace(trip, probe=probe, probe_at=now, next_probe_at=0.0)
 
@@ -136,12 +146,12 @@ def probe_failed(trip: Trip, code: str, at: float, policy: Policy) -> Trip:
         probe_code=code[:CODE_LENGTH_MAX],
         signal_probe_at=at + backoff / 2 if trip.signal_probe_at else 0.0,
     )
-    return schedule(failed_, trip.probe, at, backoff, backoff)
+    return schedule(failed_, str(trip.probe), at, backoff, backoff)
 
 
 def unanswered(trip: Trip, at: float, policy: Policy) -> Trip:
     """State after a probe has ended without an answer: the next one comes soon, and the delay does not grow."""
-    return schedule(trip, trip.probe, at, policy.probe_initial_seconds, trip.backoff_seconds)
+    return schedule(trip, str(trip.probe), at, policy.probe_initial_seconds, trip.backoff_seconds)
 
 
 def brought_forward(trip: Trip, at: float, policy: Policy) -> Trip:
@@ -164,13 +174,13 @@ def brought_forward_by_signal(trip: Trip, at: float, policy: Policy) -> Trip:
 
 def released(trip: Trip, at: float) -> Trip:
     """State after an unspent permit was withdrawn: another one may be issued from `at` on."""
-    return msgspec.structs.replace(trip, probe="", next_probe_at=at)
+    return msgspec.structs.replace(trip, probe=None, next_probe_at=at)
 
 
 def schedule(trip: Trip, seed: str, at: float, delay_seconds: float, backoff_seconds: float) -> Trip:
     """The next probe scheduled with equal jitter: between half the delay and all of it."""
     seconds = delay_seconds * (1 + _fraction(f"{seed}/{trip.failed_probes}")) / 2
-    return msgspec.structs.replace(trip, probe="", next_probe_at=at + seconds, backoff_seconds=backoff_seconds)
+    return msgspec.structs.replace(trip, probe=None, next_probe_at=at + seconds, backoff_seconds=backoff_seconds)
 
 
 def _reaches(run: tuple[Failure, ...], threshold: int, policy: Policy) -> bool:

@@ -11,7 +11,7 @@ from slipway_weight_calculator.domain.rows import STAGES, Config
 
 def chances(known: Draft, config: Config, now: float) -> dict[str, float]:
     """Probability of success of each stage, for a launch started at `now`."""
-    policy, row = known.policy(config), known.row(config.id)
+    policy, row = known.policy(config), known.row(config.key)
     if row is None:
         return dict.fromkeys(STAGES, policy.prior)
     found = {}

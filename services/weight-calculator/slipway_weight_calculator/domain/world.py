@@ -8,15 +8,15 @@ on time alone have a timer, derived from the state; the first `advance` at or af
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
-from msgspec.structs import replace
-
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import Key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.events.worker import WorkerEvent
 from slipway_weight_calculator.domain import health, health_signals, probes
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft, Values
 from slipway_weight_calculator.domain.outcomes import EVENT_HANDLERS, TIMER_HANDLERS
+from slipway_weight_calculator.domain.outcomes import forget as forget_config
 from slipway_weight_calculator.domain.rows import Boot, Config, Row, config_of, undeclared
 from slipway_weight_calculator.domain.signals import Signal
 
@@ -27,7 +27,7 @@ class World(Values):
     def load(
         self,
         configs: Iterable[Config],
-        rows: Mapping[str, Row],
+        rows: Mapping[Key, Row],
         boots: Mapping[str, Boot],
         signals: Mapping[str, Signal],
     ) -> None:
@@ -51,8 +51,8 @@ class World(Values):
         """
         timers = self.timers
         while timers and timers[0][1] == "lost":
-            when, _, config_id = timers[0]
-            row = self.rows.get(config_id)
+            when, _, key = timers[0]
+            row = self.rows.get(key)
             if row is not None and row.ready and row.lost_at == when:
                 break
             self.scheduled.discard(heappop(timers))
@@ -60,7 +60,10 @@ class World(Values):
 
 
 def declare(draft: Draft, state: LaunchConfigState, now: float) -> None:
-    """Create or change a config; a state with a lower revision than the known one is ignored."""
+    """Create or change a config; a state with a lower revision than the known one is ignored.
+
+    One that is new, or comes back, gets the live signals on the other revisions of its name that are about it too.
+    """
     known, archived = draft.config(state.launch_config_id), state.state == "archived"
     if known is not None and state.revision < known.declared.revision:
         return
@@ -73,13 +76,15 @@ def declare(draft: Draft, state: LaunchConfigState, now: float) -> None:
         probes.return_permit(draft, known, config, now)
         draft.remove_config(known, [key for key in known.groups if key not in config.groups])
         draft.add_config(config)
+    if not config.archived_at and (known is None or known.archived_at):
+        health_signals.extend(draft, config, now)
 
 
-def archive(draft: Draft, config_id: str, now: float) -> None:
-    """Archive a config after its tombstone. Outcomes of its last workers may still arrive."""
+def forget(draft: Draft, config_id: str, now: float) -> None:
+    """Delete a config after its tombstone. Until then an archived one keeps its health, and may be declared again."""
     config = draft.config(config_id)
-    if config is not None and config.declared.state != "archived":
-        declare(draft, replace(config.declared, state="archived"), now)
+    if config is not None:
+        forget_config(draft, config, now)
 
 
 def fold(draft: Draft, event: WorkerEvent, at: float, partition: str = "", next_offset: int = 0) -> None:
@@ -130,10 +135,10 @@ def advance(draft: Draft, now: float) -> None:
     probes.schedule(draft)
     timers, scheduled = draft.world.timers, draft.world.scheduled
     while timers and timers[0][0] <= now:
-        when, kind, key = timer = heappop(timers)
+        when, kind, subject = timer = heappop(timers)
         scheduled.discard(timer)
         draft.fired.append(timer)
-        TIMER_HANDLERS[kind](draft, key, when, now)
+        TIMER_HANDLERS[kind](draft, subject, when, now)
         if draft.touched:
             probes.schedule(draft)
 

@@ -1,5 +1,8 @@
-"""Handling of launch configs. Archiving keeps a config's state: outcomes of its last workers may still arrive."""
+"""Handling of launch configs. An archived revision keeps its health until its tombstone: outcomes of its last workers
+may still arrive, and it may be declared again."""
 
+from slipway_common.base.errors import BadEvent
+from slipway_common.base.percent import decoded
 from slipway_common.events.signal_rules import Rules
 from slipway_common.messaging.records import Received
 from slipway_weight_calculator.domain import world
@@ -9,16 +12,18 @@ from slipway_weight_calculator.handlers import names
 
 
 def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tuple[Signal, str]]:
-    """Store the newest state of a config; a tombstone archives it. Raises BadEvent for names that cannot be keys.
+    """Store the newest state of a config; a tombstone deletes it. Raises BadEvent for names that cannot be keys.
 
     Returns the signals that were dropped because their source would now trip more than its share, with the reasons.
     """
     state = received.event
     if state is None:
-        world.archive(draft, received.subject, now)
-        return world.enforce_shares(draft, received.subject, now, rules)
+        config_id = config_in(received.subject)
+        world.forget(draft, config_id, now)
+        return world.enforce_shares(draft, config_id, now, rules)
     names.check(
         state.launch_config_id,
+        state.name,
         state.pool_id,
         state.account_id,
         state.region,
@@ -28,3 +33,11 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
     )
     world.declare(draft, state, now)
     return world.enforce_shares(draft, state.launch_config_id, now, rules)
+
+
+def config_in(subject: str) -> str:
+    """Id of the config in the subject of its event. Raises BadEvent."""
+    parts = decoded(subject)
+    if len(parts) != 1:
+        raise BadEvent(f"{subject!r} is not the percent-encoded id of one launch config")
+    return parts[0]

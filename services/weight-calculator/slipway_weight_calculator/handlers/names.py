@@ -3,12 +3,14 @@
 from typing import Final
 
 from slipway_common.base.errors import BadEvent
+from slipway_common.base.percent import encoded
 
-CHARACTERS_MAX: Final = 600  # of all names together; at four bytes each they fit into an index row of PostgreSQL
+CHARACTERS_MAX: Final = 2400  # of all names together as keys, percent-encoded: they fit into an index row of PostgreSQL
 
 
 def check(*texts: str) -> None:
     """Raise BadEvent for a NUL character, which PostgreSQL cannot store, or too many characters."""
-    joined = "".join(texts)
-    if "\0" in joined or len(joined) > CHARACTERS_MAX:
-        raise BadEvent(f"names contain a NUL character or have more than {CHARACTERS_MAX} characters together")
+    if any("\0" in text for text in texts) or len(encoded(*texts)) > CHARACTERS_MAX:
+        raise BadEvent(
+            f"names contain a NUL character or have more than {CHARACTERS_MAX} characters together, percent-encoded"
+        )

@@ -4,7 +4,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from slipway_common.base.errors import BadEvent
 from slipway_common.events.worker import Outcome, Result, Stage
 from slipway_common.messaging.records import Received, Record
 from slipway_weight_calculator.domain import world
@@ -29,8 +28,6 @@ def fold(draft: Draft, received: Received, now: float, partition: str) -> bool:
     config_id = event.launch_config_id
     if event.worker_id != received.subject or config_id not in draft.world.configs:
         names.check(event.worker_id, config_id, event.pool_id, event.account_id, event.image_revision)
-        if "/" in config_id:
-            raise BadEvent(f"{config_id!r} is not a valid id of a launch config")
     at = event_at = received.time.timestamp()
     early = at - received.stored_ms / 1000
     if not -CLOCK_SECONDS_MAX <= early <= CLOCK_SECONDS_MAX:

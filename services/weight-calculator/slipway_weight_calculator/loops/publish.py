@@ -8,7 +8,7 @@ from slipway_common.events.weight import WeightChanged
 from slipway_common.messaging.outbox import Tombstone, Traced
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import record, worth_publishing
-from slipway_weight_calculator.domain.rows import STAGES, Row
+from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Row
 from slipway_weight_calculator.store.weights import Published
 
 CONFIG_SECONDS: Final = 0.1  # minimum between two records of a config
@@ -59,7 +59,7 @@ class Publishing:
         for config_id in self._next(draft, now):
             trace, known = self._changed.pop(config_id, ""), self.published.get(config_id)
             config = draft.config(config_id)
-            if config is None or config.declared.state == "archived":
+            if config is None:
                 self.offsets.pop(config_id, None)
                 if known is not None:
                     events.append(Tombstone(known.record))
@@ -68,7 +68,7 @@ class Publishing:
                 continue
             new = record(draft, config, now, self.offsets.get(config_id))
             last = known.record if known is not None else None
-            old = known is not None and now - known.at >= self.republish_seconds
+            old = known is not None and not config.archived_at and now - known.at >= self.republish_seconds
             if old or worth_publishing(last, new, draft.policy(config)):
                 events.append(Traced(new, trace))
                 published[config_id] = new
@@ -87,16 +87,18 @@ class Publishing:
         share = min(1.0, (now - self._refreshed_at) / self.refresh_seconds)
         if (number := min(CONFIGS_MAX, int(share * len(self.published)))) > 0:
             self._refreshed_at = now
-            found += [config_id for config_id in self._next_in_rotation(number) if config_id not in self._changed]
+            rotated = self._next_in_rotation(draft, number)
+            found += [config_id for config_id in rotated if config_id not in self._changed]
         return found
 
-    def _next_in_rotation(self, number: int) -> list[str]:
-        """The next published configs, in rotation."""
+    def _next_in_rotation(self, draft: Draft, number: int) -> list[str]:
+        """The next published configs, in rotation, without archived ones: nothing launches from these."""
         chosen = list(islice(self._rotation, number))
         if len(chosen) < number:
             self._rotation = iter(list(self.published))
             chosen += islice(self._rotation, number - len(chosen))
-        return [config_id for config_id in dict.fromkeys(chosen) if config_id in self.published]
+        known = ((config_id, draft.config(config_id)) for config_id in dict.fromkeys(chosen))
+        return [config_id for config_id, config in known if config is not None and not config.archived_at]
 
 
 def affected(draft: Draft) -> set[str]:
@@ -104,15 +106,12 @@ def affected(draft: Draft) -> set[str]:
 
     A shared row is published with the config whose start changed it; only a trip or a recovery affects all its configs.
     """
-    found = set(draft.configs)
+    found = {*draft.configs, *draft.signalled()}
     for key, row in draft.rows.items():
-        if "/" not in key:
-            found.add(key)
+        if key.kind == CONFIG:
+            found.add(key.id)
         elif _tripped(row) != _tripped(draft.world.rows.get(key)):
             found |= draft.members(key)
-    for key, signal in draft.signals.items():
-        for each in (signal, draft.world.signals.get(key)):
-            found.update(each.configs if each is not None else ())
     return found
 
 

@@ -20,7 +20,7 @@ def bodies(name: str, **options: Any) -> Table:
 
 
 config = bodies("config")  # declared configs, by id
-health = bodies("health", postgresql_with=OFTEN_UPDATED)  # rows, by config id or shared key
+health = bodies("health", postgresql_with=OFTEN_UPDATED)  # rows, by the text of their key
 boot = bodies("boot")  # boots in progress, by worker id
 signal = bodies("signal")  # live signals, by their key
 alert = bodies("alert")  # open alerts, by deduplication key

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
 from slipway_common.events.alert import Alert, AlertRaised
+from slipway_common.events.scopes import Key
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import Boot, Config, Row
@@ -52,7 +53,7 @@ def changes(draft: Draft, changed: list[Alert]) -> Changes:
     alerts = {alert.dedup_key: alert if isinstance(alert, AlertRaised) else None for alert in changed}
     found: Changes = {
         "config": draft.configs,
-        "health": draft.rows,
+        "health": {key.text: row for key, row in draft.rows.items()},
         "boot": draft.boots,
         "signal": draft.signals,
         "alert": alerts,
@@ -75,5 +76,6 @@ async def read(db: Connection, policies: Mapping[str, Policy]) -> tuple[World, d
     for name, decoder in _decoders.items():
         found[name] = {row["key"]: decoder.decode(row["body"]) for row in await db.fetch(READ[name].text)}
     world = World(policies)
-    world.load(found["config"].values(), found["health"], found["boot"], found["signal"])
+    rows = {Key.of(text): row for text, row in found["health"].items()}
+    world.load(found["config"].values(), rows, found["boot"], found["signal"])
     return world, found["alert"]

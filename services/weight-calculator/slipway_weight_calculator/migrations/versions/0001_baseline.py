@@ -10,7 +10,7 @@ down_revision = None
 # Bodies are JSON as encoded by the core, stored as text: the same value has the same bytes.
 TABLES = """
 CREATE TABLE config (key text PRIMARY KEY, body text NOT NULL);     -- declared configs, by id
-CREATE TABLE health (key text PRIMARY KEY, body text NOT NULL)      -- rows, by config id or shared key
+CREATE TABLE health (key text PRIMARY KEY, body text NOT NULL)      -- rows, by the text of their key
     WITH (fillfactor = 50);
 CREATE TABLE boot (key text PRIMARY KEY, body text NOT NULL);       -- boots in progress, by worker id
 CREATE TABLE signal (key text PRIMARY KEY, body text NOT NULL);     -- live signals, by their key
