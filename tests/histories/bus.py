@@ -83,14 +83,14 @@ class Bus:
         answer. The requests belong to the `source`."""
         batches: dict[int, Any] = {}
         for command in commands:
-            partition = partition_for(command.lease_pool_id, self._partitions)
+            partition = partition_for(LEASE_REQUEST.key(command), self._partitions)
             batch = batches.setdefault(partition, self._producer.create_batch())
             envelope = Envelope(
                 id=new_id(), type=command.type, source=source, subject=LEASE_REQUEST.subject(command), time=utc_now()
             )
             for _ in range(TWICE):
                 kept = batch.append(
-                    key=command.lease_pool_id.encode(),
+                    key=LEASE_REQUEST.key(command).encode(),
                     value=msgspec.json.encode(command),
                     timestamp=None,
                     headers=encode(envelope),

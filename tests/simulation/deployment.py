@@ -44,7 +44,7 @@ from slipway_common.messaging.relay import Relay, partition_for
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration as lease_declaration
-from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.declaration import Declaration, Declared
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
@@ -416,6 +416,7 @@ class Deployment:
             wanted = [
                 Declared(
                     id="sim-a",
+                    owner="test",
                     limit_units=limit,
                     hold_seconds=1200,
                     ttl_seconds=300,
@@ -423,8 +424,9 @@ class Deployment:
                     policy=Policy(pacing="off"),
                 )
             ]
-            changes = lease_declaration.compare(await lease_pools.lock_declared(db), wanted)
-            changed = [made for made in changes if made.change != "unchanged"]
+            whole = Declaration(owners=frozenset({"test"}), pools=wanted)
+            changes = lease_declaration.compare(await lease_pools.declared(db), whole)
+            changed = [made for made in changes if made.result != "unchanged"]
             await lease_pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, lease_declaration.limit_events(changed, "test"))
         async with self.databases["provisioner"].acquire() as db, db.transaction():

@@ -29,7 +29,7 @@ from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.commands import apply_command
-from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.declaration import Declaration, Declared
 from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
@@ -153,8 +153,9 @@ class Broker:
 
     async def declare(self, *wanted: Declared) -> None:
         async with self.pool.acquire() as db, db.transaction():
-            changes = declaration.compare(await pools.lock_declared(db), wanted)
-            changed = [made for made in changes if made.change != "unchanged"]
+            whole = Declaration(owners=frozenset({""}), pools=wanted)
+            changes = declaration.compare(await pools.declared(db), whole)
+            changed = [made for made in changes if made.result != "unchanged"]
             await pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, declaration.limit_events(changed, "test"))
 

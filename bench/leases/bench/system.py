@@ -14,6 +14,7 @@ import msgspec
 from bench.leases.bench.http_client import HttpClient
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import hash_secret
+from slipway_common.base.percent import encoded
 from slipway_common.database import migrate, postgres
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.relay import partition_for
@@ -96,7 +97,7 @@ class System:
 
 
 def partition_of(lease_pool: str) -> int:
-    return partition_for(lease_pool, PARTITIONS)
+    return partition_for(encoded(lease_pool), PARTITIONS)
 
 
 def _used(pid: int) -> float:

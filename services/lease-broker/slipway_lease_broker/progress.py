@@ -2,6 +2,7 @@
 
 import msgspec
 
+from slipway_common.base.percent import encoded
 from slipway_common.events.topics import LEASE_REQUEST
 from slipway_common.messaging.relay import partition_for
 from slipway_common.web.runtime import Runtime
@@ -16,7 +17,7 @@ class RequestProgress(msgspec.Struct, frozen=True):
 
     def caught_up(self, lease_pool_id: str) -> bool:
         """True if no command of this pool is waiting to be read that was sent before the assignment."""
-        return caught_up(self.runtime, partition_for(lease_pool_id, self.partitions))
+        return caught_up(self.runtime, partition_for(encoded(lease_pool_id), self.partitions))
 
 
 def caught_up(runtime: Runtime, partition: int) -> bool:

@@ -1,20 +1,26 @@
-"""Changes made by a declaration of all lease pools. Pure.
+"""Changes made by a declaration of lease pools. Pure.
 
-The list is complete: a pool that it omits is retired, that is, its limit drops to 0. As with any lowered limit, leases
-run on and requests wait. Declaring the pool again restores it.
+A declaration consists of documents, each complete for its owner: a lease pool that its owner declared before and leaves
+out now is archived, that is, its limit drops to 0. As with any lowered limit, leases run on and requests wait.
+Declaring it again reactivates it. A lease pool without an owner belongs to the document that declares it first.
 """
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
 
 import msgspec
 
+from slipway_common.declaration.changes import Change, Result, maximum_danger, removed_danger
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Policy
 
+KIND: Final = "lease pool"
+
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """The terms of one lease pool; `revision` grows with every change."""
+    """The terms of one lease pool; `revision` grows with every change. `owner` is the document that declares it, empty
+    for one that was imported or archived."""
 
     id: str
     limit_units: int
@@ -22,8 +28,22 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: float
     reserve_seconds: float
     policy: Policy = Policy()
+    owner: str = ""
     revision: int = 1
     retired: bool = False
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """Lease pools as declared by their owners. `owners` includes those of documents without lease pools.
+
+    `prune` archives also what other owners declared and these documents leave out; `adopt` takes lease pools over from
+    other owners.
+    """
+
+    owners: frozenset[str]
+    pools: Sequence[Declared]
+    prune: bool = False
+    adopt: bool = False
 
 
 TERMS: Final = tuple(name for name in Declared.__struct_fields__ if name not in ("id", "revision", "retired"))
@@ -32,32 +52,115 @@ TERMS: Final = tuple(name for name in Declared.__struct_fields__ if name not in 
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True):
     """One pool before and after; `before` is None for a new one."""
 
-    change: Literal["created", "updated", "restored", "retired", "unchanged"]
+    result: Result
     before: Declared | None
     after: Declared
 
+    @property
+    def fields(self) -> dict[str, tuple[Any, Any]]:
+        """Value before and after of each field that changes, with the names of slipway.yaml."""
+        after, before = shown(self.after), shown(self.before) if self.before else {}
+        known = {name: (before.get(name), value) for name, value in after.items()}
+        return {name: pair for name, pair in known.items() if pair[0] != pair[1] and name != "id"}
 
-def compare(current: Sequence[Declared], wanted: Sequence[Declared]) -> list[PoolChange]:
-    """One change per pool, declared or known, in order of ids; pools that stay retired are left out."""
+    def shown(self) -> Change:
+        changed = detail(self.fields) if self.result == "updated" else ""
+        return Change(kind=KIND, id=self.after.id, result=self.result, detail=changed)
+
+
+class Audited(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of a lease pool for the audit: who made it by which action, and the fields that changed. `before` is None
+    for a new pool."""
+
+    at: datetime
+    by: str
+    action: str
+    kind: str = KIND
+    subject_id: str
+    result: Result = "updated"
+    before: dict[str, Any] | None
+    after: dict[str, Any]
+
+
+class OwnedByAnother(Exception):
+    """A lease pool is declared by another owner."""
+
+    def __init__(self, pool: Declared, owner: str) -> None:
+        super().__init__(f"lease pool {pool.id} is declared by {pool.owner} and now by {owner}")
+        self.pool = pool
+        self.owner = owner
+
+
+def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange]:
+    """One change per pool that is declared or archived, in order of ids. Raises OwnedByAnother."""
     known = {pool.id: pool for pool in current}
-    named = {pool.id: pool for pool in wanted}
-    return [
-        change(known.get(name), named.get(name))
-        for name in sorted({*named, *(pool.id for pool in current if not pool.retired)})
-    ]
+    named = {pool.id: pool for pool in wanted.pools}
+    for pool in wanted.pools:
+        before = known.get(pool.id)
+        if before and before.owner not in ("", *wanted.owners) and not wanted.adopt:
+            raise OwnedByAnother(before, pool.owner)
+    left_out = {
+        pool.id for pool in current if not pool.retired and (wanted.prune or pool.owner in wanted.owners)
+    } - named.keys()
+    return [change(known.get(name), named.get(name)) for name in sorted(named.keys() | left_out)]
 
 
 def change(before: Declared | None, wanted: Declared | None) -> PoolChange:
+    """Change of one pool to the `wanted` terms; None archives it."""
     if before is None:
         assert wanted is not None
-        return PoolChange(change="created", before=None, after=wanted)
+        return PoolChange(result="created", before=None, after=wanted)
     if wanted is None:
-        retired = msgspec.structs.replace(before, limit_units=0, retired=True, revision=before.revision + 1)
-        return PoolChange(change="retired", before=before, after=retired)
+        archived = msgspec.structs.replace(before, limit_units=0, owner="", retired=True, revision=before.revision + 1)
+        return PoolChange(result="archived", before=before, after=archived)
     if not before.retired and all(getattr(before, term) == getattr(wanted, term) for term in TERMS):
-        return PoolChange(change="unchanged", before=before, after=before)
+        return PoolChange(result="unchanged", before=before, after=before)
     after = msgspec.structs.replace(wanted, revision=before.revision + 1)
-    return PoolChange(change="restored" if before.retired else "updated", before=before, after=after)
+    return PoolChange(result="reactivated" if before.retired else "updated", before=before, after=after)
+
+
+def dangers(changes: Sequence[PoolChange]) -> list[str]:
+    """Dangers of changes that need a confirmation: removed pools, and limits that grow too much."""
+    return [danger for made in changes for danger in _dangers(made)]
+
+
+def _dangers(made: PoolChange) -> Iterator[str]:
+    before, after = made.before, made.after
+    if made.result == "archived":
+        yield removed_danger(KIND, after.id)
+    elif before is not None:
+        grows = {(before.limit_units, after.limit_units), (ceiling(before), ceiling(after))}
+        yield from filter(None, (maximum_danger(KIND, after.id, *pair) for pair in sorted(grows)))
+
+
+def ceiling(pool: Declared) -> int:
+    """Largest adaptive limit; without one, the limit."""
+    bounds = pool.policy.adaptive
+    return pool.limit_units if bounds is None else bounds.ceiling
+
+
+def shown(pool: Declared) -> dict[str, Any]:
+    """A pool with the names of slipway.yaml."""
+    fields: dict[str, Any] = msgspec.to_builtins(pool)
+    return {"id": fields.pop("id"), "limit": fields.pop("limit_units"), **fields.pop("policy"), **fields}
+
+
+def shown_terms(pool: Declared) -> dict[str, Any]:
+    """The terms of a pool as they are declared in slipway.yaml."""
+    return {name: value for name, value in shown(pool).items() if name not in ("owner", "revision", "retired")}
+
+
+def detail(fields: Mapping[str, tuple[Any, Any]]) -> str:
+    """Changed fields as text; the revision is left out, since it changes with every field."""
+    return ", ".join(f"{name} {old} → {new}" for name, (old, new) in fields.items() if name != "revision")
+
+
+def audited(made: PoolChange, at: datetime, *, action: str, by: str) -> Audited:
+    before = {name: old for name, (old, _) in made.fields.items()} if made.before else None
+    after = {name: new for name, (_, new) in made.fields.items()}
+    return Audited(
+        at=at, by=by, action=action, subject_id=made.after.id, result=made.result, before=before, after=after
+    )
 
 
 def limit_events(changes: Sequence[PoolChange], reason: str) -> list[LeaseLimitChanged]:

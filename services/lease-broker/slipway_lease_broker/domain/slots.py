@@ -7,10 +7,11 @@ cleaning, are agreed on by its users.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from slipway_common.declaration.changes import Result
 from slipway_lease_broker.domain.ledger import Lease
 
 FREE: Final = "free"
@@ -90,7 +91,7 @@ class SlotChange(msgspec.Struct, frozen=True, kw_only=True):
     """Changes of a declared list of slots in one lease pool; `limit_units` is None where the limit stays."""
 
     lease_pool_id: str
-    change: Literal["created", "updated", "restored", "unchanged"] = "unchanged"
+    result: Result = "unchanged"  # of the pool's terms
     limit_units: int | None = None
     added: tuple[Slot, ...] = ()
     removed: tuple[str, ...] = ()

@@ -118,10 +118,13 @@ class TermsChange(WithReason):
     pinned: Annotated[bool, Field(strict=True)] | None = Field(
         None, description="Pin the limit: only operators change it."
     )
+    confirm: Annotated[str, Field(max_length=100)] = Field("", description="Digest of a dangerous change.")
 
     def terms(self) -> dict[str, Any]:
         """The given terms, named as in a declaration."""
-        given = self.model_dump(mode="json", include=self.model_fields_set - {"reason", "revision", "pinned"})
+        given = self.model_dump(
+            mode="json", include=self.model_fields_set - {"reason", "revision", "pinned", "confirm"}
+        )
         return {name: value for name, value in given.items() if value is not None or name == "pacing"}
 
 

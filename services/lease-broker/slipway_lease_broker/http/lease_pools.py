@@ -1,34 +1,35 @@
 """HTTP routes of lease pools: declaration, overview, changes at run time, history and report."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration.changes import ConfirmationRequired
 from slipway_common.declaration.models import LeasePool
-from slipway_common.messaging import outbox
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_lease_broker import apply
+from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile
 from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.admit import pacing_of
-from slipway_lease_broker.domain.declaration import Declared
-from slipway_lease_broker.domain.ledger import Entry, accrue_idle
+from slipway_lease_broker.domain.declaration import Declared, OwnedByAnother
+from slipway_lease_broker.domain.ledger import accrue_idle
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
-from slipway_lease_broker.http import shown
+from slipway_lease_broker.http import declared, shown
 from slipway_lease_broker.http.bodies import LeasePoolId, Moment, Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import Caller, Operator
-from slipway_lease_broker.http.refusals import problem
+from slipway_lease_broker.http.refusals import changed_meanwhile, confirmation_required, owned_by_another, problem
 from slipway_lease_broker.http.shown import answered
-from slipway_lease_broker.metrics import LIMIT_CHANGES, UNLEASED_STARTS
-from slipway_lease_broker.store import answers, history, leases, past_leases, pools, requests
+from slipway_lease_broker.metrics import UNLEASED_STARTS
+from slipway_lease_broker.store import answers, audit, history, leases, past_leases, pools, requests
 from slipway_lease_broker.store import terms as live
 
 router = APIRouter()
@@ -36,51 +37,68 @@ DatabaseDep = Annotated[Database, Depends(database)]
 PAST_LEASES_MAX = 100_000
 
 
+class Options(BaseModel):
+    """Query of a declaration."""
+
+    dry_run: bool = False
+    prune: bool = False
+    adopt: bool = False
+    confirm: Annotated[str, Field(max_length=100)] = ""
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
 @router.put("/lease-pools")
 async def put_lease_pools(
     request: Request,
-    body: list[LeasePool],
     database: DatabaseDep,
     caller: Annotated[str, Depends(require("lease-pools:write"))],
-    dry_run: bool = False,
-    reason: Annotated[str, Query(max_length=500)] = "",
-) -> dict[str, Any]:
-    """Declare all lease pools at once. Omitted pools are retired; declaring the same list again changes nothing."""
-    wanted = [terms(pool) for pool in body]
-    if twice := sorted({pool.id for pool in wanted if sum(other.id == pool.id for other in wanted) > 1}):
-        raise Problem(422, "duplicate-id", "Lease pool declared twice", ", ".join(twice), ids=twice)
-    if dry_run:
-        changes = declaration.compare(await pools.declared(database), wanted)
-    else:
-        async with database.acquire() as db, db.transaction():
-            changes = declaration.compare(await pools.lock_declared(db), wanted)
-            differ = [made for made in changes if made.change != "unchanged"]
-            await pools.declare(db, [made.after for made in differ])
-            reason = reason or f"declared by {caller}"
-            await outbox.enqueue(db, declaration.limit_events(differ, reason))
-            now = await pools.clock(db)
-            await history.add(db, [entry(made.after.id, made.change, now, reason, caller) for made in differ])
-        count_limits(differ)
-        wake(request)
-    return {"dry_run": dry_run, "items": [shown_change(made) for made in changes]}
+    options: Annotated[Options, Query()],
+) -> Response:
+    """Declare lease pools: `{"documents": [{"owner": "a.yaml", "lease_pools": […]}]}`, all or nothing.
+
+    Each document is complete for its owner: what the owner declared before and leaves out now is archived. With `prune`
+    this holds for the lease pools of all owners. A lease pool of another owner is refused unless `adopt` is set or that
+    owner's document is given too. Dangerous changes need their digest in `confirm`, which a `dry_run` answers.
+    Declaring the same again changes nothing.
+    """
+    wanted = await declared.read(await request.body(), prune=options.prune, adopt=options.adopt)
+    try:
+        if options.dry_run:
+            changes = await apply.preview(database, wanted)
+        else:
+            act = Act(action=Action.APPLY, by=caller, reason=options.reason or f"declared by {caller}")
+            changes = await apply.declare(database, wanted, act, confirm=options.confirm)
+            wake(request)
+    except OwnedByAnother as error:
+        raise owned_by_another(error) from error
+    except ConfirmationRequired as error:
+        raise confirmation_required(error) from error
+    except ChangedMeanwhile as error:
+        raise changed_meanwhile() from error
+    return answered(shown.changes(changes) | {"applied": not options.dry_run})
 
 
 @router.get("/lease-pools")
 async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     """List lease pools: limit, units held and waiting, waiting requests and the longest wait, units granted in the last
-    minute, the expected wait of one unit requested now (null: forever), and the reasons of the last decision."""
-    return {"items": [shown_pool(pool) | {"eta_seconds": pool.eta_seconds} for pool in await pools.overview(database)]}
+    minute, the expected wait of one unit requested now (null: forever), and the reasons of the last decision.
+
+    Each has all its terms with the names of slipway.yaml, and the `owner` that declares it (empty: none). One that is
+    `retired` is no longer declared, and listed until its leases and requests have ended.
+    """
+    items = await pools.overview(database)
+    return {"items": [declaration.shown(pool) | {"eta_seconds": pool.eta_seconds} for pool in items]}
 
 
 @router.patch("/lease-pools/{lease_pool_id:id}")
-async def change_lease_pool(lease_pool_id: LeasePoolId, body: TermsChange, call: Operator) -> Response:
+async def change_lease_pool(
+    lease_pool_id: LeasePoolId, body: TermsChange, call: Operator, confirm: Annotated[str, Query(max_length=100)] = ""
+) -> Response:
     """Change terms of a lease pool until its next declaration. Leases stay held: with a lower limit the pool stops
-    granting until usage falls."""
+    granting until usage falls. A limit that is more than doubled needs the digest of the refusal in `confirm`."""
     async with call.database.acquire() as db, db.transaction():
-        before = {pool.id: pool for pool in await pools.lock_declared(db)}.get(lease_pool_id)
-        locked = await pools.lock(db, [lease_pool_id])
-        if before is None or before.retired:
-            raise problem(unknown_lease_pool(lease_pool_id))
+        pool, _ = await lock(db, lease_pool_id)
+        (before,) = await pools.declared(db, [lease_pool_id])
         if body.revision not in (None, before.revision):
             raise Problem(
                 409,
@@ -90,48 +108,39 @@ async def change_lease_pool(lease_pool_id: LeasePoolId, body: TermsChange, call:
                 "read it and repeat the change",
                 revision=before.revision,
             )
-        made = declaration.change(before, changed(before, body.terms()))
-        now = await pools.clock(db)
-        changes = [
-            f"{name} {old} → {new}" for name, (old, new) in shown_change(made)["fields"].items() if name != "revision"
-        ]
-        pinned = locked[0].pinned_reason
-        if body.pinned is not None and body.pinned is not (pinned is not None):
-            pinned = body.reason if body.pinned else None
-            changes.append("pinned" if body.pinned else "unpinned")
-            await live.pin(db, lease_pool_id, pinned)
-        if made.change != "unchanged":
-            await pools.declare(db, [made.after])
-            await outbox.enqueue(db, declaration.limit_events([made], body.reason), at=now)
-        if changes:
-            text = f"{', '.join(changes)}: {body.reason}"
-            await history.add(db, [entry(lease_pool_id, "set", now, text, call.name)])
-    count_limits([made])
+        act = Act(action=Action.SET, by=call.name, reason=body.reason)
+        try:
+            wanted = changed(before, body.terms())
+            made = await apply.set_terms(db, before, wanted, act, confirm=body.confirm or confirm)
+        except ConfirmationRequired as error:
+            raise confirmation_required(error) from error
+        if body.pinned is not None:
+            action = Action.PIN if body.pinned else Action.UNPIN
+            await apply.pin(db, pool, msgspec.structs.replace(act, action=action))
+    apply.count_limits([made])
     call.runtime.wake()
-    return answered(shown_pool(made.after) | {"pinned": pinned is not None})
+    pinned = pool.pinned_reason is not None if body.pinned is None else body.pinned
+    return answered(declaration.shown(made.after) | {"pinned": pinned, "result": made.result})
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/drain")
 async def drain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
     """Drain a lease pool: it grants nothing more, and leases stay held until they are released."""
-    return await drained(call, lease_pool_id, body.reason, body.reason)
+    return await drained(call, lease_pool_id, Act(action=Action.DRAIN, by=call.name, reason=body.reason))
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/undrain")
 async def undrain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
     """Undrain a lease pool: it grants again."""
-    return await drained(call, lease_pool_id, None, body.reason)
+    return await drained(call, lease_pool_id, Act(action=Action.UNDRAIN, by=call.name, reason=body.reason))
 
 
-async def drained(call: Operator, lease_pool_id: str, drained_reason: str | None, reason: str) -> Response:
+async def drained(call: Operator, lease_pool_id: str, act: Act) -> Response:
     async with call.database.acquire() as db, db.transaction():
-        pool, now = await lock(db, lease_pool_id)
-        if pool.drained_reason != drained_reason:
-            await live.drain(db, lease_pool_id, drained_reason)
-            kind = "undrained" if drained_reason is None else "drained"
-            await history.add(db, [entry(lease_pool_id, kind, now, reason, call.name)])
+        pool, _ = await lock(db, lease_pool_id)
+        await apply.drain(db, pool, act)
     call.runtime.wake()
-    return answered({"id": lease_pool_id, "drained": drained_reason is not None, "held": pool.held_units})
+    return answered({"id": lease_pool_id, "drained": act.action is Action.DRAIN, "held": pool.held_units})
 
 
 @router.put("/lease-pools/{lease_pool_id:id}/units")
@@ -198,6 +207,17 @@ async def get_history(
     return answered({"items": [shown.entry(row) for row in rows]})
 
 
+@router.get("/lease-pools/{lease_pool_id:id}/audit")
+async def get_audit(
+    database: DatabaseDep, lease_pool_id: LeasePoolId, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
+) -> Response:
+    """List changes of a lease pool by people, newest first: who made each, by which action, and the changed fields
+    before and after (`before` is null for a new pool)."""
+    if await answers.pool(database, lease_pool_id) is None:
+        raise problem(unknown_lease_pool(lease_pool_id))
+    return answered({"items": await audit.of_pool(database, lease_pool_id, limit=limit)})
+
+
 @router.get("/lease-pools/{lease_pool_id:id}/report")
 async def get_report(
     database: DatabaseDep,
@@ -238,44 +258,11 @@ async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, da
     return locked[0], await pools.clock(db)
 
 
-def entry(lease_pool_id: str, kind: str, at: datetime, reason: str, by: str) -> Entry:
-    return Entry(lease_pool_id=lease_pool_id, at=at, kind=kind, reason=reason, actor=by)
-
-
 def changed(pool: Declared, given: dict[str, Any]) -> Declared:
     """The pool with some terms changed. Raises a Problem 422 for terms that could not be declared."""
     try:
-        return terms(LeasePool.model_validate(shown_terms(pool) | given))
+        return declared.terms(LeasePool.model_validate(declaration.shown_terms(pool) | given), pool.owner)
     except ValidationError as error:
         first = error.errors()[0]
         detail = ": ".join(filter(None, ("/".join(map(str, first["loc"])), first["msg"])))
         raise Problem(422, "invalid-terms", "Invalid terms of a lease pool", detail) from error
-
-
-def count_limits(changes: Sequence[declaration.PoolChange]) -> None:
-    for event in declaration.limit_events(changes, ""):
-        LIMIT_CHANGES.labels(event.lease_pool_id, "declared").inc()
-
-
-def terms(pool: LeasePool) -> Declared:
-    """The terms of a declared pool: those of its policy are one document, and the others have columns of their own."""
-    fields = pool.model_dump(mode="json")
-    return msgspec.convert(fields | {"limit_units": pool.limit, "policy": fields}, Declared)
-
-
-def shown_terms(pool: Declared) -> dict[str, Any]:
-    """The declared terms of a pool, with the names of slipway.yaml."""
-    return {name: value for name, value in shown_pool(pool).items() if name not in ("revision", "retired")}
-
-
-def shown_pool(pool: Declared) -> dict[str, Any]:
-    """A pool, with the names of slipway.yaml."""
-    fields: dict[str, Any] = msgspec.to_builtins(pool)
-    return {"id": fields.pop("id"), "limit": fields.pop("limit_units"), **fields.pop("policy"), **fields}
-
-
-def shown_change(made: declaration.PoolChange) -> dict[str, Any]:
-    """A change of a pool; `fields` holds [before, after] of each changed term."""
-    after, before = shown_pool(made.after), shown_pool(made.before) if made.before else {}
-    fields = {name: [before.get(name), value] for name, value in after.items() if before.get(name) != value}
-    return {"id": made.after.id, "change": made.change, "fields": {k: v for k, v in fields.items() if k != "id"}}

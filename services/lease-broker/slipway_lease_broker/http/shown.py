@@ -1,11 +1,14 @@
 """JSON bodies of answers: rows of the ledger as shown over HTTP."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from fastapi import Response
 
+from slipway_common.declaration.changes import changes_digest
+from slipway_lease_broker.domain.declaration import PoolChange, dangers
 from slipway_lease_broker.domain.ledger import Entry, Lease, Request
 from slipway_lease_broker.domain.queue_status import QueueStatus
 from slipway_lease_broker.domain.report import Report
@@ -104,3 +107,14 @@ def flat(report: Report) -> dict[str, Any]:
     waits = what_if.pop("waiting")
     what_if |= {f"wait_seconds_{name}": waits[name] for name in ("p50", "p95", "most")}
     return body | {"spreads": spreads, "bands": body["bands"], "what_if": [what_if]}
+
+
+def changes(made: Sequence[PoolChange]) -> dict[str, Any]:
+    """Changes of a declaration; `fields` holds [before, after] of each changed field."""
+    items = [change for change in made if change.result != "unchanged"]
+    return {
+        "items": [msgspec.structs.asdict(change.shown()) | {"fields": change.fields} for change in items],
+        "unchanged": len(made) - len(items),
+        "digest": changes_digest([change.shown() for change in items]),
+        "dangers": dangers(items),
+    }

@@ -10,18 +10,18 @@ from pydantic import Field
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.fields import Id
 from slipway_common.declaration.models import LeasePool
-from slipway_common.messaging import outbox
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile, record, repeated
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.slots import Listed, SlotChange
 from slipway_lease_broker.http.bodies import Body, Seconds, Text
-from slipway_lease_broker.http.lease_pools import terms
-from slipway_lease_broker.http.refusals import problem
+from slipway_lease_broker.http.declared import terms
+from slipway_lease_broker.http.refusals import changed_meanwhile, problem
 from slipway_lease_broker.store import answers, pools, slots
 
 router = APIRouter()
@@ -65,20 +65,28 @@ async def put_slots(
     until a later list finds it released. Declaring the same list again changes nothing."""
     wanted = [Listed(lease_pool_id=pool.lease_pool, state=pool.state, names=tuple(pool.names)) for pool in body.slots]
     _check_duplicates(wanted)
-    async with database.acquire() as db:
-        transaction = db.transaction()
-        await transaction.start()
-        try:
-            known = {pool.id: pool for pool in await pools.lock_declared(db)}
-            await _check_places(db, wanted)
-            changes = [
-                await _apply(db, body, listed, known.get(listed.lease_pool_id), caller)
-                for listed in sorted(wanted, key=lambda listed: listed.lease_pool_id)
-            ]
-        except BaseException:
-            await transaction.rollback()
-            raise
-        await (transaction.rollback() if dry_run else transaction.commit())
+
+    async def attempt() -> list[SlotChange]:
+        async with database.acquire() as db:
+            transaction = db.transaction()
+            await transaction.start()
+            try:
+                await _check_places(db, wanted)
+                known = {pool.id: pool for pool in await pools.declared(db, [pool.lease_pool_id for pool in wanted])}
+                changes = [
+                    await _apply(db, body, listed, known.get(listed.lease_pool_id), caller)
+                    for listed in sorted(wanted, key=lambda listed: listed.lease_pool_id)
+                ]
+            except BaseException:
+                await transaction.rollback()
+                raise
+            await (transaction.rollback() if dry_run else transaction.commit())
+        return changes
+
+    try:
+        changes = await repeated(attempt)
+    except ChangedMeanwhile as error:
+        raise changed_meanwhile() from error
     if not dry_run:
         wake(request)
     return {"dry_run": dry_run, "items": [shown(change) for change in changes]}
@@ -106,11 +114,9 @@ async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared |
     limit = rules.limit_after(before.limit_units if before and in_use else None, len(current), change)
     if limit is not None:
         wanted = _declared(body, listed.lease_pool_id, before, limit)
-        (made,) = declaration.compare([before] if before else [], [wanted])
-        assert made.change != "retired"
-        await pools.declare(tx, [made.after])
-        await outbox.enqueue(tx, declaration.limit_events([made], f"slots listed by {caller}"))
-        change = msgspec.structs.replace(change, change=made.change, limit_units=limit)
+        made = declaration.change(before, wanted)
+        await record(tx, [made], Act(action=Action.IMPORT, by=caller, reason=f"slots listed by {caller}"))
+        change = msgspec.structs.replace(change, result=made.result, limit_units=limit)
     await slots.add(tx, change.added)
     await slots.remove(tx, change.removed)
     return change
@@ -147,7 +153,7 @@ def _check_duplicates(wanted: list[Listed]) -> None:
 def shown(change: SlotChange) -> dict[str, Any]:
     return {
         "id": change.lease_pool_id,
-        "change": change.change,
+        "result": change.result,
         "limit": change.limit_units,
         "added": [slot.name for slot in change.added],
         "removed": list(change.removed),

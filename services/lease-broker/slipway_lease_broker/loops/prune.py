@@ -1,12 +1,15 @@
-"""Loop that prunes ended leases, done requests, history, and unused groups, tenants and gangs. It never touches leases
-that count or requests that wait."""
+"""Loop that prunes ended leases, done requests, history, audit, and unused groups, tenants and gangs. It never touches
+leases that count or requests that wait."""
+
+from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
-from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
+from slipway_lease_broker.store import audit, gangs, groups, history, leases, pools, requests, tenants
 
 EVERY_SECONDS = 3600.0
 DAY_SECONDS = 86_400.0
+AUDIT_KEPT_SECONDS: Final = 400 * DAY_SECONDS
 
 
 class PruneLoop:
@@ -29,5 +32,7 @@ class PruneLoop:
                 await history.prune(db, pool.id, older_than_seconds=self.kept_seconds)
         async with database.acquire() as db:
             await gangs.prune(db, unused_for_seconds=self.kept_seconds)
+        while await audit.prune(database, older_than_seconds=AUDIT_KEPT_SECONDS):
+            pass
         self._next_at = monotonic_seconds() + EVERY_SECONDS
         return False

@@ -112,12 +112,18 @@ VERIFY: Final = Statement(
     .values({**{name: bindparam(name) for name in COUNTERS}, "verified_at": bindparam("now"), "dirty": True})
 )
 
-# Serializes declarations: two at once would each compare against rows that the other is about to insert.
-DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
+# Declarations of one owner take turns, since each is compared with all lease pools of its owner; one that prunes is
+# compared with those of all owners. Decisions, changes by operators and imports take none of these locks.
+PRUNE_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
+SHARED_LOCK: Final = "SELECT pg_advisory_xact_lock_shared(hashtext(current_schema() || '/lease_pools'))"
+OWNERS_LOCK: Final = """
+SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools/' || owner)) FROM unnest($1::text[]) AS owner"""
 CURRENT: Final = Statement(select(*DECLARED).order_by(lease_pool.c.id))
+CURRENT_NAMED: Final = Statement(select(*DECLARED).where(ANY))
 NEW: Final = insert(lease_pool).from_select(DECLARED.keys(), select(given(*DECLARED)))
 # LeaseLimitChanged is published with the declaration, so the next decision must not publish it again. A pool that
-# changes its mode starts with fresh pacing, so that requests do not wait for what it admitted under another mode.
+# changes its mode starts with fresh pacing, so that requests do not wait for what it admitted under another mode. One
+# that was changed after it was compared has another revision, and stays as it is.
 DECLARE: Final = Statement(
     NEW.on_conflict_do_update(
         index_elements=[lease_pool.c.id],
@@ -130,7 +136,8 @@ DECLARE: Final = Statement(
             ),
             "paced_until": case((lease_pool.c.policy["mode"] == NEW.excluded.policy["mode"], lease_pool.c.paced_until)),
         },
-    )
+        where=lease_pool.c.revision == NEW.excluded.revision - 1,
+    ).returning(lease_pool.c.id)
 )
 
 SHOWN: Final = lease_pool.c[
@@ -273,19 +280,25 @@ async def verify(tx: Connection, pool: LeasePool, now: datetime) -> None:
     await tx.execute(VERIFY.text, *VERIFY.arguments(id=pool.id, **counters, now=now))
 
 
-async def declared(db: Connection) -> list[Declared]:
-    return structs(await db.fetch(CURRENT.text), Declared)
+async def declared(db: Connection, ids: Collection[str] | None = None) -> list[Declared]:
+    """The declared terms of these pools, by default of all, as last committed. Locks nothing."""
+    if ids is None:
+        return structs(await db.fetch(CURRENT.text), Declared)
+    return structs(await db.fetch(CURRENT_NAMED.text, sorted(ids)), Declared)
 
 
-async def lock_declared(tx: Connection) -> list[Declared]:
-    """All declared terms. They stay as read until the commit, since only declarations write them."""
-    await tx.execute(DECLARATION_LOCK)
-    return await declared(tx)
+async def take_turns(tx: Connection, owners: Collection[str], *, prune: bool) -> None:
+    """Wait for other declarations of these owners, and of all owners if it prunes."""
+    await tx.execute(PRUNE_LOCK if prune else SHARED_LOCK)
+    await tx.execute(OWNERS_LOCK, sorted(owners))
 
 
-async def declare(tx: Connection, pools: Sequence[Declared]) -> None:
-    """Write the terms, in ascending order of ids; waits for decisions under way, which commit under the old terms."""
-    await tx.execute(DECLARE.text, *DECLARE.rows(pools))
+async def declare(tx: Connection, pools: Sequence[Declared]) -> int:
+    """Write changed terms, in ascending order of ids; waits for decisions under way, which commit under the old terms.
+
+    Returns the number of pools written. The others were changed in the meantime: their revision is not the one before.
+    """
+    return len(await tx.fetch(DECLARE.text, *DECLARE.rows(pools)))
 
 
 async def overview(db: Connection) -> list[Overview]:

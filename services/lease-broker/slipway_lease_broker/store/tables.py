@@ -71,6 +71,7 @@ lease_pool = Table(
     required("ttl_seconds", Double, check("ttl_seconds > 0")),
     required("reserve_seconds", Double, check("reserve_seconds > 0")),
     required("policy", JSONB, default="{}"),
+    required("owner", Text, default=""),  # document that declares it; empty: imported or archived
     required("revision", Integer, default=text("1")),
     required("retired", Boolean, default=NO),
     required("last_token", BigInteger, default=ZERO),  # newest fencing token
@@ -269,3 +270,20 @@ entry = Table(
 Index("history_of_pool", entry.c.lease_pool_id, entry.c.id)
 Index("history_of_lease", entry.c.lease_id, entry.c.id, postgresql_where=entry.c.lease_id.is_not(None))
 Index("history_at", entry.c.at, postgresql_using="brin")
+
+# Changes of declared terms: who made each, and the fields that changed before and after.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    required("at", TIME),
+    required("by", Text),
+    required("action", Text),  # apply, set, drain, undrain or import
+    required("kind", Text),
+    required("subject_id", Text),
+    required("result", Text),
+    Column("before", JSONB),
+    Column("after", JSONB),
+)
+Index("audit_subject", audit.c.kind, audit.c.subject_id, audit.c.id.desc())
+Index("audit_at", audit.c.at, postgresql_using="brin")

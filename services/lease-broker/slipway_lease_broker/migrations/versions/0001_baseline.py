@@ -1,4 +1,4 @@
-"""Baseline schema: lease pools, leases, requests, tenants, groups, gangs, slots and history."""
+"""Baseline schema: lease pools, leases, requests, tenants, groups, gangs, slots, history and audit."""
 
 from alembic import op
 
@@ -19,6 +19,7 @@ CREATE TABLE lease_pools (
     ttl_seconds double precision NOT NULL CHECK (ttl_seconds > 0),
     reserve_seconds double precision NOT NULL CHECK (reserve_seconds > 0),
     policy jsonb NOT NULL DEFAULT '{}',
+    owner text NOT NULL DEFAULT '',             -- document that declares it; empty: imported or archived
     revision integer NOT NULL DEFAULT 1,
     retired boolean NOT NULL DEFAULT false,
     last_token bigint NOT NULL DEFAULT 0,       -- newest fencing token
@@ -185,6 +186,21 @@ CREATE TABLE history (
 CREATE INDEX history_of_pool ON history (lease_pool_id, id);
 CREATE INDEX history_of_lease ON history (lease_id, id) WHERE lease_id IS NOT NULL;
 CREATE INDEX history_at ON history USING brin (at);
+
+-- Changes of declared terms: who made each, and the fields that changed before and after.
+CREATE TABLE audit (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL,
+    by text NOT NULL,
+    action text NOT NULL,                       -- apply, set, drain, undrain or import
+    kind text NOT NULL,
+    subject_id text NOT NULL,
+    result text NOT NULL,
+    before jsonb,
+    after jsonb
+);
+CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
+CREATE INDEX audit_at ON audit USING brin (at);
 """
 
 

@@ -1,0 +1,45 @@
+"""Audit of lease pools: one row per change of declared terms, with who made it. Append-only, and pruned by age."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import BigInteger, Integer, bindparam, delete, func, insert, select
+
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.sql import Statement, given, seconds
+from slipway_lease_broker.domain.declaration import KIND, Audited
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import audit
+
+FIELDS: Final = audit.c[Audited.__struct_fields__]
+ADD: Final = Statement(insert(audit).from_select(FIELDS.keys(), select(given(*FIELDS))))
+OF_POOL: Final = Statement(
+    select(*FIELDS)
+    .where(audit.c.kind == KIND, audit.c.subject_id == bindparam("pool"))
+    .order_by(audit.c.id.desc())
+    .limit(bindparam("limit", type_=Integer))
+)
+OLD: Final = (
+    select(audit.c.id)
+    .where(audit.c.at < func.slipway_clock() - seconds("older_than"))
+    .limit(bindparam("chunk", type_=BigInteger))
+)
+PRUNE: Final = Statement(delete(audit).where(audit.c.id.in_(OLD)).returning(audit.c.id))
+
+PRUNE_ROWS_MAX: Final = 5_000
+
+
+async def add(tx: Connection, rows: Sequence[Audited]) -> None:
+    if rows:
+        await tx.execute(ADD.text, *ADD.rows(rows))
+
+
+async def of_pool(db: Connection, lease_pool_id: str, *, limit: int) -> list[Audited]:
+    """Changes of a lease pool, newest first."""
+    return structs(await db.fetch(OF_POOL.text, *OF_POOL.arguments(pool=lease_pool_id, limit=limit)), Audited)
+
+
+async def prune(db: Database, *, older_than_seconds: float) -> bool:
+    """Delete up to PRUNE_ROWS_MAX old rows; False if no more are left."""
+    values = PRUNE.arguments(older_than=older_than_seconds, chunk=PRUNE_ROWS_MAX)
+    return len(await db.fetch(PRUNE.text, *values)) == PRUNE_ROWS_MAX
