@@ -191,7 +191,8 @@ async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folde
         pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
         paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
         pools.append({"id": PACED, "limit": 1, "pacing": "off"} | paced)
-        (await broker.http.put("/lease-pools", json=pools)).raise_for_status()
+        documents = {"documents": [{"owner": "tests", "lease_pools": pools}]}
+        (await broker.http.put("/lease-pools", json=documents)).raise_for_status()
         yield broker
         await broker.close()
 

@@ -197,9 +197,10 @@ class Play:
     async def settle(self) -> None:
         """Restore every limit, whatever was lost on the way."""
         for _ in range(20):
-            if (await self.operator.drain(self.shared, "undrain")).answer == "ok" and (
-                await self.operator.limit(self.shared, UNITS)
-            ).answer == "ok":
+            undrained = await self.operator.drain(self.shared, "undrain")
+            await self.operator.limit(self.shared, UNITS - 1)  # a limit of 1 may only be doubled at once
+            restored = await self.operator.limit(self.shared, UNITS)
+            if undrained.answer == restored.answer == "ok":
                 return
             await asyncio.sleep(0.2)
 

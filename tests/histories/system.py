@@ -130,7 +130,11 @@ class System:
 
     async def declare(self, wanted: Sequence[dict[str, Any]]) -> None:
         """Declare exactly these pools."""
-        status, body = await request(self.ports[0], "PUT", "/lease-pools", wanted, self.secrets[OPERATOR])
+        documents = {"documents": [{"owner": "histories", "lease_pools": wanted}]}
+        port, secret = self.ports[0], self.secrets[OPERATOR]
+        status, body = await request(port, "PUT", "/lease-pools", documents, secret)
+        if "digest" in body and status == 409:
+            status, body = await request(port, "PUT", f"/lease-pools?confirm={body['digest']}", documents, secret)
         if status != 200:
             raise RuntimeError(f"lease pools were refused: {status} {body}")
 

@@ -438,7 +438,7 @@ async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
             LEASE_REQUEST.name,
             0,
             offset,
-            command.lease_pool_id.encode(),
+            LEASE_REQUEST.key(command).encode(),
             _json(command),
             encode(_envelope(command, offset)),
             0,

@@ -64,7 +64,7 @@ class KafkaClient:
                     traceparent=trace,
                 )
                 added = batch.append(
-                    key=command.lease_pool_id.encode(),
+                    key=LEASE_REQUEST.key(command).encode(),
                     value=msgspec.json.encode(command),
                     timestamp=None,
                     headers=encode(envelope),

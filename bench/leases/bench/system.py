@@ -84,7 +84,8 @@ class System:
             for name, limit in limits.items()
         ]
         async with HttpClient(self.port, SECRET) as client:
-            status, answer = await client.call("PUT", "/lease-pools", body)
+            documents = {"documents": [{"owner": "bench", "lease_pools": body}]}
+            status, answer = await client.call("PUT", "/lease-pools", documents)
         if status != 200:
             raise RuntimeError(f"lease pools rejected: {status} {answer}")
 

@@ -70,7 +70,7 @@ async def test_a_file_becomes_slots(slot_broker: SlotBroker, tmp_path: Path) -> 
     assert json.loads(result.stdout) == [
         {
             "id": "aws-account",
-            "change": "created",
+            "result": "created",
             "limit": 3,
             "added": ["aws-1", "aws-2", "aws-3"],
             "removed": [],
@@ -78,7 +78,7 @@ async def test_a_file_becomes_slots(slot_broker: SlotBroker, tmp_path: Path) -> 
         },
         {
             "id": "gce-project",
-            "change": "created",
+            "result": "created",
             "limit": 3,
             "removed": [],
             "kept": [],
@@ -88,7 +88,8 @@ async def test_a_file_becomes_slots(slot_broker: SlotBroker, tmp_path: Path) -> 
     assert result.stderr.splitlines() == [
         "gce-project is dynamic: imported as 3 static slots, gce-project-0 to -2",
         "gce-project: not imported: lifespan, min-count",
-        "declare aws-account, gce-project in slipway.yaml too: `slipway apply` removes lease pools that it leaves out",
+        "declare aws-account, gce-project in slipway.yaml too, which then owns them: "
+        "`slipway apply --prune` removes the others",
     ]
     (row,) = [
         item
@@ -128,7 +129,7 @@ async def test_a_list_that_changed(slot_broker: SlotBroker, tmp_path: Path) -> N
     result = await run(slot_broker, tmp_path, changed, "-o", "json")
     assert json.loads(result.stdout)[0] == {
         "id": "aws-account",
-        "change": "updated",
+        "result": "updated",
         "limit": 5,
         "added": ["aws-4", "aws-5", "aws-6"],
         "removed": ["aws-2"],
@@ -147,14 +148,14 @@ async def test_a_list_that_changed(slot_broker: SlotBroker, tmp_path: Path) -> N
 
 
 async def test_a_limit_set_by_an_operator_stays(slot_broker: SlotBroker) -> None:
-    """The limit follows the slots only while it equals their number; a retired pool is restored with it."""
+    """The limit follows the slots only while it equals their number; an archived pool is reactivated with it."""
     more = SLOTS[0] | {"names": ["car-1", "car-2", "car-3"]}
     await slot_broker.broker.declare(terms("car", 1))
     assert (await slot_broker.put(more)).json()["items"][0]["limit"] is None
     assert (await limits(slot_broker))["car"] == 1
     await slot_broker.broker.declare()
     answer = (await slot_broker.put(more)).json()["items"][0]
-    assert (answer["change"], answer["limit"]) == ("restored", 3)
+    assert (answer["result"], answer["limit"]) == ("reactivated", 3)
     assert (await limits(slot_broker))["car"] == 3
 
 
@@ -164,7 +165,7 @@ async def test_a_limit_set_by_an_operator_stays(slot_broker: SlotBroker) -> None
         ([{"lease_pool": "van", "names": ["car-1"]}], 409, "slot car-1 belongs to lease pool car but is listed in van"),
         ([{"lease_pool": "a", "names": ["x"]}, {"lease_pool": "b", "names": ["x"]}], 422, "x"),
         ([{"lease_pool": "a", "names": []}, {"lease_pool": "a", "names": []}], 422, "a"),
-        ([{"lease_pool": "A_", "names": []}], 422, "lease_pool"),
+        ([{"lease_pool": "A_/", "names": []}], 422, "lease_pool"),
         ([{"lease_pool": "a", "names": ["X!"]}], 422, "names"),
         ([{"lease_pool": "a", "names": [], "state": ""}], 422, "state"),
         ([{"lease_pool": "a", "names": ["new-1"]}, {"lease_pool": "van", "names": ["car-1"]}], 409, "car-1"),
@@ -196,7 +197,7 @@ async def test_scopes_of_slots(slot_broker: SlotBroker, tmp_path: Path) -> None:
     [
         ("a: 1", "resources: must be a list"),
         ("resources: [1]", "resources[0]: must have type, state and names"),
-        ("resources:\n- {type: A_B, state: free, names: [a]}", "resources[0].type: is not a valid lease pool ID"),
+        ("resources:\n- {type: A_B/, state: free, names: [a]}", "resources[0].type: is not a valid lease pool ID"),
         ("resources:\n- {state: free, names: [a]}", "resources[0].type: is not a valid lease pool ID"),
         ("resources:\n- {type: a, names: [a]}", "resources[0].state: must be a state"),
         ("resources:\n- {type: a, state: free}", "resources[0]: has neither names nor min-count and max-count"),

@@ -1,11 +1,10 @@
 """Changes that a declaration makes, in the same words in every service, and the guard against large removals. Pure."""
 
+import hashlib
 from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
 import msgspec
-
-from slipway_common.base.ids import digest
 
 Result = Literal["created", "updated", "reactivated", "archived", "unchanged"]
 ARCHIVED_SHARE_MAX: Final = 0.25
@@ -41,12 +40,16 @@ def changes_digest(changes: Collection[Change]) -> str:
         for made in changes
         if made.result != "unchanged"
     )
-    return digest(b"\n".join(lines))[:DIGEST_CHARACTERS]
+    return _digest(b"\n".join(lines))
 
 
 def combined_digest(digests: Sequence[str]) -> str:
     """Digest of the changes in several services, from the digest of each in a fixed order."""
-    return digest("\n".join(digests).encode())[:DIGEST_CHARACTERS]
+    return _digest("\n".join(digests).encode())
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def check_confirmed(changes: Collection[Change], dangers: Sequence[str], confirmed: str) -> None:

@@ -13,6 +13,31 @@ from slipway_common.web.problem import Problem
 from slipway_lease_broker.domain.declaration import Declaration, Declared
 
 ERRORS_MAX: Final = 100
+DOCUMENTED: Final = {
+    "required": True,
+    "description": "Lease pools by owner, each as in slipway.yaml.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["documents"],
+                "properties": {
+                    "documents": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["owner", "lease_pools"],
+                            "properties": {
+                                "owner": {"type": "string"},
+                                "lease_pools": {"type": "array", "items": {"type": "object"}},
+                            },
+                        },
+                    }
+                },
+            }
+        }
+    },
+}
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):

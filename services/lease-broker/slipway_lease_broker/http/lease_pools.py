@@ -47,7 +47,7 @@ class Options(BaseModel):
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
-@router.put("/lease-pools")
+@router.put("/lease-pools", openapi_extra={"requestBody": declared.DOCUMENTED})
 async def put_lease_pools(
     request: Request,
     database: DatabaseDep,

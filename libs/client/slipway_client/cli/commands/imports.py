@@ -60,8 +60,8 @@ def boskos(
         raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
     body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
     items = context.obj.put("lease-broker", "/slots", body, dry_run=dry_run)["items"]
-    changed = [item for item in items if item["change"] != "unchanged" or item["added"] or item["removed"]]
-    new = [item["id"] for item in items if item["change"] in {"created", "restored"}]
+    changed = [item for item in items if item["result"] != "unchanged" or item["added"] or item["removed"]]
+    new = [item["id"] for item in items if item["result"] in {"created", "reactivated"}]
     for note in [*found.notes, *map(_kept, items), *([_declare(new)] if new else [])]:
         if note:
             print(printable(note), file=sys.stderr)
@@ -85,7 +85,7 @@ def _names(names: list[str]) -> str:
 
 CHANGES: Final[tuple[Field, ...]] = (
     ("lease pool", lambda row: row["id"]),
-    ("change", lambda row: row["change"]),
+    "result",
     ("limit", lambda row: "unchanged" if row["limit"] is None else row["limit"]),
     ("slots added", lambda row: _names(row["added"])),
     ("slots removed", lambda row: _names(row["removed"])),
@@ -99,4 +99,6 @@ def _kept(item: Mapping[str, Any]) -> str:
 
 
 def _declare(new: list[str]) -> str:
-    return f"declare {_names(new)} in slipway.yaml too: `slipway apply` removes lease pools that it leaves out"
+    return (
+        f"declare {_names(new)} in slipway.yaml too, which then owns them: `slipway apply --prune` removes the others"
+    )
