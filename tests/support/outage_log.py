@@ -18,8 +18,10 @@ from uuid import UUID
 
 import msgspec
 
+from slipway_common.base.ids import digest
 from slipway_common.events import worker
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigCreated
+from slipway_common.events.scopes import quota_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import TOPIC_OF
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
@@ -40,12 +42,13 @@ Happening = tuple[float, Any]
 
 
 class Place:
-    """A launch config that exists from `begin` to `end`, in minutes."""
+    """A launch config of one revision that exists from `begin` to `end`, in minutes."""
 
     def __init__(
         self, name: str, pool: str, account: str, family: str, image: str, *, begin: float = 0.0, end: float = MINUTES
     ) -> None:
         self.name, self.pool, self.account, self.image = name, pool, account, image
+        self.id = f"{name}@{digest(image.encode())[:6]}"
         self.region, self.zone = f"{account}-1", name.rpartition("-")[2]
         self.family, self.begin, self.end = family, begin, end
 
@@ -53,7 +56,7 @@ class Place:
     def ids(self) -> dict[str, Any]:
         return {
             "pool_id": self.pool,
-            "launch_config_id": self.name,
+            "launch_config_id": self.id,
             "account_id": self.account,
             "image_revision": self.image,
         }
@@ -61,7 +64,8 @@ class Place:
     def declared(self, *, archived: bool = False) -> Any:
         kind = LaunchConfigArchived if archived else LaunchConfigCreated
         return kind(
-            launch_config_id=self.name,
+            launch_config_id=self.id,
+            name=self.name,
             pool_id=self.pool,
             account_id=self.account,
             region=self.region,
@@ -81,7 +85,7 @@ class Place:
             key = f"{self.family}.large/{self.zone}/on-demand"
             return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, key, "InsufficientCapacity")
         if self.account == "sim-b" and self.family == "c5" and 70 <= minute < 85:
-            key = f"{self.account}/{self.region}/{self.family}"
+            key = quota_key(self.account, self.region, self.family).id
             return Outcome(Stage.LAUNCH, Result.FAILED, Scope.QUOTA, key, "QuotaExceeded")
         return None
 
@@ -110,7 +114,7 @@ def life(place: Place, at: float, chance: Random) -> Iterator[Happening]:
     answered = at + chance.uniform(1, 4)
     refused = place.fault(at)
     if refused is None and chance.random() < 0.01:
-        refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, place.name, "OddFault", classified=False)
+        refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, place.id, "OddFault", classified=False)
     if refused is not None:
         yield answered, worker.WorkerLaunchFailed(batch_id=batch, outcome=refused, **ids)
         return

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.base.percent import encoded
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigCreated
+from slipway_common.events.scopes import Key, config_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
     Outcome,
@@ -102,7 +104,7 @@ class Alerted:
     def permit(self, config_id: str) -> int:
         """Wait until a probe may launch, and return its permit."""
         for _ in range(1000):
-            row = self.world.rows[config_id]
+            row = self.world.rows[config_key(config_id)]
             if row.ready and not row.spent:
                 return row.permit
             self.commit(seconds=5)
@@ -111,6 +113,7 @@ class Alerted:
 
 def declared(config_id: str, **fields: Any) -> LaunchConfigCreated:
     usual: dict[str, Any] = {
+        "name": config_id.partition("@")[0],
         "pool_id": "linux",
         "account_id": "sim-a",
         "region": "sim-1",
@@ -138,7 +141,8 @@ def test_a_config_that_trips_and_recovers(alerted: Alerted) -> None:
     (raised,) = alerted.commit(alerted.refused())
     assert isinstance(raised, AlertRaised)
     assert raised == AlertRaised(
-        dedup_key="weight-calculator/config-tripped/zone-a",
+        dedup_key="weight-calculator/config-tripped/config/zone-a",
+        subject_kind="config",
         subject_id="zone-a",
         kind="config-tripped",
         summary="zone-a tripped at launch: 2 capacity errors (capacity-code)",
@@ -169,9 +173,9 @@ def test_a_config_that_trips_and_recovers(alerted: Alerted) -> None:
 def test_a_recovery_that_does_not_last(alerted: Alerted) -> None:
     alerted.commit(alerted.refused(), alerted.refused())
     alerted.commit(alerted.launched(probe_permit=alerted.permit("zone-a")))
-    assert alerted.kinds() == ["recovered/zone-a"]
+    assert alerted.kinds() == ["recovered/config/zone-a"]
     alerted.commit(alerted.refused(), alerted.refused())
-    assert alerted.kinds() == ["config-tripped/zone-a"]
+    assert alerted.kinds() == ["config-tripped/config/zone-a"]
     assert [type(alert) for alert in alerted.all if alert.kind == "recovered"] == [AlertRaised, AlertResolved]
 
 
@@ -195,20 +199,20 @@ def test_one_page_for_a_trip_of_forty_configs(scope: Scope) -> None:
     alerted.commit(seconds=3000)
     assert [alert for alert in alerted.all if alert.severity == PAGE] == [page]
     for config_id in alerted.world.configs:
-        if alerted.world.rows[config_id].ready:
-            alerted.commit(alerted.launched(config_id, probe_permit=alerted.world.rows[config_id].permit))
+        if alerted.world.rows[config_key(config_id)].ready:
+            alerted.commit(alerted.launched(config_id, probe_permit=alerted.world.rows[config_key(config_id)].permit))
     assert alerted.kinds(PAGE) == []
-    assert alerted.kinds() == [f"recovered/{'credential' if scope is Scope.CREDENTIAL else 'quota'}/{page.subject_id}"]
+    assert alerted.kinds() == [encoded("recovered", page.subject_kind, page.subject_id)]
 
 
 def test_a_pool_tripped_by_its_own_failures_is_a_page(alerted: Alerted) -> None:
     for config_id in CONFIGS:
         alerted.commit(alerted.refused(config_id=config_id), alerted.refused(config_id=config_id))
     (page,) = [alert for alert in alerted.all if alert.severity == PAGE]
-    assert (page.dedup_key, page.subject_id) == ("weight-calculator/pool-tripped/linux", "linux")
+    assert (page.dedup_key, page.subject_id) == ("weight-calculator/pool-tripped/pool/linux", "linux")
     assert (page.cause, page.command) == ("zone-a, zone-b, zone-c", "slipway why linux")
     alerted.commit(alerted.launched("zone-b", probe_permit=alerted.permit("zone-b")))
-    assert "pool-tripped/linux" not in alerted.kinds()
+    assert "pool-tripped/pool/linux" not in alerted.kinds()
 
 
 def test_a_notice_becomes_a_page_once_its_cause_is_gone() -> None:
@@ -220,7 +224,7 @@ def test_a_notice_becomes_a_page_once_its_cause_is_gone() -> None:
     assert alerted.kinds(PAGE) == ["credential-failing/credential/sim-a"]
     alerted.commit(alerted.refused(), alerted.refused())
     alerted.commit(alerted.launched("other", probe_permit=alerted.permit("other")))
-    assert alerted.kinds(PAGE) == ["pool-tripped/linux"]
+    assert alerted.kinds(PAGE) == ["pool-tripped/pool/linux"]
     assert [
         alert.severity for alert in alerted.all if alert.kind == "pool-tripped" and alert.subject_id == "linux"
     ] == [
@@ -240,7 +244,7 @@ def test_a_bad_image_is_one_page_with_evidence(alerted: Alerted) -> None:
     assert len(page.evidence) == 5
     assert page.command == "slipway why w-5"
     alerted.commit(*(alerted.dead_boot(config_id) for config_id in CONFIGS * 5))
-    assert alerted.kinds() == ["image-tripped/image/linux-1", "pool-tripped/linux"]
+    assert alerted.kinds() == ["image-tripped/image/linux-1", "pool-tripped/pool/linux"]
     assert alerted.kinds(PAGE) == ["image-tripped/image/linux-1"]
 
 
@@ -268,7 +272,7 @@ def test_an_unknown_code_is_reported_once_an_hour(alerted: Alerted) -> None:
     """The alert contains the provider's message without possible secrets."""
     odd: dict[str, Any] = {"code": "Odd token=abcdef", "classified": False, "sample": "key AKIAIOSFODNN7EXAMPLE is odd"}
     (raised,) = alerted.commit(alerted.refused(Scope.CONFIG, **odd))
-    assert raised.dedup_key == "weight-calculator/unclassified-error/sim-a/Odd token=…"
+    assert raised.dedup_key == "weight-calculator/unclassified-error/account/sim-a/Odd%20token%3D%E2%80%A6"
     assert raised.summary == "account sim-a refused a launch with Odd token=…, an unknown error code"
     assert "with the message: key … is odd" in raised.cause
     assert "abcdef" not in str(raised)
@@ -378,8 +382,8 @@ def play(taken: Sequence[Step], *, restarts: bool = False) -> Alerted:
                 WorkerRegistered(instance_id="i-7", boot_seconds=1.0, outcome=booted, **ids),
                 WorkerClaimed(task_id="t", source="q", outcome=claimed, **ids),
             ]
-        elif what == "probe" and alerted.world.rows[config_id].ready:
-            events = [alerted.launched(config_id, probe_permit=alerted.world.rows[config_id].permit)]
+        elif what == "probe" and alerted.world.rows[config_key(config_id)].ready:
+            events = [alerted.launched(config_id, probe_permit=alerted.world.rows[config_key(config_id)].permit)]
         alerted.commit(*events, seconds=seconds)
         if restarts:
             again = World()
@@ -412,12 +416,14 @@ def test_open_alerts_match_their_conditions(taken: Sequence[Step]) -> None:
     draft = Draft(alerted.world)
     for config in alerted.world.configs.values():
         active = draft.trips_on(config)
-        known = {_key(alert) for alert in alerted.open.values() if alert.kind != "recovered"}
+        known = {
+            Key(alert.subject_kind, alert.subject_id) for alert in alerted.open.values() if alert.kind != "recovered"
+        }
         assert bool(active) == bool({key for key, _, _ in active} & known)
     for pool_id in ("linux", "win"):
         members = [config for config in alerted.world.configs.values() if config.declared.pool_id == pool_id]
         tripped = all(draft.trips_on(config) for config in members)
-        assert (f"pool-tripped/{pool_id}" in alerted.kinds()) == tripped
+        assert (f"pool-tripped/pool/{pool_id}" in alerted.kinds()) == tripped
 
 
 @given(steps)
@@ -431,14 +437,10 @@ def test_at_most_one_page_per_shared_cause(taken: Sequence[Step]) -> None:
             continue
         open_[alert.dedup_key] = alert
         if alert.kind == "pool-tripped":
-            explained = {_key(each).replace("/", " ", 1) for each in open_.values() if "/" in _key(each)}
+            explained = {str(Key(each.subject_kind, each.subject_id)) for each in open_.values()}
             assert (alert.severity == NOTICE) == (set(alert.cause.split(", ")) <= explained)
         elif alert.severity == PAGE:
             assert alert.kind in ("image-tripped", "quota-exhausted", "credential-failing")
-
-
-def _key(alert: Alert) -> str:
-    return alert.dedup_key.split("/", 2)[2]
 
 
 @given(steps)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.events.scopes import Key, config_key, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent, WorkerLaunched
 from slipway_common.events.worker import Stage as WorkerStage
 from slipway_weight_calculator.domain import evidence
@@ -154,14 +155,15 @@ def test_sums_of_a_location_equal_its_configs(one: list[tuple[bool, float]], oth
 
 # Attribution
 
-ANOTHER: Final = "quota/sim-a/sim-1/c5"
+ANOTHER: Final = quota_key("sim-a", "sim-1", "c5")
+OWN: Final = config_key("a")
 #   scope             of a launch            of a boot or a claim
 ATTRIBUTION: Final = [
-    (Scope.CONFIG, ("a",), ("a",)),
-    (Scope.CAPACITY, ("a",), ("a",)),
+    (Scope.CONFIG, (OWN,), (OWN,)),
+    (Scope.CAPACITY, (OWN,), (OWN,)),
     (Scope.QUOTA, (QUOTA,), (QUOTA,)),
     (Scope.CREDENTIAL, (CREDENTIAL,), (CREDENTIAL,)),
-    (Scope.IMAGE, (IMAGE,), (IMAGE, "a")),
+    (Scope.IMAGE, (IMAGE,), (IMAGE, OWN)),
     (Scope.LIMITER, (), ()),
     (Scope.NOTHING, (), ()),
     (Scope.UNKNOWN, (), ()),
@@ -169,7 +171,7 @@ ATTRIBUTION: Final = [
 
 
 @pytest.mark.parametrize(("scope", "of_launch", "of_later"), ATTRIBUTION)
-def test_keys_that_a_failure_is_charged_to(scope: Scope, of_launch: tuple[str, ...], of_later: tuple[str, ...]) -> None:
+def test_keys_that_a_failure_is_charged_to(scope: Scope, of_launch: tuple[Key, ...], of_later: tuple[Key, ...]) -> None:
     """Each scope affects the row that it names; a throttle, our own doing and an unknown scope affect none."""
     for stage, keys in (
         (WorkerStage.LAUNCH, of_launch),
@@ -177,8 +179,8 @@ def test_keys_that_a_failure_is_charged_to(scope: Scope, of_launch: tuple[str, .
         (WorkerStage.CLAIM, of_later),
         (WorkerStage.UNKNOWN, ()),
     ):
-        assert charged(fails(scope, stage), "a", SHARED, lambda _: True) == keys
-        assert charged(Outcome(stage, Result.UNKNOWN, scope), "a", SHARED, lambda _: True) == ()
+        assert charged(fails(scope, stage), OWN, SHARED, lambda _: True) == keys
+        assert charged(Outcome(stage, Result.UNKNOWN, scope), OWN, SHARED, lambda _: True) == ()
 
 
 def test_the_attribution_table_is_complete() -> None:
@@ -188,18 +190,18 @@ def test_the_attribution_table_is_complete() -> None:
 def test_a_scope_key_is_trusted_if_a_config_shares_it() -> None:
     """The provider knows which family it counts. The config is always charged too, or it would keep failing."""
     own, other = fails(Scope.QUOTA, key="sim-a/sim-1/m5"), fails(Scope.QUOTA, key="sim-a/sim-1/c5")
-    assert charged(own, "a", SHARED, lambda _: False) == (QUOTA,)
-    assert charged(other, "a", SHARED, lambda key: key == ANOTHER) == (ANOTHER, "a")
-    assert charged(other, "a", SHARED, lambda _: False) == ("a",)
+    assert charged(own, OWN, SHARED, lambda _: False) == (QUOTA,)
+    assert charged(other, OWN, SHARED, lambda key: key == ANOTHER) == (ANOTHER, OWN)
+    assert charged(other, OWN, SHARED, lambda _: False) == (OWN,)
     nobodys = fails(Scope.IMAGE, WorkerStage.BOOT, key="never-seen")
-    assert charged(nobodys, "a", SHARED, lambda _: False) == ("a",)
+    assert charged(nobodys, OWN, SHARED, lambda _: False) == (OWN,)
 
 
 def test_no_row_without_configs() -> None:
     story = Story(A, config("c", instance_type="c5.large"))
     story.fold(0, *(refused(A, Scope.QUOTA, f"w-{n}", key=f"sim-a/sim-1/{n}") for n in range(9)))
     story.fold(1, refused(A, Scope.QUOTA, key="sim-a/sim-1/c5"))
-    assert set(story.world.rows) == {"a", "c", ANOTHER}
+    assert set(story.world.rows) == {OWN, config_key("c"), ANOTHER}
     assert story.record("a", 2).state != "healthy"
     assert story.record("c", 2).state == "healthy"
 
@@ -386,6 +388,6 @@ def test_masses_of_late_starts_are_removed_from_sums() -> None:
     story = late_ones(3)
     story.fold(301, *(registered(A, f"w-{n}", seconds=301.0) for n in range(3)), claimed(A, "w-0"))
     for key, (successes, place_failures, _) in story.world.sums.items():
-        if key.endswith("/boot"):
+        if key[-1] == "boot":
             assert successes == pytest.approx(3)
             assert place_failures == pytest.approx(0, abs=1e-9)

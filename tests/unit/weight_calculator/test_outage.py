@@ -170,7 +170,7 @@ class BadImage(Fleet):
     def room(self, id_: str, seen: WeightChanged) -> int:
         boots = {c: sum(self.in_flight[c].values()) + self.failed[c] for c in self.configs}
         boots = {c: level - self.seen[c].stages["boot"].failures_folded for c, level in boots.items()}
-        image = next((s.window for s in seen.shared if s.key.startswith("image/") and s.stage == "boot"), 8)
+        image = next((s.window for s in seen.shared if s.kind == "image" and s.stage == "boot"), 8)
         return min(
             seen.stages["launch"].window - self.in_flight[id_]["launch"],
             seen.stages["boot"].window - boots[id_],

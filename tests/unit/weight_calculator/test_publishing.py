@@ -13,7 +13,7 @@ from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.messaging.outbox import Tombstone, Traced
 from slipway_common.messaging.records import Record
 from slipway_weight_calculator.domain.draft import Draft
-from slipway_weight_calculator.domain.world import World, apply_signal, archive, commit, declare, fold
+from slipway_weight_calculator.domain.world import World, apply_signal, commit, declare, fold, forget
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.loops.publish import Publishing, affected
 from slipway_weight_calculator.store.journal import ranges
@@ -88,14 +88,22 @@ def test_everything_is_computed_within_the_refresh_time(monkeypatch: pytest.Monk
     assert set(published) >= {f"c{n:02}" for n in range(1, 20)}, "their priors have moved with their sibling"
 
 
-def test_an_archived_config_gets_one_tombstone() -> None:
+def test_an_archived_config_stays_published_until_its_tombstone() -> None:
+    """It is not refreshed, but outcomes of its last workers are published."""
     publisher = Publisher(A)
     draft = Draft(publisher.world)
-    archive(draft, "a", T0 + 1)
+    declare(draft, config("a", state="archived", revision=2), T0 + 1)
     (published,) = publisher.turn(1.0, draft)
-    assert isinstance(published, Tombstone)
-    assert publisher.fold(2.0, refused(A)) == []
+    assert published.event.config_revision == 2
     assert publisher.turn(700.0) == []
+    assert publisher.turn(1400.0) == []
+    (published,) = publisher.fold(1401.0, refused(A))
+    assert published.event.stages["launch"].failures_folded == 1
+    draft = Draft(publisher.world)
+    forget(draft, "a", T0 + 1402)
+    (published,) = publisher.turn(1402.0, draft)
+    assert isinstance(published, Tombstone)
+    assert publisher.turn(2100.0) == []
 
 
 def test_only_trips_of_a_shared_key_affect_all_its_configs() -> None:

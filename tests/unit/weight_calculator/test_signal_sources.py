@@ -93,6 +93,7 @@ def test_rules_of_nothing_are_the_usual_ones() -> None:
 def declared(config_id: str) -> LaunchConfigCreated:
     return LaunchConfigCreated(
         launch_config_id=config_id,
+        name=config_id,
         pool_id="linux",
         account_id="sim-a",
         region="sim-1",
@@ -233,7 +234,7 @@ def test_a_request_of_anything_but_a_config_is_refused(kind: str, target_kind: s
         (signal_event("capacity_hint", "config", "zone-a"), "value: a capacity_hint needs a value"),
         (
             signal_event("down", "pool", "linux"),
-            "share: 'cloud' would trip 2 of 2 active configs of pool 'linux'; at most 50",
+            "share: 'cloud' would trip 2 of 2 active launch configs of pool 'linux'; at most 50",
         ),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_source_trips_half_a_pool_at_most() -> None:
     """The limit applies to one signal or many, on any targets; a config that is tripped already counts once."""
     story = Story(*ZONES)
     assert story.signal(signal_event("down", "pool", "linux")).startswith(
-        "share: 'monitor' would trip 4 of 4 active configs"
+        "share: 'monitor' would trip 4 of 4 active launch configs"
     )
     assert story.signal(signal_event("down", "config", "c0")) == ""
     assert story.signal(signal_event("down", "zone", "z0")) == ""
@@ -240,7 +240,7 @@ def test_unnamed_sources_have_one_share_together() -> None:
     for n in (0, 1):
         assert story.signal(signal_event("down", "config", f"c{n}", source=f"s{n}"), rules=rules) == ""
     told = story.signal(signal_event("down", "config", "c2", source="s2"), rules=rules)
-    assert told.startswith("share: 's2' would trip 3 of 4 active configs")
+    assert told.startswith("share: 's2' would trip 3 of 4 active launch configs")
     assert story.signal(signal_event("down", "config", "c2", source="page"), rules=rules) == "", "a share of its own"
     assert tripped(story) == {"c0", "c1", "c2"}
 
@@ -252,10 +252,10 @@ def test_paused_configs_do_not_raise_a_share() -> None:
         story.declare(config(f"c{n}", state="paused", revision=2), 1)
     assert story.signal(signal_event("down", "config", "c2")) == ""
     told = story.signal(signal_event("down", "config", "c3"))
-    assert told.startswith("share: 'monitor' would trip 2 of 2 active configs")
+    assert told.startswith("share: 'monitor' would trip 2 of 2 active launch configs")
     assert story.signal(signal_event("down", "config", "c0")) == ""
     assert story.signal(signal_event("down", "config", "c1")).startswith(
-        "share: 'monitor' would trip 3 of 4 declared configs"
+        "share: 'monitor' would trip 3 of 4 declared launch configs"
     )
 
 
@@ -270,7 +270,9 @@ def test_a_smaller_pool_has_a_smaller_share(state: str) -> None:
     ((dropped, reason),) = enforce_shares(draft, "c3", T0 + 5, rules)
     commit(draft)
     assert (dropped.source, dropped.configs) == ("somebody", ("c2",))
-    assert reason.startswith("share: by now 'somebody' would trip 2 of 3 active configs of pool 'linux'; at most 50%")
+    assert reason.startswith(
+        "share: by now 'somebody' would trip 2 of 3 active launch configs of pool 'linux'; at most 50%"
+    )
     assert tripped(story, 5) == {"c0", "c1"}
     assert enforce_shares(Draft(story.world), "c3", T0 + 5, rules) == []
 

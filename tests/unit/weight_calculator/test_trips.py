@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.scopes import config_key
 from slipway_common.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain import trips
-from slipway_weight_calculator.domain.trips import HEALTHY, Failure
+from slipway_weight_calculator.domain.trips import HEALTHY, Failure, Probe
 from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
@@ -88,7 +88,7 @@ def test_five_boots_or_claims_trip_the_config_and_the_image(stage: Stage) -> Non
         assert story.record("o", n).state == "healthy"
         story.fold(n, stopping(A, fails(Scope.IMAGE, stage), f"w-{n}"))
     assert story.trip("a", stage.value).tripped
-    assert story.record("o", 9).tripped_by == IMAGE
+    assert story.record("o", 9).tripped_by == IMAGE.kind
     assert story.record("o", 9).tripped_stage == stage.value
 
 
@@ -160,7 +160,7 @@ def test_first_probe_comes_within_the_initial_delay() -> None:
     story.advance_to(due - 0.01)
     assert not story.row("a").ready
     story.advance_to(due)
-    assert (story.row("a").permit, story.row("a").ready, story.trip("a").probe) == (1, True, "a#1")
+    assert (story.row("a").permit, story.row("a").ready, story.trip("a").probe) == (1, True, Probe("a", 1))
     assert story.record("a", due).probe_ready
     before = story.trip("a")
     story.advance_to(9999)
@@ -236,7 +236,7 @@ def test_permit_is_reissued_after_an_unanswered_probe(event: WorkerEvent) -> Non
     story.fold(60, requested(A, "q", story.probe("a", 60)))
     story.fold(100, event)
     trip = story.trip("a")
-    assert (trip.tripped, trip.probe, trip.failed_probes, trip.backoff_seconds) == (True, "", 1, 30)
+    assert (trip.tripped, trip.probe, trip.failed_probes, trip.backoff_seconds) == (True, None, 1, 30)
     assert 107.5 <= story.next_probe("a") <= 115
     assert story.probe("a", 115) == 3
 
@@ -249,7 +249,7 @@ def test_a_delayed_probe_keeps_its_permit() -> None:
         story.advance_to(at)
         story.fold(at, delayed(A, "p", 1))
     story.advance_to(3600)
-    assert (story.trip("a").probe, story.row("a").permit) == ("a#1", 1)
+    assert (story.trip("a").probe, story.row("a").permit) == (Probe("a", 1), 1)
     story.fold(3600, launched(A, "p", 1))
     assert not story.trip("a").tripped
 
@@ -272,10 +272,10 @@ def test_a_lost_probe_is_repeated(events: list[WorkerEvent], stage: Stage, secon
     since = story.trip("a", stage.value).probe_at - T0 if not events else 20.0
     story.fold(20, *events)
     story.advance_to(since + seconds - 1)
-    assert (story.trip("a", stage.value).probe, story.row("a").ready) == ("a#1", True)
+    assert (story.trip("a", stage.value).probe, story.row("a").ready) == (Probe("a", 1), True)
     story.advance_to(since + seconds)
     trip = story.trip("a", stage.value)
-    assert (trip.tripped, trip.probe, trip.failed_probes, story.row("a").ready) == (True, "", 0, False)
+    assert (trip.tripped, trip.probe, trip.failed_probes, story.row("a").ready) == (True, None, 0, False)
     assert story.probe("a", since + seconds + 15) == 2
 
 
@@ -288,7 +288,7 @@ def test_a_probe_is_not_lost_while_it_boots() -> None:
     permit = story.probe("a", 20)
     story.fold(20, requested(A, "p", permit), launched(A, "p", permit))
     story.advance_to(slow)
-    assert story.trip("a", "boot").probe == "a#1"
+    assert story.trip("a", "boot").probe == Probe("a", 1)
     story.fold(slow, registered(A, "p", permit))
     assert not story.trip("a", "boot").tripped
 
@@ -299,9 +299,9 @@ def test_permit_numbers_continue_after_a_config_was_deleted() -> None:
         story = tripped(B)
         given = story.probe("a", 20)
         story.declare(config("a", state="archived", revision=2), 30)
-        back = 40 + FORGOTTEN_AFTER_SECONDS
-        story.advance_to(back)
-        assert "a" not in story.world.rows
+        back = 40 + 30 * 86_400
+        story.forget("a", back)
+        assert config_key("a") not in story.world.rows
         if outcome_first:
             story.fold(back, stopped(A, "late"))
         story.declare(config("a", revision=3), back)
@@ -347,7 +347,7 @@ def test_a_probe_of_a_boot_is_answered_by_its_boot() -> None:
     story.fold(0, *(launched(A, f"w-{n}") for n in range(5)))
     permit = story.probe("a", 320)
     story.fold(320, requested(A, "p", permit), launched(A, "p", permit))
-    assert story.trip("a", "boot").probe == story.trip(IMAGE, "boot").probe == "a#1"
+    assert story.trip("a", "boot").probe == story.trip(IMAGE, "boot").probe == Probe("a", 1)
     story.advance_to(620)
     assert story.trip(IMAGE, "boot").failed_probes == story.trip("a", "boot").failed_probes == 1
     story.fold(710, registered(A, "p", permit, seconds=390.0))
@@ -377,7 +377,7 @@ def test_a_permit_covers_all_trips_of_its_config() -> None:
     story.advance_to(min(story.next_probe("a"), story.next_probe(QUOTA)))
     assert not story.row("a").ready
     permit = story.probe("a", 16)
-    assert story.trip("a").probe == story.trip(QUOTA).probe == "a#1"
+    assert story.trip("a").probe == story.trip(QUOTA).probe == Probe("a", 1)
     story.fold(20, requested(A, "p", permit), refused(A, Scope.QUOTA, "p", permit))
     assert story.trip(QUOTA).failed_probes == 1
     assert story.trip("a").failed_probes == 0
@@ -394,8 +394,8 @@ def test_an_unspent_permit_is_replaced_when_another_row_trips() -> None:
     assert not story.record("a", 21).probe_ready
     story.advance_to(40)
     holders = {story.trip(key).probe for key in ("a", QUOTA)}
-    assert holders in ({"a#2"}, {"a#1", "b#1"})
-    assert story.record("a", 40).probe_ready is (holders == {"a#2"})
+    assert holders in ({Probe("a", 2)}, {Probe("a", 1), Probe("b", 1)})
+    assert story.record("a", 40).probe_ready is (holders == {Probe("a", 2)})
 
 
 def test_one_probe_for_a_shared_key() -> None:
@@ -419,10 +419,10 @@ def test_a_config_waits_for_the_probe_of_another() -> None:
     story.fold(17, requested(A, "p", story.probe("a", 16)))
     story.trip_config(B, 18)
     story.advance_to(600)
-    assert (story.trip(CREDENTIAL).probe, story.row("b").permit) == ("a#1", 0)
+    assert (story.trip(CREDENTIAL).probe, story.row("b").permit) == (Probe("a", 1), 0)
     story.fold(600, launched(A, "p", 1))
     story.advance(600)
-    assert story.trip("b").probe == "b#1"
+    assert story.trip("b").probe == Probe("b", 1)
 
 
 def test_a_shared_permit_without_demand_goes_to_another() -> None:
@@ -432,12 +432,12 @@ def test_a_shared_permit_without_demand_goes_to_another() -> None:
         story.fold(0, launched(A, "v"))
         story.trip_config(A, 1, Scope.CREDENTIAL)
         story.advance_to(16)
-        assert story.trip(CREDENTIAL).probe == "a#1"
+        assert story.trip(CREDENTIAL).probe == Probe("a", 1)
         since = story.trip(CREDENTIAL).probe_at - T0
         for n, (config_id, permit) in enumerate(permits, 1):
             story.advance_to(since + n * POLICY.permit_seconds - 1)
             story.advance_to(since + n * POLICY.permit_seconds)
-            assert story.trip(CREDENTIAL).probe == f"{config_id}#{permit}"
+            assert story.trip(CREDENTIAL).probe == Probe(config_id, permit)
 
 
 def test_a_withdrawn_permit_that_was_spent() -> None:
@@ -447,9 +447,9 @@ def test_a_withdrawn_permit_that_was_spent() -> None:
     story.trip_config(A, 1, Scope.CREDENTIAL)
     permit = story.probe("a", 16)
     story.declare(config("a", state="paused", revision=2), 17)
-    assert story.trip(CREDENTIAL).probe == ""
+    assert story.trip(CREDENTIAL).probe is None
     story.fold(18, requested(A, "p", permit))
-    assert story.trip(CREDENTIAL).probe == "a#1"
+    assert story.trip(CREDENTIAL).probe == Probe("a", 1)
     story.advance_to(400)
     assert story.row("b").permit == 0
     story.fold(401, launched(A, "p", permit))
@@ -468,10 +468,10 @@ def test_an_inactive_config_returns_its_permit(state: str) -> None:
             story.fold(17, requested(A, "p", permit))
         story.declare(config("a", state=state, revision=2), 18)
         story.advance(18)
-        assert story.trip(CREDENTIAL).probe == ("a#1" if spends else "b#1")
+        assert story.trip(CREDENTIAL).probe == (Probe("a", 1) if spends else Probe("b", 1))
         story.fold(19, stopped(A, "p", permit))
         story.advance_to(60)
-        assert story.trip(CREDENTIAL).probe == "b#1"
+        assert story.trip(CREDENTIAL).probe == Probe("b", 1)
     story.declare(config("a", revision=3), 61)
     assert story.record("a", 61).state != "healthy"
 
@@ -485,7 +485,7 @@ def test_no_probe_without_active_configs() -> None:
     assert story.row("a").permit == 0
     story.declare(B, 3000)
     story.advance(3000)
-    assert story.trip(QUOTA).probe == "b#1"
+    assert story.trip(QUOTA).probe == Probe("b", 1)
     again = Story(paused)
     again.trip_config(paused)
     again.declare(config("a", revision=2), 3000)

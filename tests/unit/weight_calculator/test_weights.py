@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import Key
 from slipway_common.events.weight import BOUNDLESS, WeightChanged
 from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.events.worker import Stage as WorkerStage
@@ -19,7 +20,6 @@ from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
 from slipway_weight_calculator.domain.world import declare, fold
 from tests.support.worlds import (
-    CREDENTIAL,
     IMAGE,
     POLICY,
     QUOTA,
@@ -198,7 +198,7 @@ def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
     story.fold(0, *(event for n in range(100) for event in healthy(A, n)))
     windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
     assert windows == {"launch": 64, "boot": 108, "claim": 1000}
-    shared = {(each.key, each.stage): each.window for each in story.record("a", 0).shared}
+    shared = {(Key(each.kind, each.id), each.stage): each.window for each in story.record("a", 0).shared}
     assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
     story.fold(1, *failing(A, 100))
     windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
@@ -209,17 +209,15 @@ def test_an_image_or_a_credential_limits_no_launches() -> None:
     """They only have a health state: a fleet of many pools may launch as many as its configs allow."""
     story = Story(A)
     story.fold(0, refused(A, Scope.CREDENTIAL), refused(A, Scope.IMAGE))
-    assert {each.key: each.window for each in story.record("a", 0).shared if each.stage == "launch"} == {
-        CREDENTIAL: BOUNDLESS,
-        IMAGE: BOUNDLESS,
-    }
+    windows = {each.kind: each.window for each in story.record("a", 0).shared if each.stage == "launch"}
+    assert windows == {"credential": BOUNDLESS, "image": BOUNDLESS}
 
 
 def test_a_new_quota_starts_with_a_full_window() -> None:
     """Nothing has limited the quota before its first failure."""
     story = Story(A, B)
     story.fold(0, refused(A, Scope.QUOTA))
-    assert [(each.key, each.window) for each in story.record("b", 0).shared] == [(QUOTA, 32)]
+    assert [(each.kind, each.id, each.window) for each in story.record("b", 0).shared] == [(*QUOTA, 32)]
     story.fold(1, launched(B))
     assert story.record("a", 1).shared[0].window == 33
 
@@ -261,14 +259,14 @@ def test_a_tripped_row_trips_every_config_in_its_scope() -> None:
     story = Story(A, B, config("c", instance_type="c5.large"))
     story.trip_config(A, 0, Scope.QUOTA)
     records = {id_: story.record(id_, 0) for id_ in ("a", "b", "c")}
-    assert {id_: (r.state, r.tripped_by, r.tripped_stage) for id_, r in records.items()} == {
-        "a": ("tripped", QUOTA, "launch"),
-        "b": ("tripped", QUOTA, "launch"),
-        "c": ("healthy", "", None),
+    assert {id_: (r.state, r.tripped_by, r.tripped_by_id, r.tripped_stage) for id_, r in records.items()} == {
+        "a": ("tripped", *QUOTA, "launch"),
+        "b": ("tripped", *QUOTA, "launch"),
+        "c": ("healthy", "", "", None),
     }
-    assert records["b"].reason == f"b tripped: {QUOTA}: 2 quota errors (quota)"
+    assert records["b"].reason == "b tripped: quota sim-a/sim-1/m5: 2 quota errors (quota)"
     (window,) = records["b"].shared
-    assert (window.key, window.state, window.unconfirmed, window.reason) == (
+    assert (Key(window.kind, window.id), window.state, window.unconfirmed, window.reason) == (
         QUOTA,
         "tripped",
         2,

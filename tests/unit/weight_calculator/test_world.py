@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import Key, config_key, image_key
 from slipway_common.events.worker import Scope
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import remaining
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.record import record
-from slipway_weight_calculator.domain.rows import STAGES
+from slipway_weight_calculator.domain.rows import CONFIG, STAGES
+from slipway_weight_calculator.domain.trips import Probe
 from slipway_weight_calculator.domain.world import World, commit, discard
 from tests.support.worlds import (
     CREDENTIAL,
@@ -43,6 +45,7 @@ from tests.support.worlds import (
 )
 
 # Two pools of one account, one of another with the same image, one that shares nothing.
+A_KEY: Final = config_key("a")
 CONFIGS: Final = (
     A,
     B,
@@ -85,7 +88,7 @@ def seen(world: World, now: float) -> dict[str, float]:
     """Sums of successes and failures by location, at one time."""
     found: dict[str, float] = {}
     for key, (successes, failures, at) in world.sums.items():
-        share = remaining(now - at, PROFILES[key.split("/")[0]])
+        share = remaining(now - at, PROFILES[key[0]])
         found |= {f"{key} successes": successes * share, f"{key} failures": failures * share}
     return {key: mass for key, mass in found.items() if abs(mass) > 1e-9}
 
@@ -179,7 +182,7 @@ def test_bounds_of_any_history(seed: int) -> None:
             assert 0 <= stage.successes + stage.failures <= POLICY.mass_cap + 1e-9
             assert 0 <= stage.place_failures <= stage.failures + 1e-9
             assert stage.late == sum(
-                boot.late and key in (boot.image, boot.config_id) for boot in world.boots.values()
+                boot.late and key in (boot.image, config_key(boot.config_id)) for boot in world.boots.values()
             ) * (name == "boot")
             assert bool(trip.probe) + bool(trip.next_probe_at) == trip.tripped
             assert trip.backoff_seconds <= 1800
@@ -217,7 +220,7 @@ def test_one_probe_at_a_time_per_shared_key(seed: int) -> None:
         for worker_id, (_, config_id, permit) in fleet.workers.items():
             if permit is not None and worker_id not in trips:
                 active = Draft(story.world).trips_on(story.world.configs[config_id])
-                trips[worker_id] = {(key, name, trip.tripped_at) for key, name, trip in active if "/" in key}
+                trips[worker_id] = {(key, name, trip.tripped_at) for key, name, trip in active if key.kind != CONFIG}
         story.note()
         probing = [
             trip
@@ -233,19 +236,19 @@ def test_one_probe_at_a_time_per_shared_key(seed: int) -> None:
 def test_a_permit_is_resolved_once(seed: int) -> None:
     """No trip waits twice for the same permit, and permit numbers only grow."""
     story = Story(*CONFIGS)
-    fleet, probes, resolved = Fleet(story, CONFIGS, Random(seed)), dict[Any, str](), set[Any]()
+    fleet, probes, resolved = Fleet(story, CONFIGS, Random(seed)), dict[Any, Probe | None](), set[Any]()
     permits = dict.fromkeys(story.world.configs, 0)
     for _ in range(80):
         fleet.step()
         for key, row in story.world.rows.items():
             for name, trip in trips_of(row):
-                if trip.probe != (before := probes.get((key, name), "")):
+                if trip.probe != (before := probes.get((key, name))):
                     resolved.add((key, name, before))
                     assert not trip.probe or (key, name, trip.probe) not in resolved
                 probes[key, name] = trip.probe
-            if key in permits:
-                assert permits[key] <= row.permit <= permits[key] + 1
-                permits[key] = row.permit
+            if key.id in permits and key.kind == CONFIG:
+                assert permits[key.id] <= row.permit <= permits[key.id] + 1
+                permits[key.id] = row.permit
 
 
 def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
@@ -253,8 +256,8 @@ def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
     d, far = config("d", pool="other", instance_type="c5.large"), CONFIGS[-1]
     kin = config("e", pool="other", account="sim-b", image_revision="linux-1")
     moved = {
-        Scope.CONFIG: {"a"},
-        Scope.CAPACITY: {"a"},
+        Scope.CONFIG: {A_KEY},
+        Scope.CAPACITY: {A_KEY},
         Scope.QUOTA: {QUOTA},
         Scope.CREDENTIAL: {CREDENTIAL},
         Scope.IMAGE: {IMAGE},
@@ -279,12 +282,12 @@ def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
         for n in range(5):
             story.fold(2 + n, refused(A, scope, f"w-{n}"))
         after = stored(world)
-        changed = {key.removeprefix("row ") for key in after if after[key] != before[key]}
-        assert changed == keys | {"a"}, scope
-        assert world.rows["a"].launch.folded == 8
-        if "a" not in keys:  # only the folded count, which frees the place in the window
-            untouched = msgspec.structs.replace(world.rows["a"].launch, folded=3)
-            assert msgspec.json.encode(untouched) in before["row a"]
+        changed = {Key.of(key.removeprefix("row ")) for key in after if after[key] != before[key]}
+        assert changed == keys | {A_KEY}, scope
+        assert world.rows[A_KEY].launch.folded == 8
+        if A_KEY not in keys:  # only the folded count, which frees the place in the window
+            untouched = msgspec.structs.replace(world.rows[A_KEY].launch, folded=3)
+            assert msgspec.json.encode(untouched) in before["row config/a"]
         now_tripped = {id_ for id_ in world.configs if story.record(id_, 9).state != "healthy"}
         assert now_tripped == tripped.get(scope, set()), scope
 
@@ -318,22 +321,22 @@ def test_configs_that_share_nothing_are_untouched(seed: int) -> None:
     alone, before = story.record("z", 10**5), stored(story.world)
     log = [each for each in played(seed, 40, (A, B, C)).story.log if each[0] != "signal"]
     applied(story.world, log)
-    assert stored(story.world)["row z"] == before["row z"]
+    assert stored(story.world)["row config/z"] == before["row config/z"]
     assert story.record("z", 10**5) == alone
 
 
-def test_archived_configs_are_deleted_in_time() -> None:
-    """Their last workers have ended by then; rows that other configs share stay, other rows are deleted too."""
+def test_a_config_is_deleted_at_its_tombstone() -> None:
+    """Rows that other configs share stay, others are deleted too. Until then an archived config keeps its health."""
     mac = config("m", pool="mac", image_revision="mac-1")
     story = Story(A, mac)
     for c, others in ((A, "1"), (mac, "2")):
         story.fold(1, launched(c, others), registered(c, others), launched(c, others * 2), refused(c, Scope.CREDENTIAL))
     story.declare(msgspec.structs.replace(mac, state="archived", revision=2), 10)
-    story.advance_to(8 * 86_400)
-    assert "m" in story.world.rows
-    story.advance_to(8 * 86_400 + 10)
+    story.advance_to(29 * 86_400)
+    assert {config_key("m"), image_key("mac-1")} <= set(story.world.rows)
+    story.forget("m", 30 * 86_400)
     assert set(story.world.configs) == {"a"}
-    assert set(story.world.rows) == {"a", IMAGE, CREDENTIAL}
+    assert set(story.world.rows) == {A_KEY, IMAGE, CREDENTIAL}
     assert set(story.world.boots) == {"11"}
 
 
@@ -356,10 +359,10 @@ def test_a_moved_config_keeps_its_evidence() -> None:
     story.fold(0, launched(B, "y"), launched(A, "x"), registered(A, "x"))
     story.fold(1, *(refused(A, Scope.IMAGE, f"w-{n}") for n in range(5)), launched(A, "z"))
     story.fold(20, requested(A, "p", story.probe("a", 20)))
-    assert story.trip(IMAGE).probe == "a#1"
+    assert story.trip(IMAGE).probe == Probe("a", 1)
     story.declare(config("a", pool="mac", image_revision="mac-1", revision=2), 41)
     story.advance(41)
-    assert story.trip(IMAGE).probe == "b#1"
+    assert story.trip(IMAGE).probe == Probe("b", 1)
     again = reloaded(story.world)
     assert again.members == story.world.members
     assert seen(story.world, T0 + 41) == pytest.approx(seen(again, T0 + 41), abs=1e-9)
