@@ -68,17 +68,27 @@ def roll_out(replace: Strategy | None, drain_for: str | None, terminate: bool) -
     }
 
 
+def configs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Complete the name of a launch config."""
+    return [(id_, about) for id_, about in revisions(context, incomplete) if "@" not in id_]
+
+
 def _completion(service: str, path: str, about: Callable[[Mapping[str, Any]], str]) -> Complete:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         given = context.find_root().params
         urls = {service: given.get(service.replace("-", "_")) or _url(service)}
         try:
             rows = Api(urls, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
-            return [(row["id"], about(row)) for row in rows]
+            return list({id_: about(row) for row in reversed(rows) for id_ in _ids(row)}.items())[::-1]
         except (Failed, KeyError, TypeError):
             return []
 
     return complete
+
+
+def _ids(row: Mapping[str, Any]) -> list[str]:
+    """IDs by which a row is known: several revisions have the name of their launch config."""
+    return [row["id"], row["name"]] if "name" in row else [row["id"]]
 
 
 def _url(service: str) -> str:
@@ -86,14 +96,19 @@ def _url(service: str) -> str:
 
 
 pools: Final = _completion("provisioner", "/pools", lambda row: f"{row['serving']} serving")
-configs: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row['pool_id']}, {row['state']}")
+revisions: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row['pool_id']}, {row['state']}")
+"""Names and revisions of launch configs."""
 workers: Final = _completion("provisioner", "/workers?limit=1000", lambda row: f"{row['pool_id']}, {row['state']}")
 lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
 
 
 AsOutput = Annotated[Output, typer.Option("-o", "--output", help="Output format")]
 PoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the worker pool", autocompletion=pools)]
-ConfigId = Annotated[str, typer.Argument(metavar="CONFIG", help="ID of the launch config", autocompletion=configs)]
+ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="Name of the launch config", autocompletion=configs)]
+ConfigId = Annotated[
+    str,
+    typer.Argument(metavar="CONFIG", help="Name of the launch config, or NAME@HASH", autocompletion=revisions),
+]
 WorkerId = Annotated[
     str, typer.Argument(metavar="WORKER", help="ID of the worker, or its last 8 digits", autocompletion=workers)
 ]

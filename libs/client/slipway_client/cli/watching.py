@@ -15,15 +15,16 @@ from aiokafka.errors import KafkaError
 from slipway_client.transport.http import Failed
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
-from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
+from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, label
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.events.alert import Alert
-from slipway_common.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from slipway_common.events.pool import PoolRolledBack
+from slipway_common.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import WorkerEvent
 
 KAFKA: Final = "kafka"
-TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE)
+TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE, POOL_LIFECYCLE)
 ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
@@ -197,6 +198,9 @@ class Watch:
         self._add(narration.zones(self._zones, out, utc_now()))
         self._zones = out
 
+    def _label(self, config_id: str) -> str:
+        return label(config_id, self._configs)
+
     def _record_answer(self, service: str, problem: str) -> None:
         """Record that a service has answered, or its `problem`, and add lines for the differences."""
         self._problems[service] = problem
@@ -207,7 +211,7 @@ class Watch:
         now = self.snapshot()
         self._add(narration.differences(self._before, now))
         self._before = now
-        self._add(self._failures.due(now.now))
+        self._add(self._failures.due(now.now, label=self._label))
         self.changed.set()
 
     def _read_health(self) -> None:
@@ -219,7 +223,7 @@ class Watch:
         for config in self._configs:
             seen, known = narration.Health.seen(config), self._health.get(config.id)
             if not listening or known is None:
-                self._add([narration.changed(known, seen, at=now)])
+                self._add([narration.changed(known, seen, at=now, label=self._label)])
                 self._health[config.id] = seen
         if not listening:
             self._health_until = now
@@ -257,12 +261,15 @@ class Watch:
             return
         if isinstance(event, WeightChanged):
             now = narration.Health.of(event)
-            line = narration.changed(self._health.get(event.launch_config_id), now, at=entry.time)
+            known = self._health.get(event.launch_config_id)
+            line = narration.changed(known, now, at=entry.time, label=self._label)
             self._health[event.launch_config_id] = now
             if entry.time > self._health_until:
                 self._add([line])
         elif isinstance(event, Alert):
             self._add([narration.alert(event, entry.time)])
+        elif isinstance(event, PoolRolledBack):
+            self._add([narration.rolled_back(event, entry.time)])
         elif isinstance(event, WorkerEvent):
             self._failures.add(entry.time, event)
 

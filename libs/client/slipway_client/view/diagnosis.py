@@ -10,9 +10,12 @@ import msgspec
 from slipway_client.view import moments
 from slipway_client.view.phrases import (
     count,
+    drain,
     frozen,
+    is_overdue,
     is_tripped,
     launch_stop,
+    name_of,
     paused,
     some,
     start_launching,
@@ -97,6 +100,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
     if seen.configs is not None:
         found.extend(_or(_tripped(seen), OK, "health", "no launch config is tripped"))
         found.extend(_or(_accounts(seen.configs), OK, "accounts", "each has a launch config that may launch"))
+        found.extend(_or(_drains(seen), OK, "drains", "none is over its deadline"))
     return found
 
 
@@ -269,12 +273,11 @@ def _launch_stops(seen: Gathered) -> Iterable[Finding]:
         if pool.get("frozen"):
             remedy = f"slipway pool unfreeze {pool['id']} --reason …"
             yield Finding(WARN, "launch stops", f"pool {pool['id']} is {frozen(pool, seen.now)}", remedy)
-    for config in seen.configs or ():
-        if config.get("state") == "paused":
-            until = config.get("paused_until")
-            detail = stopped("paused", config.get("state_by"), until, config.get("state_reason"), seen.now)
-            remedy = f"slipway lc resume {config['id']} --reason …"
-            yield Finding(NOTE, "launch stops", f"launch config {config['id']} is {detail}", remedy)
+    paused_configs = {name_of(row["id"]): row for row in seen.configs or () if row.get("state") == "paused"}
+    for name, config in paused_configs.items():
+        until = config.get("paused_until")
+        detail = stopped("paused", config.get("state_by"), until, config.get("state_reason"), seen.now)
+        yield Finding(NOTE, "launch stops", f"launch config {name} is {detail}", f"slipway lc resume {name} --reason …")
 
 
 def _tripped(seen: Gathered) -> Iterable[Finding]:
@@ -298,6 +301,19 @@ def _accounts(configs: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
         if all(map(is_tripped, active)):
             detail = f"{account} launches only probes: {_every(active)} tripped"
             yield Finding(WARN, "accounts", detail, f"slipway why {active[0]['id']}")
+
+
+def _drains(seen: Gathered) -> Iterable[Finding]:
+    """A drain over its deadline needs a person, unless Slipway terminates the workers that are left."""
+    for config in seen.configs or ():
+        if not is_overdue(config, seen.now):
+            continue
+        detail = f"{config['id']} drains: {drain(config, seen.now)}"
+        if config.get("drain_terminate"):
+            yield Finding(NOTE, "drains", detail, "none needed; `slipway worker ls` shows them leave")
+        else:
+            remedy = f"slipway worker ls --pool {config['pool_id']}; then slipway worker terminate ID --reason …"
+            yield Finding(WARN, "drains", detail, remedy)
 
 
 def _any_tripped(seen: Gathered) -> bool:

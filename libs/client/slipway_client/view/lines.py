@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from slipway_client.view import moments
+from slipway_common.base.percent import decoded
 from slipway_common.base.sanitize import printable
 from slipway_common.events.topics import EVENT_OF
 
@@ -17,6 +18,7 @@ OURS: Final = "io.slipway."
 # The noun in front of a type's last words, where these alone would be ambiguous.
 NOUNS: Final = {"": "", "worker": "", "launch_config": "lc ", "pool": "pool ", "lease": "lease ", "alert": "alert "}
 IDS: Final = frozenset({"worker_id", "lease_id", "request_id", "batch_id", "decision_id"})
+SHORT: Final = frozenset({"worker", "lease", "request"})  # kinds of subjects whose ids are UUIDs
 
 
 def line(type_: str, at: datetime, subject: str, data: Any, *, now: datetime, short: Callable[[str], str]) -> str:
@@ -27,12 +29,22 @@ def line(type_: str, at: datetime, subject: str, data: Any, *, now: datetime, sh
         noun, _, rest = type_.removeprefix(OURS).partition(".")
         word = rest.rpartition(".v")[0]
     what = NOUNS.get(noun, f"{noun} ") + word
-    about = short(subject) if noun in ("worker", "lease") else subject
+    about = _about(noun, subject, short)
     parts = PARTS.get(noun, _values) if type_ in EVENT_OF else _values
     if parts is _alert and data is not None:
         about = str(data.get("subject_id", subject))
     details = "deleted" if data is None else "  ".join(part for part in parts(word, data, now) if part)
     return printable(f"{moments.clock(at, now)}  {what:<15}  {about:<8}  {details}".rstrip())
+
+
+def _about(noun: str, subject: str, short: Callable[[str], str]) -> str:
+    """The subject of an event for people: without its encoding, and without the kind in front of a lease's."""
+    parts = decoded(subject)
+    if noun == "lease" and len(parts) > 1:
+        noun, *parts_left = parts
+        parts = tuple(parts_left)
+    about = "/".join(parts)
+    return short(about) if noun in SHORT else about
 
 
 def unreadable(type_: str, at: datetime, subject: str, where: str, error: str, *, now: datetime) -> str:
@@ -66,12 +78,19 @@ def _outcome(outcome: Data | None) -> str:
 
 
 def _config(word: str, data: Data, now: datetime) -> list[str]:
-    return [f"pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {data.get('state', '?')}", _operator(data, now)]
+    state = str(data.get("state", "?"))
+    if word == "draining":
+        state += f" until {moments.clock(moments.at(data['drain_until']), now)}" if data.get("drain_until") else ""
+        state += ", then terminated" if data.get("terminate") else ""
+    elif state == "active" and not data.get("current", True):
+        state = "fallback"
+    return [f"pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {state}", _operator(data, now)]
 
 
 def _pool(word: str, data: Data, now: datetime) -> list[str]:
     capacity = f"{data.get('min_capacity', '?')}–{data.get('max_capacity', '?')} workers, {data.get('mode', '?')}"
-    return [capacity if "min_capacity" in data else _values(word, data, now)[0], _operator(data, now)]
+    back = f"to revision {data['to_revision']}" if "to_revision" in data else ""
+    return [back, capacity if "min_capacity" in data else _values(word, data, now)[0], _operator(data, now)]
 
 
 def _operator(data: Data, now: datetime) -> str:

@@ -1,15 +1,17 @@
 """Narration of a deployment in sentences. Pure: events and snapshots in, lines out."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause
-from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, shares
+from slipway_client.view import roll_outs
+from slipway_client.view.phrases import HEALTHY, count, name_of, next_probe, trip_cause
+from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, labels, shares
 from slipway_common.events.alert import Alert, AlertRaised
+from slipway_common.events.pool import PoolRolledBack
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
     Result,
@@ -27,6 +29,9 @@ CONFIGS_SHARED: Final = 6  # more than these would not fit into a line of 79 col
 # Failures are grouped by the second in which they happened, once no more failures of that second are expected.
 LATE_SECONDS: Final = 1.0
 HELD_SECONDS: Final = LATE_SECONDS + 2.0  # a second's failures, shown with the next refresh, a second later
+
+Label = Callable[[str], str]
+"""What a revision of a launch config is called in a line, by its id."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -50,7 +55,7 @@ class Health(msgspec.Struct, frozen=True):
         return cls(config.id, tripped, config.next_probe_at, config.reason or "", by_signal)
 
 
-def changed(before: Health | None, now: Health, *, at: datetime) -> EventLine | None:
+def changed(before: Health | None, now: Health, *, at: datetime, label: Label = name_of) -> EventLine | None:
     """The line about a config's health; None when nothing that matters changed.
 
     A config has one line from its trip to its recovery: each failed probe replaces it by one that counts one more.
@@ -60,11 +65,11 @@ def changed(before: Health | None, now: Health, *, at: datetime) -> EventLine | 
     if not now.tripped:
         if before is None or not was_tripped:
             return None
-        return EventLine(at, f"{now.id} recovered: {_recovery(before)}", "good", key)
+        return EventLine(at, f"{label(now.id)} recovered: {_recovery(before)}", "good", key)
     other_cause = before is not None and was_tripped and before.by_signal is not now.by_signal
     if before is not None and was_tripped and not other_cause and before.next_probe_at == now.next_probe_at:
         return None
-    words = f"{now.id} tripped: {trip_cause(now.reason)}"
+    words = f"{label(now.id)} tripped: {trip_cause(now.reason)}"
     if now.next_probe_at is None:  # tripped by a signal, or a probe is due: its result will be a line
         return None if was_tripped and not other_cause else EventLine(at, words, "bad", key)
     return EventLine(at, next_probe(words, max(0.0, (now.next_probe_at - at).total_seconds())), "bad", key)
@@ -79,8 +84,7 @@ def _recovery(before: Health) -> str:
 
 def alert(event: Alert, at: datetime) -> EventLine | None:
     """The line of an alert; None for a config's trip and recovery, which have lines of their own."""
-    of_config = event.dedup_key.count("/") == 2  # SERVICE/KIND/CONFIG; shared keys have a slash of their own
-    if event.kind == "config-tripped" or (event.kind == "recovered" and of_config):
+    if event.kind == "config-tripped" or (event.kind == "recovered" and event.subject_kind == "config"):
         return None
     if isinstance(event, AlertRaised):
         return EventLine(at, f"alert: {event.summary}", "bad" if event.severity == "page" else "")
@@ -97,16 +101,16 @@ class Failures:
         if cause := _cause(event):
             self._waiting.setdefault((int(at.timestamp()), cause), []).append((at, event.launch_config_id))
 
-    def due(self, now: datetime) -> list[EventLine]:
+    def due(self, now: datetime, *, label: Label = name_of) -> list[EventLine]:
         """Lines of the seconds that are over; each once."""
         over = (now - timedelta(seconds=LATE_SECONDS)).timestamp()
         found = sorted(key for key in self._waiting if key[0] + 1 <= over)
-        return [self._line(key[1], self._waiting.pop(key)) for key in found]
+        return [self._line(key[1], self._waiting.pop(key), label) for key in found]
 
     @staticmethod
-    def _line(cause: "_Cause", failed: Sequence[tuple[datetime, str]]) -> EventLine:
+    def _line(cause: "_Cause", failed: Sequence[tuple[datetime, str]], label: Label) -> EventLine:
         at, many = max(failed)[0], len(failed) > 1
-        counts = Counter(config_id for _, config_id in failed).most_common()
+        counts = Counter(label(config_id) for _, config_id in failed).most_common()
         named = [f"{name} {number}" if many else name for name, number in counts[:CONFIGS_NAMED]]
         if len(counts) > CONFIGS_NAMED:
             named.append(f"{len(counts) - CONFIGS_NAMED} more")
@@ -155,7 +159,7 @@ class InOrder:
 
 def differences(before: Snapshot, now: Snapshot) -> list[EventLine]:
     """Acts of operators and services between two snapshots. Health has its own lines."""
-    compared = (_services, _launch_stops, _pools, _configs, _limits)
+    compared = (_services, _launch_stops, _pools, _pauses, roll_outs.differences, _limits)
     return [line for compare in compared for line in compare(before, now)]
 
 
@@ -188,19 +192,24 @@ def _pools(before: Snapshot, now: Snapshot) -> list[EventLine]:
     ]
 
 
-def _configs(before: Snapshot, now: Snapshot) -> list[EventLine]:
-    known = {config.id: config.state for config in before.configs}
-    lines = []
-    for config in now.configs:
-        was = known.get(config.id, "active" if before.configs else config.state)
-        if was == config.state:
-            continue
-        if config.state == "active":
-            lines.append(EventLine(now.now, f"{config.id} active again", "good"))
-        else:
-            reason = f": {config.state_reason}" if config.state_reason else ""
-            lines.append(EventLine(now.now, f"{config.id} {config.state}{reason}"))
-    return lines
+def _pauses(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    """Pauses of launch configs, which stop all revisions of a name."""
+    if not before.configs:
+        return []
+    was = {config.name for config in before.configs if config.state == "paused"}
+    paused = {config.name: config.state_reason for config in now.configs if config.state == "paused"}
+    known = {config.name for config in now.configs if config.state == "active"}
+    lines = [
+        EventLine(now.now, f"{name} paused" + (f": {reason}" if reason else ""))
+        for name, reason in paused.items()
+        if name not in was
+    ]
+    return lines + [EventLine(now.now, f"{name} active again", "good") for name in sorted((was & known) - set(paused))]
+
+
+def rolled_back(event: PoolRolledBack, at: datetime) -> EventLine:
+    """The line of a rollback."""
+    return EventLine(at, f"pool {event.pool_id} rolled back to revision {event.to_revision}: {event.reason}")
 
 
 def _limits(before: Snapshot, now: Snapshot) -> list[EventLine]:
@@ -240,9 +249,11 @@ def status(pool: Pool, configs: Sequence[Config], per_minute: float | None) -> s
         states = Counter(config.shown_state for config in configs)
         places = [f"{number} {state}" for state, number in sorted(states.items())]
     else:
-        share, common = shares(configs), common_start([config.id for config in configs])
+        share, called = shares(configs), labels(configs)
+        common = common_start([*called.values()])
         places = [
-            f"{config.id.removeprefix(common)} {f'{share[config.id]:.0%}' if config.launches else config.shown_state}"
+            f"{called[config.id].removeprefix(common)} "
+            + (f"{share[config.id]:.0%}" if share[config.id] or config.shown_state == HEALTHY else config.shown_state)
             for config in configs
         ]
     rate = "" if per_minute is None else f" {count(round(per_minute), 'launch', 'launches')}/min"

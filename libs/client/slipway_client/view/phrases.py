@@ -84,6 +84,59 @@ def is_tripped(config: Row) -> bool:
     return bool(config["state"] == "active" and config.get("health_state", HEALTHY) != HEALTHY)
 
 
+def name_of(config_id: str) -> str:
+    """Name of the launch config of which this is a revision, as "name@hash", or the name itself."""
+    return config_id.partition("@")[0]
+
+
+def revision_of(config_id: str) -> str:
+    """Hash of a revision in its id; empty for a name."""
+    return config_id.partition("@")[2]
+
+
+def is_fallback(config: Row) -> bool:
+    """True for an active revision that only launches what the current one of its name does not."""
+    return config["state"] == "active" and not config.get("current", True)
+
+
+def unproven(config: Row) -> str:
+    """Progress of a current revision that is not proven; empty for any other."""
+    if config["state"] != "active" or is_fallback(config) or config.get("proven", True):
+        return ""
+    return f"{config.get('succeeded_starts') or 0} of {count(config.get('needed_starts') or 0, 'start')} succeeded"
+
+
+def drain(config: Row, now: datetime) -> str:
+    """Progress of a draining revision: its workers, and what happens at its deadline."""
+    left = count(config.get("live") or 0, "worker")
+    if not config.get("drain_until"):
+        return f"{left} left"
+    until = moments.at(config["drain_until"])
+    after = ", then terminated" if config.get("drain_terminate") else ""
+    if until > now:
+        return f"{left} left, until {moments.clock(until, now)}{after}"
+    over = f"{left} left, {moments.spelled((now - until).total_seconds())} over the deadline"
+    return over + (", being terminated" if config.get("drain_terminate") else "")
+
+
+def is_overdue(config: Row, now: datetime) -> bool:
+    """True if a draining revision has workers after its deadline."""
+    until = config.get("drain_until")
+    return bool(config["state"] == "draining" and config.get("live") and until and moments.at(until) <= now)
+
+
+def progress(config: Row, now: datetime) -> str:
+    """Progress of a roll-out or a drain, as far as this revision takes part in one; empty otherwise."""
+    if config["state"] == "draining":
+        return drain(config, now)
+    if is_fallback(config):
+        rolling = config.get("replaced_by") == "rolling"
+        return (
+            "shares launches until its successor is proven" if rolling else "launches only what its successor does not"
+        )
+    return unproven(config)
+
+
 def tripped(config: Row, now: datetime) -> str:
     """The cause of a config's trip and its next probe."""
     at = config.get("next_probe_at")

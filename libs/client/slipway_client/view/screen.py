@@ -14,7 +14,17 @@ from rich.console import Group
 from rich.text import Text
 
 from slipway_client.view.phrases import PROBING, brief
-from slipway_client.view.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, shares
+from slipway_client.view.snapshot import (
+    Config,
+    EventLine,
+    LaunchStop,
+    LeasePool,
+    Pool,
+    Service,
+    Snapshot,
+    labels,
+    shares,
+)
 from slipway_common.base.sanitize import printable
 
 WIDTH_MIN: Final = 48
@@ -40,6 +50,7 @@ STATES: Final = {  # sign and style
     "probing": ("◐", "yellow"),
     "paused": ("‖", "yellow"),
     "draining": ("▽", "yellow"),
+    "fallback": ("◇", "cyan"),
     "queueing": ("▲", "yellow"),
     "full": ("▲", "cyan"),
     "observe": ("○", "cyan"),
@@ -272,9 +283,9 @@ def _configs(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
     if not snapshot.configs:
         return [_heading("CONFIG", width), _empty("no launch configs", stale, width)][: 1 + rows]
     shown, cut = _cut(snapshot.configs, rows, lambda config: config.trouble)
-    share = shares(snapshot.configs)
+    share, called = shares(snapshot.configs), labels(snapshot.configs)
     columns = [
-        _names("CONFIG", stale, [(config.id, config.trouble) for config in shown]),
+        _names("CONFIG", stale, [(called[config.id], config.trouble) for config in shown]),
         Column("STATE", [_state(config.shown_state) for config in shown]),
         _reasons([snapshot.config_reason(config) for config in shown]),
         Column("NEXT PROBE", [_probe(config, snapshot) for config in shown], short="PROBE", right=True, drop=2),

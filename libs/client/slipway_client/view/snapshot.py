@@ -1,11 +1,24 @@
 """State of a deployment at one moment, as its services report it. Pure: their answers become structs."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
-from slipway_client.view.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, count, trip_cause
+from slipway_client.view.phrases import (
+    HEALTHY,
+    PROBING,
+    STAGES,
+    TRIPPED,
+    brief,
+    count,
+    name_of,
+    revision_of,
+    trip_cause,
+)
+
+ROLLING = "rolling"
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +85,8 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch config, with the fields of GET /launch-configs."""
+    """One revision of a launch config, with the fields of GET /launch-configs. `share` is its part of the launches of
+    its name."""
 
     id: str
     pool_id: str
@@ -90,6 +104,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     next_probe_at: datetime | None = None
     reason: str | None = None
     tripped_by: str | None = None
+    current: bool = True
+    replaced_by: str | None = None
+    proven: bool = True
+    succeeded_starts: int = 0
+    needed_starts: int = 0
+    share: float = 1.0
+    drain_until: datetime | None = None
+    drain_terminate: bool = False
+    live: int = 0
+
+    @property
+    def name(self) -> str:
+        return name_of(self.id)
+
+    @property
+    def revision(self) -> str:
+        return revision_of(self.id)
 
     @property
     def launches(self) -> bool:
@@ -97,13 +128,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "active" and self.health_state == HEALTHY
 
     @property
+    def fallback(self) -> bool:
+        """True for an active revision that is being replaced: it may launch until the current one is proven."""
+        return self.state == "active" and not self.current
+
+    @property
+    def unproven(self) -> bool:
+        """True for a current revision that has not had enough successful starts yet."""
+        return self.state == "active" and self.current and not self.proven
+
+    @property
     def tripped(self) -> bool:
         return self.state == "active" and self.health_state in (TRIPPED, PROBING)
 
     @property
     def shown_state(self) -> str:
-        """The operator's state where there is one, else the health state."""
-        return self.health_state if self.state == "active" else self.state
+        """The state of an operator or a roll-out where there is one, else the health state; a trip matters more."""
+        if self.state != "active":
+            return self.state
+        return "fallback" if self.fallback and self.launches else self.health_state
 
     @property
     def binding(self) -> Level | None:
@@ -122,7 +165,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def trouble(self) -> int:
         """Rank of the config's trouble; 0 is none."""
-        return 3 if self.tripped else 2 if self.state != "active" else 0
+        return 3 if self.tripped else 2 if self.state in ("paused", "archived") else 0
 
 
 class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,11 +246,34 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def config_reason(self, config: Config) -> str:
         """Reason for a config's state; empty for a healthy one of which nothing is known to be wrong."""
+        if config.state == "draining":
+            return "; ".join(part for part in (self._drain(config), config.state_reason) if part)
         if config.state != "active":
             return config.state_reason or ""
         if config.tripped:
             return brief(trip_cause(config.reason))
-        return (config.reason or "").partition("healthy: ")[2]
+        roll_out = self._roll_out(config)
+        weak = (config.reason or "").partition("healthy: ")[2]
+        return "; ".join(part for part in (roll_out, weak) if part)
+
+    def _drain(self, config: Config) -> str:
+        """Workers that a draining revision still has, and the time left for them."""
+        left = f"{count(config.live, 'worker')} left"
+        if config.drain_until is None:
+            return left
+        if config.drain_until <= self.now:
+            return f"{left}, overdue"
+        then = "terminated" if config.drain_terminate else "deadline"
+        return f"{left}, {then} at {self.stamp(config.drain_until)}"
+
+    def _roll_out(self, config: Config) -> str:
+        """Progress of a roll-out; empty for a revision that replaces none and is not replaced."""
+        if config.fallback:
+            return "shares launches" if config.replaced_by == ROLLING else "launches what the new revision does not"
+        replaces = any(other.fallback and other.name == config.name for other in self.configs)
+        if not config.unproven or not replaces:
+            return ""
+        return f"new: {config.succeeded_starts} of {count(config.needed_starts, 'start')} succeeded"
 
     def pool_state(self, pool: Pool) -> str:
         """The pool's own state; "degraded" if some of its launch configs are tripped, "tripped" if all are."""
@@ -216,7 +282,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if self._stop(pool):
             return "stopped"
         tripped, active = self._tripped(pool)
-        return pool.state if not tripped else "degraded" if tripped < active else "tripped"
+        if not tripped:
+            return "degraded" if self._tripped_new(pool) else pool.state
+        return "degraded" if tripped < active else "tripped"
 
     def pool_reason(self, pool: Pool) -> str:
         """Reason why a pool does not launch as it should; empty when it does."""
@@ -231,13 +299,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tripped, active = self._tripped(pool)
         if tripped:
             return f"{tripped} of {count(active, 'config')} tripped"
+        if new := self._tripped_new(pool):
+            return f"{count(new, 'new revision')} tripped"
         if pool.wanted is not None and pool.wanted >= pool.max_capacity > 0 and pool.pending:
             return f"at max capacity {pool.max_capacity}"
         return ""
 
     def pool_trouble(self, pool: Pool) -> int:
         """Rank of a pool's trouble, with that of its launch configs; 0 is none."""
-        return max(pool.trouble, 2 if self._stop(pool) or self._tripped(pool)[0] else 0)
+        tripped = self._tripped(pool)[0] or self._tripped_new(pool)
+        return max(pool.trouble, 2 if self._stop(pool) or tripped else 0)
 
     def _broker_unavailable(self) -> bool:
         """True if the lease-broker does not answer, or never has."""
@@ -258,18 +329,45 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def _tripped(self, pool: Pool) -> tuple[int, int]:
-        """Numbers of the pool's tripped and active launch configs."""
-        active = [config for config in self.configs if config.pool_id == pool.id and config.state == "active"]
-        return sum(config.tripped for config in active), len(active)
+        """Numbers of the pool's tripped and active launch configs. One with a fallback that launches is not tripped."""
+        active = self._active(pool)
+        names = {config.name for config in active}
+        return len(names - {config.name for config in active if not config.tripped}), len(names)
+
+    def _tripped_new(self, pool: Pool) -> int:
+        """Number of the pool's tripped revisions whose predecessors launch instead."""
+        active = self._active(pool)
+        launching = {config.name for config in active if config.fallback and not config.tripped}
+        return sum(config.tripped and config.name in launching for config in active if config.current)
+
+    def _active(self, pool: Pool) -> list[Config]:
+        return [config for config in self.configs if config.pool_id == pool.id and config.state == "active"]
+
+
+def label(config_id: str, configs: Sequence[Config]) -> str:
+    """What a config is called beside these: its name, with the revision where there are others of the name."""
+    name = name_of(config_id)
+    return config_id if any(config.name == name and config.id != config_id for config in configs) else name
+
+
+def labels(configs: Sequence[Config]) -> Mapping[str, str]:
+    """What each config is called among these: its name, with the revision where the name has several."""
+    revisions = Counter(config.name for config in configs)
+    return {config.id: config.id if revisions[config.name] > 1 else config.name for config in configs}
 
 
 def shares(configs: Sequence[Config]) -> Mapping[str, float]:
-    """The share of its pool's launches that each config gets by its weight; 0 while it gets none."""
+    """The share of its pool's launches that each config gets by its weight; 0 while it gets none.
+
+    A revision that is being replaced shares the launches of its name in a rolling roll-out. Otherwise it gets what the
+    current ones leave over: everything while none of its pool launches.
+    """
+    launching = [config for config in configs if config.launches]
+    first = [config for config in launching if config.current or config.replaced_by == ROLLING]
+    served = {config.pool_id for config in first}
+    getting = [*first, *(config for config in launching if config.pool_id not in served)]
+    weights = {config.id: (config.weight or 0.0) * config.share for config in getting}
     totals: dict[str, float] = {}
-    for config in configs:
-        if config.launches:
-            totals[config.pool_id] = totals.get(config.pool_id, 0.0) + (config.weight or 0.0)
-    return {
-        config.id: (config.weight or 0.0) / (totals[config.pool_id] or 1.0) if config.launches else 0.0
-        for config in configs
-    }
+    for config in getting:
+        totals[config.pool_id] = totals.get(config.pool_id, 0.0) + weights[config.id]
+    return {config.id: weights.get(config.id, 0.0) / (totals.get(config.pool_id) or 1.0) for config in configs}

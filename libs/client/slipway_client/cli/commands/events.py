@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.options import configs, noun, now, pools, workers
+from slipway_client.cli.options import noun, now, pools, revisions, workers
 from slipway_client.cli.tables import short
 from slipway_client.transport.http import Api
 from slipway_client.view import moments
+from slipway_client.view.phrases import name_of
 
 if TYPE_CHECKING:
     from slipway_client.transport.log import Entry
@@ -72,7 +73,9 @@ def tail(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="CONFIG", help="Launch config [default: all]", autocompletion=configs),
+        typer.Option(
+            "--config", metavar="CONFIG", help="Launch config, or NAME@HASH [default: all]", autocompletion=revisions
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Age of the oldest event, such as 10m [default: 1h]")
@@ -166,18 +169,29 @@ async def _tail(
                     print(format_(entry), flush=True)
 
 
+SUBJECTS: Final = {"pool_id": "pool", "launch_config_id": "config"}  # field of an ID → kind of an alert's subject
+
+
 def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
-    """True if the IDs in the data match; alerts of a pool or config name it as their subject."""
+    """True if the IDs in the data match; alerts of a pool or config name it as their subject. The name of a launch
+    config matches all of its revisions."""
     if not only:
         return True
     data = entry.data if isinstance(entry.data, dict) else {}
-    for field, wanted in only.items():
-        value = str(data.get(field, ""))
-        if field == "worker_id" and value.endswith(wanted):
-            continue
-        if wanted not in (value, data.get("subject_id"), entry.key if not data else None):
-            return False
-    return True
+    return all(_matches_id(field, wanted, entry.key, data) for field, wanted in only.items())
+
+
+def _matches_id(field: str, wanted: str, key: str, data: Mapping[str, Any]) -> bool:
+    from slipway_common.base.percent import decoded
+
+    value = str(data.get(field, ""))
+    if field == "worker_id" and value.endswith(wanted):
+        return True
+    if data.get("subject_kind") == SUBJECTS.get(field, ""):
+        value = str(data.get("subject_id", ""))
+    if not data:
+        value = "/".join(decoded(key))  # a tombstone
+    return wanted in ((value, name_of(value)) if field == "launch_config_id" else (value,))
 
 
 def _line(entry: "Entry") -> str:

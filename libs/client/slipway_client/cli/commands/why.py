@@ -15,6 +15,7 @@ from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
 from slipway_client.cli.options import AsOutput, now
 from slipway_client.cli.tables import Output, as_json
 from slipway_client.transport.http import Api, Failed, path
+from slipway_client.view.phrases import name_of
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Kind(StrEnum):
 
 
 def _complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    offered = (options.pools, options.configs, options.lease_pools, options.workers)
+    offered = (options.pools, options.revisions, options.lease_pools, options.workers)
     return [row for complete in offered for row in complete(context, incomplete)]
 
 
@@ -56,9 +57,9 @@ AsKind = Annotated[Kind | None, typer.Option("--kind", help="Kind of the object,
 def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: AsOutput = Output.TABLE) -> None:
     """Explain a state: cause, since when, effect, remedy
 
-    ID is a worker pool, a launch config, an image (`image/REVISION` or the revision), a lease pool, a lease or a
-    worker (its id or the last digits of it). With -o json the sentences and the facts: kind, id, cause, since, effect,
-    remedy; `since` is null where no service keeps the time.
+    ID is a worker pool, a launch config (its name or NAME@HASH), an image (`image/REVISION` or the revision), a lease
+    pool, a lease or a worker (its id or the last digits of it). With -o json the sentences and the facts: kind, id,
+    cause, since, effect, remedy; `since` is null where no service keeps the time.
 
     \b
     Examples:
@@ -111,18 +112,19 @@ class _Search:
     def __init__(self, api: Api, subject: str) -> None:
         self.api = api
         self.subject = subject
-        self.revision = subject.removeprefix(IMAGE)
         self.problems: list[str] = []
         self.broker = ""  # its error if it is unavailable
         self.configs = self._configs()
+        images = {config.get("image_revision") for config in self.configs}
+        self.image_revision = subject if subject in images else subject.removeprefix(IMAGE)
         self.lease_pools = self._broker("/lease-pools")
 
     def kinds(self, wanted: Kind | None) -> list[Kind]:
         """The kinds of things with this id, of `wanted` alone if that is given."""
         tests = {
             Kind.POOL: self._is_pool,
-            Kind.CONFIG: lambda: any(config["id"] == self.subject for config in self.configs),
-            Kind.IMAGE: lambda: any(config.get("image_revision") == self.revision for config in self.configs),
+            Kind.CONFIG: self._is_config,
+            Kind.IMAGE: lambda: any(config.get("image_revision") == self.image_revision for config in self.configs),
             Kind.LEASE_POOL: lambda: any(pool["id"] == self.subject for pool in self.lease_pools),
             Kind.LEASE: self._is_lease,
             Kind.WORKER: self._is_worker,
@@ -154,13 +156,15 @@ class _Search:
             if error.slug != "unknown-pool":
                 raise
             pool = {"id": config["pool_id"]}  # it was deleted, and the config archived with it
-        return of_config(config, pool, self._launch_stops(), self.lease_pools, now=now())
+        name = name_of(config["id"])
+        siblings = [row for row in self.configs if name_of(row["id"]) == name and row["id"] != config["id"]]
+        return of_config(config, pool, self._launch_stops(), self.lease_pools, siblings=siblings, now=now())
 
     def image(self) -> "Explanation":
         from slipway_client.view.why.configs import of_image
 
-        users = [config for config in self.configs if config.get("image_revision") == self.revision]
-        return of_image(self.revision, users, now=now())
+        users = [config for config in self.configs if config.get("image_revision") == self.image_revision]
+        return of_image(self.image_revision, users, now=now())
 
     def lease_pool(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease_pool
@@ -181,10 +185,18 @@ class _Search:
         worker = found(self.api, self.subject)
         config = next((config for config in self.configs if config["id"] == worker["launch_config_id"]), {})
         lease_pool = next((pool for pool in self.lease_pools if pool["id"] == config.get("lease_pool_id")), None)
-        return of_worker(worker, _decision(self.api, worker), lease_pool, now=now())
+        return of_worker(worker, _decision(self.api, worker), lease_pool, config=config or None, now=now())
 
     def _is_pool(self) -> bool:
         return any(pool["id"] == self.subject for pool in _items(self.api, "provisioner", "/pools"))
+
+    def _is_config(self) -> bool:
+        """True for a name, and for a revision, also an archived one."""
+        if any(self.subject in (config["id"], name_of(config["id"])) for config in self.configs):
+            return True
+        if "@" not in self.subject or not self.configs:
+            return False
+        return _exists(self.api, "provisioner", path("launch-configs", self.subject), "unknown-config", [])
 
     def _is_lease(self) -> bool:
         if not UUID.fullmatch(self.subject):

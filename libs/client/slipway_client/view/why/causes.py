@@ -4,7 +4,18 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from slipway_client.view import moments
-from slipway_client.view.phrases import MODES, frozen, launch_stop, paused, queue, start_launching, stopped
+from slipway_client.view.phrases import (
+    MODES,
+    drain,
+    frozen,
+    is_overdue,
+    launch_stop,
+    name_of,
+    paused,
+    queue,
+    start_launching,
+    stopped,
+)
 from slipway_client.view.why.explanation import NOTHING, Cause, Facts
 
 
@@ -35,8 +46,31 @@ def config_state(config: Facts, now: datetime) -> str:
 
 
 def resume(config: Facts) -> str:
-    """Command that resumes a paused launch config."""
-    return f"`slipway lc resume {config['id']} --reason …`"
+    """Command that resumes a paused launch config: all revisions of its name."""
+    return f"`slipway lc resume {name_of(config['id'])} --reason …`"
+
+
+def in_way(config: Facts, now: datetime) -> Cause:
+    """Cause of a launch config's revision that is not active."""
+    if config["state"] == "draining":
+        reason = f" ({config['state_reason']})" if config.get("state_reason") else ""
+        remedy = drain_remedy(config) if is_overdue(config, now) else f"{NOTHING}: its workers leave after their tasks"
+        return Cause(text=f"draining{reason}: {drain(config, now)}", since=began_to_drain(config), remedy=remedy)
+    if config["state"] == "paused":
+        return Cause(text=config_state(config, now), remedy=resume(config))
+    return Cause(text=config_state(config, now), remedy="declare it again and run `slipway apply`")
+
+
+def began_to_drain(config: Facts) -> datetime | None:
+    """Time since which a revision drains, if it is known."""
+    return moments.at(config["drain_from"]) if config.get("drain_from") else None
+
+
+def drain_remedy(config: Facts) -> str:
+    """Remedy for a drain whose deadline has passed."""
+    if config.get("drain_terminate"):
+        return f"{NOTHING}: its workers are terminated"
+    return f"`slipway worker ls --pool {config['pool_id']}` lists its workers; `slipway worker terminate` ends one"
 
 
 def tripped_since(configs: Sequence[Facts]) -> datetime | None:

@@ -5,14 +5,25 @@ from datetime import datetime
 from typing import Final
 
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, either, full_window, is_tripped, queue, some, trip_cause, tripped
+from slipway_client.view.phrases import (
+    count,
+    either,
+    full_window,
+    is_fallback,
+    is_tripped,
+    progress,
+    queue,
+    some,
+    trip_cause,
+    tripped,
+    unproven,
+)
 from slipway_client.view.why.causes import (
-    config_state,
+    in_way,
     interventions,
     launches_nothing,
     lease_pools_used,
     queues,
-    resume,
     tripped_since,
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
@@ -21,22 +32,21 @@ FAILURES: Final = 3  # of a launch config
 
 
 def of_config(
-    config: Facts, pool: Facts, launch_stops: Sequence[Facts], lease_pools: Sequence[Facts], *, now: datetime
+    config: Facts,
+    pool: Facts,
+    launch_stops: Sequence[Facts],
+    lease_pools: Sequence[Facts],
+    *,
+    siblings: Sequence[Facts] = (),
+    now: datetime,
 ) -> Explanation:
-    """Explain a launch config of the given pool."""
-    id_ = config["id"]
+    """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name."""
     causes: list[Cause] = []
-    if config["state"] != "active":
-        remedy = resume(config) if config["state"] == "paused" else "declare it again and run `slipway apply`"
-        causes.append(Cause(text=config_state(config, now), remedy=remedy))
+    active = config["state"] == "active"
+    if not active:
+        causes.append(in_way(config, now))
     if is_tripped(config):
-        key = config.get("tripped_by") or ""
-        shared = f", by {key.replace('/', ' ', 1)}" if "/" in key else ""
-        stage = f" at {config['tripped_stage']}" if config.get("tripped_stage") else ""
-        began = tripped_since([config])
-        text = f"{config['health_state']}{stage}{shared}: {tripped(config, now).removeprefix(f'{key}: ')}"
-        remedy = f"{NOTHING}: it recovers when the down signal ends" if key == "signal" else RECOVERS
-        causes.append(Cause(text=text, since=began, remedy=remedy))
+        causes.append(_trip(config, now))
     causes += [
         Cause(
             text=cause.text if cause.text.startswith("launching ") else f"pool {pool['id']} {cause.text}",
@@ -45,8 +55,9 @@ def of_config(
         )
         for cause in interventions(pool, [config], launch_stops, now)
     ]
+    causes += _roll_out(config, siblings, now)
     used = lease_pools_used(lease_pools, [config])
-    if config["state"] == "active" and not is_tripped(config):
+    if active and not is_tripped(config):
         if full := full_window(config):
             causes.append(Cause(text=full, remedy=f"{NOTHING}: the window grows with each success"))
         causes += queues([config], used, now)
@@ -54,16 +65,54 @@ def of_config(
             causes.append(Cause(text=f"healthy, with less weight: {weak}", remedy=RECOVERS))
     if not causes:
         causes.append(Cause(text="healthy, nothing limits its launches"))
+    details = [f"{row['id']} is {_beside(row, now)}." for row in siblings]
+    details += _failures(config, now)
+    details += [f"Lease pool {row['id']} of account {config['account_id']}: {queue(row)}." for row in used]
+    stops = launches_nothing(pool, launch_stops, config["account_id"])
+    return explained("config", config["id"], causes, _effect(config, stops=stops), details)
+
+
+def _trip(config: Facts, now: datetime) -> Cause:
+    kind, id_ = config.get("tripped_by") or "", config.get("tripped_by_id") or ""
+    shared = f", by {kind} {id_}" if id_ else ""
+    stage = f" at {config['tripped_stage']}" if config.get("tripped_stage") else ""
+    text = f"{config['health_state']}{stage}{shared}: {tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
+    remedy = f"{NOTHING}: it recovers when the down signal ends" if kind == "signal" else RECOVERS
+    return Cause(text=text, since=tripped_since([config]), remedy=remedy)
+
+
+def _roll_out(config: Facts, siblings: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+    """Part of an active revision in a roll-out."""
+    if config["state"] != "active":
+        return
+    current = [row["id"] for row in siblings if row.get("current")]
+    fallbacks = [row["id"] for row in siblings if is_fallback(row)]
+    if is_fallback(config) and current:
+        until = f"; it drains when {current[0]} is proven"
+        yield Cause(text=f"replaced by {current[0]}; {progress(config, now)}", remedy=f"{NOTHING}{until}")
+    elif fallbacks and (part := unproven(config)):
+        back = f"`slipway pool rollback {config['pool_id']} --reason …` returns to it"
+        yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=f"{NOTHING}; {back}")
+
+
+def _beside(config: Facts, now: datetime) -> str:
+    """State of another revision of the same name."""
+    state = "fallback" if is_fallback(config) else f"the current revision, {config['state']}"
+    state = state if config["state"] == "active" else config["state"]
+    part = progress(config, now).removeprefix("fallback: ")
+    return f"{state}: {part}" if part else state
+
+
+def _effect(config: Facts, *, stops: bool) -> str:
     weight = "" if config.get("weight") is None else f"weight {config['weight']:.3g}, "
     launches = "launches by its weight"
-    if config["state"] != "active" or launches_nothing(pool, launch_stops, config["account_id"]):
+    if config["state"] != "active" or stops:
         launches = "launches nothing"
     elif is_tripped(config):
         launches = "launches nothing but probes"
-    effect = f"{launches} ({weight}{config.get('starting', 0)} starting, {config.get('running', 0)} running)"
-    details = list(_failures(config, now))
-    details += [f"Lease pool {row['id']} of account {config['account_id']}: {queue(row)}." for row in used]
-    return explained("config", id_, causes, effect, details)
+    elif is_fallback(config) and config.get("replaced_by") != "rolling":
+        launches = "launches what the new revision does not"
+    return f"{launches} ({weight}{config.get('starting', 0)} starting, {config.get('running', 0)} running)"
 
 
 def _failures(config: Facts, now: datetime) -> Iterator[str]:
@@ -77,16 +126,19 @@ def _failures(config: Facts, now: datetime) -> Iterator[str]:
 
 def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Explanation:
     """Explain an image revision. `configs` are the launch configs that use it."""
-    key = f"image/{revision}"
-    windows = {row["stage"]: row for config in configs for row in config.get("shared") or () if row["key"] == key}
+    key = ("image", revision)
+    windows = {
+        row["stage"]: row for config in configs for row in config.get("shared") or () if (row["kind"], row["id"]) == key
+    }
     bad = [row for row in windows.values() if row["state"] != "healthy"]
-    by_it = [config for config in configs if config.get("tripped_by") == key]
+    by_it = [config for config in configs if (config.get("tripped_by"), config.get("tripped_by_id")) == key]
+    active = [config for config in configs if config["state"] == "active"]
     pools = sorted({config["pool_id"] for config in configs})
     causes = [
         Cause(
             text=f"tripped at {row['stage']}: {trip_cause(row.get('reason'))}",
             since=tripped_since(by_it),
-            remedy="declare a working image and run `slipway apply`; Slipway goes on to probe this one",
+            remedy=_repair(pools),
         )
         for row in bad
     ]
@@ -94,6 +146,7 @@ def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Expla
         causes.append(Cause(text="healthy, no stage of it is tripped"))
     ids = [config["id"] for config in configs]
     launches = "launches of it are probes only" if bad else "launches of it follow the weights"
+    launches = launches if active else "nothing is launched from it"
     noun = "pool" if len(pools) == 1 else "pools"
     effect = f"{launches}; {count(len(ids), 'launch config')} of {noun} {either(pools)} use it: {some(ids, NAMED)}"
     if len(ids) == 1:
@@ -103,4 +156,14 @@ def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Expla
         for row in windows.values()
         if row.get("window") is not None
     ]
+    details += [f"{config['id']} is {_beside(config, now)}." for config in configs if config["state"] != "active"]
     return explained("image", revision, causes, effect, details)
+
+
+def _repair(pools: Sequence[str]) -> str:
+    """Commands that replace a bad image."""
+    first = pools[0]
+    return (
+        f"`slipway pool rollback {first} --reason …` returns to the revisions before, "
+        f"`slipway pool set-image {first} IMAGE` takes another image; Slipway goes on to probe this one"
+    )

@@ -5,9 +5,25 @@ from datetime import datetime
 from fractions import Fraction
 
 from slipway_client.view import moments
-from slipway_client.view.phrases import brief, count, either, full_window, is_tripped, queue, some, tripped
+from slipway_client.view.phrases import (
+    brief,
+    count,
+    drain,
+    either,
+    full_window,
+    is_fallback,
+    is_overdue,
+    is_tripped,
+    name_of,
+    queue,
+    revision_of,
+    some,
+    tripped,
+    unproven,
+)
 from slipway_client.view.why.causes import (
     config_state,
+    drain_remedy,
     interventions,
     launches_nothing,
     lease_pools_used,
@@ -49,6 +65,7 @@ def of_pool(
     causes += _demand(pool, decisions)
     if not causes:
         causes.append(Cause(text="healthy, nothing limits its launches"))
+    causes += _roll_outs(configs, now)
     details = [*_last_decision(decisions, now), *_in_flight(configs, used)]
     return explained("pool", pool["id"], causes, _effect(pool, configs, launch_stops), details)
 
@@ -58,13 +75,35 @@ def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
     bad = [config for config in active if is_tripped(config)]
     if bad:
         named = some([f"{config['id']} ({brief(tripped(config, now))})" for config in bad], NAMED)
-        text = f"{len(bad)} of {count(len(active), 'active launch config')} tripped: {named}"
+        noun = "active revision" if any(map(is_fallback, active)) else "active launch config"
+        text = f"{len(bad)} of {count(len(active), noun)} tripped: {named}"
         text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
         shows = f"`slipway lc show {bad[0]['id']}` lists the failures"
         yield Cause(text=text, since=tripped_since(bad), remedy=f"{RECOVERS}; {shows}")
-    for config in configs:
-        if config["state"] == "paused":
-            yield Cause(text=f"{config['id']} is {config_state(config, now)}", remedy=resume(config))
+    paused = {name_of(config["id"]): config for config in configs if config["state"] == "paused"}
+    for name, config in paused.items():
+        yield Cause(text=f"{name} is {config_state(config, now)}", remedy=resume(config))
+
+
+def _roll_outs(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+    """Roll-outs that are not proven yet, and drains."""
+    fallbacks = {name_of(config["id"]): revision_of(config["id"]) for config in configs if is_fallback(config)}
+    new = [
+        f"{config['id']} ({part}, fallback {fallbacks[name_of(config['id'])]})"
+        for config in configs
+        if (part := unproven(config)) and name_of(config["id"]) in fallbacks
+    ]
+    if new:
+        back = f"`slipway pool rollback {configs[0]['pool_id']} --reason …` returns to the fallbacks"
+        yield Cause(
+            text=f"{count(len(new), 'new revision')} not proven: {some(new, NAMED)}", remedy=f"{NOTHING}; {back}"
+        )
+    draining = [config for config in configs if config["state"] == "draining"]
+    if draining:
+        named = some([f"{config['id']} ({drain(config, now)})" for config in draining], NAMED)
+        overdue = [config for config in draining if is_overdue(config, now)]
+        remedy = drain_remedy(overdue[0]) if overdue else NOTHING
+        yield Cause(text=f"{count(len(draining), 'revision')} draining: {named}", remedy=remedy)
 
 
 def _limits(
@@ -74,7 +113,7 @@ def _limits(
     needed = (decisions[0]["details"].get("needed") or 0) if decisions else 0
     wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
-    raise_it = "raise max_capacity in the declaration and run `slipway apply`"
+    raise_it = f"`slipway pool set {pool['id']} --max N` raises it; so does the declaration"
     if wanted > most:
         yield Cause(
             text=f"max_capacity {most} is reached: its tasks need {count(int(wanted), 'worker')}", remedy=raise_it

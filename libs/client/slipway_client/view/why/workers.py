@@ -5,16 +5,19 @@ from datetime import datetime
 from typing import Final
 
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, queue
+from slipway_client.view.phrases import count, drain, queue
 from slipway_client.view.why.causes import raise_limit, shares
 from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED, WAITING, State
 
 
-def of_worker(worker: Facts, decision: Facts | None, lease_pool: Facts | None, *, now: datetime) -> Explanation:
+def of_worker(
+    worker: Facts, decision: Facts | None, lease_pool: Facts | None, *, config: Facts | None = None, now: datetime
+) -> Explanation:
     """Explain a worker: its state, then its decision, admission, call, boot, tasks and end.
 
-    `decision` is None when it is no longer kept; `lease_pool` is that of the worker's account, None when unknown.
+    `decision` is None when it is no longer kept; `lease_pool` is that of the worker's account, `config` its launch
+    config's revision, None when unknown.
     """
     details = [
         f"Pool {worker['pool_id']}, launch config {worker['launch_config_id']}, account {worker['account_id']}.",
@@ -27,6 +30,8 @@ def of_worker(worker: Facts, decision: Facts | None, lease_pool: Facts | None, *
     ]
     # A newer provisioner may know a state that this command does not.
     cause, effect = STATES.get(worker["state"], _ended)(worker, lease_pool)
+    if config is not None and config["state"] == "draining" and worker["state"] in (State.STARTING, State.RUNNING):
+        effect += f"; it leaves then, since {config['id']} drains: {drain(config, now)}"
     return explained("worker", worker["id"], [cause], effect, details)
 
 
