@@ -17,6 +17,7 @@ from slipway_client.cli.commands import (
     launch_stops,
     leases,
     operations,
+    pool_changes,
     pools,
     signals,
     tokens,
@@ -62,6 +63,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pr
 app.command()(declared.apply)
 app.command()(declared.diff)
 app.command()(top.top)
+pools.app.add_typer(pool_changes.app)
 app.add_typer(pools.app, name="pool")
 app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
@@ -140,12 +142,14 @@ def connect(
       slipway worker ls --pool linux -o json    list the workers of a pool as JSON
       slipway lc pause linux-zone-b --reason maintenance --for 30m
       slipway events tail --pool linux          follow the events of a pool
+      slipway pool set-image linux linux-2      replace the image of a pool
       slipway why linux                         explain the size of a pool
       slipway doctor                            check the deployment
       slipway demand set linux --pending 12 --claimed 3
       slipway token create --name ci --scope demand:write:linux --file tokens.yaml
 
-    Exit codes: 0 success, 1 error, 2 usage error or invalid file, 3 changes found (diff) or problems found (doctor).
+    Exit codes: 0 success, 1 error, 2 usage error or invalid file, 3 changes found (diff) or problems found (doctor),
+    4 confirmation needed.
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
     if not token and token_file:

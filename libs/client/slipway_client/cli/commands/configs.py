@@ -1,21 +1,29 @@
 """`slipway lc` commands: launch configs."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from slipway_client.cli import options
-from slipway_client.cli.options import AsOutput, ConfigId, For, OfPool, Reason, Until, noun, now, until_text
+from slipway_client.cli.options import AsOutput, ConfigId, ConfigName, For, OfPool, Reason, Until, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, pairs, short, show
-from slipway_client.transport.http import path
+from slipway_client.transport.http import Api, path
 from slipway_client.view import moments
+from slipway_client.view.phrases import is_fallback, name_of, progress, revision_of
 
 app = noun("Manage launch configs")
 
+
+def state(row: Mapping[str, Any]) -> Any:
+    """State of a revision: `fallback` for an active one that is being replaced."""
+    return "fallback" if is_fallback(row) else row["state"]
+
+
 FIELDS: Final[tuple[Field, ...]] = (
-    "id",
-    "state",
+    ("name", lambda row: name_of(row["id"])),
+    ("revision", lambda row: revision_of(row["id"])),
+    ("state", state),
     "health_state",
     "weight",
     "starting",
@@ -25,28 +33,34 @@ FIELDS: Final[tuple[Field, ...]] = (
     ("account", lambda row: row["account_id"]),
 )
 OF_POOL: Final[Field] = ("pool", lambda row: row["pool_id"])
+PROGRESS: Final[Field] = ("detail", lambda row: progress(row, now()) or None)
+Archived = Annotated[bool, typer.Option("--all", help="Archived revisions, too")]
 
 
 @app.command("ls")
-def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsOutput = Output.TABLE) -> None:
+def list_launch_configs(
+    context: typer.Context, pool: OfPool = None, all_: Archived = False, output: AsOutput = Output.TABLE
+) -> None:
     """List launch configs with their weights and health
 
-    Only probes launch from a config that is tripped or probing.
+    A line for each revision, the current one of a name first. Only probes launch from a tripped or probing one, and
+    nothing from a draining one.
 
     \b
-    Example:
+    Examples:
       slipway lc ls --pool linux
+      slipway lc ls --all
     """
-    api = context.obj
-    rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
-    if pool is not None and not rows:
-        api.get("provisioner", path("pools", pool))  # an unknown pool is an error, not an empty list
+    rows = context.obj.get("provisioner", "/launch-configs", pool=pool, all=all_ or None)["items"]
+    rows.sort(key=lambda row: (row["pool_id"], name_of(row["id"]), not row.get("current", True), row["id"]))
     one = len({row["pool_id"] for row in rows}) <= 1
-    show(rows, FIELDS if one else (FIELDS[0], OF_POOL, *FIELDS[1:]), output, nothing="no launch configs")
+    fields = FIELDS if one else (*FIELDS[:2], OF_POOL, *FIELDS[2:])
+    changing = any(progress(row, now()) for row in rows)
+    show(rows, (*fields, PROGRESS) if changing else fields, output, nothing="no launch configs", drop=("account",))
 
 
 SHARED: Final[tuple[Field, ...]] = (
-    ("shared", lambda row: row["key"]),
+    ("shared", lambda row: f"{row['kind']} {row['id']}"),
     "stage",
     "window",
     "state",
@@ -59,19 +73,23 @@ SHARED: Final[tuple[Field, ...]] = (
 def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
     """Show a launch config and its latest failures
 
-    Settings, windows, weight, shared limits and recent failures.
+    Settings, windows, weight, shared limits and recent failures of the current revision, or of the given one. Its other
+    revisions are listed.
 
     \b
-    Example:
+    Examples:
       slipway lc show linux-zone-b
+      slipway lc show linux-zone-b@3f2c9a
     """
-    row: dict[str, Any] = context.obj.get("provisioner", path("launch-configs", config))
+    api = context.obj
+    row: dict[str, Any] = api.get("provisioner", path("launch-configs", config))
     if output is Output.JSON:
         as_json(row)
         return
     nested = ("stages", "shared", "settings", "record", "recent_failures")
     pairs({name: value for name, value in row.items() if name not in nested} | _settings(row), now())
     print()
+    _show_others(api, row)
     stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
     show(stages, ("stage", "in_flight", "unfolded", "window", ("health", _health(row))), output, nothing="no windows")
     print()
@@ -85,6 +103,22 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
     show(row.get("recent_failures") or [], failures, output, nothing="no recent failures")
 
 
+def _show_others(api: Api, row: Mapping[str, Any]) -> None:
+    """Print the other revisions of the name, archived ones too; nothing if there are none."""
+    name = name_of(row["id"])
+    rows = api.get("provisioner", "/launch-configs", pool=row["pool_id"], all=True)["items"]
+    others = [other for other in rows if name_of(other["id"]) == name and other["id"] != row["id"]]
+    fields: tuple[Field, ...] = (
+        ("other revision", lambda other: revision_of(other["id"])),
+        ("state", state),
+        ("image", lambda other: other["image_revision"]),
+        PROGRESS,
+    )
+    if others:
+        show(sorted(others, key=lambda other: other["state"]), fields, Output.TABLE, nothing="")
+        print()
+
+
 def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
     return {f"settings.{name}": value for name, value in (row.get("settings") or {}).items()}
 
@@ -96,11 +130,12 @@ def _health(row: Mapping[str, Any]) -> Any:
 
 @app.command("pause")
 def pause_launch_config(
-    context: typer.Context, config: ConfigId, reason: Reason, for_: For = None, until: Until = None
+    context: typer.Context, config: ConfigName, reason: Reason, for_: For = None, until: Until = None
 ) -> None:
     """Stop launching from a launch config
 
-    Running workers continue; workers that wait for a launch are cancelled and planned again on other configs.
+    None of its revisions launches. Running workers continue; workers that wait for a launch are cancelled and planned
+    again on other configs.
 
     \b
     Examples:
@@ -109,11 +144,11 @@ def pause_launch_config(
     """
     ends = options.until(for_, until)
     context.obj.post("provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends})
-    print(f"launch config {config} paused {until_text(ends)}")
+    print(f"launch config {name_of(config)} paused {until_text(ends)}")
 
 
 @app.command("resume")
-def resume_launch_config(context: typer.Context, config: ConfigId, reason: Reason) -> None:
+def resume_launch_config(context: typer.Context, config: ConfigName, reason: Reason) -> None:
     """Resume launching from a paused launch config
 
     \b
@@ -121,4 +156,4 @@ def resume_launch_config(context: typer.Context, config: ConfigId, reason: Reaso
       slipway lc resume linux-zone-b --reason "maintenance is over"
     """
     context.obj.post("provisioner", path("launch-configs", config, "resume"), {"reason": reason})
-    print(f"launch config {config} resumed")
+    print(f"launch config {name_of(config)} resumed")

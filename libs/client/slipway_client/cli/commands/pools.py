@@ -6,10 +6,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client.cli import options
+from slipway_client.cli.commands.configs import PROGRESS, state
 from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
+from slipway_client.view.phrases import name_of, progress, revision_of
 from slipway_common.base.clock import utc_now
 
 app = noun("Manage worker pools")
@@ -42,6 +44,15 @@ FIELDS: Final[tuple[Field, ...]] = (
 )
 
 
+CHANGING: Final[tuple[Field, ...]] = (
+    ("launch config", lambda row: name_of(row["id"])),
+    ("revision", lambda row: revision_of(row["id"])),
+    ("image", lambda row: row["image_revision"]),
+    ("state", state),
+    PROGRESS,
+)
+
+
 @app.command("ls")
 def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List worker pools with their demand and capacity
@@ -55,9 +66,9 @@ def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
 
 @app.command("show")
 def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TABLE) -> None:
-    """Show a worker pool and its latest decisions
+    """Show a worker pool, its roll-outs and latest decisions
 
-    `slipway why POOL` explains what limits it.
+    `slipway why POOL` explains what limits it. With -o json the declaration, too.
 
     \b
     Example:
@@ -66,12 +77,16 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     api = context.obj
     row = api.get("provisioner", path("pools", pool))
     decisions = api.get("provisioner", path("pools", pool, "decisions"), limit=DECISIONS_SHOWN)["items"]
+    revisions = api.get("provisioner", "/launch-configs", pool=pool)["items"]
     if output is Output.JSON:
-        as_json(row | {"decisions": decisions})
+        as_json(row | {"decisions": decisions, "revisions": revisions})
         return
-    shown = {name: value for name, value in row.items() if name != "backlog_seconds"}
+    shown = {name: value for name, value in row.items() if name not in ("backlog_seconds", "declared")}
     pairs(shown | {"backlog_for": waits(row)}, now())
     print()
+    if changing := [config for config in revisions if progress(config, now())]:
+        show(changing, CHANGING, output, nothing="")
+        print()
     fields: tuple[Field, ...] = (
         ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())),
         ("decision", lambda made: made["id"]),

@@ -1,0 +1,274 @@
+"""`slipway pool set-image`, `set`, `history` and `rollback`: changes of one declared worker pool, and its history."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli import options
+from slipway_client.cli.confirming import Confirm, confirmable
+from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Terminate, now
+from slipway_client.cli.tables import Field, Output, as_json, show
+from slipway_client.transport.http import Api, Failed, path
+from slipway_client.view import moments
+from slipway_client.view.phrases import count, is_fallback, name_of, revision_of
+
+app = typer.Typer()
+
+ATTEMPTS: Final = 3  # to change a pool that others change at the same time
+CHANGED: Final = 412  # status of a write to a version of an object that is no longer the newest
+Spec = dict[str, Any]
+Row = Mapping[str, Any]
+
+ConfigNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="CONFIG",
+        help="Launch config; repeatable [default: all of the pool]",
+        autocompletion=options.configs,
+        show_default=False,
+    ),
+]
+
+
+@app.command("set-image")
+def set_image(
+    context: typer.Context,
+    pool: PoolId,
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image revision to launch")],
+    config: ConfigNames = None,
+    replace: Replace = None,
+    drain_for: DrainFor = None,
+    terminate: Terminate = False,
+    confirm: Confirm = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Replace the image of a pool's launch configs
+
+    Each gets a revision with the image, or the one that already had it. The old revision drains once the new one is
+    proven by successful starts: until then it launches what the new one does not (natural), or a shrinking share
+    (rolling). With --replace now it drains at once, and its idle workers stop. `slipway pool rollback` returns.
+
+    \b
+    Examples:
+      slipway pool set-image linux linux-2
+      slipway pool set-image linux linux-2 --config linux-zone-a --replace rolling
+      slipway pool set-image linux linux-3 --replace now --drain-for 30m --terminate
+    """
+    parameters = options.roll_out(replace, drain_for, terminate)
+
+    def with_image(spec: Spec) -> Spec:
+        names = _names(spec)
+        if unknown := set(config or ()) - set(names):
+            known = ", ".join(names) or "none"
+            raise typer.BadParameter(f"--config: pool {pool} has no launch config {min(unknown)}; there is {known}")
+        wanted = set(config or names)
+        configs = [
+            one | {"image": image} if name in wanted else one
+            for name, one in zip(names, spec["launch_configs"], strict=True)
+        ]
+        return spec | {"launch_configs": configs}
+
+    api = context.obj
+    before = _current(api, pool)
+    chosen = "".join(f" --config {name}" for name in config or ())
+    how = f" --replace {replace.value}" if replace else ""
+    with confirmable(f"slipway pool set-image {pool} {image}{chosen}{how}"):
+        answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
+    if output is Output.JSON:
+        as_json(answer["items"])
+    else:
+        _print_replaced(api, pool, before, answer["items"])
+
+
+@app.command("set")
+def set_pool(
+    context: typer.Context,
+    pool: PoolId,
+    max_: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Maximum number of workers")] = None,
+    min_: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Minimum number of workers")] = None,
+    mode: Annotated[str | None, typer.Option(metavar="MODE", help="Mode: observe, canary or enforce")] = None,
+    ratio: Annotated[str | None, typer.Option(metavar="RATIO", help="Workers per task, such as 1 or 1/3")] = None,
+    drain_for: DrainFor = None,
+    confirm: Confirm = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Change settings of a worker pool
+
+    What is not given stays as declared.
+
+    \b
+    Examples:
+      slipway pool set linux --max 80
+      slipway pool set linux --mode canary --drain-for 2h
+    """
+    given = {
+        "max_capacity": max_,
+        "min_capacity": min_,
+        "mode": mode,
+        "scaling_ratio": ratio,
+        "drain_seconds": options.duration_seconds("--drain-for", drain_for),
+    }
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if not wanted:
+        raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
+    flags = {"--max": max_, "--min": min_, "--mode": mode, "--ratio": ratio, "--drain-for": drain_for}
+    words = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
+    with confirmable(f"slipway pool set {pool}{words}"):
+        answer = _changed(context.obj, pool, lambda spec: spec | wanted, {"confirm": confirm})
+    show(answer["items"], CHANGES, output, nothing=f"pool {pool} is unchanged")
+
+
+@app.command("history")
+def show_history(
+    context: typer.Context,
+    pool: PoolId,
+    limit: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Maximum number of changes")] = 20,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """List the changes of a declared worker pool, newest first
+
+    \b
+    Example:
+      slipway pool history linux
+    """
+    rows = context.obj.get("provisioner", path("pools", pool, "history"), limit=limit)["items"]
+    show(rows, HISTORY, output, nothing="no changes are recorded", drop=("owner",))
+
+
+@app.command("rollback")
+def roll_back(
+    context: typer.Context,
+    pool: PoolId,
+    reason: Reason,
+    to: Annotated[
+        int | None,
+        typer.Option(metavar="REVISION", help="Revision in `slipway pool history` [default: the one before]"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
+    replace: Replace = None,
+    drain_for: DrainFor = None,
+    terminate: Terminate = False,
+    confirm: Confirm = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Declare a pool as before its last change
+
+    The revisions that are rolled away from drain at once. Refused while a revision that would return is tripped.
+
+    \b
+    Examples:
+      slipway pool rollback linux --reason "linux-2 does not boot"
+      slipway pool rollback linux --to 12 --reason "back to the image of last week"
+    """
+    api = context.obj
+    before = _current(api, pool)
+    given = {
+        "to_revision": to,
+        "reason": reason,
+        "force": force or None,
+        "confirm": confirm,
+        **options.roll_out(replace, drain_for, terminate),
+    }
+    body = {name: value for name, value in given.items() if value is not None}
+    target = "" if to is None else f" --to {to}"
+    with confirmable(f"slipway pool rollback {pool}{target} --reason …"):
+        answer = api.post("provisioner", path("pools", pool, "rollback"), body)
+    if output is Output.JSON:
+        as_json(answer["items"])
+    else:
+        _print_replaced(api, pool, before, answer["items"])
+
+
+CHANGES: Final[tuple[Field, ...]] = ("kind", "id", "result", "detail")
+
+
+def _summary(row: Row) -> str:
+    """Changes of one revision of a pool, in one sentence; those of many launch configs are counted."""
+    pools = [change["detail"] or change["result"] for change in row["changes"] if change["kind"] == "worker pool"]
+    configs = [change for change in row["changes"] if change["kind"] == "launch config"]
+    if len(configs) == 1:
+        pools.append(f"{configs[0]['id']} {configs[0]['result']}: {configs[0]['detail']}".rstrip(": "))
+    elif configs:
+        results = sorted({change["result"] for change in configs})
+        details = {change["detail"] for change in configs}
+        same = f": {details.pop()}" if len(details) == 1 and "" not in details else ""
+        pools.append(f"{count(len(configs), 'launch config')} {' and '.join(results)}{same}")
+    return "; ".join(pools)
+
+
+HISTORY: Final[tuple[Field, ...]] = (
+    "revision",
+    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+    "by",
+    "action",
+    "owner",
+    ("detail", _summary),
+    "reason",
+)
+
+
+def _names(spec: Spec) -> list[str]:
+    """Names of the declared launch configs, in order; some are made of their places."""
+    from slipway_common.declaration.identity import config_name
+    from slipway_common.declaration.models import WorkerPool
+
+    pool = WorkerPool.model_validate(spec)
+    return [config_name(pool, config) for config in pool.launch_configs]
+
+
+def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again."""
+    for attempt in range(ATTEMPTS):
+        row, tag = api.get_tagged("provisioner", path("pools", pool))
+        wanted = change(row["declared"])
+        try:
+            answer: dict[str, Any] = api.put_tagged("provisioner", path("pools", pool), wanted, tag, **parameters)
+        except Failed as error:
+            if error.status != CHANGED or attempt == ATTEMPTS - 1:
+                raise
+        else:
+            return answer
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _current(api: Api, pool: str) -> dict[str, Row]:
+    """Current revision of each launch config of the pool."""
+    rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
+    return {name_of(row["id"]): row for row in rows if row["current"]}
+
+
+def _print_replaced(api: Api, pool: str, before: Mapping[str, Row], changes: Sequence[Row]) -> None:
+    """Print a line for each launch config that has another current revision than before, and other changes below."""
+    rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
+    after = {name_of(row["id"]): row for row in rows if row["current"]}
+    results = {change["id"]: change["result"] for change in changes if change["kind"] == "launch config"}
+    replaced = {name for name, row in after.items() if name in before and row["id"] != before[name]["id"]}
+    for name in sorted(replaced):
+        old = next((row for row in rows if row["id"] == before[name]["id"]), None)
+        print(_replaced(before[name], after[name], results.get(name, "updated"), old))
+    rest = [change for change in changes if change["kind"] != "launch config" or change["id"] not in replaced]
+    if rest or not replaced:
+        show(rest, CHANGES, Output.TABLE, nothing=f"pool {pool} is unchanged")
+
+
+def _replaced(before: Row, after: Row, result: str, old: Row | None) -> str:
+    """One line: images, revisions, and what becomes of the old revision."""
+    images = f"{before['image_revision']} → {after['image_revision']}"
+    if before["image_revision"] == after["image_revision"]:
+        images = after["image_revision"]
+    revisions = f"{revision_of(before['id'])} → {revision_of(after['id'])} ({result})"
+    return f"{name_of(after['id'])}: {images}, revision {revisions}, {_fate(after, old)}"
+
+
+def _fate(after: Row, old: Row | None) -> str:
+    """What becomes of the old revision; None: it is archived already."""
+    if old is None:
+        return "the old one is archived"
+    if is_fallback(old):
+        verb = "shares launches" if old.get("replaced_by") == "rolling" else "launches what it does not"
+        return f"the old one {verb} until {count(after['needed_starts'], 'start')} have succeeded"
+    until = moments.clock(moments.at(old["drain_until"]), now()) if old.get("drain_until") else ""
+    left = f"the old one drains, {count(old.get('live') or 0, 'worker')} left"
+    return f"{left}, until {until}" if until else left
