@@ -22,6 +22,7 @@ from slipway_common.web.problem import Problem
 NOWHERE = "http://127.0.0.1:1"
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")
 ID = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
+CONFIG_ID = "zone-a@3f2c9a"
 TWIN = "01981c6e-8f7a-7d53-9c55-2b7f4f9a12cd"
 DECISION = "01981c6e-8f7a-7d53-9c55-2b7f3f9a0000"
 AT = "2026-08-01T14:03:07Z"
@@ -34,7 +35,7 @@ def worker(id_: str, **fields: Any) -> dict[str, Any]:
     return {
         "id": id_,
         "pool_id": "linux",
-        "launch_config_id": "zone-a",
+        "launch_config_id": CONFIG_ID,
         "account_id": "sim-a",
         "image_revision": "linux-1",
         "state": "running",
@@ -58,11 +59,11 @@ def worker(id_: str, **fields: Any) -> dict[str, Any]:
 
 
 WORKER_DETAILS: dict[str, Any] = {
-    "timeline": [{"at": AT, "what": "requested", "detail": "on zone-a"}],
+    "timeline": [{"at": AT, "what": "requested", "detail": f"on {CONFIG_ID}"}],
     "decision": {"id": DECISION, "at": AT, "reason": "2 needed", "launched": 2},
     "batch": {
         "id": "b",
-        "launch_config_id": "zone-a",
+        "launch_config_id": CONFIG_ID,
         "account_id": "sim-a",
         "lease_id": "l",
         "units": 1,
@@ -76,7 +77,7 @@ WORKER_DETAILS: dict[str, Any] = {
         "id": "l",
         "request_id": "r",
         "lease_pool_id": "sim-a",
-        "launch_config_id": "zone-a",
+        "launch_config_id": CONFIG_ID,
         "fencing_token": 7,
         "units": 1,
         "state": "confirmed",
@@ -89,7 +90,18 @@ WORKER_DETAILS: dict[str, Any] = {
 WEIGHT: dict[str, Any] = json.loads((EXAMPLES / "io.slipway.weight.changed.v1.json").read_text())["data"]
 STAGES = {name: {"in_flight": 1, "unfolded": 2, "window": 9} for name in ("launch", "boot", "claim")}
 CONFIG = {
-    "id": "zone-a",
+    "id": CONFIG_ID,
+    "name": "zone-a",
+    "revision": "3f2c9a",
+    "current": True,
+    "replaced_by": "",
+    "proven": True,
+    "succeeded_starts": 50,
+    "needed_starts": 5,
+    "drain_until": None,
+    "drain_terminate": False,
+    "max_capacity": 20,
+    "live": 7,
     "pool_id": "linux",
     "account_id": "sim-a",
     "lease_pool_id": "sim-a",
@@ -109,6 +121,7 @@ CONFIG = {
     "health": 1.0,
     "tripped_stage": "",
     "tripped_by": "",
+    "tripped_by_id": "",
     "tripped_since": None,
     "next_probe_at": None,
     "probe_ready": False,
@@ -116,10 +129,18 @@ CONFIG = {
     "running": 4,
     "ok": 50,
     "failed": 6,
-    "reason": "zone-a healthy",
+    "reason": "zone-a@3f2c9a healthy",
     "stages": STAGES,
     "shared": [
-        {"key": "image/linux-1", "stage": "boot", "window": 39, "state": "healthy", "unconfirmed": 0, "reason": ""}
+        {
+            "kind": "image",
+            "id": "linux-1",
+            "stage": "boot",
+            "window": 39,
+            "state": "healthy",
+            "unconfirmed": 0,
+            "reason": "",
+        }
     ],
 }
 CONFIG_DETAILS = {
@@ -172,8 +193,8 @@ WHY = {
         "reason": "2 needed",
         "sources": {"queue": {"pending": 9, "claimed": 3, "gone": 0, "stale": False}},
         "configs": {
-            "zone-a": {"weight": 0.5, "room": 8, "limited_by": "", "launched": 2},
-            "zone-b": {
+            CONFIG_ID: {"weight": 0.5, "room": 8, "limited_by": "", "launched": 2},
+            "zone-b@8b1d00": {
                 "weight": 0.4,
                 "room": 0,
                 "limited_by": "boot window",
@@ -208,7 +229,7 @@ SIGNAL: dict[str, Any] = {
     "target_id": "b",
     "value": 0.5,
     "reason": "slow",
-    "configs": ["zone-b", "win-b"],
+    "configs": ["zone-b@8b1d00", "win-b@3f2c9a"],
     "since": AT,
     "until": "2026-08-01T14:33:07Z",
 }
@@ -238,6 +259,7 @@ ANSWERS: dict[str, Any] = {
     "pools/linux/decisions": {"items": [WHY]},
     "launch-configs": {"items": [CONFIG]},
     "launch-configs/zone-a": CONFIG | CONFIG_DETAILS,
+    f"launch-configs/{CONFIG_ID}": CONFIG | CONFIG_DETAILS,
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
     f"workers/{ID}": worker(ID) | WORKER_DETAILS,
     f"decisions/{DECISION}": WHY,
@@ -290,7 +312,7 @@ class Services:
         @self.app.post("/{service}/{path:path}")
         async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
             self.received.append((path, body))
-            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool", "configs": ["zone-a"]}
+            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool", "configs": [CONFIG_ID]}
 
 
 @contextlib.contextmanager

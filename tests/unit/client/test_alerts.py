@@ -24,7 +24,13 @@ def entry(type_: str, seconds: float, data: dict[str, Any] | None) -> Entry:
 
 def alert(kind: str, subject: str, **fields: Any) -> dict[str, Any]:
     key = f"weight-calculator/{kind}/{subject}"
-    return {"dedup_key": key, "subject_id": subject, "kind": kind, "summary": f"{subject} is odd"} | fields
+    return {
+        "dedup_key": key,
+        "subject_kind": "config",
+        "subject_id": subject,
+        "kind": kind,
+        "summary": f"{subject} is odd",
+    } | fields
 
 
 NOTICE = alert("config-tripped", "zone-b", severity="notice", since="2026-08-01T14:20:00Z")

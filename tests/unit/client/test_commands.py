@@ -22,6 +22,7 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from tests.support.answers import (
     ANSWERS,
     AT,
+    CONFIG_ID,
     DECISION,
     ID,
     NOWHERE,
@@ -181,8 +182,8 @@ def test_advice_prefers_ways_to_pass_a_token_that_ps_does_not_show() -> None:
 #   command, stub answer, cells of its first row
 TABLES = [
     ("pool ls", "pools", "linux enforce 0–60 9 2 min 3 12 10 2"),
-    ("lc ls", "launch-configs", "zone-a active healthy 0.5 3 4 50 6 sim-a"),
-    ("worker ls", "workers", f"{ID} linux zone-a running 2 min i-7"),
+    ("lc ls", "launch-configs", "zone-a 3f2c9a active healthy 0.5 3 4 50 6 sim-a"),
+    ("worker ls", "workers", f"{ID} linux {CONFIG_ID} running 2 min i-7"),
     ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),
 ]
 
@@ -210,7 +211,7 @@ def test_details_are_shown(url: str) -> None:
     assert f"{ID}  InsufficientCapacity" in config
     decision = slipway("decision", "show", DECISION, url=url).stdout
     (lost,) = (line.split() for line in decision.splitlines() if line.startswith("zone-b"))
-    assert lost == ["zone-b", "0.4", "0", "boot", "window", "0", "the", "boot", "window", "is", "full"]
+    assert lost == ["zone-b@8b1d00", "0.4", "0", "boot", "window", "0", "the", "boot", "window", "is", "full"]
     assert json.loads(slipway("pool", "show", "linux", "-o", "json", url=url).stdout)["decisions"] == [WHY]
 
 
@@ -280,7 +281,8 @@ def complete(words: str, url: str) -> list[str]:
         ("slipway pool show ", ["linux"]),
         ("slipway lc pause z", ["zone-a"]),
         ("slipway lc pause x", []),
-        ("slipway why ", ["linux", "zone-a", "sim-a", ID, TWIN]),
+        ("slipway lc show z", ["zone-a", CONFIG_ID]),
+        ("slipway why ", ["linux", "zone-a", CONFIG_ID, "sim-a", ID, TWIN]),
         ("slipway worker ls --state sta", ["starting"]),
         ("slipway lease ls --pool ", ["sim-a"]),
         ("slipway events tail --topic al", ["alert"]),

@@ -92,6 +92,7 @@ def test_everything_is_ok() -> None:
         "launch stops",
         "health",
         "accounts",
+        "drains",
     ]
     assert healthy(found)
 

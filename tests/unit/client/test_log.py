@@ -65,7 +65,7 @@ def test_a_tombstone_is_printed() -> None:
 @pytest.mark.parametrize("type_", [*EVENT_OF, "io.slipway.alert.raised.v2", "com.example"])
 def test_doctor_passes_over_odd_records(type_: str, value: bytes) -> None:
     """The valid records around them are applied."""
-    alert = b'{"dedup_key":"%s","subject_id":"s","kind":"k","summary":"m"}'
+    alert = b'{"dedup_key":"%s","subject_kind":"config","subject_id":"s","kind":"k","summary":"m"}'
     heartbeats: dict[str, datetime] = {}
     alerts: dict[str, Any] = {}
     for found in (

@@ -8,7 +8,7 @@ import pytest
 from slipway_client.view import narration
 from slipway_client.view.narration import Health
 from slipway_client.view.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
     Outcome,
@@ -79,6 +79,7 @@ def test_answers_and_events_give_the_same_health() -> None:
     assert Health.seen(config) == DOWN
     event = WeightChanged(
         launch_config_id=ZONE,
+        name=ZONE,
         pool_id="linux",
         config_revision=1,
         weight=0.1,
@@ -143,6 +144,7 @@ def test_failures(event: WorkerEvent, text: str | None) -> None:
 def test_alerts() -> None:
     fields: dict[str, Any] = {
         "dedup_key": "s/gap/k",
+        "subject_kind": "service",
         "subject_id": "s",
         "kind": "gap",
         "summary": "records are missing",
@@ -155,12 +157,17 @@ def test_alerts() -> None:
 
 
 def test_alerts_of_a_config_do_not_repeat_its_line() -> None:
-    fields: dict[str, Any] = {"subject_id": "zone-b", "summary": "zone-b is tripped"}
+    """Its kind of subject tells it apart, whatever its name; others that recover have a line."""
+
+    def raised(kind: str, subject: str, id_: str) -> list[EventLine | None]:
+        fields: dict[str, Any] = {"subject_kind": subject, "subject_id": id_, "kind": kind, "summary": "odd"}
+        key = alert_key("s", kind, subject, id_)
+        return [narration.alert(of(dedup_key=key, **fields), NOW) for of in (AlertRaised, AlertResolved)]
+
     for kind in ("config-tripped", "recovered"):
-        assert narration.alert(AlertRaised(dedup_key=f"s/{kind}/zone-b", kind=kind, **fields), NOW) is None
-        assert narration.alert(AlertResolved(dedup_key=f"s/{kind}/zone-b", kind=kind, **fields), NOW) is None
-    image = AlertRaised(dedup_key="s/recovered/image/linux-1", kind="recovered", **fields)
-    assert narration.alert(image, NOW) is not None
+        for name in ("zone-b@3f2c9a", "gecko-t/t-linux-large@3f2c9a"):
+            assert raised(kind, "config", name) == [None, None]
+    assert None not in raised("recovered", "image", "linux-1")
 
 
 def test_acts_of_operators_and_services() -> None:

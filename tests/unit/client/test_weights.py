@@ -13,7 +13,7 @@ from slipway_client.cli.main import app
 from slipway_client.cli.options import now
 from slipway_client.view import moments
 from slipway_common.events import signal_kinds
-from tests.support.answers import ANSWERS, ID, SIGNAL, WEIGHT, Services, environment, served
+from tests.support.answers import ANSWERS, CONFIG_ID, ID, SIGNAL, WEIGHT, Services, environment, served
 
 RECORD: dict[str, Any] = WEIGHT | {
     "tripped_since": "2026-08-01T14:03:07.123456Z",
@@ -89,11 +89,18 @@ def test_one_weight_with_its_stages_and_shared_windows(services: Services, url: 
     assert ["tripped", "since", *since.split()] in lines
     assert any(line == ["signals", *", ".join(RECORD["signals"]).split()] for line in lines)
     assert set(RECORD["stages"]) <= {line[0] for line in lines if line}
-    assert all(shared["key"] in shown.stdout for shared in RECORD["shared"])
+    assert all(shared["id"] in shown.stdout for shared in RECORD["shared"])
     assert json.loads(slipway("weights", "show", config_id, "-o", "json", url=url).stdout) == RECORD
-    unknown = slipway("weights", "show", "zone-z", url=url)
+    unknown = slipway("weights", "show", "zone-z@3f2c9a", url=url)
     assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert "no weight of launch config zone-z; `slipway weights ls`" in unknown.stderr
+    assert "no weight of launch config zone-z@3f2c9a; `slipway weights ls`" in unknown.stderr
+
+
+def test_a_name_stands_for_its_current_revision(services: Services, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [RECORD | {"launch_config_id": id_} for id_ in ("zone-a@8b1d00", CONFIG_ID)]
+    monkeypatch.setitem(ANSWERS, "weights", {"items": records})
+    shown = json.loads(slipway("weights", "show", "zone-a", "-o", "json", url=url).stdout)
+    assert shown["launch_config_id"] == CONFIG_ID
 
 
 @pytest.mark.parametrize(("ready", "shown"), [(True, "6"), (False, "-")])

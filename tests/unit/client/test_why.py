@@ -342,7 +342,7 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [
             "max_capacity 10 is reached: its tasks need 12 workers.",
             f"Effect: {SERVES}.",
-            "Remedy: raise max_capacity in the declaration and run `slipway apply`.",
+            "Remedy: `slipway pool set linux --max N` raises it; so does the declaration.",
             LAST,
         ],
     ),
@@ -596,8 +596,8 @@ CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]], s
     ),
     (
         "by its image",
-        {"health_state": "probing", "tripped_by": "image/linux-1", "tripped_stage": "boot"}
-        | {"reason": "zone-b tripped: image/linux-1: 5 boot errors; probe 3 may launch"},
+        {"health_state": "probing", "tripped_by": "image", "tripped_by_id": "linux-1", "tripped_stage": "boot"}
+        | {"reason": "zone-b tripped: image linux-1: 5 boot errors; probe 3 may launch"},
         {},
         [],
         "probing at boot, by image linux-1: 5 boot errors; probe 3 may launch",
@@ -645,16 +645,17 @@ def test_config(
 
 
 def test_image() -> None:
-    window = {"key": "image/linux-1", "stage": "boot", "window": 1, "state": "tripped", "unconfirmed": 5}
+    window = {"kind": "image", "id": "linux-1", "stage": "boot", "window": 1, "state": "tripped", "unconfirmed": 5}
     users = [
-        tripped("zone-b", tripped_by="image/linux-1", shared=[window | {"reason": "5 boot errors"}]),
+        tripped("zone-b", tripped_by="image", tripped_by_id="linux-1", shared=[window | {"reason": "5 boot errors"}]),
         config("zone-a"),
     ]
     assert of_image("linux-1", users, now=NOW).sentences(NOW) == [
         "Image linux-1: tripped at boot: 5 boot errors.",
         "Since 14:28:20, 1 min 40 s ago.",
         "Effect: launches of it are probes only; 2 launch configs of pool linux use it: zone-b, zone-a.",
-        "Remedy: declare a working image and run `slipway apply`; Slipway goes on to probe this one.",
+        "Remedy: `slipway pool rollback linux --reason …` returns to the revisions before, "
+        "`slipway pool set-image linux IMAGE` takes another image; Slipway goes on to probe this one.",
         "Window of boot: 1, 5 unconfirmed starts.",
     ]
     assert of_image("linux-1", users[1:], now=NOW).sentences(NOW) == [

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from slipway_client.cli.main import app
 from slipway_client.view import moments
 from slipway_common.base.clock import utc_now
-from tests.support.answers import ANSWERS, CONFIG, ID, LEASE_POOL, NOWHERE, POOL, TWIN, environment, served
+from tests.support.answers import ANSWERS, CONFIG, CONFIG_ID, ID, LEASE_POOL, NOWHERE, POOL, TWIN, environment, served
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,8 @@ def slipway(*arguments: str, url: str = NOWHERE, broker: str = "") -> Result:
     ("given", "first"),
     [
         ("linux", "Pool linux: workers wait for lease pool sim-a: 40 of 45 units held"),
-        ("zone-a", "Launch config zone-a: workers wait for lease pool sim-a: 40 of 45 units held"),
+        ("zone-a", f"Launch config {CONFIG_ID}: workers wait for lease pool sim-a: 40 of 45 units held"),
+        (CONFIG_ID, f"Launch config {CONFIG_ID}: workers wait for lease pool sim-a: 40 of 45 units held"),
         ("linux-1", "Image linux-1: healthy, no stage of it is tripped."),
         ("image/linux-1", "Image linux-1: healthy, no stage of it is tripped."),
         ("sim-a", "Lease pool sim-a: paced: 40 of 45 units held, 2 units waiting"),
@@ -44,7 +45,7 @@ def test_an_id_is_found_by_asking_the_services(url: str, given: str, first: str)
 
 
 def test_shares_of_the_last_decision_are_listed(url: str) -> None:
-    assert "  zone-b got nothing: the boot window is full (weight 0.4, room for 0)." in (
+    assert "  zone-b@8b1d00 got nothing: the boot window is full (weight 0.4, room for 0)." in (
         slipway("why", "linux", url=url).stdout.splitlines()
     )
 

@@ -127,7 +127,7 @@ Until = Annotated[
 ]
 Replace = Annotated[
     Strategy | None,
-    typer.Option("--replace", help="Replacement of revisions whose body changes [default: natural]"),
+    typer.Option("--replace", help="Replacement of changed revisions [default: natural]"),
 ]
 DrainFor = Annotated[
     str | None,

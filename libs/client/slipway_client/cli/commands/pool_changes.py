@@ -13,7 +13,7 @@ from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, is_fallback, name_of, revision_of
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
 ATTEMPTS: Final = 3  # to change a pool that others change at the same time
 CHANGED: Final = 412  # status of a write to a version of an object that is no longer the newest

@@ -5,11 +5,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_client.cli import options
 from slipway_client.cli.commands.workers import found
 from slipway_client.cli.options import AsOutput, Reason, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Failed
 from slipway_client.view import moments
+from slipway_client.view.phrases import name_of, some
 from slipway_common.events.lifecycle import ENDED, WAITING
 from slipway_common.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, TTL_SECONDS_MAX, VALUED
 
@@ -24,7 +26,7 @@ LIVE: Final[tuple[Field, ...]] = (
     ("target", lambda row: f"{row['target_kind']} {row['target_id']}"),
     ("value", lambda row: row["value"] if row["kind"] in VALUED else None),
     ("until", lambda row: None if row["kind"] in AT_ONCE else moments.clock(moments.at(row["until"]), now())),
-    ("configs", lambda row: len(row["configs"])),
+    ("configs", lambda row: len(_names(row["configs"]))),
     "reason",
 )
 REFUSED: Final[tuple[Field, ...]] = (
@@ -38,7 +40,19 @@ REFUSED: Final[tuple[Field, ...]] = (
 TargetKind = Annotated[
     str, typer.Argument(metavar="TARGET", help=", ".join(TARGETS), autocompletion=lambda: list(TARGETS))
 ]
-TargetId = Annotated[str, typer.Argument(metavar="ID", help="ID of the target; for a worker also its last 8 digits")]
+
+
+def _ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """IDs of targets of the kind given before, as far as a service lists them."""
+    listed = {"config": options.revisions, "pool": options.pools, "worker": options.workers}
+    complete = listed.get(context.params.get("target") or "")
+    return complete(context, incomplete) if complete else []
+
+
+TargetId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="ID or name of the target; a worker's last digits", autocompletion=_ids),
+]
 Kind = Annotated[str, typer.Argument(metavar="KIND", help="Kind, see above", autocompletion=lambda: list(KINDS))]
 Holds = Annotated[
     str | None, typer.Option("--for", metavar="DURATION", help="Time in effect, at most 24h [default: 15m]")
@@ -49,7 +63,8 @@ Value = Annotated[float | None, typer.Option(metavar="NUMBER", help="Value of th
 KINDS_HELP: Final = "\n".join(f"  {kind.name:<20}{kind.effect}" for kind in KINDS.values())
 RAISE_HELP: Final = f"""Raise a health signal for a target
 
-Signals adjust weights; launch outcomes still count. The source of the signal is the name of your token.
+Signals adjust weights; launch outcomes still count. The source of the signal is the name of your token. A signal for
+config NAME reaches all its revisions, one for NAME@HASH a single one.
 
 \b
 Kinds:
@@ -105,14 +120,11 @@ def _check_words(target: str, kind: str) -> None:
 
 
 def _held_seconds(kind: str, for_: str | None) -> float:
-    if for_ is None:
-        return TTL_SECONDS
-    if kind in AT_ONCE:
+    if for_ is not None and kind in AT_ONCE:
         raise typer.BadParameter(f"--for: a {kind} takes effect once and has no duration; omit --for")
-    try:
-        seconds = moments.seconds(for_)
-    except ValueError as error:
-        raise typer.BadParameter(f"--for: {error}") from error
+    seconds = options.duration_seconds("--for", for_)
+    if seconds is None:
+        return TTL_SECONDS
     if seconds > TTL_SECONDS_MAX:
         raise typer.BadParameter(f"--for: {for_} is more than 24h; raise the signal again before it ends")
     return seconds
@@ -130,9 +142,8 @@ def _check_value(kind: str, target: str, value: float | None) -> None:
 
 
 def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
-    """Effect of an accepted signal."""
-    more = len(reached) - CONFIGS_SHOWN
-    configs = ", ".join(reached[:CONFIGS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    """Effect of an accepted signal. It reaches all revisions of a launch config."""
+    configs = some(_names(reached), CONFIGS_SHOWN)
     match target, kind:
         case _, "recovered":
             return f"accepted: earlier signals of its source are withdrawn; probed at once if tripped: {configs}"
@@ -143,6 +154,10 @@ def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
         case "worker", "spot_interruption":
             return "accepted: the worker drains and leaves after its current task"
     return f"accepted: counts for {configs} until {until}"
+
+
+def _names(reached: list[str]) -> list[str]:
+    return list(dict.fromkeys(map(name_of, reached)))
 
 
 @app.command("ls")

@@ -50,7 +50,7 @@ ROWS: Final[tuple[Field, ...]] = (
 )
 STAGES: Final[tuple[Field, ...]] = ("stage", "probability", "window", "late", "failures_folded", "succeeded", "failed")
 SHARED: Final[tuple[Field, ...]] = (
-    "key",
+    ("shared", lambda row: f"{row['kind']} {row['id']}"),
     "stage",
     "state",
     ("window", lambda row: _window(row)),
@@ -88,14 +88,19 @@ def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput =
 def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
     """Show the published weight of a launch config
 
+    That of its current revision, or of the given one.
+
     \b
-    Example:
+    Examples:
       slipway weights show linux-zone-b
+      slipway weights show linux-zone-b@3f2c9a
     """
-    items = context.obj.get("weight-calculator", "/weights", config=config)["items"]
-    row: dict[str, Any] | None = next((row for row in items if row["launch_config_id"] == config), None)
+    api = context.obj
+    id_ = config if "@" in config else api.get("provisioner", path("launch-configs", config))["id"]
+    items = api.get("weight-calculator", "/weights", config=id_)["items"]
+    row: dict[str, Any] | None = next((row for row in items if row["launch_config_id"] == id_), None)
     if row is None:
-        raise Failed(f"no weight of launch config {config}; `slipway weights ls` lists all")
+        raise Failed(f"no weight of launch config {id_}; `slipway weights ls` lists all")
     if output is Output.JSON:
         as_json(row)
         return

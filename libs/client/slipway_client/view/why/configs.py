@@ -92,7 +92,8 @@ def _roll_out(config: Facts, siblings: Sequence[Facts], now: datetime) -> Iterat
         yield Cause(text=f"replaced by {current[0]}; {progress(config, now)}", remedy=f"{NOTHING}{until}")
     elif fallbacks and (part := unproven(config)):
         back = f"`slipway pool rollback {config['pool_id']} --reason …` returns to it"
-        yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=f"{NOTHING}; {back}")
+        remedy = back if is_tripped(config) else f"{NOTHING}; {back}"
+        yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=remedy)
 
 
 def _beside(config: Facts, now: datetime) -> str:
