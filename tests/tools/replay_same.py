@@ -3,8 +3,13 @@
 `tests/data/outage.expected.jsonl` holds every record and alert that the earlier version published in a replay of
 `tests/data/outage.jsonl`, and the digest of its final state. `tests/data/outage.words.toml` maps the words that have
 changed since. Everything else must be equal: numbers, times, ids, codes, fields, and their order.
+
+The earlier version had no revisions: the id of a launch config was its name, and keys and probes were texts. Since the
+jitter of a probe is a hash of the id, the log is replayed with names as ids, and the digest is that of the state with
+keys and probes as such texts.
 """
 
+import hashlib
 import json
 import re
 import sys
@@ -21,9 +26,12 @@ from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.events.weight import WeightChanged
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.replay import Recorded, Replay
+from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Row
+from slipway_weight_calculator.domain.world import World
 
 DATA: Final = Path(__file__).parents[1] / "data"
 LOG: Final = DATA / "outage.jsonl"
@@ -67,7 +75,11 @@ class Template:
 
 
 class Words:
-    """The map of changed words. `unused` holds the entries that no line has needed yet."""
+    """The map of changed words. `unused` holds the entries that no line has needed yet.
+
+    `splits` are fields whose text has become several fields, by pattern: its groups are the new fields, which joined by
+    slashes must give the text again. `added` are fields before another one, by the old fields that they follow from.
+    """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         types = given.get("types", {})
@@ -77,7 +89,10 @@ class Words:
             field: [Template(old, new, types) for old, new in pairs.items()]
             for field, pairs in given.get("sentences", {}).items()
         }
-        self.unused: set[Any] = {*self.fields, *range(len(self.values))}
+        self.splits = {field: re.compile(pattern) for field, pattern in given.get("splits", {}).items()}
+        self.added: dict[str, dict[str, Any]] = {entry["before"]: entry for entry in given.get("added", [])}
+        self.unused: set[Any] = {*self.fields, *self.splits, *range(len(self.values))}
+        self.unused |= {f"{entry['field']}: {each['old']}" for entry in self.added.values() for each in entry["by"]}
         self.unused |= {template for templates in self.sentences.values() for template in templates}
         self.size = len(self.unused)
 
@@ -88,7 +103,30 @@ class Words:
     def _data(self, given: Any, data: Mapping[str, Any]) -> Any:
         if not isinstance(given, dict):
             return given
-        return {self._field(name): self._value(name, value, given, data) for name, value in given.items()}
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in self.added:
+                found |= self._added(self.added[name], given)
+            if name in self.splits:
+                found |= self._split(name, value)
+            else:
+                found[self._field(name)] = self._value(name, value, given, data)
+        return found
+
+    def _split(self, name: str, text: str) -> dict[str, str]:
+        self.unused.discard(name)
+        found = self.splits[name].fullmatch(text)
+        parts = {} if found is None else {field: part or "" for field, part in found.groupdict().items()}
+        if "/".join(filter(None, parts.values())) != text:
+            raise WrongMap(f"{name}: {text!r} is split into {parts}")
+        return parts
+
+    def _added(self, entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+        for each in entry["by"]:
+            if entry["of"] in given and (found := re.fullmatch(each["old"], given[entry["of"]])):
+                self.unused.discard(f"{entry['field']}: {each['old']}")
+                return {entry["field"]: found.expand(each["new"])}
+        return {}
 
     def _field(self, name: str) -> str:
         self.unused.discard(name)
@@ -134,7 +172,8 @@ def lines(file: Path) -> Iterator[dict[str, Any]]:
     replay, published = Alerting(), dict[str, WeightChanged]()
     for event in Recording(file):
         at = event.time.timestamp()
-        replay.add(Recorded(id=event.id, source=event.source, subject=event.subject, time=at, event=event.event))
+        fact = _of_name(event.event)
+        replay.add(Recorded(id=event.id, source=event.source, subject=event.subject, time=at, event=fact))
         for at, alert in replay.raised:
             yield _line(at, alert)
         replay.raised.clear()
@@ -145,7 +184,40 @@ def lines(file: Path) -> Iterator[dict[str, Any]]:
             if worth_publishing(published.get(config_id), new, draft.policy(config)):
                 published[config_id] = new
                 yield _line(replay.now, new)
-    yield {"digest": replay.digest()}
+    yield {"digest": digest(replay.world)}
+
+
+def _of_name(event: Any) -> Any:
+    """An event with the name of its launch config as id."""
+    if not hasattr(event, "launch_config_id"):
+        return event
+    return msgspec.structs.replace(event, launch_config_id=event.launch_config_id.partition("@")[0])
+
+
+def digest(world: World) -> str:
+    """Hash of the state as the earlier version had it."""
+    found = hashlib.blake2b(digest_size=16)
+    rows = {key.id if key.kind == CONFIG else key.text: _row(row) for key, row in world.rows.items()}
+    boots = {id_: _with(boot, image=boot.image.text) for id_, boot in world.boots.items()}
+    state: tuple[Mapping[str, Any], ...] = (rows, boots, world.signals)
+    for values in state:
+        for key in sorted(values):
+            found.update(msgspec.json.encode((key, values[key])) + b"\n")
+    return found.hexdigest()
+
+
+def _row(row: Row) -> list[Any]:
+    stages: dict[str, Any] = {}
+    for name in STAGES:
+        stage: Stage = getattr(row, name)
+        probe = "" if stage.trip.probe is None else str(stage.trip.probe)
+        stages[name] = _with(stage, trip=_with(stage.trip, probe=probe))
+    return _with(row, **stages)
+
+
+def _with(value: Any, **changes: Any) -> list[Any]:
+    """The fields of a value as an array, some of them changed."""
+    return [changes.get(name, getattr(value, name)) for name in value.__struct_fields__]
 
 
 def _line(at: float, event: Any) -> dict[str, Any]:
@@ -171,10 +243,10 @@ def differences(expected: Any, got: Any, path: str = "") -> Iterator[str]:
 def main() -> int:
     words = Words(tomllib.loads(WORDS.read_text(encoding="utf-8")))
     expected = (json.loads(line) for line in EXPECTED.read_text(encoding="utf-8").splitlines())
-    count, found, digest = 0, 0, ""
+    count, found, state = 0, 0, ""
     for number, (old, new) in enumerate(zip_longest(expected, lines(LOG)), 1):
         count += new is not None and "data" in new
-        digest = (new or {}).get("digest", digest)
+        state = (new or {}).get("digest", state)
         for difference in differences(words.line(old) if old is not None else None, new):
             found += 1
             if found <= SHOWN_MAX:
@@ -185,7 +257,7 @@ def main() -> int:
     if words.unused:
         print(f"{WORDS.name}: {len(words.unused)} entries are not used: {', '.join(sorted(map(_name, words.unused)))}")
         return 1
-    print(f"{count:,} records equal but for {words.size} words; digest {digest}")
+    print(f"{count:,} records equal but for {words.size} words; digest {state}")
     return 0
 
 
