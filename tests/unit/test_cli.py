@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,45 +33,54 @@ class Services:
     def __init__(self) -> None:
         self.app = FastAPI()
         problem.install(self.app)
+        self.reset()
+        self._route()
+
+    def reset(self) -> None:
         self.puts: list[str] = []
+        self.asked: list[str] = []
         self.kept: dict[str, Any] = {}
         self.demand: dict[str, Any] = {}
         self.queries: list[dict[str, str]] = []
         self.refused = ""
-        self._route()
+        self.dangers: dict[str, list[str]] = {}
 
     def _route(self) -> None:
-        @self.app.put("/{kind:path}")
-        async def put(kind: str, request: Request, dry_run: bool = False) -> dict[str, Any]:
-            if request.headers.get("authorization") != "Bearer good":
-                raise Problem(403, "scope-missing", "The token lacks a scope", f"nobody needs {kind}:write")
+        @self.app.put("/lease-pools")
+        async def put_lease_pools(request: Request) -> dict[str, Any]:
             body = await request.json()
-            if kind.startswith("pools/"):
-                if kind != "pools/linux/demand":
-                    raise Problem(404, "unknown-pool", "No such pool", f"no pool {kind.split('/')[1]!r} is declared")
-                self.demand = body
-                return {"stored": True}
-            changed = self.kept.get(kind) != body
-            if not dry_run:
-                if kind == self.refused:
-                    raise Problem(409, "declaration-refused", "The declaration cannot be followed", "not now")
-                self.puts.append(kind)
-                self.kept[kind] = body
-            if kind == "lease-pools":
-                fields = {"limit": [None, 40]} if changed else {}
-                change = "created" if changed else "unchanged"
-                return {"items": [{"id": entry["id"], "change": change, "fields": fields} for entry in body]}
-            made = {"kind": "pool", "id": "linux", "action": "update", "detail": "max_capacity: 60 → 120"}
-            return {"items": [made] if changed else []}
+            pools = [pool["id"] for document in body["documents"] for pool in document["lease_pools"]]
+            return self._put("lease-pools", body, request, [{"kind": "lease pool", "id": id_} for id_ in pools])
+
+        @self.app.put("/declaration")
+        async def put_declaration(request: Request) -> dict[str, Any]:
+            assert request.headers["content-type"] == "application/x-ndjson"
+            body = [json.loads(line) for line in (await request.body()).splitlines()]
+            pools = [line["worker_pool"]["id"] for line in body if "worker_pool" in line]
+            return self._put("declaration", body, request, [{"kind": "worker pool", "id": id_} for id_ in pools])
+
+        @self.app.put("/pools/{pool_id}/demand")
+        async def put_demand(pool_id: str, request: Request) -> dict[str, Any]:
+            if pool_id != "linux":
+                raise Problem(404, "unknown-pool", "No such pool", f"no pool {pool_id!r} is declared")
+            self.demand = await request.json()
+            return {"stored": True}
 
         @self.app.get("/{kind:path}")
         async def get(kind: str, request: Request) -> dict[str, Any]:
+            self.asked.append(kind)
             self.queries.append(dict(request.query_params))
             if kind == "leases":
                 raise Problem(503, "unavailable", "Temporarily unavailable", "a database cannot be reached")
             if kind == "launch-configs":
-                pools = self.kept.get("declaration", {}).get("worker_pools", [])
-                return {"items": [config for pool in pools for config in pool["launch_configs"]]}
+                lines = self.kept.get("declaration", [])
+                return {
+                    "items": [row for line in lines for row in line.get("worker_pool", {}).get("launch_configs", [])]
+                }
+            if kind == "declaration":
+                return {"accounts": [{"owner": "other", "spec": {"id": "sim-z"}}], "worker_pools": []}
+            if kind == "lease-pools":
+                return {"items": [{"id": "theirs", "owner": "other", "retired": False}]}
             if kind == "workers":
                 return {"items": []}
             return {
@@ -79,6 +89,33 @@ class Services:
                     POOL | {"id": "windows", "mode": "observe", "serving": 112, "wanted": 3, "paused": True},
                 ]
             }
+
+    def _put(self, kind: str, body: Any, request: Request, objects: list[dict[str, Any]]) -> dict[str, Any]:
+        if request.headers.get("authorization") != "Bearer good":
+            raise Problem(403, "scope-missing", "The token lacks a scope", f"nobody needs {kind}:write")
+        given = dict(request.query_params)
+        self.queries.append(given)
+        changes = [row | {"result": "created", "detail": ""} for row in objects] if self.kept.get(kind) != body else []
+        digest, dangers = f"digest of {kind}", self.dangers.get(kind, [])
+        if "dry_run" not in given:
+            if kind == self.refused:
+                raise Problem(409, "declaration-refused", "The declaration cannot be followed", "not now")
+            if dangers and given.get("confirm") != digest:
+                raise Problem(409, "confirmation-required", "Confirmation needed", digest=digest, dangers=dangers)
+            self.puts.append(kind)
+            self.kept[kind] = body
+        return {
+            "items": changes,
+            "unchanged": 0,
+            "digest": digest,
+            "dangers": dangers,
+            "applied": "dry_run" not in given,
+        }
+
+    @property
+    def pools(self) -> list[dict[str, Any]]:
+        """Lease pools that were put."""
+        return [pool for document in self.kept["lease-pools"]["documents"] for pool in document["lease_pools"]]
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +127,7 @@ def server() -> Iterator[tuple[Services, str]]:
 
 @pytest.fixture
 def services(server: tuple[Services, str]) -> Services:
-    server[0].puts.clear()
-    server[0].kept.clear()
-    server[0].queries.clear()
-    server[0].refused = ""
+    server[0].reset()
     return server[0]
 
 
@@ -138,13 +172,17 @@ def test_apply_checks_both_services_first_and_is_idempotent(services: Services, 
     first = slipway("apply", EXAMPLE, url=url)
     assert first.exit_code == 0
     assert services.puts == ["lease-pools", "declaration"]
-    assert services.kept["lease-pools"] == services.kept["declaration"]["lease_pools"]
+    header, *lines = services.kept["declaration"]
+    sections = ["accounts", "worker_pools"]
+    assert header == {"version": 1, "metadata": {"owner": "slipway.yaml"}, "sections": sections}
+    assert [list(line) for line in lines] == [["account"], ["account"], ["worker_pool"]]
+    assert [document["owner"] for document in services.kept["lease-pools"]["documents"]] == ["slipway.yaml"]
     assert [line.split() for line in first.stdout.splitlines()] == [
-        ["kind", "id", "change", "detail"],
+        ["kind", "id", "result", "detail"],
         ["lease", "pool", "sim-a", "created"],
         ["lease", "pool", "sim-b", "created"],
         ["lease", "pool", "demo", "created"],
-        ["pool", "linux", "update", "max_capacity:", "60", "→", "120"],
+        ["worker", "pool", "linux", "created"],
     ]
     second = slipway("apply", EXAMPLE, url=url)
     assert (second.exit_code, second.stdout) == (0, "no changes\n")
@@ -170,11 +208,11 @@ def test_apply_if_empty_keeps_an_existing_declaration(services: Services, url: s
 def test_diff_changes_nothing(services: Services, url: str) -> None:
     found = slipway("diff", EXAMPLE, "-o", "json", url=url)
     assert found.exit_code == 3
-    assert [(row["kind"], row["id"], row["change"]) for row in json.loads(found.stdout)] == [
+    assert [(row["kind"], row["id"], row["result"]) for row in json.loads(found.stdout)] == [
         ("lease pool", "sim-a", "created"),
         ("lease pool", "sim-b", "created"),
         ("lease pool", "demo", "created"),
-        ("pool", "linux", "update"),
+        ("worker pool", "linux", "created"),
     ]
     assert services.puts == []
     slipway("apply", EXAMPLE, url=url)
@@ -182,9 +220,170 @@ def test_diff_changes_nothing(services: Services, url: str) -> None:
     assert (none.exit_code, json.loads(none.stdout)) == (0, [])
 
 
+@pytest.mark.parametrize("dangerous", ["lease-pools", "declaration"])
+def test_dangers_need_a_confirmation_by_their_digest(
+    services: Services, url: str, tmp_path: Path, dangerous: str
+) -> None:
+    """Without it, exit code 4 and no change in either service; the printed command makes the change."""
+    services.dangers = {dangerous: ["worker pool windows is removed"]}
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    (folder / "slipway.yaml").write_text(Path(EXAMPLE).read_text())
+    options = ["-f", str(folder), "--prune", "--replace", "now", "--drain-for", "2h", "--terminate"]
+    refused = slipway("apply", *options, url=url)
+    assert (refused.exit_code, refused.stdout, services.puts) == (4, "", [])
+    assert "worker pool windows is removed" in refused.stderr
+    shown = slipway("diff", *options, url=url)
+    assert (shown.exit_code, services.puts) == (3, [])
+    command = shown.stderr.splitlines()[-1]
+    assert command == refused.stderr.splitlines()[-1]
+    words = shlex.split(command.removeprefix("To make them: "))
+    assert words[:4] == ["slipway", "apply", "-f", str(folder)]
+    wrong = slipway("apply", *options, "--confirm", "0" * 12, url=url)
+    assert (wrong.exit_code, services.puts) == (4, [])
+    assert slipway(*words[1:], url=url).exit_code == 0
+    assert services.puts == ["lease-pools", "declaration"]
+    asked = {"replace": "now", "drain_seconds": "7200.0", "terminate": "true", "prune": "true"}
+    assert services.queries[-1] == asked | {"confirm": "digest of declaration"}
+
+
+def test_dangers_that_appear_after_the_check_change_nothing(services: Services, url: str) -> None:
+    """The service refuses what was not confirmed, and the command says that the deployment changed meanwhile."""
+    services.dangers = {"declaration": ["worker pool windows is removed"]}
+    digest = slipway("diff", EXAMPLE, url=url).stderr.split()[-1]
+    slipway("apply", EXAMPLE, "--confirm", digest, url=url)
+    assert services.puts == ["lease-pools", "declaration"]
+    services.reset()
+    services.refused = "lease-pools"
+    refused = slipway("apply", EXAMPLE, url=url)
+    assert (refused.exit_code, services.puts) == (1, [])
+
+
+def test_each_service_is_asked_for_its_sections_only(services: Services, url: str, tmp_path: Path) -> None:
+    """A file that holds only lease pools needs no provisioner, and one without them no lease-broker."""
+    text = Path(EXAMPLE).read_text()
+    cut = text.index("accounts:")
+    (tmp_path / "limits.yaml").write_text(text[:cut])
+    (tmp_path / "pools.yaml").write_text("version: 1\n" + text[cut:])
+    for file, service in (("limits.yaml", "lease-pools"), ("pools.yaml", "declaration")):
+        services.reset()
+        where = {"LEASE_BROKER" if service == "declaration" else "PROVISIONER": NOWHERE}
+        alone = {f"SLIPWAY_{name}_URL": where.get(name, url) for name in ("PROVISIONER", "LEASE_BROKER")}
+        for command in ("diff", "apply"):
+            answer = CliRunner().invoke(app, [command, str(tmp_path / file)], env=alone | {"SLIPWAY_TOKEN": "good"})
+            assert (answer.exit_code, answer.stderr) == ({"diff": 3, "apply": 0}[command], "")
+        assert services.puts == [service]
+
+
+def test_a_section_that_is_absent_is_not_sent(services: Services, url: str, tmp_path: Path) -> None:
+    """`[]` removes what the owner declared before in that section; an absent section is left alone."""
+    file = tmp_path / "none.yaml"
+    file.write_text("version: 1\nworker_pools: []\n")
+    slipway("apply", str(file), url=url)
+    assert services.queries == [{"dry_run": "true"}]
+    (tmp_path / "both.yaml").write_text("version: 1\naccounts: []\nlease_pools: []\n")
+    assert slipway("diff", "-f", str(tmp_path), url=url).exit_code == 0
+    services.kept["declaration"] = []
+    (tmp_path / "linux.yaml").write_text(Path(EXAMPLE).read_text())
+    assert slipway("apply", "-f", str(tmp_path), url=url).exit_code == 0
+    headers = [line for line in services.kept["declaration"] if "version" in line]
+    assert [(line["metadata"]["owner"], line["sections"]) for line in headers] == [
+        ("both.yaml", ["accounts"]),
+        ("linux.yaml", ["accounts", "worker_pools"]),
+        ("none.yaml", ["worker_pools"]),
+    ]
+    documents = services.kept["lease-pools"]["documents"]
+    assert [(document["owner"], len(document["lease_pools"])) for document in documents] == [
+        ("both.yaml", 0),
+        ("linux.yaml", 3),
+    ]
+
+
+LIMIT = "version: 1\nlease_pools:\n- {id: ID, limit: 3}\n"
+
+
+def test_a_folder_is_applied_as_its_files(services: Services, url: str, tmp_path: Path) -> None:
+    """Every file is a declaration of its own owner, in the order of their names; other files are left alone."""
+    for name, owner in (("b.yml", None), ("a.yaml", None), ("c.json", "team-c"), ("d.yaml", "team-c")):
+        text = LIMIT.replace("ID", name) + (f"metadata: {{owner: {owner}}}\n" if owner else "")
+        (tmp_path / name).write_text(text)
+    (tmp_path / "notes.txt").write_text("no declaration")
+    (tmp_path / ".hidden.yaml").write_text("no declaration")
+    (tmp_path / "inside").mkdir()
+    assert slipway("apply", "-f", str(tmp_path), str(tmp_path / "a.yaml"), url=url).exit_code == 0
+    documents = services.kept["lease-pools"]["documents"]
+    assert [(document["owner"], [pool["id"] for pool in document["lease_pools"]]) for document in documents] == [
+        ("a.yaml", ["a.yaml"]),
+        ("b.yml", ["b.yml"]),
+        ("team-c", ["c.json", "d.yaml"]),
+    ]
+    empty = slipway("apply", "-f", str(tmp_path / "inside"), url=url)
+    assert (empty.exit_code, "no .yaml, .yml or .json file" in empty.stderr) == (2, True)
+
+
+def test_one_object_in_two_files_is_refused_with_both_named(services: Services, url: str, tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(LIMIT.replace("ID", "same"))
+    answer = slipway("apply", "-f", str(tmp_path), url=url)
+    where = f"{tmp_path}/b.yaml:3: lease_pools[0].id: 'same' is already used by lease_pools[0] of {tmp_path}/a.yaml\n"
+    assert (answer.exit_code, answer.stderr, services.queries) == (2, where, [])
+
+
+def test_problems_of_all_files_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("version: 1\nlease_pools:\n- {id: a, limit: -1}\n")
+    (tmp_path / "b.yaml").write_text("version: [\n")
+    (tmp_path / "c.yaml").write_text("version: 1\nlease_pools:\n" + "- {id: a}\n" * 300)
+    answer = slipway("diff", "-f", str(tmp_path))
+    assert answer.exit_code == 2
+    lines = answer.stderr.splitlines()
+    assert [line.split(": ")[0] for line in lines[:2]] == [f"{tmp_path}/a.yaml:3", f"{tmp_path}/b.yaml:2"]
+    assert lines[-1] == f"{tmp_path}/c.yaml: and 200 more problems"
+    assert len(lines) == 103
+
+
+def test_owner_of_a_declaration_is_the_name_of_its_file(services: Services, url: str, tmp_path: Path) -> None:
+    """Where no name can be the owner, it has to be given: for standard input, an odd name, or one name twice."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "slipway.yaml").write_text(LIMIT.replace("ID", folder))
+    (tmp_path / "my file.yaml").write_text(LIMIT.replace("ID", "mine"))
+    one, two = (str(tmp_path / folder / "slipway.yaml") for folder in ("one", "two"))
+    twice = slipway("apply", one, two, url=url)
+    assert (twice.exit_code, f"metadata.owner: is missing: {one} has the same name" in twice.stderr) == (2, True)
+    odd = slipway("apply", str(tmp_path / "my file.yaml"), url=url)
+    assert (odd.exit_code, "metadata.owner: is missing, and the file's name" in odd.stderr) == (2, True)
+    where = {"SLIPWAY_LEASE_BROKER_URL": url, "SLIPWAY_TOKEN": "good"}
+    piped = CliRunner().invoke(app, ["apply", "-"], input=LIMIT.replace("ID", "x"), env=where)
+    assert (piped.exit_code, "metadata.owner: is missing: standard input" in piped.stderr) == (2, True)
+    assert services.puts == []
+    owned = LIMIT.replace("ID", "x") + "metadata: {owner: ci}\n"
+    assert CliRunner().invoke(app, ["apply", "-"], input=owned, env=where).exit_code == 0
+    assert services.kept["lease-pools"]["documents"][0]["owner"] == "ci"
+
+
+def test_references_to_what_others_declared(services: Services, url: str, tmp_path: Path) -> None:
+    """Checked against the deployment, with the line of each that is unknown, before anything is sent."""
+    text = Path(EXAMPLE).read_text()
+    file = tmp_path / "pools.yaml"
+    file.write_text("version: 1\n" + text[text.index("worker_pools:") :].replace("sim-a", "sim-z"))
+    answer = slipway("apply", str(file), url=url)
+    assert (answer.exit_code, services.puts, services.asked) == (2, [], ["declaration"])
+    assert re.fullmatch(
+        rf"{re.escape(str(file))}:\d+: \S+\[2\].account: no account 'sim-b' is declared; declared: sim-z\n",
+        answer.stderr,
+    )
+    file.write_text(file.read_text().replace("sim-b", "sim-z"))
+    assert slipway("apply", str(file), url=url).exit_code == 0
+    (tmp_path / "all.yaml").write_text(text.replace("lease_pool: sim-b", "lease_pool: theirs"))
+    assert slipway("apply", str(tmp_path / "all.yaml"), url=url).exit_code == 0
+    (tmp_path / "all.yaml").write_text(text.replace("lease_pool: sim-b", "lease_pool: nobodys"))
+    unknown = slipway("apply", str(tmp_path / "all.yaml"), url=url)
+    assert (unknown.exit_code, "no lease pool 'nobodys' is declared" in unknown.stderr) == (2, True)
+
+
 def test_speed_divides_durations(services: Services, url: str) -> None:
     assert slipway("apply", EXAMPLE, "--speed", "20", url=url).exit_code == 0
-    assert services.kept["lease-pools"][0]["hold_seconds"] == 60
+    assert services.pools[0]["hold_seconds"] == 60
 
 
 def test_a_refusal_is_printed_with_a_remedy(services: Services, url: str) -> None:

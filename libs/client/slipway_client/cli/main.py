@@ -13,6 +13,7 @@ from slipway_client.cli.commands import (
     declared,
     doctor,
     events,
+    export,
     imports,
     launch_stops,
     leases,
@@ -26,7 +27,7 @@ from slipway_client.cli.commands import (
     why,
     workers,
 )
-from slipway_client.cli.commands.declared import InvalidFile
+from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.transport.http import KAFKA, SERVICES, Api, Failed
 from slipway_common.base.sanitize import printable
 
@@ -62,6 +63,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(declared.apply)
 app.command()(declared.diff)
+app.command()(export.export)
 app.command()(top.top)
 pools.app.add_typer(pool_changes.app)
 app.add_typer(pools.app, name="pool")

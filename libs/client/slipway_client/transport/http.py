@@ -1,6 +1,6 @@
 """HTTP client for the services. Refusals become messages that name the object, the problem and the remedy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
@@ -102,9 +102,14 @@ class Api:
     def put(self, service: str, path: str, body: Any, **parameters: Any) -> Any:
         return self._call("PUT", service, path, parameters, body)
 
+    def put_lines(self, service: str, path: str, body: Iterable[bytes], **parameters: Any) -> Any:
+        """PUT newline-delimited JSON, sent chunk by chunk."""
+        headers = {"Content-Type": "application/x-ndjson"}
+        return _json(self._answer("PUT", service, path, parameters, content=body, headers=headers))
+
     def put_tagged(self, service: str, path: str, body: Any, tag: str, **parameters: Any) -> Any:
         """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
-        return _json(self._answer("PUT", service, path, parameters, body, {"If-Match": tag}))
+        return _json(self._answer("PUT", service, path, parameters, json=body, headers={"If-Match": tag}))
 
     def post(self, service: str, path: str, body: Any) -> Any:
         return self._call("POST", service, path, {}, body)
@@ -132,22 +137,17 @@ class Api:
         return printable(f"no {kind} {id_}; {f'there {verb} {names}' if existing else 'none is declared'}")
 
     def _call(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
-        return _json(self._answer(method, service, path, parameters, body))
+        return _json(self._answer(method, service, path, parameters, json=body))
 
     def _answer(
-        self,
-        method: str,
-        service: str,
-        path: str,
-        parameters: Mapping[str, Any],
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, service: str, path: str, parameters: Mapping[str, Any], **sent: Any
     ) -> "httpx2.Response":
+        """The answer to a request. `sent` are its body and headers, as the HTTP client takes them."""
         import httpx2
 
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
-            answer = self._client.request(method, self.urls[service] + path, params=given, json=body, headers=headers)
+            answer = self._client.request(method, self.urls[service] + path, params=given, **sent)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             option = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL"
             reason = f"the {service} at {self.urls[service]} is unavailable: {error}"

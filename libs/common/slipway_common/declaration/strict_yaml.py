@@ -82,6 +82,12 @@ def read(text: str) -> Document:
     return Document(part.value, reader.lines, reader.problems)
 
 
+def write(value: Any) -> str:
+    """YAML of a JSON value; `read` returns the same."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
 def lines_of(text: str, paths: Collection[Path]) -> dict[Path, int | None]:
     """Lines of some values of a document, or of the nearest enclosing ones; none of a document that is not YAML."""
     wanted = {path[:length] for path in paths for length in range(len(path) + 1)}
@@ -361,3 +367,19 @@ def _as_tagged(name: str) -> Callable[[str], Any]:
 
 
 _TAGGED: Final = {TAG + name: _as_tagged(name) for name in ("null", "bool", "int", "float")}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that repeats nothing by aliases and quotes texts that YAML 1.2 reads as another type, such as 1e3."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(TAG + "str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+for _name, _pattern, _firsts, _ in _CORE:
+    _Dumper.add_implicit_resolver(TAG + _name, re.compile(f"(?:{_pattern.pattern})$"), [*_firsts])

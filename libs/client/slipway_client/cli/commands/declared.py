@@ -1,109 +1,181 @@
-"""`slipway apply` and `slipway diff`: the deployment as declared in a file."""
+"""`slipway apply` and `slipway diff`: the deployment as declared in files."""
 
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput
+from slipway_client.cli.confirming import REQUIRED, Confirm, ConfirmationNeeded
+from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, roll_out
 from slipway_client.cli.tables import Output, show
 from slipway_client.transport.http import Api, Failed
+from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
-    from slipway_common.declaration.strict_yaml import DocumentProblem
+    from slipway_client.cli.declarations import Declarations
 
 DIFFERENCE: Final = 3
-CHANGE_FIELDS: Final = ("kind", "id", "change", "detail")
+CHANGE_FIELDS: Final = ("kind", "id", "result", "detail")
 NOTHING_TO_CHANGE: Final = "no changes"
 DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
+NOT_COPIED: Final = ("confirm", "output", "help")
+# A declaration of 50 MB is read by a service for minutes.
+TIMEOUT_SECONDS: Final = 900.0
 
-File = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE", exists=True, dir_okay=False, readable=True, help="Declaration, such as slipway.yaml"
-    ),
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FILE]...", show_default=False, help="Declarations, such as slipway.yaml; - for stdin"),
+]
+From = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--file", metavar="FILE|DIR", show_default=False, help="Declaration, or folder of declarations"),
 ]
 IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if a launch config is already declared")]
 Speed = Annotated[float, typer.Option(metavar="FACTOR", min=0.001, help="Divisor of all durations, as in the demo")]
+Prune = Annotated[bool, typer.Option("--prune", help="Removal of what no file declares, of any owner")]
+Adopt = Annotated[bool, typer.Option("--adopt", help="Change of the owner of what others declared")]
 
-
-class InvalidFile(Exception):
-    """Invalid file, with its problems."""
-
-    def __init__(self, file: Path, problems: "Sequence[DocumentProblem]") -> None:
-        super().__init__(str(file))
-        self.lines = [
-            ": ".join(part for part in (f"{file}:{p.line}" if p.line else str(file), p.path, p.reason) if part)
-            for p in problems
-        ]
+Send = Callable[..., dict[str, Any]]
 
 
 def apply(
-    context: typer.Context, file: File, speed: Speed = 1.0, if_empty: IfEmpty = False, output: AsOutput = Output.TABLE
+    context: typer.Context,
+    files: Files = None,
+    from_: From = None,
+    prune: Prune = False,
+    adopt: Adopt = False,
+    confirm: Confirm = None,
+    replace: Replace = None,
+    drain_for: DrainFor = None,
+    terminate: Terminate = False,
+    speed: Speed = 1.0,
+    if_empty: IfEmpty = False,
+    output: AsOutput = Output.TABLE,
 ) -> None:
-    """Apply a declaration to the deployment
+    """Apply declarations to the deployment
 
-    Objects that FILE leaves out are removed. Applying a file twice changes nothing.
+    Removes what the same owner (metadata.owner, else the file's name) declared before and now leaves out; a section
+    that is absent is not changed. All files are applied together. Applying a file twice changes nothing.
 
     \b
     Examples:
       slipway apply slipway.yaml
-      slipway apply slipway.yaml -o json
+      slipway apply -f declarations/ -o json
       slipway apply --if-empty slipway.yaml
+      slipway apply slipway.yaml --replace now --terminate     a secret has leaked
+      slipway apply slipway.yaml --confirm 3f2c9a81d07e        dangerous changes, as shown by diff
     """
-    body, api = _declared(file, speed), context.obj
-    if if_empty and api.get("provisioner", "/launch-configs")["items"]:  # archived ones are listed too
+    api = context.obj.within(TIMEOUT_SECONDS)
+    if if_empty and api.get("provisioner", "/launch-configs", all=True)["items"]:
         show([], CHANGE_FIELDS, output, nothing=DECLARED_ALREADY)
         return
-    changes = _changes(api, body)
-    if changes:
-        api.put("lease-broker", "/lease-pools", body["lease_pools"])
-        try:
-            api.put("provisioner", "/declaration", body)
-        except Failed as error:
-            raise Failed(f"{error}\nThe lease pools were applied; fix this and apply again.") from error
-    show(changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+    planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
+    if planned.dangers and confirm != planned.digest:
+        raise ConfirmationNeeded(_command(context), planned.dangers, planned.digest)
+    planned.carry_out()
+    show(planned.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
 
 
-def diff(context: typer.Context, file: File, speed: Speed = 1.0, output: AsOutput = Output.TABLE) -> None:
+def diff(
+    context: typer.Context,
+    files: Files = None,
+    from_: From = None,
+    prune: Prune = False,
+    adopt: Adopt = False,
+    replace: Replace = None,
+    drain_for: DrainFor = None,
+    terminate: Terminate = False,
+    speed: Speed = 1.0,
+    output: AsOutput = Output.TABLE,
+) -> None:
     """Show the changes that `apply` would make
 
-    Exit code 3 if there are any.
+    Exit code 3 if there are any. Dangerous ones are followed by the command that makes them.
 
     \b
-    Example:
+    Examples:
       slipway diff slipway.yaml || echo "deployment differs from slipway.yaml"
+      slipway diff -f declarations/
     """
-    changes = _changes(context.obj, _declared(file, speed))
-    show(changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
-    if changes:
+    api = context.obj.within(TIMEOUT_SECONDS)
+    planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
+    show(planned.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+    if planned.dangers:
+        command = _command(context)
+        lines = ["These changes need a confirmation:", *(f"  {danger}" for danger in planned.dangers)]
+        lines.append(f"To make them: {command} --confirm {planned.digest}")
+        print(*map(printable, lines), sep="\n", file=sys.stderr)
+    if planned.changes:
         raise typer.Exit(DIFFERENCE)
 
 
-def _declared(file: Path, speed: float) -> dict[str, Any]:
-    from slipway_common.declaration.parsing import load
-    from slipway_common.declaration.scaling import scaled
-    from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+class _Plan:
+    """Changes that the services would make, each as a dry run. Invalid declarations are refused here already."""
 
-    try:
-        return scaled(load(file.read_text(encoding="utf-8")), speed).model_dump(mode="json")
-    except Invalid as error:
-        raise InvalidFile(file, error.problems) from error
-    except UnicodeDecodeError as error:
-        raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
+    def __init__(
+        self, api: Api, declared: "Declarations", prune: bool, adopt: bool, replacing: Mapping[str, Any]
+    ) -> None:
+        from slipway_common.declaration.changes import combined_digest
+
+        declared.check_references(api)
+        how = {"prune": prune or None, "adopt": adopt or None}
+        self._send: dict[str, Send] = {}  # lease pools first, which accounts refer to
+        if declared.has_lease_pools:
+            self._send["lease-broker"] = lambda **given: api.put(
+                "lease-broker", "/lease-pools", declared.lease_pools(), **how, **given
+            )
+        if declared.has_others:
+            self._send["provisioner"] = lambda **given: api.put_lines(
+                "provisioner", "/declaration", declared.lines(), **how, **replacing, **given
+            )
+        self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
+        answers = self._answers.values()
+        self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
+        self.dangers = [danger for answer in answers for danger in answer["dangers"]]
+        self.digest = combined_digest([answer["digest"] for answer in answers])
+
+    def carry_out(self) -> None:
+        """Make the changes, in one service after the other."""
+        applied = False
+        for service, answer in self._answers.items():
+            if answer["items"]:
+                try:
+                    self._send[service](confirm=answer["digest"])
+                except Failed as error:
+                    text = str(error)
+                    if error.slug == REQUIRED:
+                        text += "\nThe deployment has changed since the check; see `slipway diff`."
+                    if applied:
+                        text += "\nThe lease pools were applied; fix this and apply again."
+                    raise Failed(text, error.slug, error.status, path=error.path) from error
+                applied = True
 
 
-def _changes(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Changes that both services would make. Invalid declarations are refused here already."""
-    lease_pools = api.put("lease-broker", "/lease-pools", body["lease_pools"], dry_run=True)["items"]
-    rest = api.put("provisioner", "/declaration", body, dry_run=True)["items"]
-    return [
-        {"kind": "lease pool", "id": made["id"], "change": made["change"], "detail": _terms(made["fields"])}
-        for made in lease_pools
-        if made["change"] != "unchanged"
-    ] + [{"kind": made["kind"], "id": made["id"], "change": made["action"], "detail": made["detail"]} for made in rest]
+def _read(files: list[Path] | None, from_: list[Path] | None, speed: float) -> "Declarations":
+    from slipway_client.cli.declarations import Declarations, files_of
+
+    for file in files or ():
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; -f {file} applies the declarations in it")
+    declared = Declarations()
+    declared.read(files_of([*(files or ()), *(from_ or ())]), speed)
+    return declared
 
 
-def _terms(fields: dict[str, list[Any]]) -> str:
-    return ", ".join(f"{name}: {before} → {after}" for name, (before, after) in fields.items() if before is not None)
+def _command(context: typer.Context) -> str:
+    """The `slipway apply` command with the options of this one, to be copied."""
+    words = ["slipway", "apply"]
+    for parameter in context.command.params:
+        value = context.params[parameter.name or ""]
+        if not value or value == parameter.default or parameter.name in NOT_COPIED:
+            continue
+        option = [parameter.opts[0]] if parameter.param_type_name == "option" else []
+        if value is True:
+            words += option
+        else:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [*option, f"{one}"]
+    return shlex.join(words)

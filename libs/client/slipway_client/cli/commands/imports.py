@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.commands.declared import NOTHING_TO_CHANGE, InvalidFile
+from slipway_client.cli.commands.declared import NOTHING_TO_CHANGE
+from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.cli.options import AsOutput, noun
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.view import moments

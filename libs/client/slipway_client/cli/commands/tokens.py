@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slipway_client.cli.commands.declared import InvalidFile
+from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.cli.options import noun
 from slipway_client.transport.http import Failed
 

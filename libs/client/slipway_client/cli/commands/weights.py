@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from slipway_client.cli.commands.declared import InvalidFile
+from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.cli.options import AsOutput, ConfigId, OfPool, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import Api, Failed, path

@@ -1,0 +1,178 @@
+"""Declarations in files, read entry by entry and ready to be sent to the services that own their sections."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import typer
+
+from slipway_client.cli.invalid_file import InvalidFile
+from slipway_client.transport.http import Api
+from slipway_common.declaration.fields import NAME_PATTERN
+from slipway_common.declaration.identity import SECTIONS, Identities
+from slipway_common.declaration.models import Account, LeasePool, WorkerPool
+from slipway_common.declaration.parsing import PATTERN_MEANS, Entry, Reading
+from slipway_common.declaration.scaling import divided
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+
+STANDARD_INPUT: Final = Path("-")
+SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
+CHUNK_BYTES: Final = 1 << 18
+KIND: Final = {LeasePool: "lease_pool", Account: "account", WorkerPool: "worker_pool"}
+
+
+class Document(msgspec.Struct):
+    """Declaration of one owner: its lease pools, and lines of JSON with its other entries."""
+
+    sections: list[str] = msgspec.field(default_factory=list)
+    lease_pools: list[Any] = msgspec.field(default_factory=list)
+    lines: list[bytes] = msgspec.field(default_factory=list)
+
+    def add(self, entry: Entry, speed: float) -> None:
+        """Add an entry, with its durations divided by `speed`."""
+        value = entry.model_dump(mode="json")
+        if speed != 1.0:
+            value = divided(value, speed)
+        if isinstance(entry, LeasePool):
+            self.lease_pools.append(value)
+        else:
+            self.lines.append(msgspec.json.encode({KIND[type(entry)]: value}, order="sorted") + b"\n")
+
+    def join(self, other: "Document") -> None:
+        """Add a further declaration of the same owner."""
+        self.sections += [section for section in other.sections if section not in self.sections]
+        self.lease_pools += other.lease_pools
+        self.lines += other.lines
+
+
+class Declarations:
+    """Valid declarations by owner."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Document] = {}
+        self._identities = Identities()
+        self._readings: dict[Path, Reading] = {}
+
+    @property
+    def has_lease_pools(self) -> bool:
+        return any("lease_pools" in document.sections for document in self.documents.values())
+
+    @property
+    def has_others(self) -> bool:
+        """True unless only lease pools are declared."""
+        return any(set(document.sections) - {"lease_pools"} for document in self.documents.values())
+
+    def lease_pools(self) -> dict[str, Any]:
+        """Body for the lease-broker."""
+        documents = [
+            {"owner": owner, "lease_pools": document.lease_pools}
+            for owner, document in self.documents.items()
+            if "lease_pools" in document.sections
+        ]
+        return {"documents": documents}
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the body for the provisioner, as newline-delimited JSON: a header for each owner, then its entries."""
+        chunk = bytearray()
+        for owner, document in self.documents.items():
+            if sections := [section for section in document.sections if section != "lease_pools"]:
+                header = {"version": 1, "metadata": {"owner": owner}, "sections": sections}
+                chunk += msgspec.json.encode(header) + b"\n"
+                for line in document.lines:
+                    chunk += line
+                    if len(chunk) >= CHUNK_BYTES:
+                        yield bytes(chunk)
+                        chunk.clear()
+        yield bytes(chunk)
+
+    def check_references(self, api: Api) -> None:
+        """Check references to entries that other declarations may have declared. Raises InvalidFile."""
+        if self.has_lease_pools and self._identities.missing("lease_pools"):
+            rows = api.get("lease-broker", "/lease-pools")["items"]
+            self._refuse("lease_pools", {row["id"] for row in rows if not row.get("retired")})
+        if self.has_others and self._identities.missing("accounts"):
+            rows = api.get("provisioner", "/declaration", section="accounts")["accounts"]
+            self._refuse("accounts", {row["spec"]["id"] for row in rows})
+        self._check()
+
+    def read(self, files: Sequence[Path], speed: float) -> None:
+        """Read declarations. Raises InvalidFile with the problems of all files."""
+        refused: list[InvalidFile] = []
+        owners: dict[str, Path] = {}  # owners that are the name of a file
+        for file in files:
+            try:
+                reading = self._readings[file] = Reading(_text(file))
+                document = Document()
+                for path, entry in reading.entries():
+                    reading.refuse(self._identities.add(str(file), path, entry))
+                    document.add(entry, speed)
+                reading.check()
+                owner = _owner(file, reading.head.metadata.owner, owners)
+            except Invalid as error:
+                refused.append(InvalidFile(file, error.problems, error.more))
+                continue
+            document.sections = [name for name in SECTIONS if getattr(reading.head, name) is not None]
+            self.documents.setdefault(owner, Document()).join(document)
+        if refused:
+            raise InvalidFile.of(refused)
+
+    def _refuse(self, section: str, known: set[str]) -> None:
+        for place, reason in self._identities.unknown(section, known):
+            self._readings[Path(place.file)].refuse([(place.path, reason)])
+
+    def _check(self) -> None:
+        refused: list[InvalidFile] = []
+        for file, reading in self._readings.items():
+            try:
+                reading.check()
+            except Invalid as error:
+                refused.append(InvalidFile(file, error.problems, error.more))
+        if refused:
+            raise InvalidFile.of(refused)
+
+
+def files_of(given: Sequence[Path]) -> list[Path]:
+    """Files, and the declarations in folders in the order of their names, without those in folders inside."""
+    found: list[Path] = []
+    for path in given:
+        if not path.is_dir():
+            found.append(path)
+        elif inside := sorted(
+            file
+            for file in path.iterdir()
+            if file.suffix in SUFFIXES and not file.name.startswith(".") and file.is_file()
+        ):
+            found += inside
+        else:
+            raise typer.BadParameter(f"{path}: no .yaml, .yml or .json file in this folder")
+    if not found:
+        raise typer.BadParameter("give a declaration, such as slipway.yaml")
+    return list(dict.fromkeys(found))
+
+
+def _text(file: Path) -> str:
+    try:
+        return (sys.stdin.buffer.read() if file == STANDARD_INPUT else file.read_bytes()).decode()
+    except UnicodeDecodeError as error:
+        raise Invalid([DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
+    except OSError as error:
+        raise Invalid([DocumentProblem("", f"cannot be read: {error.strerror}")]) from error
+
+
+def _owner(file: Path, given: str | None, by_name: dict[str, Path]) -> str:
+    """Owner of a declaration: the given one, else the file's name."""
+    if given is not None:
+        return given
+    if file == STANDARD_INPUT:
+        problem = "is missing: standard input has no file name that could be the owner"
+    elif not re.fullmatch(NAME_PATTERN, file.name):
+        problem = f"is missing, and the file's name, {file.name!r}, cannot be an owner: {PATTERN_MEANS[NAME_PATTERN]}"
+    elif file.name in by_name:
+        problem = f"is missing: {by_name[file.name]} has the same name, and so the same owner; give each its own"
+    else:
+        by_name[file.name] = file
+        return file.name
+    raise Invalid([DocumentProblem("metadata.owner", problem)])
