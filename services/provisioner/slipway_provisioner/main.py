@@ -13,7 +13,7 @@ from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.http import configs, decisions, fleet, pools, workers
-from slipway_provisioner.loops import expire, plan, reap, resolve, sweep, unleased
+from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
@@ -64,6 +64,7 @@ def build(settings: Settings) -> Service:
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
+            Loop("roll-out", roll_out.roll_out_next),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -12,8 +13,11 @@ from slipway_common.observability.telemetry import child_of
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
+from slipway_provisioner.domain.roll_out import draining_reason
 from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping
 from slipway_provisioner.store import decisions, leases, marks, pools, workers
+
+UNWANTED: Final = "more workers than wanted"
 
 
 async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
@@ -29,9 +33,7 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
         await pools.record_draws(tx, pool_id, plan.units)
     if plan.cancel:
         await _cancel(tx, plan.cancel, plan.details["reason"], now)
-    if plan.stop:
-        idle = [w for w in await workers.lock(tx, sorted(plan.stop)) if w.state in REGISTERED and w.idle_since]
-        await workers.save(tx, [stopping(w, "more workers than wanted", now) for w in idle])
+    await _stop(tx, plan, now)
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
 
@@ -62,6 +64,14 @@ async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launc
     )
     intents = [msgspec.structs.replace(intent, id=new_id()) for _ in range(launch.units)]
     await workers.insert(tx, [requested(worker) for worker in intents])
+
+
+async def _stop(tx: Connection, plan: Plan, now: datetime) -> None:
+    """Stop workers that are still idle."""
+    locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain}))
+    reasons = {w.id: draining_reason(w.launch_config_id) for w in locked} | dict.fromkeys(plan.stop, UNWANTED)
+    idle = [w for w in locked if w.state in REGISTERED and w.idle_since]
+    await workers.save(tx, [stopping(w, reasons[w.id], now) for w in idle])
 
 
 async def _cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:

@@ -11,11 +11,12 @@ from typing import Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.domain.workers import AlreadyStopped, Change, Worker
-from slipway_provisioner.store import demand, pools, workers
+from slipway_provisioner.store import configs, demand, pools, workers
 
 CLAMP: Final = timedelta(minutes=2)  # largest clock difference of a machine that is accepted
 
@@ -28,6 +29,14 @@ class ForeignToken(Exception):
     """The token does not belong to the worker."""
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """Answer to a report: the reason for the worker to stop or to leave after its task, empty if it may stay, and the
+    standing of its revision."""
+
+    reason: str
+    standing: Standing
+
+
 class Agent(msgspec.Struct, frozen=True):
     """Sender of a report: the worker that it names, and the hash of its token."""
 
@@ -35,14 +44,14 @@ class Agent(msgspec.Struct, frozen=True):
     token_sha256: str
 
 
-async def heartbeat(tx: Connection, agent: Agent) -> Worker:
+async def heartbeat(tx: Connection, agent: Agent) -> Answer:
     """Record the contact."""
     worker = await _authenticated(tx, agent)
     await workers.save_without_events(tx, [worker])
-    return worker
+    return await _answer(tx, worker, has_task=worker.has_task)
 
 
-async def claimed(tx: Connection, agent: Agent, *, task_id: str, source: str, reported_at: datetime) -> Worker:
+async def claimed(tx: Connection, agent: Agent, *, task_id: str, source: str, reported_at: datetime) -> Answer:
     """Record the claim of a task, which ends with the next idle or stopped report."""
     worker = await _authenticated(tx, agent)
     at = _clamped(reported_at, await pools.now(tx))
@@ -51,8 +60,8 @@ async def claimed(tx: Connection, agent: Agent, *, task_id: str, source: str, re
     return await _save(tx, worker, change if new else None, at)
 
 
-async def idle(tx: Connection, agent: Agent, reported_at: datetime) -> Worker:
-    """Record the end of a task."""
+async def idle(tx: Connection, agent: Agent, reported_at: datetime) -> Answer:
+    """Record the end of a task, after which the worker of a draining revision leaves."""
     worker = await _authenticated(tx, agent)
     at = _clamped(reported_at, await pools.now(tx))
     change = domain.idle(worker, at)
@@ -60,11 +69,11 @@ async def idle(tx: Connection, agent: Agent, reported_at: datetime) -> Worker:
     return await _save(tx, worker, change if ended else None, at)
 
 
-async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Worker:
+async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
     """Record an error."""
     change = domain.error_reported(await _authenticated(tx, agent), kind, detail)
     await workers.save(tx, [change])
-    return change[0]
+    return await _answer(tx, change[0], has_task=change[0].has_task)
 
 
 async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: datetime) -> Worker:
@@ -77,13 +86,20 @@ async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: dateti
     return change[0]
 
 
-async def _save(tx: Connection, worker: Worker, change: Change | None, at: datetime) -> Worker:
-    """Save a change that was reported for the first time, or else the contact alone."""
+async def _save(tx: Connection, worker: Worker, change: Change | None, at: datetime) -> Answer:
+    """Save the claim or end of a task that was reported for the first time, or else the contact alone."""
     if change is None:
         await workers.save_without_events(tx, [worker])
-        return worker
-    await workers.save(tx, [change], at=at)
-    return change[0]
+    else:
+        await workers.save(tx, [change], at=at)
+    return await _answer(tx, worker, has_task=True)
+
+
+async def _answer(tx: Connection, worker: Worker, *, has_task: bool) -> Answer:
+    """Answer to a worker that has a task, or has just ended one."""
+    standing = await configs.standing(tx, worker.launch_config_id)
+    is_stopping = worker.state in ASKED_TO_STOP
+    return Answer(worker.reason if is_stopping else standing.leave_reason(has_task=has_task), standing)
 
 
 async def _authenticated(tx: Connection, agent: Agent) -> Worker:

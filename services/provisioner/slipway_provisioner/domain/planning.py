@@ -1,14 +1,14 @@
 """One decision for one pool: launches, cancellations and workers to stop, with reasons. Pure; calls accounting,
 windows, choice, freezing and scale_down, and adds only their order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from slipway_provisioner.domain import accounting, choice, freezing, scale_down, windows
-from slipway_provisioner.domain.pool import Config, Observed, Shared, Waiting
+from slipway_provisioner.domain.pool import Config, Observed, Share, Shared, Waiting
 
 LAUNCHING_MODES = ("enforce", "canary")
 
@@ -22,11 +22,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps and their reasons. `cancel` and `stop` are worker ids. Executing a plan requires no choices."""
+    """Steps and their reasons. `cancel`, `stop` and `drain` are worker ids: waiting ones, idle ones that are not
+    wanted, and idle ones of draining revisions. Executing a plan requires no choices."""
 
     launches: Sequence[Launch]
     cancel: Sequence[str]
     stop: Sequence[str]
+    drain: Sequence[str] = ()
     wanted: int
     serving: int
     details: dict[str, Any]
@@ -44,9 +46,10 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     tasks = accounting.tasks(observed.demands, trust_stale=False)
     protected = accounting.tasks(observed.demands, trust_stale=True)
     needed = accounting.shortfall(pool, tasks, observed.fleet)
+    launchable = min(needed, max(0, 1 - observed.fleet.serving)) if pool.mode == "canary" else needed
     bad = freezing.bad_image(observed)
     blocked = _blocked(observed) or (f"the pool freezes: {freezing.description(bad)}" if bad is not None else "")
-    launches, configs = _distribute(observed, needed)
+    launches, configs = _distribute(observed, launchable)
     if blocked:
         launches = []
         for note in configs.values():
@@ -61,26 +64,36 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         now=now,
     )
     cancel = [*withdrawn, *cancel]
+    wanted = accounting.wanted(pool, tasks)
     launched = sum(launch.units for launch in launches)
+    drain: list[str] = []
+    if not blocked and launched == launchable:  # otherwise nothing would replace them
+        drain = scale_down.drained(
+            [idle for idle in observed.idle if idle.worker_id not in stop],
+            {config.id for config in observed.configs if config.state == "draining"},
+            wanted=wanted,
+            leaving=observed.fleet.leaving + len(stop),
+        )
     details = {
         "tasks": tasks,
         "sources": {
             d.source: {"pending": d.pending, "claimed": d.claimed, "gone": d.gone, "stale": d.stale}
             for d in observed.demands
         },
-        "wanted": accounting.wanted(pool, tasks),
+        "wanted": wanted,
         "serving": observed.fleet.serving,
         "leaving": observed.fleet.leaving,
         "needed": needed,
         "launched": launched,
-        "reason": blocked or _reason(needed, launched, cancel, stop),
+        "reason": blocked or _reason(needed, launched, cancel, stop, drain),
         "configs": configs,
     }
     return Plan(
         launches=launches,
         cancel=cancel,
         stop=stop,
-        wanted=accounting.wanted(pool, tasks),
+        drain=drain,
+        wanted=wanted,
         serving=observed.fleet.serving,
         details=details,
         freeze=bad,
@@ -126,69 +139,128 @@ def _blocked(observed: Observed) -> str:
 
 
 def _distribute(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, Any]]:
-    """Launches and a note per config: probes first (each serves one unit of demand), then by weight within windows."""
-    launches: list[Launch] = []
-    candidates: list[choice.Candidate] = []
-    notes: dict[str, Any] = {}
-    unavailable = observed.calculator_unavailable_seconds > 0
-    shared = {known.share: known for known in observed.shared}
-    shared_room = windows.shared_rooms(shared, calculator_unavailable=unavailable)
-    if observed.pool.mode == "canary":
-        needed = min(needed, max(0, 1 - observed.fleet.serving))
-    tripped = {config.id: windows.trip_reason(config, shared) for config in observed.configs}
-    for config in sorted(observed.configs, key=lambda config: not tripped[config.id]):
-        room, limiting = windows.room(config, shared_room, calculator_unavailable=unavailable)
-        weight = windows.trusted_weight(
-            config,
-            calculator_unavailable_seconds=observed.calculator_unavailable_seconds,
-            half_life_seconds=observed.weight_half_life_seconds,
+    """Launches and a note per config. What the other configs do not launch is left to the fallbacks."""
+    turns = [[config for config in observed.configs if config.is_fallback is fallback] for fallback in (False, True)]
+    rounds = _Rounds(observed)
+    for configs in turns:
+        rounds.launch(configs, needed - len(rounds), needed)
+    if rounds.unavailable and observed.attempt_in_seconds <= 0 and needed > len(rounds) and not rounds.had_candidates:
+        rounds.attempt(needed)
+    return rounds.launches, rounds.notes
+
+
+class _Rounds:
+    """Launches that one decision distributes, in rounds that share windows and maxima. Its length is the units."""
+
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
+        self.unavailable = observed.calculator_unavailable_seconds > 0
+        self.shared = {known.share: known for known in observed.shared}
+        self.maximum_room = windows.maximum_rooms(observed.configs)
+        self.room: dict[Share, int] = self.maximum_room | windows.shared_rooms(
+            self.shared, calculator_unavailable=self.unavailable
         )
-        notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
-        if not config.active:
-            note["reason"] = "not active"
-        elif config.stopped:
-            note["reason"] = config.stopped
-        elif tripped[config.id]:
-            if config.permit is None:
-                note["reason"] = f"{tripped[config.id]}; no probe is due"
-            elif len(launches) < needed:
-                launches.append(Launch(config=config, units=1, permit=config.permit))
-                note["launched"], note["probe"] = 1, config.permit
-                # A probe starts even if the windows are full, and uses up a unit of the shared ones.
-                shared_room |= {
-                    share: max(0, shared_room[share] - 1) for share in config.shares if share in shared_room
-                }
+        self.drawn = observed.pool.drawn
+        self.had_candidates = False
+        self.launches: list[Launch] = []
+        self.notes: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return sum(launch.units for launch in self.launches)
+
+    def launch(self, configs: Sequence[Config], units: int, needed: int) -> None:
+        """Distribute up to `units`: probes first (each serves one unit of demand), then by weight within windows."""
+        tripped = {config.id: windows.trip_reason(config, self.shared) for config in configs}
+        candidates, end = [], len(self) + units
+        for config in sorted(configs, key=lambda config: not tripped[config.id]):
+            room, limiting = windows.room(config, self.room, calculator_unavailable=self.unavailable)
+            weight = self._weight(config)
+            self.notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
+            if reason := _never(config):
+                note["reason"] = reason
+            elif tripped[config.id]:
+                if config.permit is None:
+                    note["reason"] = f"{tripped[config.id]}; no probe is due"
+                elif len(self) < end and self._may_probe(config):
+                    self._add(Launch(config=config, units=1, permit=config.permit))
+                    note["probe"] = config.permit
+                else:
+                    note["reason"] = f"{tripped[config.id]}; its probe waits for demand"
+            elif room == 0:
+                note["reason"] = f"the {limiting} is full"
             else:
-                note["reason"] = f"{tripped[config.id]}; its probe waits for demand"
-        elif room == 0:
-            note["reason"] = f"the {limiting} is full"
-        else:
-            candidates.append(choice.Candidate(config.id, weight, room, config.shares))
-    left = needed - len(launches)
-    by_id = {config.id: config for config in observed.configs}
-    if unavailable and observed.attempt_in_seconds <= 0 and left > 0 and not candidates:
-        # Failures are not folded while the calculator is unavailable; without this attempt a pool could wait forever.
-        eligible = [config for config in observed.configs if windows.may_attempt(config, shared)]
-        candidates = [choice.Candidate(config.id, config.prior_weight, 1) for config in eligible]
-        left, shared_room = 1, {}
-    chosen = choice.choose(candidates, left, drawn=observed.pool.drawn, shared_room=shared_room)
-    for config_id, units in chosen.items():
-        launches.append(Launch(config=by_id[config_id], units=units))
-        notes[config_id]["launched"] = units
-        notes[config_id].pop("reason", None)
-    for candidate in candidates:
-        if not notes[candidate.config_id]["launched"]:
-            notes[candidate.config_id]["reason"] = "no launches left for its weight" if needed else "nothing is needed"
-    return launches, notes
+                candidates.append(choice.Candidate(config.id, weight, room, config.limits))
+        self.had_candidates |= bool(candidates)
+        self._choose(configs, candidates, end - len(self), self.room)
+        for candidate in candidates:
+            note = self.notes[candidate.config_id]
+            if not note["launched"]:
+                note["reason"] = _left_out(self.observed, candidate.config_id, units, needed)
+
+    def attempt(self, needed: int) -> None:
+        """Launch one unit beyond the windows. Failures are not folded while the calculator is unavailable; without this
+        attempt a pool could wait forever."""
+        configs = [config for config in self.observed.configs if windows.may_attempt(config, self.shared)]
+        candidates = [choice.Candidate(config.id, config.prior_weight, 1, config.limits) for config in configs]
+        self._choose(configs, candidates, 1, {share: self.room[share] for share in self.maximum_room})
+
+    def _choose(
+        self, configs: Sequence[Config], candidates: Sequence[choice.Candidate], units: int, room: Mapping[Share, int]
+    ) -> None:
+        by_id = {config.id: config for config in configs}
+        chosen = choice.choose(candidates, units, drawn=self.drawn, shared_room=room)
+        for config_id, got in chosen.items():
+            self._add(Launch(config=by_id[config_id], units=got))
+            self.drawn += got
+
+    def _add(self, launch: Launch) -> None:
+        """Add a launch. A probe starts even if the windows are full, and uses up a unit of the shared ones."""
+        self.launches.append(launch)
+        note = self.notes[launch.config.id]
+        note["launched"] += launch.units
+        note.pop("reason", None)
+        for share in launch.config.limits:
+            if share in self.room:
+                self.room[share] = max(0, self.room[share] - launch.units)
+
+    def _may_probe(self, config: Config) -> bool:
+        """True if a probe keeps the maximum of its launch config."""
+        return all(self.room[share] > 0 for share in config.limits if share in self.maximum_room)
+
+    def _weight(self, config: Config) -> float:
+        return windows.trusted_weight(
+            config,
+            calculator_unavailable_seconds=self.observed.calculator_unavailable_seconds,
+            half_life_seconds=self.observed.weight_half_life_seconds,
+        )
 
 
-def _reason(needed: int, launched: int, cancel: Sequence[str], stop: Sequence[str]) -> str:
+def _never(config: Config) -> str:
+    """Reason why a config launches nothing at any demand; empty if it may launch."""
+    if not config.active:
+        return f"{config.state}: {config.state_reason}" if config.state_reason else config.state
+    return config.stopped
+
+
+def _left_out(observed: Observed, config_id: str, units: int, needed: int) -> str:
+    """Reason why a config that could launch does not."""
+    config = next(config for config in observed.configs if config.id == config_id)
+    if not needed:
+        return "nothing is needed"
+    if config.is_fallback and not units:
+        return f"the current revision {config.current_id} launches first"
+    return "no launches left for its weight"
+
+
+def _reason(needed: int, launched: int, cancel: Sequence[str], stop: Sequence[str], drain: Sequence[str]) -> str:
     if launched:
         return f"{needed} needed" if launched == needed else f"{needed} needed, room for {launched}"
     if needed:
         return f"{needed} needed, but no config may launch now"
     if cancel or stop:
         return f"{len(cancel)} cancelled, {len(stop)} stopping: more workers than wanted"
+    if drain:
+        return f"{len(drain)} stopping: idle workers of draining revisions"
     return "nothing is needed"
 
 
@@ -210,8 +282,22 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
         for launch in plan.launches
         if not launch.config.active or launch.config.stopped
     ]
-    if not set(plan.stop) <= {w.worker_id for w in observed.idle}:
+    live: dict[str, int] = {}
+    for config in observed.configs:
+        live[config.name] = live.get(config.name, 0) + config.live
+    for launch in plan.launches:
+        name, maximum = launch.config.name, launch.config.max_capacity
+        live[name] = live.get(name, 0) + launch.units
+        if maximum is not None and live[name] > maximum:
+            problems.append(f"{live[name]} workers of launch config {name} exceed its maximum of {maximum}")
+    idle = {w.worker_id: w.config_id for w in observed.idle}
+    if not {*plan.stop, *plan.drain} <= idle.keys():
         problems.append("stops a worker that is not idle")
+    draining = {config.id for config in observed.configs if config.state == "draining"}
+    if not {idle.get(worker_id) for worker_id in plan.drain} <= draining:
+        problems.append("drains a worker whose revision does not drain")
+    if len(plan.drain) > scale_down.leaving_room(wanted=plan.wanted, leaving=fleet.leaving + len(plan.stop)):
+        problems.append(f"drains {len(plan.drain)} workers at a time, with {fleet.leaving} leaving")
     if not set(plan.cancel) <= {w.worker_id for w in observed.waiting}:
         problems.append("cancels a worker that is not waiting")
     return problems

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from fractions import Fraction
+from typing import Final
 
 import msgspec
 
@@ -63,6 +64,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
     """A running worker without a task since `since`."""
 
     worker_id: str
+    config_id: str
     since: datetime
 
 
@@ -82,6 +84,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.failures - self.folded)
 
 
+MAXIMUM: Final = "maximum"
 Share = tuple[Key, str]
 """Key and stage shared by configs of one or many pools, such as an image revision's boots or a quota's launches."""
 
@@ -144,6 +147,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     shares: Sequence[Share] = ()
 
     @property
+    def limits(self) -> Sequence[Share]:
+        """Its shares, and with a maximum the one of its launch config, which all revisions share."""
+        return self.shares if self.max_capacity is None else (*self.shares, (Key("launch config", self.name), MAXIMUM))
+
+    @property
+    def is_fallback(self) -> bool:
+        """True if it only launches what the current revisions do not."""
+        return self.active and not self.current and self.replaced_by != "rolling"
+
+    @property
     def active(self) -> bool:
         return self.state == "active"
 
@@ -161,7 +174,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     configs: Sequence[Config]
     shared: Sequence[Shared] = ()
     waiting: Sequence[Waiting] = ()  # oldest first
-    idle: Sequence[Idle] = ()  # longest idle first
+    idle: Sequence[Idle] = ()  # those of draining revisions first, then longest idle first
     idle_timeout_seconds: float
     calculator_unavailable_seconds: float = 0.0  # 0 while it is available
     weight_half_life_seconds: float = 600.0  # of the influence of its last weights

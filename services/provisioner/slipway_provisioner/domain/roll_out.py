@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from slipway_common.events.alert import Alert, AlertRaised, alert_key
+
 Strategy = Literal["natural", "rolling", "now"]
 DRAIN_SECONDS_MIN: Final = 3600.0
 """Shortest default of the time in which a replaced revision should drain."""
@@ -85,6 +87,80 @@ def is_proven(record: Mapping[str, Any] | None, claim_evidence: str, needed: int
     return healthy and succeeded_starts(record, claim_evidence) >= needed
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one revision in a roll-out. `maxima` are those of its pool and its name. `live` counts its workers,
+    `stoppable` those that were not asked to stop, `without_task` those of them that have no task."""
+
+    pool_id: str
+    name: str
+    id: str
+    state: str
+    current: bool
+    replaced_by: str
+    proven: bool
+    record: Mapping[str, Any] | None
+    claim_evidence: str
+    maxima: Sequence[int | None]
+    drain_from: datetime | None
+    drain_until: datetime | None
+    drain_terminate: bool
+    drain_alerted: bool
+    live: int
+    stoppable: int
+    without_task: int
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of a roll-out that are due now, by revision. `stop` are revisions whose workers are asked to stop, at the
+    deadline also those with a task (True)."""
+
+    prove: Sequence[Progress] = ()
+    drain: Sequence[Progress] = ()
+    archive: Sequence[Progress] = ()
+    alert: Sequence[Progress] = ()
+    resolve: Sequence[Progress] = ()
+    stop: Sequence[tuple[Progress, bool]] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.prove, self.drain, self.archive, self.alert, self.resolve, self.stop))
+
+
+def verdict(revisions: Sequence[Progress], now: datetime) -> Verdict:
+    """Due steps for the revisions of one name: a proven one ends its fallback, and a draining one ends."""
+    active = [revision for revision in revisions if revision.state == "active"]
+    draining = [revision for revision in revisions if revision.state == "draining"]
+    current = next((revision for revision in active if revision.current), None)
+    fallbacks = [revision for revision in active if not revision.current]
+    strategy = fallbacks[0].replaced_by if fallbacks else ""
+    prove = current is not None and not current.proven and _has_proven(current, strategy)
+    return Verdict(
+        prove=[current] if current is not None and prove else [],
+        drain=fallbacks if current is None or prove or current.proven else [],
+        archive=[revision for revision in draining if not revision.live],
+        alert=[revision for revision in draining if revision.live and _is_alert_due(revision, now)],
+        resolve=[revision for revision in active if revision.drain_alerted],
+        stop=[(revision, overdue) for revision in draining for overdue in _stops(revision, now)],
+    )
+
+
+def _has_proven(current: Progress, strategy: str) -> bool:
+    return is_proven(current.record, current.claim_evidence, needed_starts(strategy, current.maxima))
+
+
+def _is_alert_due(revision: Progress, now: datetime) -> bool:
+    if revision.drain_alerted or revision.drain_from is None or revision.drain_until is None:
+        return False
+    return now >= alert_at(revision.drain_from, revision.drain_until)
+
+
+def _stops(revision: Progress, now: datetime) -> list[bool]:
+    """Stop of the workers of a draining revision: at the deadline of all, of those replaced at once without a task."""
+    if revision.drain_terminate and revision.drain_until is not None and now >= revision.drain_until:
+        return [True] if revision.stoppable else []
+    at_once = leaves_at_once(revision.replaced_by, terminate=revision.drain_terminate)
+    return [False] if at_once and revision.without_task else []
+
+
 def share(strategy: str, booted: int, *, current: bool) -> float:
     """Share of a name's launches that a revision gets, by the boots of the current one; 1 but for rolling."""
     if strategy != "rolling":
@@ -101,3 +177,46 @@ def alert_at(drain_from: datetime, drain_until: datetime) -> datetime:
 def leaves_at_once(replaced_by: str, *, terminate: bool) -> bool:
     """True if idle and starting workers of a draining revision stop at once, because it was replaced by `now`."""
     return terminate and replaced_by not in STARTS_TO_PROVE
+
+
+def hash_of(config_id: str) -> str:
+    """Hash in the id of a revision."""
+    return config_id.rpartition("@")[2]
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Standing of a revision for its workers. `state` is active, paused, draining or archived."""
+
+    id: str
+    name: str
+    current_id: str
+    state: str
+    drain_until: datetime | None
+
+    def leave_reason(self, *, has_task: bool) -> str:
+        """Reason for a worker to leave after its task; empty if it may stay. One without a task waits for the plan,
+        which stops a part of them at a time."""
+        return draining_reason(self.id) if has_task and self.state in ("draining", "archived") else ""
+
+
+def draining_reason(config_id: str) -> str:
+    """Reason of a worker that stops since its revision drains."""
+    return f"{config_id} drains"
+
+
+def overdue(kind: type[Alert], revision: Progress) -> Alert:
+    """Alert on a revision whose drain takes long, or its resolution."""
+    left = f"{revision.live} {'worker is' if revision.live == 1 else 'workers are'} left"
+    until = revision.drain_until.isoformat(timespec="seconds") if revision.drain_until is not None else ""
+    raised = kind is AlertRaised
+    return kind(
+        dedup_key=alert_key("provisioner", "drain-overdue", revision.id),
+        subject_kind="config",
+        subject_id=revision.id,
+        kind="drain-overdue",
+        summary=f"{revision.id} drains slowly: {left}" if raised else f"{revision.id} no longer drains",
+        effect="they still run the replaced revision" if raised else "",
+        doing=f"asks them to stop at {until}" if revision.drain_terminate else "waits until their tasks end",
+        command=f"slipway worker ls --pool {revision.pool_id} --state running",
+        severity="notice",
+    )

@@ -1,9 +1,14 @@
-"""Scale-down: cancels workers that wait for admission first, then stops idle ones, never busy ones. Pure."""
+"""Scale-down: cancels workers that wait for admission first, then stops idle ones, never busy ones. Idle workers of
+draining revisions stop even if they are wanted, a part at a time, so that their replacements can boot. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 from slipway_provisioner.domain.pool import Idle
+
+DRAINED_SHARE_MAX: Final = 0.25
+"""Share of the wanted workers that may be leaving while idle workers of draining revisions stop."""
 
 
 def select(
@@ -16,3 +21,14 @@ def select(
     cancel = list(reversed(waiting))[:surplus]
     overdue = [w.worker_id for w in idle if now - w.since >= timedelta(seconds=idle_timeout_seconds)]
     return cancel, overdue[: surplus - len(cancel)]
+
+
+def drained(idle: Sequence[Idle], draining: Collection[str], *, wanted: int, leaving: int) -> list[str]:
+    """Idle workers of the `draining` revisions to stop now, with `leaving` workers on their way out."""
+    ids = [worker.worker_id for worker in idle if worker.config_id in draining]
+    return ids[: leaving_room(wanted=wanted, leaving=leaving)]
+
+
+def leaving_room(*, wanted: int, leaving: int) -> int:
+    """Number of workers that may start to leave although they are wanted; at least one leaves at a time."""
+    return max(0, max(1, int(wanted * DRAINED_SHARE_MAX)) - leaving)

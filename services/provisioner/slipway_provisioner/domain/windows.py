@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import exp2
 from typing import Final
 
-from slipway_provisioner.domain.pool import Config, Share, Shared
+from slipway_provisioner.domain.pool import MAXIMUM, Config, Share, Shared
 
 UNAVAILABLE_WINDOW: Final = 4  # without a calculator no config would trip
 
@@ -41,14 +41,25 @@ def shared_rooms(shared: Mapping[Share, Shared], *, calculator_unavailable: bool
     }
 
 
+def maximum_rooms(configs: Sequence[Config]) -> dict[Share, int]:
+    """Room in workers of each launch config with a maximum, for all its revisions together."""
+    rooms: dict[Share, int] = {}
+    for config in configs:
+        if config.max_capacity is not None:
+            share = config.limits[-1]
+            rooms[share] = rooms.get(share, config.max_capacity) - config.live
+    return {share: max(0, left) for share, left in rooms.items()}
+
+
 def trusted_weight(config: Config, *, calculator_unavailable_seconds: float, half_life_seconds: float) -> float:
-    """The published weight, decaying to the weight without evidence while the calculator is unavailable."""
+    """The published weight, decaying to the weight without evidence while the calculator is unavailable, of which a
+    revision gets its share."""
     trust = exp2(-calculator_unavailable_seconds / half_life_seconds)
-    return config.prior_weight + (config.weight - config.prior_weight) * trust
+    return config.share * (config.prior_weight + (config.weight - config.prior_weight) * trust)
 
 
 def room(config: Config, shared_room: Mapping[Share, int], *, calculator_unavailable: bool) -> tuple[int, str]:
-    """Room of a config in starts, and the window that limits it. `shared_room` is the result of `shared_rooms`.
+    """Room of a config in starts, and what limits it. `shared_room` joins `shared_rooms` and `maximum_rooms`.
 
     Starts in an earlier stage will arrive in the later ones, so they count there too: otherwise a full launch window
     could overflow a boot window that has one unit left.
@@ -57,11 +68,14 @@ def room(config: Config, shared_room: Mapping[Share, int], *, calculator_unavail
         (window - level, f"{name} window")
         for name, window, level in _levels(config, calculator_unavailable, failures=True)
     ]
-    found += [
-        (shared_room[share], f"{share[1]} window of {share[0]}") for share in config.shares if share in shared_room
-    ]
+    found += [(shared_room[share], _described(share)) for share in config.limits if share in shared_room]
     tightest, window = min(found, default=(0, "no window"))
     return max(0, tightest), window
+
+
+def _described(share: Share) -> str:
+    key, stage = share
+    return f"{stage} of {key}" if stage == MAXIMUM else f"{stage} window of {key}"
 
 
 def may_attempt(config: Config, shared: Mapping[Share, Shared]) -> bool:

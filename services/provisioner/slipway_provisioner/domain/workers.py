@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, WAITING, State, advance
+from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED, WAITING, State, advance
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 
 
@@ -45,6 +45,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     failed_at: datetime | None = None
     reason: str = ""
     traceparent: str = ""
+
+    @property
+    def has_task(self) -> bool:
+        return self.state in REGISTERED and self.idle_since is None
 
 
 class AlreadyStopped(Exception):

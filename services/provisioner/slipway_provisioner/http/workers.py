@@ -11,15 +11,16 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.base.ids import hash_secret, new_secret
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import ASKED_TO_STOP, IllegalTransition
+from slipway_common.events.lifecycle import IllegalTransition
 from slipway_common.web.access import Credentials, bearer
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
-from slipway_provisioner.apply.reports import Agent
+from slipway_provisioner.apply.reports import Agent, Answer
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.domain.workers import AlreadyStopped, Worker
+from slipway_provisioner.domain.roll_out import hash_of
+from slipway_provisioner.domain.workers import AlreadyStopped
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -84,9 +85,8 @@ def _agent(worker_id: str, credentials: Any) -> Agent:
     return Agent(worker_id, hash_secret(secret))
 
 
-def _answer(worker: Worker) -> dict[str, Any]:
-    is_stopping = worker.state in ASKED_TO_STOP
-    return {"terminate": is_stopping, "reason": worker.reason if is_stopping else ""}
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {"terminate": bool(answer.reason), "reason": answer.reason}
 
 
 @router.post("/register")
@@ -111,9 +111,9 @@ async def claimed(
     """Report the claim of a task, which ends with the next idle or stopped report."""
     async with _transaction(db) as tx:
         agent = _agent(worker_id, credentials)
-        worker = await reports.claimed(tx, agent, task_id=body.task_id, source=body.source, reported_at=body.at)
+        answer = await reports.claimed(tx, agent, task_id=body.task_id, source=body.source, reported_at=body.at)
     wake(request)
-    return _answer(worker)
+    return _answer(answer)
 
 
 @router.post("/{worker_id:id}/idle")
@@ -122,29 +122,39 @@ async def idle(
 ) -> dict[str, Any]:
     """Report that the task has ended."""
     async with _transaction(db) as tx:
-        worker = await reports.idle(tx, _agent(worker_id, credentials), body.at)
+        answer = await reports.idle(tx, _agent(worker_id, credentials), body.at)
     wake(request)
-    return _answer(worker)
+    return _answer(answer)
 
 
 @router.post("/{worker_id:id}/heartbeat")
 async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with _transaction(db) as tx:
-        worker = await reports.heartbeat(tx, _agent(worker_id, credentials))
-    return _answer(worker)
+        answer = await reports.heartbeat(tx, _agent(worker_id, credentials))
+    return _answer(answer)
 
 
 @router.get("/{worker_id:id}/should-terminate")
 async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
-    """Return whether an agent must stop, for agents that check between two tasks. Counts as a heartbeat."""
-    return await heartbeat(worker_id, db, credentials)
+    """Return whether a worker must stop, or leave after its task, and the standing of its revision, for agents that
+    check between two tasks. Counts as a heartbeat."""
+    async with _transaction(db) as tx:
+        answer = await reports.heartbeat(tx, _agent(worker_id, credentials))
+    standing = answer.standing
+    return _answer(answer) | {
+        "config": standing.name,
+        "revision": hash_of(standing.id),
+        "current": hash_of(standing.current_id),
+        "state": standing.state,
+        "deadline": standing.drain_until,
+    }
 
 
 @router.post("/{worker_id:id}/error")
 async def report_error(worker_id: str, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with _transaction(db) as tx:
-        worker = await reports.error(tx, _agent(worker_id, credentials), body.kind, body.detail)
-    return _answer(worker)
+        answer = await reports.error(tx, _agent(worker_id, credentials), body.kind, body.detail)
+    return _answer(answer)
 
 
 @router.post("/{worker_id:id}/stopped")

@@ -14,6 +14,7 @@ from slipway_common.database.sql import Statement, array, matches, names
 from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
+from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import launch_stops, marks
 from slipway_provisioner.store.tables import launch_config, launch_config_name
 
@@ -90,6 +91,11 @@ RESUME_OVERDUE: Final = Statement(_RESUMED.where(N.paused_until <= sa.func.slipw
 OVERDUE: Final = Statement(
     sa.select(N.name).where(N.paused, N.paused_until <= sa.func.slipway_clock()).order_by(N.name)
 )
+STANDING: Final = Statement(
+    sa.select(C.id, N.name, N.current_id, STATE, C.drain_until)
+    .join(launch_config_name, OF_NAME)
+    .where(C.id == sa.bindparam("config_id"))
+)
 # New revisions of the rows of a name whose state is shown by the name's.
 TOUCH: Final = Statement(
     sa.update(launch_config)
@@ -115,6 +121,11 @@ async def lock(tx: Connection, config_names: Sequence[str]) -> set[str]:
     """Lock the names before several are changed; returns those that are declared."""
     rows = await tx.fetch(LOCK.text, *LOCK.arguments(names=sorted(set(config_names))))
     return {row["name"] for row in rows if row["declared"]}
+
+
+async def standing(db: Connection, config_id: str) -> Standing:
+    """Standing of a revision for its workers."""
+    return Standing(**await db.fetchrow(STANDING.text, *STANDING.arguments(config_id=config_id)))
 
 
 async def startable(tx: Connection, config_id: str) -> Any:

@@ -130,9 +130,14 @@ WAITING_WORKERS: Final = Statement(
     .order_by(worker.c.id)
 )
 IDLE_WORKERS: Final = Statement(
-    sa.select(sa.cast(worker.c.id, sa.Text).label("worker_id"), worker.c.idle_since.label("since"))
+    sa.select(
+        sa.cast(worker.c.id, sa.Text).label("worker_id"),
+        worker.c.launch_config_id.label("config_id"),
+        worker.c.idle_since.label("since"),
+    )
+    .join(launch_config, launch_config.c.id == worker.c.launch_config_id)
     .where(worker.c.pool_id == sa.bindparam("pool_id"), in_states(REGISTERED), worker.c.idle_since.is_not(None))
-    .order_by(worker.c.idle_since)
+    .order_by((launch_config.c.state == "draining").desc(), worker.c.idle_since)
     .limit(500)
 )
 LAUNCH_STOPS: Final = f"""

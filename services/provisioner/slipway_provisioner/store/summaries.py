@@ -136,7 +136,7 @@ def _config(row: Any) -> dict[str, Any]:
     started = roll_out.succeeded_starts(record or None, row["claim_evidence"])
     needed = roll_out.needed_starts(replaces_by, [pool_max_capacity, row["max_capacity"]])
     values |= {
-        "revision": row["id"].rpartition("@")[2],
+        "revision": roll_out.hash_of(row["id"]),
         "proven": values.pop("proven_at") is not None,
         "succeeded_starts": started,
         "needed_starts": needed,

@@ -226,6 +226,12 @@ _NOT_ARCHIVED: Final = launch_config.c.state != "archived"
 Index("launch_config_pool", launch_config.c.pool_id, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_of_name", launch_config.c.name)
 Index("launch_config_draining", launch_config.c.drain_from, postgresql_where=launch_config.c.state == "draining")
+Index(
+    "launch_config_fallback",
+    launch_config.c.name,
+    postgresql_where=(launch_config.c.state == "active") & (launch_config.c.replaced_by != ""),
+)
+Index("launch_config_alerted", launch_config.c.id, postgresql_where=launch_config.c.drain_alerted)
 Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=launch_config.c.state == "archived")
 Index("launch_config_image", launch_config.c.image_key, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_quota", launch_config.c.quota_key, postgresql_where=_NOT_ARCHIVED)

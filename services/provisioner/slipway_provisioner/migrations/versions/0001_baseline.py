@@ -75,6 +75,8 @@ CREATE TABLE launch_config (
 CREATE INDEX launch_config_pool ON launch_config (pool_id) WHERE state <> 'archived';
 CREATE INDEX launch_config_of_name ON launch_config (name);
 CREATE INDEX launch_config_draining ON launch_config (drain_from) WHERE state = 'draining';
+CREATE INDEX launch_config_fallback ON launch_config (name) WHERE state = 'active' AND replaced_by <> '';
+CREATE INDEX launch_config_alerted ON launch_config (id) WHERE drain_alerted;
 CREATE INDEX launch_config_archived ON launch_config (archived_at) WHERE state = 'archived';
 CREATE INDEX launch_config_image ON launch_config (image_key) WHERE state <> 'archived';
 CREATE INDEX launch_config_quota ON launch_config (quota_key) WHERE state <> 'archived';
