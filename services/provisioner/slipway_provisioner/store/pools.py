@@ -1,6 +1,6 @@
 """Input of planning decisions: dirty pools, and configs with their weights and starts in flight."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
@@ -53,6 +53,11 @@ FROM worker w
 WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state NOT IN ({states(ENDED)})"""
 # Shares of a config `c`, in the order in which they trip it.
 SHARES: Final = "ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k)"
+# Replacement of a revision of the name `n` that goes on: its strategy, and the boots of the current revision.
+REPLACEMENT: Final = """
+SELECT r.replaced_by AS strategy, coalesce((rg.record -> 'stages' -> 'boot' ->> 'succeeded')::int, 0) AS booted
+FROM launch_config r LEFT JOIN weight rg ON rg.launch_config_id = n.current_id
+WHERE r.name = n.name AND r.state = 'active' AND r.replaced_by <> '' AND r.id <> n.current_id LIMIT 1"""
 CONFIG: Final = launch_config.c[
     "id",
     "name",
@@ -74,10 +79,10 @@ SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, a.lease_pool_id,
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
         AND {launch_stops.IN_FORCE}) AS launch_stop,
-    {SHARES} AS shares, u.launch, u.boot, u.claim, u.live
+    {SHARES} AS shares, u.launch, u.boot, u.claim, u.live, r.strategy, r.booted
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
-CROSS JOIN LATERAL ({STARTS}) AS u
+CROSS JOIN LATERAL ({STARTS}) AS u LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
@@ -231,31 +236,24 @@ async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Conf
     """Revisions of a pool that are not archived, and their shares, with starts in flight and failures at `at`."""
     configs = await tx.fetch(CONFIGS, pool_id)
     shared = await tx.fetch(SHARED, pool_id, at - timedelta(seconds=LATE_RECORD_SECONDS))
-    booted = {row["id"]: roll_out.succeeded_starts(row["record"], "register") for row in configs}
-    strategies = {
-        row["current_id"]: row["replaced_by"]
-        for row in configs
-        if row["state"] == "active" and row["id"] != row["current_id"]
-    }
     return (
-        [_config(row, _share(row, booted, strategies)) for row in configs],
+        [_config(row) for row in configs],
         [Shared(**dict(row) | {"key": Key.of(row["key"])}) for row in shared],
     )
 
 
-def _share(row: Any, booted: Mapping[str, int], strategies: Mapping[str, str]) -> float:
-    """Share of a revision of its name's launches, while another one replaces it or is replaced by it."""
-    current = row["current_id"]
-    return roll_out.share(strategies.get(current, ""), booted.get(current, 0), current=row["id"] == current)
+def share(row: Any) -> float:
+    """Share of a revision of its name's launches, from REPLACEMENT."""
+    return roll_out.share(row["strategy"] or "", row["booted"] or 0, current=row["id"] == row["current_id"])
 
 
-def _config(row: Any, share: float) -> Config:
+def _config(row: Any) -> Config:
     record: dict[str, Any] = row["record"] or {}
     reason = record.get("reason", "")
     counted = stages(row)
     return Config(
         **{name: row[name] for name in COPIED},
-        share=share,
+        share=share(row),
         stopped=f"launching is stopped in {row['account_id']}: {row['launch_stop']}" if row["launch_stop"] else "",
         weight=record.get("weight", row["prior_weight"]),
         tripped=record.get("state", "healthy") != "healthy",

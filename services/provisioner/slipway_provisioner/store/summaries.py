@@ -13,7 +13,7 @@ from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.windows import share_reason, tripped_share
 from slipway_provisioner.store.declarations import JUDGED
-from slipway_provisioner.store.pools import SHARES, STARTS, shares, stages
+from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, states, worker, worker_pool
 
 P: Final = worker_pool.c
@@ -23,7 +23,7 @@ SWITCHES: Final = ("paused", "paused_reason", "paused_by", "paused_until", "froz
 POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, *SWITCHES]
 IDS: Final = C["id", "name", "pool_id", "account_id"]
 PLACE: Final = ("region", "zone", "instance_type", "image_revision")
-DRAIN: Final = ("replaced_by", "proven_at", "drain_until", "drain_terminate")
+DRAIN: Final = ("replaced_by", "proven_at", "drain_from", "drain_until", "drain_terminate")
 CONFIG: Final = C[*PLACE, *DRAIN, "profile", "claim_evidence", "settings"]
 OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "paused_until"]
 _PAUSED: Final = "c.state = 'active' AND n.paused"
@@ -51,14 +51,12 @@ SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")}, {names(OF_NAM
     CASE WHEN {_PAUSED} THEN 'paused' ELSE c.state END AS state,
     CASE WHEN {_PAUSED} THEN n.paused_reason ELSE c.state_reason END AS state_reason,
     CASE WHEN {_PAUSED} THEN n.paused_by ELSE c.state_by END AS state_by,
-    n.current_id = c.id AS current, p.max_capacity AS pool_max_capacity, f.replaced_by AS replaces_by,
+    n.current_id = c.id AS current, n.current_id, p.max_capacity AS pool_max_capacity, r.strategy, r.booted,
     g.record, o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
     u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, u.live, {SHARES} AS shares, s.shared
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
-LEFT JOIN LATERAL (
-    SELECT replaced_by FROM launch_config
-    WHERE name = c.name AND n.current_id = c.id AND state = 'active' AND id <> c.id LIMIT 1) AS f ON true
+LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
 LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes,
         jsonb_object_agg(stage, failures - written_off) AS failures
@@ -79,6 +77,7 @@ FAILURES: Final = Statement(
     .order_by(worker.c.failed_at.desc(), worker.c.id.desc())
     .limit(10)
 )
+OF_ROLL_OUT: Final = ("current_id", "pool_max_capacity", "strategy", "booted")
 OF_RECORD: Final = (
     "weight",
     "health",
@@ -132,16 +131,17 @@ def _config(row: Any) -> dict[str, Any]:
     }
     record = values.pop("record") or {}
     shared = [_shared(of) for of in values.pop("shared") or []]
-    replaces_by, pool_max_capacity = values.pop("replaces_by") or "", values.pop("pool_max_capacity")
+    strategy = (values["strategy"] or "") if values["current"] else ""
     started = roll_out.succeeded_starts(record or None, row["claim_evidence"])
-    needed = roll_out.needed_starts(replaces_by, [pool_max_capacity, row["max_capacity"]])
+    needed = roll_out.needed_starts(strategy, [row["pool_max_capacity"], row["max_capacity"]])
     values |= {
         "revision": roll_out.hash_of(row["id"]),
         "proven": values.pop("proven_at") is not None,
         "succeeded_starts": started,
         "needed_starts": needed,
+        "share": share(row),
     }
-    for name in ("settings", "failures", "claim_evidence", "shares", *NEW_WINDOWS):
+    for name in ("settings", "failures", "claim_evidence", "shares", *OF_ROLL_OUT, *NEW_WINDOWS):
         del values[name]
     shown = {name: record.get(name) for name in OF_RECORD}
     health_state = record.get("state", "healthy")
