@@ -17,7 +17,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
+	SEEDS PROCESSES SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
@@ -28,7 +28,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
 	generated replay-same tables structure simulate policies bench-events bench-weights bench-leases bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -77,6 +77,9 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 demo: $(RUNTIME) ## Whole system on simulated clouds, or PROVIDER=process: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
+try-image: $(RUNTIME) ## A roll-out, a bad image and a rollback by commands on a simulated cloud: SEED=1 SPEED=40 FAULTS= MUTANT=
+	@$(RUN) -m $(BROKEN) slipway_local.demo.try_image
+
 check: $(READY) ## Words, formats and structure of this project, ruff, mypy, import contracts
 	@$(RUN) -m $(BROKEN) tests.tools.idiom
 	@$(RUN) -m $(BROKEN) tests.tools.structure --findings
@@ -112,9 +115,9 @@ tables: $(READY) ## Migrated schema of each service, compared with the schema ma
 structure: $(READY) ## Largest files, classes and functions, files per layer, import cycles, checked against limits
 	@$(RUN) -m $(BROKEN) tests.tools.structure
 
-simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ONLY=weights SEEDS=100, FULL=1: a calculator killed at its commits
+simulate: $(READY) ## Seeded histories of three services: SEEDS=20 or SEED=7, FULL=1 for 500; ONLY=weights SEEDS=100: a calculator killed at its commits
 	@$(if $(filter-out weights,$(ONLY)),echo "ONLY=$(ONLY): unknown simulation; expected weights" >&2; exit 2)
-	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,pytest -q tests/simulation)
+	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,tests.simulation.run)
 
 histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, checked for double grants: N=20 SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.histories.run

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import asyncpg.transaction
@@ -23,7 +25,6 @@ from aiokafka.errors import KafkaError
 from slipway_common.base import ids
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Database
-from slipway_common.declaration.parsing import parse
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import (
     DECODERS,
@@ -50,8 +51,6 @@ from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply.declaration import apply
-from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
@@ -60,10 +59,11 @@ from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import configs, launch_stops
+from slipway_provisioner.store import launch_stops
 from slipway_simulator.scenario import Scenario
 from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
+from tests.simulation.commands import TOKEN, Operator, declared
 from tests.simulation.log import PARTITIONS, Log
 from tests.support.lease_broker import admissions
 
@@ -78,7 +78,9 @@ CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLA
 AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
 TASK_SECONDS: Final = 60.0
 REPORT_SECONDS: Final = 10.0
+TEMPLATE: Final = "simulation_template"
 _databases = count(1)
+_templates: set[str] = set()  # servers with that database
 
 
 class Crash(BaseException):
@@ -89,7 +91,13 @@ class Deployment:
     """Three services and their environment. `crashing`: share of steps in which a process dies at a commit."""
 
     def __init__(
-        self, chance: Random, scenario: Scenario, databases: dict[str, Database], url: str, **pool: Any
+        self,
+        chance: Random,
+        scenario: Scenario,
+        databases: dict[str, Database],
+        url: str,
+        tokens: Path,
+        **pool: Any,
     ) -> None:
         self.chance = chance
         self.elapsed = 0.0
@@ -97,7 +105,12 @@ class Deployment:
         self.log = Log(chance)
         self.databases = databases
         self.settings = Settings(
-            database_url="", kafka="", registration_key="key", deployment="d", send_within_seconds=1e9
+            database_url="",
+            kafka="",
+            registration_key="key",
+            deployment="d",
+            send_within_seconds=1e9,
+            tokens_file=tokens,
         )
         self.body = declared(**pool)
         self.crashing = 0.0
@@ -125,6 +138,7 @@ class Deployment:
         self.http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=service.app(), raise_app_exceptions=False), base_url="http://p"
         )
+        self.operator = Operator(self.http, chance)
 
     def handlers(self) -> dict[str, dict[Topic, consume.Handler]]:
         return {
@@ -202,16 +216,20 @@ class Deployment:
     async def step(self) -> str:
         """Execute one random step; return its name, with † if its process died."""
         service, name, act = self.chance.choice(self.steps())
+        return f"{service} {name}" + ("" if await self.survives(service, act) else " †")
+
+    async def survives(self, service: str, act: Callable[[], Awaitable[Any]]) -> bool:
+        """Execute a step, in which a process of `service` may die at a commit; False if it did."""
         if service and self.chance.random() < self.crashing:
             self.crash_in = self.chance.choice((1, 1, 1, 2, 3))
         try:
             await act()
         except Crash:
             await self.kill(service)
-            name += " †"
+            return False
         finally:
             self.crash_in = 0
-        return f"{service} {name}"
+        return True
 
     async def everything(self) -> None:
         """Execute all steps once, in random order."""
@@ -388,27 +406,25 @@ class Deployment:
     # Commands
 
     async def command(self) -> None:
-        """Set or lift a launch stop, or pause or resume a config."""
+        """Set or lift a launch stop, or let the operator give a command, which may die at a commit."""
+        if not self.launches_stopped and self.chance.random() < 0.75:
+            await self.survives("provisioner", self.operator.command)
+            return
         async with self.databases["provisioner"].acquire() as db, db.transaction():
-            if self.launches_stopped or self.chance.random() < 0.5:
-                if self.launches_stopped:
-                    await launch_stops.lift(db, "all", "")
-                else:
-                    await launch_stops.put(db, "all", "", reason="drill", by="op", until=None)
-                self.launches_stopped = not self.launches_stopped
-            elif self.chance.random() < 0.5:
-                await configs.pause(db, "zone-b", reason="drill", by="op", until=None, command=True)
+            if self.launches_stopped:
+                await launch_stops.lift(db, "all", "")
             else:
-                await configs.resume(db, "zone-b", reason="drill over", by="op")
+                await launch_stops.put(db, "all", "", reason="drill", by="op", until=None)
+        self.launches_stopped = not self.launches_stopped
 
     async def calm_down(self) -> None:
-        """End all faults, launch stops and pauses."""
+        """End all faults, launch stops, pauses and roll-outs."""
         self.crashing = self.log.lost_acknowledgements = 0.0
         self.cloud.world.faults = ()
         async with self.databases["provisioner"].acquire() as db, db.transaction():
             await launch_stops.lift(db, "all", "")
-            await configs.resume(db, "zone-b", reason="drill over", by="op")
         self.launches_stopped = False
+        await self.operator.calm_down()
 
     async def declare(self, limit: int) -> None:
         """Declare the lease pool with a limit, and the worker pool."""
@@ -429,30 +445,7 @@ class Deployment:
             changed = [made for made in changes if made.result != "unchanged"]
             await lease_pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, lease_declaration.limit_events(changed, "test"))
-        async with self.databases["provisioner"].acquire() as db, db.transaction():
-            times = Times(
-                call_timeout_seconds=self.settings.call_timeout_seconds,
-                clock_skew_seconds=self.settings.clock_skew_seconds,
-            )
-            await apply(db, parse(self.body), providers={"simulated": self.cloud.problem}, times=times)
-
-
-def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
-    launch_configs = [
-        {"name": zone, "account": "sim-a", "zone": zone, "instance_type": "m5.large", "image": "linux-1"}
-        for zone in ("zone-a", "zone-b", "zone-c")
-    ]
-    account = {
-        "id": "sim-a",
-        "provider": "simulated",
-        "region": "r",
-        "credential": "none",
-        "identity": "sim-a",
-        "lease_pool": "sim-a",
-        "settings": {"honours_tokens": honours_tokens},
-    }
-    pool = {"id": "linux", "max_capacity": max_capacity, "launch_configs": launch_configs}
-    return {"version": 1, "lease_pools": [{"id": "sim-a", "limit": 8}], "accounts": [account], "worker_pools": [pool]}
+        await self.operator.declare(self.body)
 
 
 def as_received(record: Record) -> Received:
@@ -480,17 +473,15 @@ async def deployment_on(
     """All three services on a new database; IDs, secrets and every choice are derived from the seed."""
     chance = Random(seed)
     name = f"simulation_{next(_databases)}"
-    url = await server.create_database(name)
+    url = await server.create_database(name, template=await migrated(server))
     databases: dict[str, Database] = {}
-    for service in SERVICES:
-        await migrate.upgrade(url, service)
-    admin = await asyncpg.connect(url)
-    await admin.execute(CLOCK)
-    await admin.close()
     for service in SERVICES:
         databases[service] = await postgres.connect(url, service, size=3)
         await databases[service].execute(SKEWED.format(skew=round(chance.uniform(-2, 2), 3)))
-    deployment = Deployment(chance, scenario, databases, url, **pool)
+    tokens = NamedTemporaryFile()  # noqa: SIM115 (closed at the end of the history)
+    entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
+    Path(tokens.name).write_bytes(msgspec.json.encode([entry]))
+    deployment = Deployment(chance, scenario, databases, url, Path(tokens.name), **pool)
     ticks = count(1)
 
     class Time:
@@ -515,6 +506,20 @@ async def deployment_on(
         for one in databases.values():
             one.terminate()
         await server.drop_database(name)
+        tokens.close()
+
+
+async def migrated(server: EmbeddedPostgres) -> str:
+    """Name of a database with the schemas of all services, which is created once per server and copied from then on."""
+    if server.url() not in _templates:
+        url = await server.create_database(TEMPLATE)
+        for service in SERVICES:
+            await migrate.upgrade(url, service)
+        admin = await asyncpg.connect(url)
+        await admin.execute(CLOCK)
+        await admin.close()
+        _templates.add(server.url())
+    return TEMPLATE
 
 
 def _crash_at_commits(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:

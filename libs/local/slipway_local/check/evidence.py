@@ -124,7 +124,10 @@ async def _rows(database_url: str) -> Rows:
             "SELECT id::text, pool_id, launch_config_id, account_id, state, batch_id::text, instance_id, reason, "
             "extract(epoch FROM requested_at)::float8 AS requested_at FROM provisioner.worker"
         )
-        batches = await db.fetch("SELECT id::text, state, outcome, units, account_id FROM provisioner.launch_batch")
+        batches = await db.fetch(
+            "SELECT id::text, launch_config_id, state, outcome, units, account_id, "
+            "extract(epoch FROM started_at)::float8 AS started_at FROM provisioner.launch_batch"
+        )
         dead = 0
         gaps = []
         sent: dict[tuple[str, str, int], int] = {}

@@ -14,6 +14,7 @@ from slipway_common.events import worker as events
 from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, LIVE, SERVING
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, TOPICS
 from slipway_local.check.evidence import Evidence, Published
+from slipway_local.check.roll_out import launched_while_draining
 from slipway_simulator import facts
 
 # A shorter excess is the delay between an effect and its line in the ledger, which another process writes.
@@ -72,6 +73,7 @@ def judge(evidence: Evidence) -> Report:
     gaps, lost = _gaps(evidence), _lost(evidence)
     disagreeing = _disagreeing(evidence, outcomes)
     over, peaks = _over_cap(evidence)
+    late = launched_while_draining(evidence)
     dead = max(evidence.rows.dead, evidence.dead_records)
     claimed = {p.event.instance_id for p in published if isinstance(p.event, events.WorkerLaunched)}
     unknown = claimed - {f.instance_id for f in evidence.ledger if isinstance(f, facts.InstanceCreated)}
@@ -88,6 +90,7 @@ def judge(evidence: Evidence) -> Report:
             (unresolved, f"requested workers without an outcome that are not in flight: {len(unresolved)}"),
             (not outcomes, "no worker was requested"),
             (not counts["launched"], "no worker was launched"),
+            (late, f"launches of draining revisions: {len(late)}, for example {late[:2]}"),
             (unknown, f"launched instances that are missing in the ledger: {len(unknown)}"),
             (disagreeing, f"topic and rows disagree on {len(disagreeing)} workers, for example {disagreeing[:2]}"),
         )

@@ -1,0 +1,135 @@
+"""One seeded history: faults, commands and tasks on a deployment, which settles once they end.
+
+Faults are duplicates, reordering, crashes at commits, skewed clocks, lost replies, a zone outage, throttles, slow
+boots and launch stops; commands are those of commands.py.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from slipway_common.events.lifecycle import LIVE
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.store.tables import states
+from slipway_simulator.facts import Call, Reply
+from slipway_simulator.scenario import Scenario, decode
+from tests.simulation.commands import MISSING_IMAGE
+from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
+from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
+
+ALL_FAULTS: Final = frozenset({*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated"})
+ALL_COMMANDS: Final = frozenset(
+    {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
+)
+FAULTS: Final = (
+    "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
+)
+TASKS: Final = 45
+STEPS: Final = 1100
+SETTLED_WITHIN: Final = 220  # rounds of all steps, 12 s apart: a drain of ten minutes and a slow boot fit in
+COMMANDS: Final = 0.01  # share of steps that are followed by a command
+LEFT: Final = f"""
+SELECT (SELECT count(*) FROM worker WHERE state IN ({states(LIVE)}))
+    + (SELECT count(*) FROM launch_config WHERE state = 'draining')"""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Result of one history: its faults and commands, and the broken invariant, if any."""
+
+    seed: int
+    found: frozenset[str]
+    broken: str
+
+
+def scenario(seed: int, faults: str) -> Scenario:
+    return decode(
+        b'{"seed": %d, "accounts": {"sim-a": {"capacity": {"zone-c": 4}, "latency_seconds": 2}}, '
+        b'"images": {"%s": {"bad": "not_found"}}, '
+        b'"boot_seconds_median": 40, "visibility_seconds": 5, "honours_tokens": %s, "faults": "%s"}'
+        % (seed, MISSING_IMAGE.encode(), b"true" if seed % 2 else b"false", faults.encode())
+    )
+
+
+async def play(server: EmbeddedPostgres, seed: int) -> Report:
+    """Play the history of a seed with all faults and commands."""
+    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2)}
+    with pytest.MonkeyPatch.context() as patch:
+        async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
+            deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
+            deployment.tasks_at = arrivals(deployment.chance, TASKS, 600)
+            broken = ""
+            try:
+                await run(deployment, STEPS)
+                await settle(deployment, TASKS)
+                await judge(deployment)
+            except AssertionError as error:
+                broken = f"seed {seed} at {deployment.elapsed:.1f} s: {error}"
+            return Report(seed, faults_of(deployment) | frozenset(deployment.operator.made), broken)
+
+
+async def run(deployment: Deployment, steps: int) -> None:
+    """Execute `steps` random steps, with time passing between them."""
+    checker = Checker(deployment)
+    await deployment.declare(LIMIT)
+    await deployment.pass_time(1)
+    for _ in range(steps):
+        await deployment.step()
+        if deployment.chance.random() < 0.35:
+            await deployment.pass_time(deployment.chance.uniform(0, 6))
+        if deployment.crashing and deployment.chance.random() < (0.1 if deployment.launches_stopped else COMMANDS):
+            await checker.check()
+            await deployment.command()
+        if deployment.launches_stopped or deployment.chance.random() < 0.25:
+            await checker.check()
+
+
+async def settle(deployment: Deployment, tasks: int) -> None:
+    """End all faults and run until all tasks are done and no worker, drain, lease or record is left."""
+    await deployment.calm_down()
+    checker = Checker(deployment)
+    provisioner, broker = deployment.databases["provisioner"], deployment.databases["lease-broker"]
+    for _ in range(SETTLED_WITHIN):
+        await deployment.everything()
+        await deployment.pass_time(12)
+        await checker.check()
+        if len(deployment.cloud.done) == tasks and not deployment.cloud.machines:
+            left = await provisioner.fetchval(LEFT)
+            held = await broker.fetchval("SELECT count(*) FROM leases WHERE ended_at IS NULL")
+            waiting = sum(
+                [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
+            )
+            if not (left or held or deployment.unread() or waiting):
+                return
+    cloud = deployment.cloud
+    counts = await provisioner.fetch("SELECT state, count(*) FROM worker GROUP BY state")
+    revisions = await provisioner.fetch("SELECT id, state, drain_until FROM launch_config WHERE state <> 'archived'")
+    raise AssertionError(
+        f"not settled: {len(cloud.done)} of {tasks} tasks done, {len(cloud.pending)} pending, "
+        f"{list(cloud.machines.values())}, workers {counts}, revisions {revisions}"
+    )
+
+
+def faults_of(deployment: Deployment) -> frozenset[str]:
+    """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, repeated records."""
+    replies = [fact for fact in deployment.cloud.facts if isinstance(fact, Reply)]
+    numbers = Counter(
+        (record.partition, as_received(record).sequence_number) for record in deployment.log.all(WORKER_LIFECYCLE.name)
+    )
+    found = {f"{name} killed" for name in deployment.deaths}
+    found |= {"reply lost"} if any(reply.lost for reply in replies) else set()
+    found |= {"call refused"} if len({reply.code for reply in replies}) > 1 else set()
+    found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
+    return frozenset(found)
+
+
+def calls(deployment: Deployment) -> list[tuple[float, str, str]]:
+    """Time, revision and batch of each create call."""
+    return [(fact.at, fact.config, fact.batch) for fact in deployment.cloud.facts if isinstance(fact, Call)]
+
+
+def arrivals(chance: Random, number: int, over_seconds: float) -> list[float]:
+    return sorted(chance.uniform(1, over_seconds) for _ in range(number))

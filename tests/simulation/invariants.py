@@ -1,0 +1,158 @@
+"""Invariants of a simulated history: those that hold after every step, and those of the whole history."""
+
+from collections import Counter, defaultdict
+from typing import Any, Final
+
+from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
+from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
+from slipway_provisioner.store.tables import states
+from slipway_simulator.facts import Call, InstanceCreated, Reply
+from tests.simulation.commands import MAXIMA
+from tests.simulation.deployment import SERVICES, Deployment, as_received
+
+MAX_CAPACITY: Final = 12
+LIMIT: Final = 8
+COUNTS: Final = f"""
+SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
+    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving FROM worker"""
+# Revisions with their starts (batches) and live workers; `launching`: it may start, as far as its own state decides.
+REVISIONS: Final = f"""
+SELECT c.id, c.name, c.state, c.drain_from, n.current_id = c.id AS current, n.declared AND NOT n.paused AS wanted,
+    (SELECT count(*) FROM launch_batch b WHERE b.launch_config_id = c.id) AS batches,
+    (SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id AND w.state IN ({states(LIVE)})) AS live
+FROM launch_config c JOIN launch_config_name n ON n.name = c.name"""
+
+
+class Checker:
+    """Checks the invariants that must hold after every step."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.batches = 0
+        self.held = 0
+        self.calls = 0
+        self.draining: dict[str, tuple[Any, int]] = {}  # revision → start of its drain, and its starts by then
+        self.tokens: Counter[str] = Counter()
+
+    async def check(self) -> None:
+        provisioner, broker = self.deployment.databases["provisioner"], self.deployment.databases["lease-broker"]
+        serving, leaving = await provisioner.fetchrow(COUNTS)
+        assert serving <= MAX_CAPACITY, "1: serving workers exceed the maximum"
+        assert serving + leaving <= MAX_CAPACITY, "1: serving and stopping workers exceed maximum + minimum"
+        held = await broker.fetchval("SELECT coalesce(sum(units), 0) FROM leases WHERE ended_at IS NULL")
+        assert held <= max(LIMIT, self.held), "1: granted above the limit"
+        self.held = held
+        calls = [fact for fact in self.deployment.cloud.facts[self.calls :] if isinstance(fact, Call)]
+        self.calls = len(self.deployment.cloud.facts)
+        for call in calls:
+            intents = "SELECT count(*) FROM launch_batch WHERE id = $1::uuid AND token = $2"
+            assert await provisioner.fetchval(intents, call.batch, call.token), "3: a call without an intent"
+        await self._check_revisions(calls)
+
+    async def _check_revisions(self, calls: list[Call]) -> None:
+        rows = await self.deployment.databases["provisioner"].fetch(REVISIONS)
+        batches = sum(row["batches"] for row in rows)
+        assert batches == self.batches or not self.deployment.launches_stopped, "8: a launch during a launch stop"
+        self.batches = batches
+        draining = {row["id"]: (row["drain_from"], row["batches"]) for row in rows if row["state"] != "active"}
+        live: Counter[str] = Counter()
+        for row in rows:
+            live[row["name"]] += row["live"]
+            assert row["state"] != "archived" or not row["live"], f"12: {row['id']} is archived and has live workers"
+            if row["current"] and row["wanted"]:
+                assert row["state"] == "active", f"12: {row['name']} stands for {row['id']}, which launches nothing"
+        drained = {id_ for id_, known in self.draining.items() if known[0] == draining.get(id_, (None, 0))[0]}
+        for id_ in drained:
+            assert draining[id_] == self.draining[id_], f"12: {id_} started a launch while draining"
+        for call in calls:
+            self.tokens[call.token] += 1
+            assert self.tokens[call.token] == 1 or call.config not in drained, f"12: {call.config} repeated a call"
+        self.draining = draining
+        for name, maximum in MAXIMA.items():
+            assert live[name] <= maximum, f"1: {live[name]} workers of {name} exceed its maximum"
+
+
+async def judge(deployment: Deployment) -> None:
+    """Check the whole history: the cloud's facts, every record of the log, and the rows."""
+    for name in SERVICES:
+        losses = "SELECT (SELECT count(*) FROM dead_letter) + (SELECT count(*) FROM gap)"
+        assert await deployment.databases[name].fetchval(losses) == 0, f"9: {name} lost or dead-lettered a record"
+    await _judge_workers(deployment)
+    await _judge_revisions(deployment)
+    for record in deployment.log.all(LAUNCH_CONFIG_WEIGHT.name):
+        event = as_received(record).event
+        assert event is None or event.weight > 0, "5: a config with a weight of 0"
+
+
+async def _judge_workers(deployment: Deployment) -> None:
+    provisioner = deployment.databases["provisioner"]
+    by_topic: dict[str, State] = {}
+    seen: set[tuple[int, int]] = set()
+    refusals: list[WorkerLaunchFailed] = []
+    decisions = {str(row["id"]): row["launched"] for row in await provisioner.fetch("SELECT * FROM decision")}
+    for record in deployment.log.all(WORKER_LIFECYCLE.name):
+        received = as_received(record)
+        if (record.partition, received.sequence_number or 0) in seen:
+            continue
+        seen.add((record.partition, received.sequence_number or 0))
+        event, word = received.event, received.type.split(".")[-2]
+        if isinstance(event, WorkerRequested):
+            assert event.worker_id not in by_topic, "4: an intent started twice"
+            assert decisions.get(event.decision_id, 0) > 0, "11: an intent without a decision"
+            by_topic[event.worker_id] = State.REQUESTED
+            continue
+        before = by_topic[event.worker_id]
+        if before is State.REQUESTED and word not in ("delayed", "stopped"):
+            before = advance(before, "calling")  # this transition has no event
+        by_topic[event.worker_id] = advance(before, word)
+        if isinstance(event, WorkerLaunchFailed):
+            refusals.append(event)
+    rows = {str(row["id"]): row["state"] for row in await provisioner.fetch("SELECT id, state FROM worker")}
+    assert by_topic == rows, "4: events and rows differ"
+    _judge_refusals(deployment, refusals)
+
+    bound = Counter(row["instance_id"] for row in await provisioner.fetch("SELECT instance_id FROM worker"))
+    bound.pop(None, None)
+    assert set(bound.values()) <= {1}, "4: two intents with one instance"
+    assert set(bound) <= {f.instance_id for f in deployment.cloud.facts if isinstance(f, InstanceCreated)}
+
+
+def _judge_refusals(deployment: Deployment, refusals: list[WorkerLaunchFailed]) -> None:
+    codes: dict[str, set[str]] = defaultdict(set)
+    batch_of: dict[str, str] = {}
+    for fact in deployment.cloud.facts:
+        if isinstance(fact, Call):
+            batch_of[fact.call_id] = fact.batch
+        elif isinstance(fact, Reply):
+            codes[batch_of[fact.call_id]].add(fact.code)
+    for refusal in refusals:
+        assert refusal.outcome.scope not in (Scope.LIMITER, Scope.UNKNOWN), "7: a throttle counted against a config"
+        code = "OK" if refusal.outcome.code == "PartialCapacity" else refusal.outcome.code
+        assert code in codes[refusal.batch_id], "7: a failure that the cloud never returned"
+
+
+async def _judge_revisions(deployment: Deployment) -> None:
+    """A revision has one body for ever, by the cloud's facts, and one of each name is current, by events as by rows."""
+    provisioner = deployment.databases["provisioner"]
+    newest: dict[str, tuple[int, LaunchConfigState]] = {}
+    images: dict[str, set[str]] = defaultdict(set)
+    for record in deployment.log.all(LAUNCH_CONFIG_LIFECYCLE.name):
+        received = as_received(record)
+        if isinstance(event := received.event, LaunchConfigState):
+            images[event.launch_config_id].add(event.image_revision)
+            if (received.revision or 0) > newest.get(event.launch_config_id, (-1, event))[0]:
+                newest[event.launch_config_id] = received.revision or 0, event
+    for fact in deployment.cloud.facts:
+        if isinstance(fact, InstanceCreated):
+            assert images.get(fact.config) == {fact.image}, f"12: {fact.config} has launched another image"
+    assert await provisioner.fetchval(
+        "SELECT count(*) = 0 FROM worker w LEFT JOIN launch_config c ON c.id = w.launch_config_id "
+        "WHERE c.declared_at IS NULL OR c.declared_at > w.requested_at"
+    ), "12: a worker was requested before its revision existed"
+    current = Counter(event.name for _, event in newest.values() if event.current)
+    rows = await provisioner.fetch("SELECT name, current_id, declared FROM launch_config_name")
+    assert max(current.values()) == 1, "12: two revisions of a name are current"
+    for row in rows:
+        assert newest[row["current_id"]][1].current, f"12: {row['name']} stands for another revision by its events"

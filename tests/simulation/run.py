@@ -1,0 +1,89 @@
+"""`make simulate`: seeded histories of three services, on all processors: SEEDS=20 or SEED=7, FULL=1 for 500 seeds.
+
+Each process has an embedded PostgreSQL of its own. PROCESSES limits their number.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from slipway_local.servers.guard import guard
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Supervisor
+from tests.simulation.history import ALL_COMMANDS, ALL_FAULTS, Report, play
+
+SEEDS: Final = 12
+FULL_SEEDS: Final = 500
+ENOUGH_SEEDS: Final = 10
+"""Number of seeds whose histories together have all faults and commands."""
+
+
+def seeds_of(environment: Mapping[str, str]) -> list[int]:
+    """Seeds to play: SEED=n that one, SEEDS=N the first N from 1. Raises ValueError."""
+    for name in ("SEED", "SEEDS"):
+        if (text := environment.get(name, "")) and not (text.isdecimal() and int(text)):
+            raise ValueError(f"{name}={text}: expected a positive integer")
+    if (full := environment.get("FULL", "")) not in ("", "1"):
+        raise ValueError(f"FULL={full}: must be 1 or unset")
+    if seed := environment.get("SEED"):
+        return [int(seed)]
+    return [*range(1, int(environment.get("SEEDS") or (FULL_SEEDS if full else SEEDS)) + 1)]
+
+
+async def play_all(seeds: Sequence[int]) -> list[Report]:
+    """Play the histories of some seeds on one server."""
+    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
+        guard().remove(Path(folder))
+        async with Supervisor() as supervisor:
+            server = EmbeddedPostgres(Path(folder))
+            await supervisor.start(server)
+            return [await play(server, seed) for seed in seeds]
+
+
+def play_in_process(seeds: Sequence[int]) -> list[Report]:
+    return asyncio.run(play_all(seeds))
+
+
+def missing(reports: Sequence[Report]) -> list[str]:
+    """Faults and commands that no history has; such a run proves nothing about them."""
+    found = frozenset[str]().union(*(report.found for report in reports))
+    return sorted((ALL_FAULTS | ALL_COMMANDS) - found) if len(reports) >= ENOUGH_SEEDS else []
+
+
+def summarise(reports: Sequence[Report]) -> int:
+    """Print the results; return 1 if there are problems."""
+    counts = Counter(name for report in reports for name in report.found)
+    print("histories with " + ", ".join(f"{name} {counts[name]}" for name in sorted(ALL_FAULTS | ALL_COMMANDS)))
+    problems = [report.broken for report in sorted(reports, key=lambda report: report.seed) if report.broken]
+    problems += [f"no history has this: {name}" for name in missing(reports)]
+    for problem in problems:
+        print(f"PROBLEM {problem}")
+    broken = sum(bool(report.broken) for report in reports)
+    print(f"{len(reports)} histories, {broken} broken")
+    return 1 if problems else 0
+
+
+def main() -> int:
+    try:
+        seeds = seeds_of(os.environ)
+        processes = min(len(seeds), int(os.environ.get("PROCESSES") or os.cpu_count() or 1))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    reports: list[Report] = []
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as executor:
+        parts = [executor.submit(play_in_process, seeds[place::processes]) for place in range(processes)]
+        for part in as_completed(parts):
+            reports += part.result()
+    return summarise(reports)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
