@@ -55,7 +55,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
+from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
@@ -197,6 +197,7 @@ class Deployment:
                 "sweep",
                 lambda: sweep.sweep_next(provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0),
             ),
+            ("provisioner", "roll-out", lambda: roll_out.roll_out_next(provisioner)),
             ("provisioner", "view", self.view),
             ("weight-calculator", "turn", self.calculate),
             ("lease-broker", "decide", lambda: self.decide.step(broker)),

@@ -116,14 +116,3 @@ def lost_tasks(evidence: Evidence) -> tuple[int, int]:
     ends = [fact for fact in evidence.ledger if isinstance(fact, facts.TaskEnded)]
     done = {fact.task_id for fact in ends if fact.result == "done"}
     return len(arrived - done), len({fact.task_id for fact in ends if fact.result == "interrupted"})
-
-
-def live_user_data(ledger: Sequence[facts.Fact]) -> dict[str, Mapping[str, object]]:
-    """User data of all machines that have not been terminated."""
-    live: dict[str, Mapping[str, object]] = {}
-    for fact in ledger:
-        if isinstance(fact, facts.InstanceCreated):
-            live[fact.instance_id] = fact.user_data
-        elif isinstance(fact, facts.Terminated):
-            live.pop(fact.instance_id, None)
-    return live
