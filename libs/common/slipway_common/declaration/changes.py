@@ -58,11 +58,12 @@ def check_confirmed(changes: Collection[Change], dangers: Sequence[str], confirm
         raise ConfirmationRequired(found, dangers)
 
 
-def archived_danger(pool_id: str, *, active: int, archived: int) -> str:
-    """Danger of archiving too many of a pool's active launch configs, or all of them; empty if there is none."""
+def archived_danger(pool_id: str, *, active: int, archived: int, added: int) -> str:
+    """Danger of archiving too many of a pool's active launch configs, or all of them while none is added; empty if
+    there is none."""
     if not archived or archived <= active * ARCHIVED_SHARE_MAX:
         return ""
-    if archived >= active:
+    if archived >= active and not added:
         return f"worker pool {pool_id}: no launch config stays active"
     return f"worker pool {pool_id}: archives {archived} of {active} active launch configs"
 

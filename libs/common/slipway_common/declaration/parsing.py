@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn, get_args
 from pydantic import BaseModel, ValidationError
 
 from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PROVIDER_PATTERN
-from slipway_common.declaration.identity import Known, inconsistencies
+from slipway_common.declaration.identity import Identities, Known, inconsistencies
 from slipway_common.declaration.models import ALTERNATIVES, ENTRIES_MAX, Account, Declaration, LeasePool, WorkerPool
 from slipway_common.declaration.strict_yaml import (
     DocumentProblem,
@@ -58,6 +58,19 @@ def parse(body: object, known: Known | None = None) -> Declaration:
     if found := [DocumentProblem(path_text(path), reason) for path, reason in inconsistencies(declared, known)]:
         raise Invalid(found)
     return declared
+
+
+def parse_entry(section: str, place: int, body: object) -> Entry:
+    """Parse one entry of a section; raises Invalid with its problems. References to other entries are not checked."""
+    path = (section, place)
+    try:
+        entry = ENTRY[section].model_validate(body)
+    except ValidationError as error:
+        found = [((*path, *inner), reason) for inner, reason in problems(error, path)]
+        raise Invalid([DocumentProblem(path_text(where), reason) for where, reason in found]) from error
+    if found := list(Identities().add("", path, entry)):
+        raise Invalid([DocumentProblem(path_text(where), reason) for where, reason in found])
+    return entry
 
 
 class Reading:
