@@ -1,100 +1,136 @@
-"""Declared rows: accounts, pools, launch configs and the shares between configs, with the events of their changes.
+"""Declared rows: accounts, pools, launch configs with their revisions, and the shares between these, with the events of
+their changes.
 
-Columns are passed by name; a row that is declared is inserted or updated as a whole.
+Rows are read without locks, locked when their changes are known, and written in chunks, so that a declaration of any
+size never occupies the event loop or the database for long.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
+import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, names, seconds
+from slipway_common.database.sql import Statement, array, given, names
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
-from slipway_common.events.lifecycle import ENDED
 from slipway_common.messaging import outbox
-from slipway_provisioner.domain.declaration import BODY
+from slipway_provisioner.domain.comparison import (
+    AccountRow,
+    Fallback,
+    Health,
+    NameRow,
+    PoolRow,
+    Snapshot,
+    Steps,
+    StoredAccount,
+    StoredName,
+    StoredPool,
+)
+from slipway_provisioner.domain.declaration import Index, Known
+from slipway_provisioner.domain.revisions import Revision, StoredRevision
 from slipway_provisioner.store import configs, marks, tables
-from slipway_provisioner.store.tables import in_states, launch_config_outcomes, shared_window, worker
+from slipway_provisioner.store.configs import OF_NAME
+from slipway_provisioner.store.tables import shared_window
+
+CHUNK: Final = 250
+Row = TypeVar("Row")
 
 A: Final = tables.account.c
 P: Final = tables.worker_pool.c
+N: Final = tables.launch_config_name.c
 C: Final = tables.launch_config.c
+IDS: Final = array("ids", C.id)
 
-JUDGED: Final = ("profile", "boot_evidence", "claim_evidence", "on_bad_image", "freeze_after")
-ACCOUNT: Final = A["id", "provider", "region", "identity", "lease_pool_id", "settings"]
-POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, "deleted"]
-CONFIG: Final = C["id", *BODY, "base_weight", "price_factor", *JUDGED]
 # As carried by the events of the compacted topic.
 POOL_STATE: Final = (
     P.id.label("pool_id"),
     *(P[name] for name in pool_events.PoolState.__struct_fields__ if name != "pool_id"),
 )
 
-
-def _inserted(table: sa.Table, fields: Iterable[sa.Column[Any]]) -> Insert:
-    """One row with these columns, each bound under its name."""
-    return insert(table).values({field.name: sa.bindparam(field.name) for field in fields})
-
-
-def _excluded(new: Insert, fields: Iterable[sa.Column[Any]], *, fixed: Collection[str] = ()) -> dict[str, Any]:
-    """New values of a row that exists, for all columns but its id and the `fixed` ones."""
-    return {field.name: new.excluded[field.name] for field in fields if field.name not in ("id", *fixed)}
-
-
-ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
-LOCK_POOLS: Final = Statement(sa.select().select_from(tables.worker_pool).order_by(P.id).with_for_update())
-SHARE: Final = shared_window.c["key", "stage", "size"]
-# One statement, in the common lock order.
-SHARED: Final = f"""
-INSERT INTO shared_window ({names(SHARE)})
-SELECT DISTINCT {names(SHARE, "k.")} FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-WHERE c.state <> 'archived' ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
-# The weight-calculator forgets an archived config after the same time, and then shares without other configs. Both
-# services then count from zero, and a share that is tripped at that time would never recover.
-DELETE_OUTCOMES: Final = Statement(
-    sa.delete(launch_config_outcomes).where(
-        launch_config_outcomes.c.launch_config_id.in_(
-            sa.select(C.id).where(C.archived_at < sa.func.slipway_clock() - seconds("after"))
-        )
-    )
+# Reading, without locks.
+ACCOUNTS: Final = Statement(sa.select(A.id, A.owner, A.spec_digest, A.region).where(~A.removed))
+POOLS: Final = Statement(sa.select(P.id, P.owner, P.spec_digest).where(~P.deleted))
+STORED_ACCOUNTS: Final = Statement(
+    sa.select(*(A[name] for name in StoredAccount.__struct_fields__)).where(A.id == sa.any_(IDS)).order_by(A.id)
 )
-DELETE_SHARED: Final = """
-DELETE FROM shared_window WHERE (key, stage) IN (
-    SELECT key, stage FROM shared_window WHERE key NOT IN (
-        SELECT unnest(ARRAY[image_key, quota_key, credential_key]) FROM launch_config
-        WHERE archived_at IS NULL OR archived_at >= slipway_clock() - $1 * interval '1 s')
-    ORDER BY key, stage FOR UPDATE)"""
-
-GET_ACCOUNT: Final = Statement(sa.select(*ACCOUNT).where(A.id == sa.bindparam("id")))
-_ACCOUNT: Final = _inserted(tables.account, ACCOUNT)
-PUT_ACCOUNT: Final = Statement(_ACCOUNT.on_conflict_do_update(index_elements=[A.id], set_=_excluded(_ACCOUNT, ACCOUNT)))
-DELETE_ACCOUNTS: Final = Statement(
-    sa.delete(tables.account)
-    .where(
-        A.id != sa.all_(array("ids", A.id)),
-        ~sa.exists().where(C.account_id == A.id),
-        ~sa.exists().where(worker.c.account_id == A.id, ~in_states(ENDED)),
-    )
-    .returning(A.id)
+STORED_POOLS: Final = Statement(
+    sa.select(*(P[name] for name in StoredPool.__struct_fields__)).where(P.id == sa.any_(IDS)).order_by(P.id)
+)
+STORED_NAMES: Final = Statement(
+    sa.select(*(N[name] for name in StoredName.__struct_fields__))
+    .where(sa.or_(N.pool_id == sa.any_(IDS), N.name == sa.any_(array("names", N.name))))
+    .order_by(N.name)
+)
+_STORED: Final = [C[name] for name in StoredRevision.__struct_fields__ if name != "proven"]
+STORED_REVISIONS: Final = Statement(
+    sa.select(*_STORED, C.proven_at.is_not(None).label("proven"))
+    .where(C.name == sa.any_(array("names", C.name)))
+    .order_by(C.name, C.id)
+)
+USERS: Final = Statement(
+    sa.select(N.pool_id, N.name, C.account_id)
+    .join(tables.launch_config, sa.and_(OF_NAME, C.id == N.current_id))
+    .where(C.account_id == sa.any_(IDS), N.declared)
+    .order_by(N.pool_id, N.name)
 )
 
-GET_POOL: Final = Statement(sa.select(*POOL).where(P.id == sa.bindparam("id")))
-_POOL: Final = _inserted(tables.worker_pool, POOL)
-PUT_POOL: Final = Statement(
-    _POOL.on_conflict_do_update(
-        index_elements=[P.id], set_=_excluded(_POOL, POOL) | {"revision": P.revision + 1}
-    ).returning(*POOL_STATE)
+# Locks, in the common order.
+LOCK_POOLS: Final = Statement(
+    sa.select(P.id).where(P.id == sa.any_(IDS)).order_by(P.id).with_for_update(key_share=True)
+)
+LOCK_NAMES: Final = Statement(
+    sa.select(N.name).where(N.name == sa.any_(IDS)).order_by(N.name).with_for_update(key_share=True)
+)
+LOCK_REVISIONS: Final = Statement(
+    sa.select(C.id).where(C.id == sa.any_(IDS)).order_by(C.id).with_for_update(key_share=True)
+)
+LOCK_ACCOUNTS: Final = Statement(
+    sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update(key_share=True)
+)
+
+# Accounts.
+_ACCOUNT: Final = given(*(A[name] for name in AccountRow.__struct_fields__))
+_NEW_ACCOUNT: Final = insert(tables.account).from_select(
+    list(AccountRow.__struct_fields__), sa.select(*_ACCOUNT.c).order_by(_ACCOUNT.c.id)
+)
+PUT_ACCOUNTS: Final = Statement(
+    _NEW_ACCOUNT.on_conflict_do_update(
+        index_elements=[A.id],
+        set_={name: _NEW_ACCOUNT.excluded[name] for name in AccountRow.__struct_fields__ if name != "id"}
+        | {"removed": False},
+    )
+)
+REMOVE_ACCOUNTS: Final = Statement(
+    sa.update(tables.account)
+    .where(A.id == sa.any_(IDS))
+    .values(removed=True, owner="", spec_digest="")
+)
+
+# Pools. A row that another transaction has inserted meanwhile is not touched, and missing in the answer.
+_POOL: Final = given(*(P[name] for name in PoolRow.__struct_fields__))
+INSERT_POOLS: Final = Statement(
+    insert(tables.worker_pool)
+    .from_select(list(PoolRow.__struct_fields__), sa.select(*_POOL.c).order_by(_POOL.c.id))
+    .on_conflict_do_nothing()
+    .returning(*POOL_STATE)
+)
+UPDATE_POOLS: Final = Statement(
+    sa.update(tables.worker_pool)
+    .where(P.id == _POOL.c.id)
+    .values({name: _POOL.c[name] for name in PoolRow.__struct_fields__ if name != "id"})
+    .values(deleted=False, revision=P.revision + 1)
+    .returning(*POOL_STATE)
 )
 # A freeze for a bad image ends with the pool: a pool that is declared again starts without one.
 _REMOVED: Final = (
     sa.select(P.id, (P.frozen & (P.frozen_by == sa.bindparam("frozen_by"))).label("unfrozen"))
-    .where(P.id != sa.all_(array("ids", P.id)), ~P.deleted)
+    .where(P.id == sa.any_(IDS))
     .cte("removed")
 )
-DELETE_POOLS: Final = Statement(
+REMOVE_POOLS: Final = Statement(
     sa.update(tables.worker_pool)
     .where(P.id == _REMOVED.c.id)
     .values(
@@ -105,31 +141,89 @@ DELETE_POOLS: Final = Statement(
         frozen=P.frozen & ~_REMOVED.c.unfrozen,
         frozen_reason=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_reason),
         frozen_by=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_by),
+        owner="",
+        spec_digest="",
     )
     .returning(_REMOVED.c.unfrozen, *POOL_STATE)
 )
 
-GET_CONFIG: Final = Statement(sa.select(*CONFIG, C.state).where(C.id == sa.bindparam("id")))
-_CONFIG: Final = _inserted(tables.launch_config, CONFIG).values(state="active")
-_ARCHIVED: Final = C.state == "archived"
-PUT_CONFIG: Final = Statement(
-    _CONFIG.on_conflict_do_update(
-        index_elements=[C.id],
-        set_=_excluded(_CONFIG, CONFIG, fixed=BODY)
-        | {
-            "revision": C.revision + 1,
-            "state": sa.case((_ARCHIVED, "active"), else_=C.state),
-            "declared_at": sa.case((_ARCHIVED, sa.func.slipway_clock()), else_=C.declared_at),
-            "archived_at": sa.null(),
-        },
-    ).returning(*configs.FIELDS)
+# Launch configs and their revisions.
+_NAME: Final = given(*(N[name] for name in NameRow.__struct_fields__))
+INSERT_NAMES: Final = Statement(
+    insert(tables.launch_config_name)
+    .from_select(list(NameRow.__struct_fields__), sa.select(*_NAME.c).order_by(_NAME.c.name))
+    .on_conflict_do_nothing()
+    .returning(N.name)
 )
-ARCHIVE_CONFIGS: Final = Statement(
+UPDATE_NAMES: Final = Statement(
+    sa.update(tables.launch_config_name)
+    .where(N.name == _NAME.c.name)
+    .values({name: _NAME.c[name] for name in NameRow.__struct_fields__ if name not in ("name", "pool_id")})
+    .values(declared=True)
+)
+REMOVE_NAMES: Final = Statement(
+    sa.update(tables.launch_config_name).where(N.name == sa.any_(IDS)).values(declared=False)
+)
+_REVISION: Final = given(*(C[name] for name in Revision.__struct_fields__))
+INSERT_REVISIONS: Final = Statement(
+    sa.insert(tables.launch_config).from_select(
+        [*Revision.__struct_fields__, "state"],
+        sa.select(*_REVISION.c, sa.literal("active")).order_by(_REVISION.c.id),
+    )
+)
+# The current revision of a name, which may have been draining or archived.
+ACTIVATE: Final = Statement(
     sa.update(tables.launch_config)
-    .where(C.id != sa.all_(array("ids", C.id)), C.state != "archived")
-    .values(state="archived", archived_at=sa.func.slipway_clock(), revision=C.revision + 1)
+    .where(C.id == sa.any_(IDS))
+    .values(
+        state="active",
+        state_reason="",
+        state_by="",
+        replaced_by="",
+        drain_seconds=sa.null(),
+        drain_from=sa.null(),
+        drain_until=sa.null(),
+        drain_terminate=False,
+        declared_at=sa.case((C.state == "archived", sa.func.slipway_clock()), else_=C.declared_at),
+        archived_at=sa.null(),
+    )
+)
+_FALLBACK: Final = given(*(C[name] for name in Fallback.__struct_fields__))
+FALL_BACK: Final = Statement(
+    sa.update(tables.launch_config)
+    .where(C.id == _FALLBACK.c.id)
+    .values({name: _FALLBACK.c[name] for name in Fallback.__struct_fields__ if name != "id"})
+)
+_HEALTH: Final = given(*(C[name] for name in Health.__struct_fields__))
+ADAPT: Final = Statement(
+    sa.update(tables.launch_config)
+    .where(C.id == _HEALTH.c.id)
+    .values({name: _HEALTH.c[name] for name in Health.__struct_fields__ if name != "id"})
+)
+STATES: Final = Statement(
+    sa.select(*configs.FIELDS)
+    .join(tables.launch_config_name, OF_NAME)
+    .where(C.id == sa.any_(IDS))
+    .order_by(C.id)
+)
+# All other revisions of changed launch configs are published anew, with the state that they have now.
+TOUCH: Final = Statement(
+    sa.update(tables.launch_config)
+    .where(
+        C.name == sa.any_(array("names", C.name)),
+        OF_NAME,
+        C.state != "archived",
+        C.id != sa.all_(array("published", C.id)),
+    )
+    .values(revision=C.revision + 1)
     .returning(*configs.FIELDS)
 )
+SHARE: Final = shared_window.c["key", "stage", "size"]
+# One statement, in the common lock order. Shares that exist are not locked.
+SHARED: Final = f"""
+INSERT INTO shared_window ({names(SHARE)})
+SELECT DISTINCT {names(SHARE, "k.")} FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+WHERE c.id = ANY($1::text[]) ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
 
 NEXT_TO_SWEEP: Final = """
 UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
@@ -140,88 +234,146 @@ STATE_OF_POOL: Final = Statement(sa.select(*POOL_STATE).where(P.id == sa.bindpar
 # FOR SHARE: otherwise the older state could be published after a pause that commits meanwhile.
 CONFIGS_OF: Final = Statement(
     sa.select(*configs.FIELDS)
+    .join(tables.launch_config_name, OF_NAME)
     .where(C.pool_id == sa.bindparam("pool_id"), C.state != "archived")
     .order_by(C.id)
     .with_for_update(read=True)
 )
 
 
-async def lock(tx: Connection) -> None:
-    """Exclude other declarations, then lock every pool and config."""
-    await tx.execute(ONE_AT_A_TIME)
-    await tx.execute(LOCK_POOLS.text)
-    await tx.execute(configs.LOCK_ALL.text)
+class ChangedMeanwhile(Exception):
+    """Another transaction has changed what was read before it was locked. The transaction must be rolled back."""
 
 
-async def forget_archived(tx: Connection, after_seconds: float) -> None:
-    """Delete outcomes of configs archived for `after_seconds`, and shares that only such configs used."""
-    await tx.execute(DELETE_OUTCOMES.text, *DELETE_OUTCOMES.arguments(after=after_seconds))
-    await tx.execute(DELETE_SHARED, after_seconds)
+async def index(db: Connection) -> tuple[Index, dict[str, str]]:
+    """All accounts and pools that are declared, and the region of each account."""
+    accounts = await db.fetch(ACCOUNTS.text)
+    pools = await db.fetch(POOLS.text)
+    return Index(
+        accounts={row["id"]: Known(row["owner"], row["spec_digest"]) for row in accounts},
+        pools={row["id"]: Known(row["owner"], row["spec_digest"]) for row in pools},
+    ), {row["id"]: row["region"] for row in accounts}
 
 
-async def insert_shares(tx: Connection) -> None:
-    """Add the shares of all configs that have none yet."""
-    await tx.execute(SHARED)
+async def snapshot(
+    db: Connection, *, accounts: Iterable[str], pools: Iterable[str], config_names: Iterable[str]
+) -> Snapshot:
+    """Rows of these accounts and pools, and of the launch configs that are in the pools or have these names."""
+    stored_names = await _fetched(db, STORED_NAMES, pools, names=[])
+    stored_names += await _fetched(db, STORED_NAMES, config_names, key="names", ids=[])
+    by_name = {row["name"]: StoredName(**row) for row in stored_names}
+    revisions: dict[str, list[StoredRevision]] = {}
+    for row in await _fetched(db, STORED_REVISIONS, by_name, key="names"):
+        revisions.setdefault(row["name"], []).append(StoredRevision(**row))
+    return Snapshot(
+        accounts={row["id"]: StoredAccount(**row) for row in await _fetched(db, STORED_ACCOUNTS, accounts)},
+        pools={row["id"]: StoredPool(**row) for row in await _fetched(db, STORED_POOLS, pools)},
+        names=by_name,
+        revisions=revisions,
+    )
 
 
-async def account(tx: Connection, account_id: str) -> dict[str, Any] | None:
-    return await _row(tx, GET_ACCOUNT, account_id)
+async def users(db: Connection, account_ids: Collection[str]) -> list[Any]:
+    """Declared launch configs whose current revision launches in these accounts: pool, name and account."""
+    found: list[Any] = await db.fetch(USERS.text, *USERS.arguments(ids=sorted(account_ids)))
+    return found
 
 
-async def put_account(tx: Connection, account_id: str, values: Mapping[str, Any]) -> None:
-    await tx.execute(PUT_ACCOUNT.text, *PUT_ACCOUNT.arguments(id=account_id, **values))
+async def lock(tx: Connection, steps: Steps) -> None:
+    """Lock the rows that the steps change, and no others."""
+    for statement, ids in (
+        (LOCK_POOLS, [*(pool.id for pool in steps.pools), *steps.removed_pools]),
+        (LOCK_NAMES, [*(name.name for name in steps.names), *steps.removed_names]),
+        (
+            LOCK_REVISIONS,
+            [*steps.current, *(changed.id for changed in (*steps.fallbacks, *steps.drains, *steps.health))],
+        ),
+        (LOCK_ACCOUNTS, [*(account.id for account in steps.accounts), *steps.removed_accounts]),
+    ):
+        await _fetched(tx, statement, ids)
 
 
-async def delete_other_accounts(tx: Connection, account_ids: Sequence[str]) -> list[str]:
-    """Delete accounts without configs and instances, except the given ones; returns their ids."""
-    rows = await tx.fetch(DELETE_ACCOUNTS.text, *DELETE_ACCOUNTS.arguments(ids=account_ids))
-    return [row["id"] for row in rows]
+async def put_accounts(tx: Connection, steps: Steps) -> None:
+    for chunk in _chunks(sorted(steps.accounts, key=lambda account: account.id)):
+        await tx.execute(PUT_ACCOUNTS.text, *PUT_ACCOUNTS.rows(chunk))
+    await tx.execute(REMOVE_ACCOUNTS.text, *REMOVE_ACCOUNTS.arguments(ids=steps.removed_accounts))
 
 
-async def pool(tx: Connection, pool_id: str) -> dict[str, Any] | None:
-    return await _row(tx, GET_POOL, pool_id)
+async def put_pools(tx: Connection, steps: Steps, *, frozen_by: str) -> tuple[dict[str, int], list[str]]:
+    """Insert, update and remove pools, unfreezing removed ones that are `frozen_by` this; returns the revisions of all,
+    and the ids of the unfrozen ones. Raises ChangedMeanwhile if a new pool exists."""
+    revisions: dict[str, int] = {}
+    unfrozen: list[str] = []
+    for statement, pools in ((INSERT_POOLS, steps.new_pools), (UPDATE_POOLS, steps.pools)):
+        for chunk in _chunks(sorted(pools, key=lambda pool: pool.id)):
+            rows = await tx.fetch(statement.text, *statement.rows(chunk))
+            if len(rows) < len(chunk):
+                raise ChangedMeanwhile
+            created = steps.created_pools
+            await _enqueue(
+                tx,
+                (
+                    (pool_events.PoolCreated if row["pool_id"] in created else pool_events.PoolUpdated)(**row)
+                    for row in rows
+                ),
+            )
+            revisions |= {row["pool_id"]: row["revision"] for row in rows}
+    for ids in _chunks(sorted(steps.removed_pools)):
+        for row in await tx.fetch(REMOVE_POOLS.text, *REMOVE_POOLS.arguments(ids=ids, frozen_by=frozen_by)):
+            state = dict(row)
+            if state.pop("unfrozen"):
+                unfrozen.append(state["pool_id"])
+            revisions[state["pool_id"]] = state["revision"]
+            await outbox.enqueue(tx, [pool_events.PoolDeleted(**state)])
+    for ids in _chunks(sorted(revisions)):
+        await marks.dirty(tx, ids, reason="declared")
+    return revisions, unfrozen
 
 
-async def put_pool(tx: Connection, pool_id: str, values: Mapping[str, Any], *, new: bool) -> None:
-    """Insert a `new` pool or one that was deleted, or update a pool."""
-    row = await tx.fetchrow(PUT_POOL.text, *PUT_POOL.arguments(id=pool_id, **values))
-    event = pool_events.PoolCreated if new else pool_events.PoolUpdated
-    await outbox.enqueue(tx, [event(**row)])
-    await marks.dirty(tx, {pool_id}, reason="declared")
+async def put_configs(tx: Connection, steps: Steps) -> None:
+    """Insert and update launch configs and their revisions, except drains, and publish them. Raises ChangedMeanwhile if
+    a new name exists."""
+    for chunk in _chunks(sorted(steps.new_names, key=lambda name: name.name)):
+        if len(await tx.fetch(INSERT_NAMES.text, *INSERT_NAMES.rows(chunk))) < len(chunk):
+            raise ChangedMeanwhile
+    for chunk in _chunks(steps.names):
+        await tx.execute(UPDATE_NAMES.text, *UPDATE_NAMES.rows(chunk))
+    for ids in _chunks(steps.removed_names):
+        await tx.execute(REMOVE_NAMES.text, *REMOVE_NAMES.arguments(ids=ids))
+    for revisions in _chunks(sorted(steps.new_revisions, key=lambda revision: revision.id)):
+        await tx.execute(INSERT_REVISIONS.text, *INSERT_REVISIONS.rows(revisions))
+    for ids in _chunks(steps.current):
+        await tx.execute(ACTIVATE.text, *ACTIVATE.arguments(ids=ids))
+    for fallbacks in _chunks(steps.fallbacks):
+        await tx.execute(FALL_BACK.text, *FALL_BACK.rows(fallbacks))
+    for health in _chunks(steps.health):
+        await tx.execute(ADAPT.text, *ADAPT.rows(health))
+    new = sorted(revision.id for revision in steps.new_revisions)
+    for ids in _chunks(sorted({*new, *steps.renewed})):
+        await tx.execute(SHARED, ids)
+    for ids in _chunks(new):
+        rows = await tx.fetch(STATES.text, *STATES.arguments(ids=ids))
+        await _enqueue(tx, (config_events.LaunchConfigCreated(**configs.state(row)) for row in rows))
+    published = [*new, *(drain.id for drain in steps.drains)]
+    for changed in _chunks(sorted(_changed_names(steps))):
+        rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(names=changed, published=published))
+        await _enqueue(
+            tx,
+            (
+                (
+                    config_events.LaunchConfigCreated
+                    if row["id"] in steps.renewed
+                    else config_events.LaunchConfigUpdated
+                )(**configs.state(row))
+                for row in rows
+            ),
+        )
 
 
-async def delete_other_pools(tx: Connection, pool_ids: Sequence[str], *, frozen_by: str) -> dict[str, bool]:
-    """Delete pools except the given ones, and unfreeze those that are `frozen_by` this; returns the ids of all, with
-    True for the unfrozen ones."""
-    deleted = {}
-    for row in await tx.fetch(DELETE_POOLS.text, *DELETE_POOLS.arguments(ids=pool_ids, frozen_by=frozen_by)):
-        state = dict(row)
-        unfrozen, pool_id = state.pop("unfrozen"), state["pool_id"]
-        await outbox.enqueue(tx, [pool_events.PoolDeleted(**state)])
-        await marks.dirty(tx, {pool_id}, reason="deleted")
-        deleted[pool_id] = unfrozen
-    return deleted
-
-
-async def config(tx: Connection, config_id: str) -> dict[str, Any] | None:
-    return await _row(tx, GET_CONFIG, config_id)
-
-
-async def put_config(tx: Connection, config_id: str, values: Mapping[str, Any], *, new: bool) -> None:
-    """Insert a `new` config or one that was archived, or update a config without its body."""
-    row = await tx.fetchrow(PUT_CONFIG.text, *PUT_CONFIG.arguments(id=config_id, **values))
-    event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
-    await outbox.enqueue(tx, [event(**configs.state(row))])
-    await marks.dirty(tx, {row["pool_id"]}, reason="declared")
-
-
-async def archive_others(tx: Connection, config_ids: Sequence[str]) -> list[str]:
-    """Archive configs except the given ones; returns their ids."""
-    rows = await tx.fetch(ARCHIVE_CONFIGS.text, *ARCHIVE_CONFIGS.arguments(ids=config_ids))
-    for row in rows:
-        await outbox.enqueue(tx, [config_events.LaunchConfigArchived(**configs.state(row))])
-        await marks.dirty(tx, {row["pool_id"]}, reason="archived")
-    return [row["id"] for row in rows]
+def _changed_names(steps: Steps) -> set[str]:
+    """Names of launch configs of which a revision that is neither new nor drained may have changed."""
+    ids = [*steps.current, *(changed.id for changed in (*steps.fallbacks, *steps.health))]
+    return {name.name for name in steps.names} | {id_.partition("@")[0] for id_ in ids}
 
 
 async def next_to_sweep(tx: Connection, every_seconds: float) -> str | None:
@@ -238,6 +390,19 @@ async def republish(tx: Connection, pool_id: str) -> None:
     await outbox.enqueue(tx, [pool_events.PoolUpdated(**pool), *states])
 
 
-async def _row(tx: Connection, statement: Statement, id_: str) -> dict[str, Any] | None:
-    row = await tx.fetchrow(statement.text, *statement.arguments(id=id_))
-    return None if row is None else dict(row)
+async def _enqueue(tx: Connection, events: Iterable[msgspec.Struct]) -> None:
+    await outbox.enqueue(tx, list(events))
+
+
+async def _fetched(
+    db: Connection, statement: Statement, ids: Iterable[str], *, key: str = "ids", **others: list[str]
+) -> list[Any]:
+    """Rows of a statement that takes ids under `key`, asked for in chunks."""
+    rows: list[Any] = []
+    for chunk in _chunks(sorted(set(ids))):
+        rows += await db.fetch(statement.text, *statement.arguments(**{key: chunk}, **others))
+    return rows
+
+
+def _chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    return (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))

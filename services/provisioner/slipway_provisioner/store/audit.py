@@ -1,0 +1,37 @@
+"""Audit of declared objects: who changed what."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given, matches
+from slipway_provisioner.domain.comparison import Audit
+from slipway_provisioner.store.tables import audit
+
+A: Final = audit.c
+CHUNK: Final = 250
+_BY: Final = (sa.bindparam("by", type_=sa.Text), sa.bindparam("action", type_=sa.Text))
+_AUDIT: Final = given(*(A[name] for name in Audit.__struct_fields__))
+RECORD: Final = Statement(
+    sa.insert(audit).from_select([*Audit.__struct_fields__, "by", "action"], sa.select(*_AUDIT.c, *_BY))
+)
+LISTED: Final = Statement(
+    sa.select(A.at, A.by, A.action, A.kind, A.subject_id, A.result, A.before, A.after)
+    .where(matches(A.kind, "kind"), matches(A.subject_id, "subject_id"))
+    .order_by(A.id.desc())
+    .limit(sa.bindparam("limit", type_=sa.Integer))
+)
+
+
+async def record(tx: Connection, rows: Sequence[Audit], *, by: str, action: str) -> None:
+    """Record changes of declared objects."""
+    for start in range(0, len(rows), CHUNK):
+        await tx.execute(RECORD.text, *RECORD.rows(rows[start : start + CHUNK], by=by, action=action))
+
+
+async def listed(db: Connection, *, kind: str | None, subject_id: str | None, limit: int) -> list[dict[str, Any]]:
+    """Newest changes first, of all objects or of one."""
+    arguments = LISTED.arguments(kind=kind, subject_id=subject_id, limit=limit)
+    return [dict(row) for row in await db.fetch(LISTED.text, *arguments)]

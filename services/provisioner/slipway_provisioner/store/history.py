@@ -1,0 +1,76 @@
+"""History of pools: what was declared, by whom, with the changes made then."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given
+from slipway_provisioner.domain.comparison import History
+from slipway_provisioner.domain.declaration import Request
+from slipway_provisioner.store.tables import pool_revision
+
+R: Final = pool_revision.c
+CHUNK: Final = 250
+# The changes are passed as text: the driver would take a list in an array for a further dimension.
+_GIVEN: Final = given(R.pool_id, R.revision, R.owner, R.spec, R.spec_digest, sa.column("changes", sa.Text))
+_REQUEST: Final = tuple(sa.bindparam(name, type_=sa.Text) for name in ("by", "action", "reason"))
+RECORD: Final = Statement(
+    sa.insert(pool_revision).from_select(
+        [*(field.name for field in _GIVEN.c), "by", "action", "reason"],
+        sa.select(
+            *(sa.cast(field, JSONB) if field.name == "changes" else field for field in _GIVEN.c),
+            *_REQUEST,
+        ),
+    )
+)
+_SHOWN: Final = R["revision", "at", "by", "action", "reason", "owner", "spec_digest", "changes", "spec"]
+LISTED: Final = Statement(
+    sa.select(*_SHOWN)
+    .where(R.pool_id == sa.bindparam("pool_id"))
+    .order_by(R.revision.desc())
+    .limit(sa.bindparam("limit", type_=sa.Integer))
+)
+GET: Final = Statement(
+    sa.select(*_SHOWN).where(R.pool_id == sa.bindparam("pool_id"), R.revision == sa.bindparam("revision"))
+)
+BEFORE: Final = Statement(
+    sa.select(*_SHOWN)
+    .where(R.pool_id == sa.bindparam("pool_id"), R.spec_digest != sa.bindparam("spec_digest"), R.spec_digest != "")
+    .order_by(R.revision.desc())
+    .limit(1)
+)
+
+
+async def record(tx: Connection, rows: Sequence[History], revisions: Mapping[str, int], request: Request) -> None:
+    """Record what was declared of pools, under their `revisions` of now."""
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows[start : start + CHUNK]
+        arguments = RECORD.rows(
+            chunk,
+            revision=[revisions[row.pool_id] for row in chunk],
+            changes=[msgspec.json.encode(row.changes).decode() for row in chunk],
+            by=request.by,
+            action=request.action,
+            reason=request.reason,
+        )
+        await tx.execute(RECORD.text, *arguments)
+
+
+async def listed(db: Connection, pool_id: str, limit: int) -> list[dict[str, Any]]:
+    """Changes of a pool, the newest first."""
+    return [dict(row) for row in await db.fetch(LISTED.text, *LISTED.arguments(pool_id=pool_id, limit=limit))]
+
+
+async def get(db: Connection, pool_id: str, revision: int) -> dict[str, Any] | None:
+    row = await db.fetchrow(GET.text, *GET.arguments(pool_id=pool_id, revision=revision))
+    return None if row is None else dict(row)
+
+
+async def before(db: Connection, pool_id: str, spec_digest: str) -> dict[str, Any] | None:
+    """Newest entry with another declaration than this one; None if there is none."""
+    row = await db.fetchrow(BEFORE.text, *BEFORE.arguments(pool_id=pool_id, spec_digest=spec_digest))
+    return None if row is None else dict(row)
