@@ -3,6 +3,7 @@ sets, and a scripted provider."""
 
 import asyncio
 import contextlib
+import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,8 +16,10 @@ import msgspec
 
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.database import migrate, postgres
-from slipway_common.database.postgres import Database
-from slipway_common.declaration.parsing import parse
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration.changes import Change
+from slipway_common.declaration.identity import canonical_body
+from slipway_common.declaration.models import LaunchConfig
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import DECODERS, TOPIC_OF
@@ -25,7 +28,7 @@ from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.domain.declaration import Change, Times
+from slipway_provisioner.domain.declaration import Applied, Declared, DeclaredReader, Request, Times
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand
@@ -37,7 +40,7 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import workers
+from slipway_provisioner.store import declarations, workers
 from tests.support import harness
 from tests.support.harness import PATIENCE_SECONDS, PATIENT
 
@@ -76,11 +79,39 @@ def declared(*configs: str, **changes: Any) -> dict[str, Any]:
         "settings": {"url": "http://cloud"} | changes.pop("settings", {}),
     }
     launch_configs = [
-        {"id": name, "account": "sim-a", "zone": name, "instance_type": "m5.large", "image": "linux-1"}
+        {"name": name, "account": "sim-a", "zone": name, "instance_type": "m5.large", "image": "linux-1"}
         for name in configs or ("zone-a",)
     ]
     pool = {"id": "linux", "max_capacity": 100, "launch_configs": launch_configs} | changes
     return {"version": 1, "lease_pools": [{"id": "sim-a", "limit": 24}], "accounts": [account], "worker_pools": [pool]}
+
+
+def revision_id(config: str = "zone-a", *, region: str = "sim-1", **changes: Any) -> str:
+    """Id of the revision of a launch config that `declared` declares, or of one with other fields."""
+    usual = {"name": config, "account": "sim-a", "zone": config, "instance_type": "m5.large", "image": "linux-1"}
+    body = canonical_body(LaunchConfig.model_validate(usual | changes), region)
+    return f"{config}@{hashlib.sha256(body).hexdigest()[:6]}"
+
+
+async def read_body(db: Connection, body: dict[str, Any]) -> Declared:
+    """Read a declaration as JSON; all that it declares belongs to its owner, or to "test"."""
+    index, _ = await declarations.index(db)
+    reader = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES)
+    sections = [name for name in ("lease_pools", "accounts", "worker_pools") if name in body]
+    reader.document(body.get("metadata", {}).get("owner", "test"), sections)
+    for section in sections:
+        for entry in body[section]:
+            reader.entry(section, entry)
+    return reader.finished()
+
+
+async def apply_body(db: Connection, body: dict[str, Any], **request: Any) -> Applied:
+    """Apply a declaration, with its dangers confirmed unless `confirm` is given."""
+    wanted = await read_body(db, body)
+    if "confirm" not in request:
+        listed = await apply(db, wanted, Request(by="test", **(request | {"dry_run": True})))
+        request["confirm"] = listed.digest
+    return await apply(db, wanted, Request(by="test", **request))
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:
@@ -199,10 +230,10 @@ class Provisioner:
 
     # Input
 
-    async def declare(self, body: dict[str, Any] | None = None) -> list[Change]:
-        async with self.database.acquire() as db, db.transaction():
-            wanted = parse(body or declared())
-            return await apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
+    async def declare(self, body: dict[str, Any] | None = None, **request: Any) -> list[Change]:
+        """Apply a declaration, with its dangers confirmed; returns its changes."""
+        async with self.database.acquire() as db:
+            return (await apply_body(db, body or declared(), **request)).changes
 
     async def demand(self, *reports: DemandReported) -> None:
         async with self.database.acquire() as db, db.transaction():
@@ -387,11 +418,13 @@ class Provisioner:
             return await client.post("/workers/register", json=body)
 
 
-def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
-    """Weight record of a healthy config."""
+def weight(config: str = "zone-a", **changes: Any) -> WeightChanged:
+    """Weight record of a healthy revision, given by its id or by the name of a launch config of `declared`."""
+    config_id = config if "@" in config else revision_id(config)
     stage = StageHealth(probability=0.95, successes=0, failures=0, window=64, failures_folded=0)
     usual: dict[str, Any] = {
         "launch_config_id": config_id,
+        "name": config_id.partition("@")[0],
         "pool_id": "linux",
         "config_revision": 1,
         "weight": 1.0,

@@ -12,7 +12,7 @@ from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.http import configs, decisions, fleet, pools, workers
+from slipway_provisioner.http import configs, decisions, declaration, fleet, pools, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -70,10 +70,11 @@ def build(settings: Settings) -> Service:
             Loop("sweep", sweep_next),
             Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
-        routers=[pools.router, configs.router, decisions.router, fleet.router, workers.router],
+        routers=[declaration.router, pools.router, configs.router, decisions.router, fleet.router, workers.router],
         resources=[open_providers()],
         state={
             "settings": settings,
+            "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX},
             "providers": {name: provider.problem for name, provider in providers.items()},
             "times": Times(
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds

@@ -32,7 +32,10 @@ def _answer(problem: Problem) -> JSONResponse:
 
 
 class BodyLimit:
-    """Middleware that refuses bodies above BODY_BYTES_MAX before they are parsed, with or without Content-Length."""
+    """Middleware that refuses larger bodies before they are parsed, with or without Content-Length.
+
+    The maximum is BODY_BYTES_MAX, or that of the path in `app.state.body_bytes_max`.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -41,11 +44,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        by_path = getattr(scope["app"].state, "body_bytes_max", {})
+        maximum = by_path.get(scope["path"], BODY_BYTES_MAX)
         refusal = _answer(
-            Problem(413, "body-too-large", "The body is too large", f"at most {BODY_BYTES_MAX} bytes are accepted")
+            Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted")
         )
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if not announced.isdigit() or int(announced) > BODY_BYTES_MAX:
+        if not announced.isdigit() or int(announced) > maximum:
             await refusal(scope, receive, send)
             return
         read = 0
@@ -54,7 +59,7 @@ class BodyLimit:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > BODY_BYTES_MAX:
+            if read > maximum:
                 raise _TooLarge
             return message
 

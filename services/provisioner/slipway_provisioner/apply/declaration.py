@@ -139,7 +139,7 @@ async def _written(db: Connection, plan: Plan, request: Request) -> bool:
             if not await plan.unchanged(db):
                 raise ChangedMeanwhile
             await declarations.put_accounts(db, steps)
-            revisions, unfrozen = await declarations.put_pools(db, steps, frozen_by=freezing.BY)
+            revisions, unfrozen = await declarations.put_pools(db, steps, request, frozen_by=freezing.BY)
             await declarations.put_configs(db, steps)
             await roll_outs.drain(db, steps.drains)
             await outbox.enqueue(db, [freezing.resolved(id_, f"pool {id_} is deleted") for id_ in unfrozen])

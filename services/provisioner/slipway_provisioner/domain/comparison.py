@@ -229,10 +229,11 @@ class Comparison:
         )
 
     def _check_accounts(self, pool: WorkerPool) -> None:
+        declared = ", ".join(sorted(self.regions)[:10]) or "none"
         problems = [
             DocumentProblem(
                 f"worker pool {pool.id}: launch_configs[{number}].account",
-                f"no account {config.account!r} is declared; declared: {', '.join(sorted(self.regions)[:10]) or 'none'}",
+                f"no account {config.account!r} is declared; declared: {declared}",
             )
             for number, config in enumerate(pool.launch_configs)
             if config.account not in self.regions
@@ -338,14 +339,14 @@ class Comparison:
         ]
 
     def _leave_out(self, pool_id: str, kept: Collection[str], *, removed: bool = False) -> None:
-        """Archive the launch configs of a pool that are declared no more."""
+        """Archive the launch configs of a pool that are no longer declared."""
         declared = [stored for stored in self._by_pool.get(pool_id, ()) if stored.declared]
         gone = [stored for stored in declared if stored.name not in kept]
         for stored in gone:
             self.steps.removed_names.append(stored.name)
             known = self.seen.revisions.get(stored.name, ())
             active = [revision.id for revision in known if revision.state == "active"]
-            self._drain(active, "the launch config is declared no more")
+            self._drain(active, "the launch config is no longer declared")
             self._changed("launch config", stored.name, "archived", _described(stored, known), {})
         active_names = {stored.name for stored in declared if not stored.paused}
         if not removed:

@@ -1,7 +1,7 @@
 """What a request declares, read entry by entry; entries that are stored alike are not looked at. Pure."""
 
-from hashlib import sha256
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec

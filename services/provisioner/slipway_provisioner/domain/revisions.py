@@ -1,7 +1,7 @@
 """Revisions of launch configs: their immutable body, its hash and their ids. Pure."""
 
-from hashlib import sha256
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -56,14 +56,10 @@ def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:
     for id_, other in known.items():
         if other == body_digest:
             return id_
-    return next(
-        id_ for digits in range(HASH_DIGITS, 65) if (id_ := f"{name}@{body_digest[:digits]}") not in known
-    )
+    return next(id_ for digits in range(HASH_DIGITS, 65) if (id_ := f"{name}@{body_digest[:digits]}") not in known)
 
 
-def revision(
-    pool: WorkerPool, config: LaunchConfig, *, name: str, region: str, known: Mapping[str, str]
-) -> Revision:
+def revision(pool: WorkerPool, config: LaunchConfig, *, name: str, region: str, known: Mapping[str, str]) -> Revision:
     """Revision that a declaration makes of a launch config, whose account is in `region`."""
     body_digest = sha256(canonical_body(config, region)).hexdigest()
     return Revision(

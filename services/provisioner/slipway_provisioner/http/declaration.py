@@ -1,26 +1,385 @@
-"""Routes of the declaration: all of it, and single pools with their history."""
+"""Routes of the declaration: the whole of it, and single worker pools with their history."""
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final, Literal
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import ConfirmationRequired
+from slipway_common.declaration.models import Metadata
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
-from slipway_provisioner.apply import declaration
+from slipway_provisioner.apply import declaration, rollback
 from slipway_provisioner.apply.declaration import PreconditionFailed
+from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
-from slipway_provisioner.domain.declaration import SECTIONS, Applied, DeclarationRefused, OwnedByAnother, Reading
-from slipway_provisioner.store import declarations
+from slipway_provisioner.domain.declaration import (
+    SECTIONS,
+    Applied,
+    DeclarationRefused,
+    Declared,
+    DeclaredReader,
+    OwnedByAnother,
+)
+from slipway_provisioner.domain.roll_out import Strategy
+from slipway_provisioner.http.pools import no_pool
+from slipway_provisioner.store import audit, declarations, history, pools, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 router = APIRouter(tags=["declaration"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(require("declaration:write"))]
+BODY_BYTES_MAX: Final = 128_000_000
+"""Size of a declaration. In lines, only what changes is kept in memory."""
+LINE_BYTES_MAX: Final = 20_000_000
 LINES: Final = "application/x-ndjson"
-BODY_BYTES_MAX: Final = 50_000_000
+LINES_PER_TURN: Final = 20
+"""Lines that are read before other tasks of this process get their turn."""
+
+
+class RollOut(BaseModel):
+    """Query parameters of a change: how it is confirmed, and how revisions are replaced."""
+
+    model_config = ConfigDict(frozen=True)
+
+    confirm: str = ""
+    replace: Strategy = "natural"
+    drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
+    terminate: bool = False
+    dry_run: bool = False
+    adopt: bool = False
+
+    def request(self, by: str, **more: Any) -> domain.Request:
+        return domain.Request(
+            by=by,
+            dry_run=self.dry_run,
+            adopt=self.adopt,
+            confirm=self.confirm,
+            strategy=self.replace,
+            drain_seconds=self.drain_seconds,
+            terminate=self.terminate or self.replace == "now",
+            **more,
+        )
+
+
+class RollbackBody(BaseModel):
+    """Rollback of a pool to a revision of its history [default: the one before the last change of what was declared].
+
+    Revisions of launch configs that are rolled away from drain at once; with `replace` natural or rolling the current
+    one may launch what the former one does not, until that one is proven.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    to_revision: int | None = None
+    reason: str = Field(min_length=1, max_length=500)
+    force: bool = False
+    confirm: str = ""
+    replace: Strategy = "now"
+    drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
+    terminate: bool = False
+    dry_run: bool = False
+
+
+class _Whole(msgspec.Struct, forbid_unknown_fields=True):
+    """A declaration as one JSON value; its entries are decoded one by one."""
+
+    version: int
+    metadata: dict[str, Any] = {}
+    lease_pools: list[msgspec.Raw] | None = None
+    accounts: list[msgspec.Raw] | None = None
+    worker_pools: list[msgspec.Raw] | None = None
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    """First line of a document."""
+
+    version: int
+    metadata: dict[str, Any] = {}
+    sections: list[str] = []
+
+
+@router.put("/declaration")
+async def put_declaration(
+    request: Request, db: DatabaseDep, by: Caller, how: Annotated[RollOut, Depends()], prune: bool = False
+) -> dict[str, Any]:
+    """Apply a declaration, or list its changes for `dry_run`. Atomic and idempotent.
+
+    The body is one declaration as JSON, or application/x-ndjson: a line `{"version": 1, "metadata": {"owner": …},
+    "sections": ["accounts", "worker_pools"]}` begins the document of an owner; lines with `{"account": …}` and
+    `{"worker_pool": …}` follow. What an owner declared before in one of its sections and leaves out is removed, with
+    `prune` also what nobody in this request declares. `adopt` takes over what belongs to another owner.
+
+    Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived),
+    `unchanged` (the number of entries stored alike), `digest` (of the changes), `dangers` and `applied`. Dangerous
+    changes are refused with 409 `confirmation-required` unless `confirm` is their digest.
+    """
+    with _Problems():
+        declared = await _read(request, db, by)
+        async with db.acquire() as connection:
+            applied = await declaration.apply(connection, declared, how.request(by, prune=prune))
+    return _answer(request, applied)
+
+
+@router.get("/declaration")
+async def get_declaration(
+    db: DatabaseDep,
+    owner: str | None = None,
+    section: Annotated[str | None, Query(pattern="^(accounts|worker_pools)$")] = None,
+) -> Response:
+    """Export what is declared, of one owner or one section if given: `accounts` and `worker_pools`, each a list of
+    `{"owner": …, "spec": …}`."""
+    async with db.acquire() as connection:
+        parts = []
+        for name in ("accounts", "worker_pools"):
+            if section in (None, name):
+                specs = [text.encode() async for text in declarations.specs(connection, name, owner)]
+                parts.append(b'"%s":[%s]' % (name.encode(), b",".join(specs)))
+    return Response(b"{%s}" % b",".join(parts), media_type="application/json")
+
+
+@router.get("/pools/{pool_id:id}")
+async def get_pool(pool_id: str, db: DatabaseDep, response: Response) -> dict[str, Any]:
+    """Show a pool with what was declared (`declared`, `owner`). The ETag is the digest of it."""
+    found = await summaries.pools(db, pool_id)
+    stored = await declarations.declared_pool(db, pool_id)
+    if not found or stored is None:
+        raise no_pool(pool_id)
+    response.headers["ETag"] = f'"{stored["spec_digest"]}"'
+    return found[0] | {"declared": stored["spec"], "owner": stored["owner"]}
+
+
+@router.put("/pools/{pool_id:id}")
+async def put_pool(
+    pool_id: str,
+    request: Request,
+    response: Response,
+    db: DatabaseDep,
+    by: Caller,
+    how: Annotated[RollOut, Depends()],
+    owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
+) -> dict[str, Any]:
+    """Declare one worker pool, and nothing else. Keeps its owner unless `owner` is given; a new pool has none.
+
+    `If-Match: "DIGEST"` refuses with 412 unless the stored pool has this ETag, `If-None-Match: *` if there is one.
+    Answers like PUT /declaration, with the new ETag.
+    """
+    with _Problems():
+        body = _decoded(await request.body(), msgspec.json.decode, "the body")
+        if not isinstance(body, dict) or body.get("id") != pool_id:
+            raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
+        index, _ = await declarations.index(db)
+        stored = index.pools.get(pool_id)
+        reader = _reader(request, index)
+        reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
+        reader.entry("worker_pools", body)
+        declared = reader.finished()
+        if_match = _expected(request.headers, stored)
+        async with db.acquire() as connection:
+            applied = await declaration.apply(connection, declared, how.request(by, action="put", if_match=if_match))
+    given = declared.pools.get(pool_id)
+    response.headers["ETag"] = f'"{given.digest if given is not None else index.pools[pool_id].digest}"'
+    return _answer(request, applied)
+
+
+@router.get("/pools/{pool_id:id}/history")
+async def get_history(
+    pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
+) -> dict[str, Any]:
+    """List the changes of a pool, the newest first: revision, at, by, action (apply, put or rollback), reason, owner,
+    changes and spec_digest, with `full` also the spec."""
+    found = await history.listed(db, pool_id, limit)
+    if not found and pool_id not in await pools.known(db, [pool_id]):
+        raise no_pool(pool_id)
+    shown = [entry if full else {name: entry[name] for name in entry if name != "spec"} for entry in found]
+    return {"items": shown}
+
+
+@router.post("/pools/{pool_id:id}/rollback")
+async def roll_back(
+    pool_id: str, body: RollbackBody, request: Request, response: Response, db: DatabaseDep, by: Caller
+) -> dict[str, Any]:
+    """Declare a pool as in a revision of its history. Answers like PUT /pools, with `to_revision`.
+
+    Refused with 409 `rollback-tripped` while a revision that would be launched is tripped, unless `force`.
+    """
+    change = domain.Request(
+        by=by,
+        action="rollback",
+        reason=body.reason,
+        dry_run=body.dry_run,
+        adopt=True,
+        confirm=body.confirm,
+        strategy=body.replace,
+        drain_seconds=body.drain_seconds,
+        terminate=body.terminate,
+    )
+    with _Problems():
+        async with db.acquire() as connection:
+            to_revision, digest, applied = await rollback.roll_back(
+                connection, pool_id, body.to_revision, change, force=body.force
+            )
+    response.headers["ETag"] = f'"{digest}"'
+    return _answer(request, applied) | {"to_revision": to_revision}
+
+
+@router.get("/audit")
+async def get_audit(
+    db: DatabaseDep,
+    kind: str | None = None,
+    id_: Annotated[str | None, Query(alias="id")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> dict[str, Any]:
+    """List changes of declared objects, the newest first: at, by, action, kind, subject_id, result, and the fields that
+    changed `before` and `after`."""
+    return {"items": await audit.listed(db, kind=kind, subject_id=id_, limit=limit)}
+
+
+class _Problems:
+    """Context that turns refusals into problems."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        match error:
+            case Invalid():
+                problems = [msgspec.to_builtins(problem) for problem in error.problems]
+                detail = "; ".join(f"{p.path}: {p.reason}" for p in error.problems)
+                title = "The declaration is not valid"
+                raise Problem(422, "invalid-declaration", title, detail, errors=problems) from error
+            case OwnedByAnother():
+                more = {"kind": error.kind, "id": error.id, "owner": error.owner, "declared_by": error.declared_by}
+                title = "Another owner has declared it"
+                raise Problem(409, "owned-by-another", title, str(error), **more) from error
+            case DeclarationRefused():
+                title = "The declaration cannot be applied"
+                raise Problem(409, "declaration-refused", title, str(error)) from error
+            case ConfirmationRequired():
+                detail = f"{error}; repeat it with confirm={error.digest} if that is meant"
+                title, dangers = "The changes need a confirmation", list(error.dangers)
+                raise Problem(
+                    409, "confirmation-required", title, detail, digest=error.digest, dangers=dangers
+                ) from error
+            case PreconditionFailed():
+                detail = "the stored pool is not the one that was read before; read it again"
+                raise Problem(412, "precondition-failed", "The pool has changed", detail) from error
+            case ChangedMeanwhile():
+                detail = "others keep changing the same objects; nothing was changed, repeat the request"
+                raise Problem(409, "changed-meanwhile", "The declared objects have changed", detail) from error
+            case NothingToRollBack():
+                title = "There is nothing to roll back to"
+                raise Problem(409, "nothing-to-roll-back", title, str(error)) from error
+            case TargetTripped():
+                raise Problem(409, "rollback-tripped", "A target of the rollback is tripped", str(error)) from error
+
+
+def _answer(request: Request, applied: Applied) -> dict[str, Any]:
+    if applied.applied:
+        wake(request)
+    return {
+        "items": [msgspec.to_builtins(change) for change in applied.changes],
+        "unchanged": applied.unchanged,
+        "digest": applied.digest,
+        "dangers": applied.dangers,
+        "applied": applied.applied,
+    }
+
+
+def _expected(headers: Mapping[str, str], stored: domain.Known | None) -> str | None:
+    """Digest that the stored pool must have, empty if there must be none, None if any will do."""
+    if headers.get("if-none-match", "").strip() == "*":
+        return ""
+    match headers.get("if-match", "").strip():
+        case "":
+            return None
+        case "*":
+            return stored.digest if stored is not None else "*"
+        case tag:
+            return tag.removeprefix("W/").strip('"')
+
+
+def _reader(request: Request, index: domain.Index) -> DeclaredReader:
+    return DeclaredReader(index, providers=request.app.state.providers, times=request.app.state.times)
+
+
+async def _read(request: Request, db: Database, by: str) -> Declared:
+    """Read the declaration in the body of a request, line by line or as a whole."""
+    async with db.acquire() as connection:
+        index, _ = await declarations.index(connection)
+    reader = _reader(request, index)
+    if request.headers.get("content-type", "").startswith(LINES):
+        await _read_lines(request, reader)
+    else:
+        await _read_whole(await request.body(), reader, by)
+    return reader.finished()
+
+
+async def _read_whole(body: bytes, reader: DeclaredReader, by: str) -> None:
+    whole = _decoded(body, msgspec.json.Decoder(_Whole).decode, "the body")
+    sections = {name: entries for name in SECTIONS.values() if (entries := getattr(whole, name)) is not None}
+    reader.document(_owner(whole) or by, sections)
+    for section, entries in sections.items():
+        for number, entry in enumerate(entries):
+            reader.entry(section, _decoded(entry, msgspec.json.decode, f"{section}[{number}]"))
+            if number % LINES_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+
+async def _read_lines(request: Request, reader: DeclaredReader) -> None:
+    number = 0
+    async for line in _lines(request):
+        number += 1
+        value = _decoded(line, msgspec.json.decode, f"line {number}")
+        if not isinstance(value, dict) or not value:
+            raise Invalid([DocumentProblem(f"line {number}", "is not a mapping")])
+        if "version" in value:
+            head = _decoded(line, msgspec.json.Decoder(_Head).decode, f"line {number}")
+            reader.document(_owner(head), head.sections)
+        else:
+            [(kind, entry), *more] = value.items()
+            if more or kind not in SECTIONS:
+                known = ", ".join(SECTIONS)
+                raise Invalid([DocumentProblem(f"line {number}", f"must have one field of {known}, or be a header")])
+            reader.entry(SECTIONS[kind], entry)
+        if number % LINES_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+
+async def _lines(request: Request) -> AsyncIterator[bytes]:
+    """Lines of a body that are not empty, without holding the body as a whole."""
+    rest = b""
+    async for chunk in request.stream():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line
+        if len(rest) > LINE_BYTES_MAX:
+            raise Problem(413, "body-too-large", "A line is too long", f"at most {LINE_BYTES_MAX} bytes are accepted")
+    if rest.strip():
+        yield rest
+
+
+def _owner(given: _Whole | _Head) -> str:
+    """Owner that a document names. Raises Invalid for another version or an invalid owner."""
+    if given.version != 1:
+        raise Invalid([DocumentProblem("version", f"{given.version} is not known; must be 1")])
+    try:
+        return Metadata.model_validate(given.metadata).owner or ""
+    except ValueError as error:
+        raise Invalid([DocumentProblem("metadata", str(error).splitlines()[-1])]) from error
+
+
+def _decoded(text: Any, decode: Any, where: str) -> Any:
+    try:
+        return decode(text)
+    except msgspec.ValidationError as error:
+        raise Invalid([DocumentProblem(where, str(error))]) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Problem(400, "not-json", "The body is not JSON", f"{where}: {error}") from error

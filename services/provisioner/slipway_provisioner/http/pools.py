@@ -3,19 +3,15 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration.parsing import parse
-from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.events.pool import DemandReported
 from slipway_common.web.access import Credentials, check, require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
-from slipway_provisioner.apply import declaration, freezing
-from slipway_provisioner.domain.declaration import DeclarationRefused
+from slipway_provisioner.apply import freezing
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
 from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
 
@@ -55,49 +51,9 @@ def no_pool(pool_id: str) -> Problem:
     return Problem(404, "unknown-pool", "No such pool", f"no pool {pool_id!r} is declared; see `slipway pool ls`")
 
 
-@router.put("/declaration")
-async def put_declaration(
-    request: Request, db: DatabaseDep, _: Annotated[str, Depends(require("declaration:write"))], dry_run: bool = False
-) -> dict[str, Any]:
-    """Apply a complete declaration, or list the changes for `dry_run`. Atomic and idempotent."""
-    try:
-        body = msgspec.json.decode(await request.body())
-        declared = parse(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
-    except Invalid as error:
-        problems = [msgspec.to_builtins(problem) for problem in error.problems]
-        detail = "; ".join(f"{p.path}: {p.reason}" for p in error.problems)
-        raise Problem(422, "invalid-declaration", "The declaration is not valid", detail, errors=problems) from error
-    async with db.acquire() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        try:
-            changes = await declaration.apply(
-                connection, declared, providers=request.app.state.providers, times=request.app.state.times
-            )
-        except DeclarationRefused as error:
-            await transaction.rollback()
-            raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
-        except BaseException:
-            await transaction.rollback()
-            raise
-        await (transaction.rollback() if dry_run else transaction.commit())
-    wake(request)
-    return {"items": [msgspec.to_builtins(change) for change in changes], "applied": not dry_run}
-
-
 @router.get("/pools")
 async def list_pools(db: DatabaseDep) -> dict[str, Any]:
     return {"items": await summaries.pools(db)}
-
-
-@router.get("/pools/{pool_id:id}")
-async def get_pool(pool_id: str, db: DatabaseDep) -> dict[str, Any]:
-    found = await summaries.pools(db, pool_id)
-    if not found:
-        raise no_pool(pool_id)
-    return found[0]
 
 
 @router.put("/pools/{pool_id:id}/demand")

@@ -5,15 +5,14 @@ Rows are read without locks, locked when their changes are known, and written in
 size never occupies the event loop or the database for long.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, given, names
+from slipway_common.database.sql import Statement, array, given, matches, names
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.messaging import outbox
@@ -29,7 +28,7 @@ from slipway_provisioner.domain.comparison import (
     StoredName,
     StoredPool,
 )
-from slipway_provisioner.domain.declaration import Index, Known
+from slipway_provisioner.domain.declaration import Index, Known, Request
 from slipway_provisioner.domain.revisions import Revision, StoredRevision
 from slipway_provisioner.store import configs, marks, tables
 from slipway_provisioner.store.configs import OF_NAME
@@ -59,16 +58,12 @@ STORED_ACCOUNTS: Final = Statement(
 STORED_POOLS: Final = Statement(
     sa.select(*(P[name] for name in StoredPool.__struct_fields__)).where(P.id == sa.any_(IDS)).order_by(P.id)
 )
-STORED_NAMES: Final = Statement(
-    sa.select(*(N[name] for name in StoredName.__struct_fields__))
-    .where(sa.or_(N.pool_id == sa.any_(IDS), N.name == sa.any_(array("names", N.name))))
-    .order_by(N.name)
-)
+_NAMES: Final = sa.select(*(N[name] for name in StoredName.__struct_fields__)).order_by(N.name)
+STORED_NAMES: Final = Statement(_NAMES.where(N.name == sa.any_(IDS)))
+STORED_NAMES_OF: Final = Statement(_NAMES.where(N.pool_id == sa.any_(IDS)))
 _STORED: Final = [C[name] for name in StoredRevision.__struct_fields__ if name != "proven"]
 STORED_REVISIONS: Final = Statement(
-    sa.select(*_STORED, C.proven_at.is_not(None).label("proven"))
-    .where(C.name == sa.any_(array("names", C.name)))
-    .order_by(C.name, C.id)
+    sa.select(*_STORED, C.proven_at.is_not(None).label("proven")).where(C.name == sa.any_(IDS)).order_by(C.name, C.id)
 )
 USERS: Final = Statement(
     sa.select(N.pool_id, N.name, C.account_id)
@@ -76,6 +71,32 @@ USERS: Final = Statement(
     .where(C.account_id == sa.any_(IDS), N.declared)
     .order_by(N.pool_id, N.name)
 )
+
+DECLARED_POOL: Final = Statement(
+    sa.select(P.owner, P.spec, P.spec_digest).where(P.id == sa.bindparam("id"), ~P.deleted)
+)
+# What is wrong with a revision or with a key that it shares.
+TRIPPED: Final = """
+SELECT launch_config_id AS id, record ->> 'reason' AS reason FROM weight
+WHERE launch_config_id = ANY($1::text[]) AND record ->> 'state' <> 'healthy'
+UNION ALL SELECT key, reason FROM shared_window WHERE key = ANY($2::text[]) AND state = 'tripped'"""
+
+
+def _specs(table: sa.Table, condition: sa.ColumnElement[bool]) -> Statement:
+    """Next declared entries after an id, as JSON text."""
+    shown = sa.func.jsonb_build_object("owner", table.c.owner, "spec", table.c.spec)
+    return Statement(
+        sa.select(table.c.id, sa.cast(shown, sa.Text).label("text"))
+        .where(condition, table.c.id > sa.bindparam("after"), matches(table.c.owner, "owner"))
+        .order_by(table.c.id)
+        .limit(CHUNK)
+    )
+
+
+SPECS: Final = {
+    "accounts": _specs(tables.account, ~A.removed),
+    "worker_pools": _specs(tables.worker_pool, ~P.deleted),
+}
 
 # Locks, in the common order.
 LOCK_POOLS: Final = Statement(
@@ -104,9 +125,7 @@ PUT_ACCOUNTS: Final = Statement(
     )
 )
 REMOVE_ACCOUNTS: Final = Statement(
-    sa.update(tables.account)
-    .where(A.id == sa.any_(IDS))
-    .values(removed=True, owner="", spec_digest="")
+    sa.update(tables.account).where(A.id == sa.any_(IDS)).values(removed=True, owner="", spec_digest="")
 )
 
 # Pools. A row that another transaction has inserted meanwhile is not touched, and missing in the answer.
@@ -201,10 +220,7 @@ ADAPT: Final = Statement(
     .values({name: _HEALTH.c[name] for name in Health.__struct_fields__ if name != "id"})
 )
 STATES: Final = Statement(
-    sa.select(*configs.FIELDS)
-    .join(tables.launch_config_name, OF_NAME)
-    .where(C.id == sa.any_(IDS))
-    .order_by(C.id)
+    sa.select(*configs.FIELDS).join(tables.launch_config_name, OF_NAME).where(C.id == sa.any_(IDS)).order_by(C.id)
 )
 # All other revisions of changed launch configs are published anew, with the state that they have now.
 TOUCH: Final = Statement(
@@ -236,7 +252,7 @@ CONFIGS_OF: Final = Statement(
     sa.select(*configs.FIELDS)
     .join(tables.launch_config_name, OF_NAME)
     .where(C.pool_id == sa.bindparam("pool_id"), C.state != "archived")
-    .order_by(C.id)
+    .order_by(N.name, C.id)
     .with_for_update(read=True)
 )
 
@@ -259,11 +275,11 @@ async def snapshot(
     db: Connection, *, accounts: Iterable[str], pools: Iterable[str], config_names: Iterable[str]
 ) -> Snapshot:
     """Rows of these accounts and pools, and of the launch configs that are in the pools or have these names."""
-    stored_names = await _fetched(db, STORED_NAMES, pools, names=[])
-    stored_names += await _fetched(db, STORED_NAMES, config_names, key="names", ids=[])
+    stored_names = await _fetched(db, STORED_NAMES_OF, pools)
+    stored_names += await _fetched(db, STORED_NAMES, config_names)
     by_name = {row["name"]: StoredName(**row) for row in stored_names}
     revisions: dict[str, list[StoredRevision]] = {}
-    for row in await _fetched(db, STORED_REVISIONS, by_name, key="names"):
+    for row in await _fetched(db, STORED_REVISIONS, by_name):
         revisions.setdefault(row["name"], []).append(StoredRevision(**row))
     return Snapshot(
         accounts={row["id"]: StoredAccount(**row) for row in await _fetched(db, STORED_ACCOUNTS, accounts)},
@@ -279,16 +295,35 @@ async def users(db: Connection, account_ids: Collection[str]) -> list[Any]:
     return found
 
 
+async def declared_pool(db: Connection, pool_id: str) -> Any:
+    """What was declared of a pool: owner, spec and spec_digest; None if there is none."""
+    return await db.fetchrow(DECLARED_POOL.text, *DECLARED_POOL.arguments(id=pool_id))
+
+
+async def specs(db: Connection, section: str, owner: str | None) -> AsyncIterator[str]:
+    """Declared entries of a section with their owners, each as JSON text, in the order of their ids."""
+    statement, after = SPECS[section], ""
+    while rows := await db.fetch(statement.text, *statement.arguments(after=after, owner=owner)):
+        for row in rows:
+            yield row["text"]
+        after = rows[-1]["id"]
+
+
+async def tripped(db: Connection, revision_ids: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """Reasons of the revisions and keys that are tripped."""
+    return {row["id"]: row["reason"] for row in await db.fetch(TRIPPED, revision_ids, keys)}
+
+
 async def lock(tx: Connection, steps: Steps) -> None:
     """Lock the rows that the steps change, and no others."""
     for statement, ids in (
-        (LOCK_POOLS, [*(pool.id for pool in steps.pools), *steps.removed_pools]),
+        (LOCK_POOLS, [*_ids(steps.pools), *steps.removed_pools]),
         (LOCK_NAMES, [*(name.name for name in steps.names), *steps.removed_names]),
         (
             LOCK_REVISIONS,
-            [*steps.current, *(changed.id for changed in (*steps.fallbacks, *steps.drains, *steps.health))],
+            [*steps.current, *_ids(steps.fallbacks), *_ids(steps.drains), *_ids(steps.health)],
         ),
-        (LOCK_ACCOUNTS, [*(account.id for account in steps.accounts), *steps.removed_accounts]),
+        (LOCK_ACCOUNTS, [*_ids(steps.accounts), *steps.removed_accounts]),
     ):
         await _fetched(tx, statement, ids)
 
@@ -299,7 +334,9 @@ async def put_accounts(tx: Connection, steps: Steps) -> None:
     await tx.execute(REMOVE_ACCOUNTS.text, *REMOVE_ACCOUNTS.arguments(ids=steps.removed_accounts))
 
 
-async def put_pools(tx: Connection, steps: Steps, *, frozen_by: str) -> tuple[dict[str, int], list[str]]:
+async def put_pools(
+    tx: Connection, steps: Steps, request: Request, *, frozen_by: str
+) -> tuple[dict[str, int], list[str]]:
     """Insert, update and remove pools, unfreezing removed ones that are `frozen_by` this; returns the revisions of all,
     and the ids of the unfrozen ones. Raises ChangedMeanwhile if a new pool exists."""
     revisions: dict[str, int] = {}
@@ -309,14 +346,7 @@ async def put_pools(tx: Connection, steps: Steps, *, frozen_by: str) -> tuple[di
             rows = await tx.fetch(statement.text, *statement.rows(chunk))
             if len(rows) < len(chunk):
                 raise ChangedMeanwhile
-            created = steps.created_pools
-            await _enqueue(
-                tx,
-                (
-                    (pool_events.PoolCreated if row["pool_id"] in created else pool_events.PoolUpdated)(**row)
-                    for row in rows
-                ),
-            )
+            await outbox.enqueue(tx, [_pool_event(row, steps, request) for row in rows])
             revisions |= {row["pool_id"]: row["revision"] for row in rows}
     for ids in _chunks(sorted(steps.removed_pools)):
         for row in await tx.fetch(REMOVE_POOLS.text, *REMOVE_POOLS.arguments(ids=ids, frozen_by=frozen_by)):
@@ -328,6 +358,12 @@ async def put_pools(tx: Connection, steps: Steps, *, frozen_by: str) -> tuple[di
     for ids in _chunks(sorted(revisions)):
         await marks.dirty(tx, ids, reason="declared")
     return revisions, unfrozen
+
+
+def _pool_event(row: Any, steps: Steps, request: Request) -> pool_events.PoolState:
+    if request.to_revision is not None:
+        return pool_events.PoolRolledBack(**row, to_revision=request.to_revision, reason=request.reason, by=request.by)
+    return (pool_events.PoolCreated if row["pool_id"] in steps.created_pools else pool_events.PoolUpdated)(**row)
 
 
 async def put_configs(tx: Connection, steps: Steps) -> None:
@@ -353,26 +389,21 @@ async def put_configs(tx: Connection, steps: Steps) -> None:
         await tx.execute(SHARED, ids)
     for ids in _chunks(new):
         rows = await tx.fetch(STATES.text, *STATES.arguments(ids=ids))
-        await _enqueue(tx, (config_events.LaunchConfigCreated(**configs.state(row)) for row in rows))
-    published = [*new, *(drain.id for drain in steps.drains)]
+        await outbox.enqueue(tx, [config_events.LaunchConfigCreated(**configs.state(row)) for row in rows])
+    published = [*new, *_ids(steps.drains)]
     for changed in _chunks(sorted(_changed_names(steps))):
         rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(names=changed, published=published))
-        await _enqueue(
-            tx,
-            (
-                (
-                    config_events.LaunchConfigCreated
-                    if row["id"] in steps.renewed
-                    else config_events.LaunchConfigUpdated
-                )(**configs.state(row))
-                for row in rows
-            ),
-        )
+        await outbox.enqueue(tx, [_config_event(row, steps) for row in rows])
+
+
+def _config_event(row: Any, steps: Steps) -> config_events.LaunchConfigState:
+    event = config_events.LaunchConfigCreated if row["id"] in steps.renewed else config_events.LaunchConfigUpdated
+    return event(**configs.state(row))
 
 
 def _changed_names(steps: Steps) -> set[str]:
     """Names of launch configs of which a revision that is neither new nor drained may have changed."""
-    ids = [*steps.current, *(changed.id for changed in (*steps.fallbacks, *steps.health))]
+    ids = [*steps.current, *_ids(steps.fallbacks), *_ids(steps.health)]
     return {name.name for name in steps.names} | {id_.partition("@")[0] for id_ in ids}
 
 
@@ -390,18 +421,16 @@ async def republish(tx: Connection, pool_id: str) -> None:
     await outbox.enqueue(tx, [pool_events.PoolUpdated(**pool), *states])
 
 
-async def _enqueue(tx: Connection, events: Iterable[msgspec.Struct]) -> None:
-    await outbox.enqueue(tx, list(events))
-
-
-async def _fetched(
-    db: Connection, statement: Statement, ids: Iterable[str], *, key: str = "ids", **others: list[str]
-) -> list[Any]:
-    """Rows of a statement that takes ids under `key`, asked for in chunks."""
+async def _fetched(db: Connection, statement: Statement, ids: Iterable[str]) -> list[Any]:
+    """Rows of a statement that takes ids, asked for in chunks."""
     rows: list[Any] = []
     for chunk in _chunks(sorted(set(ids))):
-        rows += await db.fetch(statement.text, *statement.arguments(**{key: chunk}, **others))
+        rows += await db.fetch(statement.text, *statement.arguments(ids=chunk))
     return rows
+
+
+def _ids(rows: Iterable[Any]) -> list[str]:
+    return [row.id for row in rows]
 
 
 def _chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:

@@ -11,8 +11,8 @@ from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_WINDOWS, Key
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
+from slipway_provisioner.domain.revisions import JUDGED
 from slipway_provisioner.domain.windows import share_reason, tripped_share
-from slipway_provisioner.store.declarations import JUDGED
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, states, worker, worker_pool
 
