@@ -322,6 +322,36 @@ def test_a_paused_config_is_a_note() -> None:
     assert healthy(found)
 
 
+DRAINING = CONFIG | {"id": "zone-a@3f2c9a", "state": "draining", "current": False, "live": 2, "drain_until": at(-60)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "grade", "detail"),
+    [
+        ({}, WARN, "zone-a@3f2c9a drains: 2 workers left, 1 min over the deadline"),
+        (
+            {"drain_terminate": True},
+            NOTE,
+            "zone-a@3f2c9a drains: 2 workers left, 1 min over the deadline, being terminated",
+        ),
+        ({"drain_until": at(60)}, OK, "none is over its deadline"),
+        ({"live": 0}, OK, "none is over its deadline"),
+        ({"state": "archived"}, OK, "none is over its deadline"),
+    ],
+)
+def test_drains_over_their_deadlines(fields: dict[str, Any], grade: str, detail: str) -> None:
+    found = diagnose(msgspec.structs.replace(WELL, configs=[CONFIG, DRAINING | fields]))
+    assert [(finding.grade, finding.detail) for finding in found if finding.check == "drains"] == [(grade, detail)]
+
+
+def test_a_pause_of_several_revisions_is_one_note() -> None:
+    both = [CONFIG | {"id": id_, "state": "paused"} for id_ in ("zone-a@1", "zone-a@2")]
+    found = [finding for finding in diagnose(msgspec.structs.replace(WELL, configs=both)) if finding.grade != OK]
+    assert [(finding.detail, finding.remedy) for finding in found] == [
+        ("launch config zone-a is paused", "slipway lc resume zone-a --reason …")
+    ]
+
+
 def test_a_standby_before_the_first_election() -> None:
     leadership = {"role": "standby", "instance": "", "epoch": 0, "since": None}
     services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", leadership=leadership)}

@@ -71,7 +71,35 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
         },
         "lc paused        zone-b    pool linux, b, paused  maintenance by me until 15:00:00",
     ),
-    ("launch_config.archived", "zone-b", None, "lc archived      zone-b    deleted"),
+    (
+        "launch_config.draining",
+        "gecko-t%2Flinux@3f2c9a",
+        {
+            "pool_id": "gecko-t/linux",
+            "zone": "b",
+            "state": "draining",
+            "current": False,
+            "drain_until": "2026-08-01T15:00:00Z",
+            "terminate": True,
+            "reason": "replaced by gecko-t/linux@8b1d00",
+            "by": "me",
+        },
+        "lc draining      gecko-t/linux@3f2c9a  pool gecko-t/linux, b, draining until 15:00:00, then terminated  "
+        "replaced by gecko-t/linux@8b1d00 by me",
+    ),
+    (
+        "launch_config.updated",
+        "zone-b@3f2c9a",
+        {"pool_id": "linux", "zone": "b", "state": "active", "current": False},
+        "lc updated       zone-b@3f2c9a  pool linux, b, fallback",
+    ),
+    ("launch_config.archived", "zone-b@3f2c9a", None, "lc archived      zone-b@3f2c9a  deleted"),
+    (
+        "pool.rolled_back",
+        "gecko-t%2Flinux",
+        {"min_capacity": 0, "max_capacity": 60, "mode": "enforce", "to_revision": 7, "reason": "no boot", "by": "me"},
+        "pool rolled_back  gecko-t/linux  to revision 7  0–60 workers, enforce  no boot by me",
+    ),
     (
         "pool.updated",
         "linux",
@@ -80,7 +108,7 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
     ),
     (
         "lease.granted",
-        ID,
+        f"lease/{ID}",
         LEASE | {"units": 1, "waited_seconds": 2.25},
         "lease granted    3f9a12cd  sim-a  1 unit  waited 2.2 s",
     ),
@@ -92,9 +120,9 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
     ),
     (
         "lease.limit_changed",
-        "sim-a",
+        "lease-pool/gecko%2Fsim-a",
         {"lease_pool_id": "sim-a", "limit": 40, "previous_limit": 60, "reason": "r"},
-        "lease limit_changed  sim-a     limit 60 → 40  r",
+        "lease limit_changed  gecko/sim-a  limit 60 → 40  r",
     ),
     (
         "alert.raised",

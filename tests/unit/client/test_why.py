@@ -644,6 +644,117 @@ def test_config(
     assert effect in explained.effect
 
 
+NEW = {"proven": False, "succeeded_starts": 2, "needed_starts": 5}
+FALLBACK = {"current": False, "replaced_by": "natural"}
+DRAIN = {
+    "state": "draining",
+    "current": False,
+    "state_reason": "replaced by a@2",
+    "drain_from": ago(100),
+    "drain_until": ago(-3600),
+    "live": 3,
+}
+
+
+def test_a_new_revision_that_is_not_proven() -> None:
+    old = config("a@1", **FALLBACK)
+    explained = of_config(config("a@2", **NEW), POOL, [], [FREE], siblings=[old], now=NOW)
+    assert explained.sentences(NOW)[:4] == [
+        "Launch config a@2: new, 2 of 5 starts succeeded; its fallback is a@1.",
+        "Effect: launches by its weight (weight 0.9, 0 starting, 0 running).",
+        "Remedy: none needed; `slipway pool rollback linux --reason …` returns to it.",
+        "a@1 is fallback: launches what the new revision does not.",
+    ]
+    bad = of_config(tripped("a@2", **NEW), POOL, [], [FREE], siblings=[old], now=NOW)
+    assert bad.cause.startswith("tripped at launch: 2 capacity errors")
+    assert (
+        "Also: new, 2 of 5 starts succeeded; its fallback is a@1. "
+        "Remedy: `slipway pool rollback linux --reason …` returns to it." in bad.details
+    )
+
+
+def test_a_fallback() -> None:
+    new = config("a@2", **NEW)
+    explained = of_config(config("a@1", **FALLBACK), POOL, [], [FREE], siblings=[new], now=NOW)
+    assert explained.cause == "replaced by a@2; fallback: launches what the new revision does not"
+    assert explained.effect.startswith("launches what the new revision does not (")
+    assert explained.remedy == "none needed; it drains when a@2 is proven"
+    assert "a@2 is the current revision, active: 2 of 5 starts succeeded." in explained.details
+    rolling = config("a@1", current=False, replaced_by="rolling")
+    assert of_config(rolling, POOL, [], [FREE], siblings=[new], now=NOW).effect.startswith("launches by its weight")
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "remedy"),
+    [
+        ({}, "3 workers left, until 15:30:00", "none needed: its workers leave after their tasks"),
+        (
+            {"drain_until": ago(60)},
+            "3 workers left, 1 min over the deadline",
+            "`slipway worker ls --pool linux` lists its workers; `slipway worker terminate` ends one",
+        ),
+        (
+            {"drain_until": ago(60), "drain_terminate": True},
+            "3 workers left, 1 min over the deadline, being terminated",
+            "none needed: its workers are terminated",
+        ),
+    ],
+    ids=["in time", "over its deadline", "terminated"],
+)
+def test_a_draining_revision(fields: dict[str, Any], cause: str, remedy: str) -> None:
+    """It launches nothing, also while it is healthy."""
+    explained = of_config(config("a@1", **DRAIN | fields), POOL, [], [FREE], now=NOW)
+    assert explained.cause == f"draining (replaced by a@2): {cause}"
+    assert (explained.since, explained.remedy) == (NOW - timedelta(seconds=100), remedy)
+    assert explained.effect.startswith("launches nothing (")
+
+
+def test_a_pause_is_resumed_by_name() -> None:
+    paused = config("a@1", state="paused", state_by="me", state_reason="rack")
+    assert of_config(paused, POOL, [], [FREE], now=NOW).remedy == "`slipway lc resume a --reason …`"
+
+
+def explained_pool(*configs: dict[str, Any]) -> list[str]:
+    return of_pool(POOL, [CALM], configs, [], [], calculator="", now=NOW).sentences(NOW)
+
+
+def test_a_pool_that_rolls_out() -> None:
+    lines = explained_pool(config("a@2", **NEW), config("a@1", **FALLBACK))
+    assert lines[0] == "Pool linux: healthy, nothing limits its launches."
+    assert "Also: 1 new revision not proven: a@2 (2 of 5 starts succeeded, fallback 1)." in lines
+    lines = explained_pool(config("a@2"), config("a@1", **DRAIN))
+    assert "Also: 1 revision draining: a@1 (3 workers left, until 15:30:00)." in lines
+
+
+def test_a_pool_whose_new_revision_is_bad() -> None:
+    """Its launches go to the fallback, and the way back is named."""
+    lines = explained_pool(tripped("a@2", **NEW), config("a@1", **FALLBACK))
+    assert lines[0].startswith("Pool linux: 1 of 2 active revisions tripped: a@2 (")
+    assert "launches go to a@1." in lines[2]
+    assert (
+        "Also: 1 new revision not proven: a@2 (2 of 5 starts succeeded, fallback 1). "
+        "Remedy: `slipway pool rollback linux --reason …` returns to the fallbacks." in lines
+    )
+
+
+def test_a_drain_over_its_deadline_has_a_remedy() -> None:
+    lines = explained_pool(config("a@2"), config("a@1", **DRAIN | {"drain_until": ago(60)}))
+    assert any("over the deadline). Remedy: `slipway worker ls --pool linux`" in line for line in lines)
+
+
+def test_an_image_of_draining_revisions_only() -> None:
+    explained = of_image("linux-1", [config("a@1", **DRAIN)], now=NOW)
+    assert explained.effect.startswith("nothing is launched from it; 1 launch config of pool linux uses it: a@1")
+    assert "a@1 is draining: 3 workers left, until 15:30:00." in explained.details
+
+
+def test_a_worker_of_a_draining_revision_is_told_to_leave() -> None:
+    worker = RUNNING | {"launch_config_id": "a@1", "timeline": claim(30, "t-2")}
+    explained = of_worker(worker, DECISION, LEASE_POOL, config=config("a@1", **DRAIN), now=NOW)
+    assert explained.effect == ("its task goes on; it leaves then, since a@1 drains: 3 workers left, until 15:30:00")
+    assert of_worker(worker, DECISION, LEASE_POOL, config=config("a@1"), now=NOW).effect == "its task goes on"
+
+
 def test_image() -> None:
     window = {"kind": "image", "id": "linux-1", "stage": "boot", "window": 1, "state": "tripped", "unconfirmed": 5}
     users = [

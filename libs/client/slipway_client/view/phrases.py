@@ -130,10 +130,9 @@ def progress(config: Row, now: datetime) -> str:
     if config["state"] == "draining":
         return drain(config, now)
     if is_fallback(config):
-        rolling = config.get("replaced_by") == "rolling"
-        return (
-            "shares launches until its successor is proven" if rolling else "launches only what its successor does not"
-        )
+        if config.get("replaced_by") == "rolling":
+            return "fallback: shares the launches of the new revision"
+        return "fallback: launches what the new revision does not"
     return unproven(config)
 
 

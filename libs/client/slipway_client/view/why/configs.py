@@ -85,7 +85,7 @@ def _roll_out(config: Facts, siblings: Sequence[Facts], now: datetime) -> Iterat
     """Part of an active revision in a roll-out."""
     if config["state"] != "active":
         return
-    current = [row["id"] for row in siblings if row.get("current")]
+    current = [row["id"] for row in siblings if row.get("current", True)]
     fallbacks = [row["id"] for row in siblings if is_fallback(row)]
     if is_fallback(config) and current:
         until = f"; it drains when {current[0]} is proven"

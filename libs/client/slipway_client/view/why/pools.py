@@ -88,16 +88,12 @@ def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
 def _roll_outs(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
     """Roll-outs that are not proven yet, and drains."""
     fallbacks = {name_of(config["id"]): revision_of(config["id"]) for config in configs if is_fallback(config)}
-    new = [
-        f"{config['id']} ({part}, fallback {fallbacks[name_of(config['id'])]})"
-        for config in configs
-        if (part := unproven(config)) and name_of(config["id"]) in fallbacks
-    ]
+    new = [config for config in configs if unproven(config) and name_of(config["id"]) in fallbacks]
     if new:
-        back = f"`slipway pool rollback {configs[0]['pool_id']} --reason …` returns to the fallbacks"
-        yield Cause(
-            text=f"{count(len(new), 'new revision')} not proven: {some(new, NAMED)}", remedy=f"{NOTHING}; {back}"
-        )
+        parts = [f"{row['id']} ({unproven(row)}, fallback {fallbacks[name_of(row['id'])]})" for row in new]
+        back = f"`slipway pool rollback {new[0]['pool_id']} --reason …` returns to the fallbacks"
+        text = f"{count(len(new), 'new revision')} not proven: {some(parts, NAMED)}"
+        yield Cause(text=text, remedy=back if any(map(is_tripped, new)) else f"{NOTHING}; {back}")
     draining = [config for config in configs if config["state"] == "draining"]
     if draining:
         named = some([f"{config['id']} ({drain(config, now)})" for config in draining], NAMED)
