@@ -42,8 +42,8 @@ async def test_twice_the_same(tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     assert compared.splitlines()[1].split()[1:] == digest[1:]
     assert compared.splitlines()[2].split()[2] != digest[2]
-    (zone_b,) = [line for line in compared.splitlines() if line.startswith("linux-b ") and "launch" not in line]
-    (outage,) = [line for line in compared.splitlines() if line.startswith("linux-b ") and "launch" in line]
+    (zone_b,) = [line for line in compared.splitlines() if line.startswith("linux-b@") and "launch" not in line]
+    (outage,) = [line for line in compared.splitlines() if line.startswith("linux-b@") and "launch" in line]
     assert " → " in zone_b
     assert "after 56 s → after " in outage
 
@@ -69,8 +69,8 @@ async def test_one_wrong_clock(tmp_path: Path, wrong: timedelta) -> None:
     code, printed, errors = await replayed(from_=str(tmp_path / "log.jsonl"))
     assert (code, errors) == (0, "")
     assert "1 timestamp clamped because of clock skew" in printed
-    configs = [line.split() for line in printed.splitlines() if line.startswith("linux-a ")]
-    assert configs == [line.split() for line in (await replayed())[1].splitlines() if line.startswith("linux-a ")]
+    configs = [line.split() for line in printed.splitlines() if line.startswith("linux-a@")]
+    assert configs == [line.split() for line in (await replayed())[1].splitlines() if line.startswith("linux-a@")]
 
 
 async def test_pipes_and_devices(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ async def test_for_programs_and_of_one_pool() -> None:
     assert (body["events"], body["repeated"]) == (2500, 21)
     assert set(body["policies"]) == {"default", "bare-metal"}
     for policy in body["policies"].values():
-        assert set(policy["configs"]) == {"win-a", "win-b"}
-    assert {outage["config"] for outage in body["outages"]} == {"win-a", "win-b"}
+        assert {config_id.partition("@")[0] for config_id in policy["configs"]} == {"win-a", "win-b"}
+    assert {outage["config"] for outage in body["outages"]} == set(policy["configs"])
     assert body["outages"][0]["detected_seconds"]["default"] > 0
 
 
@@ -125,7 +125,7 @@ async def test_for_programs_and_of_one_pool() -> None:
         ("p.toml", "trip_boot =", "p.toml: is not TOML: "),
         ("p.yaml", "trip_boot: 1\ntrip_boot: 2\n", "p.yaml:2: trip_boot: "),
         ("p.yaml", "- 1\n", "p.yaml: is not a mapping of coefficients to values"),
-        ("p.yaml", "{", "p.yaml:1: is not YAML: "),
+        ("p.yaml", "{", "p.yaml:2: is not YAML: "),
     ],
 )
 async def test_an_invalid_policy_file(tmp_path: Path, name: str, content: str, reason: str) -> None:

@@ -198,7 +198,11 @@ async def test_a_token_may_raise_what_its_scopes_allow(
             "'i-0001' is not a worker id",
         ),
         ({"kind": "capacity_hint"}, "value", "a capacity_hint needs a value"),
-        ({"kind": "down", "target_kind": "pool", "target_id": "linux"}, "share", "would trip 3 of 3 active configs"),
+        (
+            {"kind": "down", "target_kind": "pool", "target_id": "linux"},
+            "share",
+            "would trip 3 of 3 active launch configs",
+        ),
         ({"kind": "down"}, "source", "may not raise down for target kind 'zone'"),
         ({"source": "pager"}, "source", "the body names 'pager', but the token belongs to 'status-page'"),
     ],

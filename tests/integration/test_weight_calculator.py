@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import Final
 
 import httpx2
 import msgspec
 import pytest
 from fastapi import FastAPI
 
+from slipway_common.events.scopes import config_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
@@ -27,9 +29,10 @@ from slipway_common.web.runtime import database
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain.policy import PROFILES
+from slipway_weight_calculator.domain.trips import Probe
 from slipway_weight_calculator.http.weights import router
 from slipway_weight_calculator.loops import publish
-from slipway_weight_calculator.store import signals
+from slipway_weight_calculator.store import signals, weights
 from tests.support.weight_calculator import (
     START,
     Calculator,
@@ -44,6 +47,7 @@ from tests.support.weight_calculator import (
     stored,
 )
 
+ZONE_B: Final = config_key("zone-b")
 ZONES = ("zone-a", "zone-b", "zone-c")
 
 
@@ -216,16 +220,38 @@ async def test_outcome_before_its_declaration_is_kept(calculator: Calculator) ->
     assert await calculator.publish() == [], "an older declaration changes nothing"
 
 
-async def test_archived_config_becomes_a_tombstone(calculator: Calculator) -> None:
-    """Its last outcomes are folded and not published; a new declaration brings it back."""
+async def test_an_archived_revision_keeps_its_health_until_its_tombstone(calculator: Calculator) -> None:
+    """Its last outcomes are folded and published; declared again, it continues with its evidence."""
     await calculator.set_clock(1)
     await calculator.consume(declared("zone-b", revision=2, state="archived"))
-    assert await calculator.published() == [(2, None)]
     await calculator.consume(failed())
-    assert await calculator.publish() == []
+    (record,) = [record for record in await calculator.publish() if record.stages["launch"].failures_folded]
+    assert (record.launch_config_id, record.config_revision) == ("zone-b", 2)
     await calculator.consume(declared("zone-b", revision=3))
     (record,) = await calculator.publish()
-    assert (record.launch_config_id, record.stages["launch"].failures_folded) == ("zone-b", 1)
+    assert (record.config_revision, record.stages["launch"].failures_folded) == (3, 1)
+    await calculator.set_clock(10)
+    await calculator.consume(declared("zone-b", revision=3), value=None)
+    assert await calculator.published() == [(5, None)]
+    assert ZONE_B not in calculator.work.world.rows
+    assert "config/zone-b" not in (await calculator.stored())["health"]
+
+
+async def test_ids_with_slashes_are_keys_of_their_own(calculator: Calculator) -> None:
+    """A tombstone names a config by its encoded id, and after a restart every row is found again."""
+    for config_id in ("gecko-t/t-linux-large/a@1", "gecko-t/t-linux-large", "image/linux-1"):
+        await calculator.consume(declared(config_id, image_revision="a/b", account_id="c/d"))
+        await calculator.consume(failed(config_id=config_id))
+    rows = dict(calculator.work.world.rows)
+    calculator.restart()
+    await calculator.take_over()
+    assert calculator.work.world.rows == rows
+    assert rows[config_key("image/linux-1")].launch.failed == 1
+    await calculator.consume(declared("image/linux-1"), value=None)
+    assert config_key("image/linux-1") not in calculator.work.world.rows
+    assert {config_key("gecko-t/t-linux-large/a@1"), config_key("gecko-t/t-linux-large")} <= set(
+        calculator.work.world.rows
+    )
 
 
 async def test_faded_evidence_and_old_records_are_published_again(calculator: Calculator) -> None:
@@ -246,8 +272,8 @@ async def test_a_shared_trip_is_published_for_all(calculator: Calculator) -> Non
     await calculator.set_clock(1)
     await calculator.consume(failed(Scope.CREDENTIAL), failed(Scope.CREDENTIAL))
     published = [record for _, record in await calculator.published() if record]
-    assert {(r.launch_config_id, r.state, r.tripped_by) for r in published} == {
-        (zone, "tripped", "credential/sim-a") for zone in ZONES
+    assert {(r.launch_config_id, r.state, r.tripped_by, r.tripped_by_id) for r in published} == {
+        (zone, "tripped", "credential", "sim-a") for zone in ZONES
     }
     rows = await calculator.database.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1'")
     assert [msgspec.json.decode(row["value"])["kind"] for row in rows].count("credential-failing") == 1
@@ -260,7 +286,7 @@ async def test_future_event_times_count_as_now(calculator: Calculator) -> None:
     """A wrong clock must not make all later events look late."""
     await calculator.consume(failed(), at=10**6)
     await calculator.consume(ok(), at=0)
-    launch = calculator.work.world.rows["zone-b"].launch
+    launch = calculator.work.world.rows[ZONE_B].launch
     assert (launch.at, launch.successes) == (START.timestamp(), 1.0)
 
 
@@ -270,7 +296,7 @@ async def test_implausible_event_times_are_clamped(calculator: Calculator, event
     await calculator.set_clock(60)
     before = metrics.CLAMPED._value.get()
     await calculator.consume(failed(), at=0, time=after(event_at))
-    launch = calculator.work.world.rows["zone-b"].launch
+    launch = calculator.work.world.rows[ZONE_B].launch
     assert launch.at == pytest.approx(after(counts_at).timestamp())
     assert metrics.CLAMPED._value.get() - before == (event_at != counts_at)
 
@@ -312,10 +338,10 @@ async def test_a_start_is_not_late_before_its_events_are_read(calculator: Calcul
     came = [WorkerRegistered(instance_id="i", boot_seconds=90, outcome=boot, **ids) for ids in ids_of]
     await calculator.turn([], reached=0)
     await calculator.consume(came[0], at=90, reached=90)
-    row = calculator.work.world.rows["zone-b"]
+    row = calculator.work.world.rows[ZONE_B]
     assert (row.boot.late, row.boot.succeeded, calculator.work.due()) == (0, 1, after(300).timestamp())
     await calculator.consume(*came[1:-1], at=91)
-    row = calculator.work.world.rows["zone-b"]
+    row = calculator.work.world.rows[ZONE_B]
     assert (row.boot.late, row.boot.succeeded, row.boot.trip.tripped) == (1, 5, False)
     published = await calculator.publish()
     assert [record.state for record in published if record.launch_config_id == "zone-b"][-1] == "healthy"
@@ -389,7 +415,7 @@ async def test_ranges_tile_the_log(calculator: Calculator) -> None:
 
 
 async def folded(calculator: Calculator, config_id: str = "zone-b") -> int:
-    return calculator.work.world.rows[config_id].launch.folded
+    return calculator.work.world.rows[config_key(config_id)].launch.folded
 
 
 async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
@@ -403,7 +429,7 @@ async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
     await calculator.consume(failed(), subject="w1")
     await calculator.consume(failed(), value=b"{", subject="w2")
     assert await folded(calculator) == 2
-    assert calculator.work.world.rows["zone-b"].launch.failed == 0
+    assert calculator.work.world.rows[ZONE_B].launch.failed == 0
     assert (await calculator.journal())[-1].dead_lettered == [(WORKER_LIFECYCLE.name, 0, 2, 3)]
 
     consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
@@ -412,7 +438,7 @@ async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
     )
     assert outcome == dead_letters.Replayed(1, 0)
     assert await folded(calculator) == 2
-    assert calculator.work.world.rows["zone-b"].launch.failed == 1
+    assert calculator.work.world.rows[ZONE_B].launch.failed == 1
     assert (await calculator.journal())[-1].settled == [(WORKER_LIFECYCLE.name, 0, 1, 2)]
 
 
@@ -423,23 +449,27 @@ async def test_a_dead_record_of_a_probe_resolves_it(calculator: Calculator, read
     await calculator.consume(failed(), failed(), at=1)
     await calculator.set_clock(60)
     await calculator.turn([])
-    row = calculator.work.world.rows["zone-b"]
+    row = calculator.work.world.rows[ZONE_B]
     probe = failed(permit=row.permit)
     spent = WorkerRequested(decision_id="d", **{**of("zone-b", row.permit), "worker_id": probe.worker_id})
     await calculator.consume(spent, at=61)
     value = msgspec.json.encode(msgspec.to_builtins(probe) | {"pool_id": 7}) if readable else b"{"
     await calculator.consume(probe, at=62, value=value)
-    trip = calculator.work.world.rows["zone-b"].launch.trip
-    assert (trip.tripped, trip.probe, trip.failed_probes) == (True, "" if readable else f"zone-b#{row.permit}", 0)
+    trip = calculator.work.world.rows[ZONE_B].launch.trip
+    assert (trip.tripped, trip.probe, trip.failed_probes) == (
+        True,
+        None if readable else Probe("zone-b", row.permit),
+        0,
+    )
     await calculator.set_clock(62 + (15 if readable else PROFILES["on-demand"].probe_timeout_seconds))
     for _ in range(2):
         await calculator.turn([])
         await calculator.set_clock(15 + 62 + PROFILES["on-demand"].probe_timeout_seconds)
-    assert calculator.work.world.rows["zone-b"].permit == row.permit + 1
+    assert calculator.work.world.rows[ZONE_B].permit == row.permit + 1
 
 
 @pytest.mark.parametrize(
-    "fields", [{"launch_config_id": "a/b"}, {"launch_config_id": "x" * 1000}, {"worker_id": "nul\0"}]
+    "fields", [{"launch_config_id": "é" * 350}, {"launch_config_id": "x" * 3000}, {"worker_id": "nul\0"}]
 )
 async def test_names_that_cannot_be_keys_are_dead_lettered(calculator: Calculator, fields: dict[str, str]) -> None:
     """Other records of the turn take effect."""
@@ -517,3 +547,20 @@ async def test_published_weights_can_be_read(calculator: Calculator) -> None:
         assert (await client.get("/weights", params={"pool": "windows"})).json() == {"items": []}
         (one,) = (await client.get("/weights", params={"config": "zone-b"})).json()["items"]
         assert one["launch_config_id"] == "zone-b"
+
+
+async def test_weights_of_the_revisions_of_a_name(calculator: Calculator) -> None:
+    """Archived ones are listed if all are asked for, or by their own id."""
+    await calculator.consume(declared("zone-x@1"), declared("zone-x@2"))
+    await calculator.publish()
+    await calculator.consume(declared("zone-x@1", state="archived", revision=2))
+    await calculator.publish()
+
+    async def listed(config: str | None, *, archived: bool = False) -> list[str]:
+        rows = await weights.listed(calculator.database, None, config, archived=archived)
+        return [msgspec.json.decode(row, type=WeightChanged).launch_config_id for row in rows]
+
+    assert await listed("zone-x") == ["zone-x@2"]
+    assert await listed("zone-x", archived=True) == ["zone-x@1", "zone-x@2"]
+    assert await listed("zone-x@1") == ["zone-x@1"]
+    assert await listed(None) == [*ZONES, "zone-x@2"]

@@ -9,6 +9,7 @@ import pytest
 
 import slipway_weight_calculator
 from slipway_common.database.postgres import Connection
+from slipway_common.events.scopes import config_key
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Batch, Consumer
@@ -102,7 +103,7 @@ async def test_a_takeover_waits_for_the_current_turn(calculator: Calculator) -> 
     await taking
     successor.leadership.epoch = await calculator.database.fetchval("SELECT epoch FROM leader")
     await successor.leadership.take_over(successor.database, list(successor.records), "cluster")
-    assert successor.work.world.rows["zone-b"].launch.folded == 2
+    assert successor.work.world.rows[config_key("zone-b")].launch.folded == 2
     assert successor.work.world.rows == former.work.world.rows
     with pytest.raises(LeadershipLost):
         await former.turn([])
@@ -141,7 +142,7 @@ async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -
     go_on.set()
     assert (await replaying)[1] == dead_letters.Replayed(1, 0)
     await later
-    assert calculator.work.world.rows["zone-b"].launch.failed == 2
+    assert calculator.work.world.rows[config_key("zone-b")].launch.failed == 2
     assert await calculator.database.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 

@@ -146,7 +146,7 @@ class Calculation:
             await journal.write(tx, turn, batch, settled)
         await stored_signals.refuse(tx, folding.refused, turn.at)
         records, published = self.publishing.publish(draft, turn.at, folding.traces, behind=turn.behind)
-        await weights.write(tx, published, turn.at)
+        await weights.write(tx, published)
         events: list[Any] = [*self._alert_changes, *records]
         await outbox.enqueue(tx, events)
         self._records, self._has_events = len(records), bool(events)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.base.percent import encoded
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.scopes import Key, config_key
@@ -202,7 +201,7 @@ def test_one_page_for_a_trip_of_forty_configs(scope: Scope) -> None:
         if alerted.world.rows[config_key(config_id)].ready:
             alerted.commit(alerted.launched(config_id, probe_permit=alerted.world.rows[config_key(config_id)].permit))
     assert alerted.kinds(PAGE) == []
-    assert alerted.kinds() == [encoded("recovered", page.subject_kind, page.subject_id)]
+    assert alerted.kinds() == [f"recovered/{Key(page.subject_kind, page.subject_id).text}"]
 
 
 def test_a_pool_tripped_by_its_own_failures_is_a_page(alerted: Alerted) -> None:

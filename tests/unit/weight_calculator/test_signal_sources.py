@@ -61,7 +61,7 @@ def test_a_sources_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         ("unnamed: {targets: [planet]}", "unnamed.targets: unknown 'planet'; known: worker, config, pool, zone"),
         ("sources:\n  a: {kinds: [up]}", f"sources.a.kinds: unknown 'up'; known: {', '.join(KINDS)}"),
         ("sources: {a: {}, a: {}}", "sources.yaml:1: sources.a: "),
-        ("sources: {", "sources.yaml:1: is not YAML"),
+        ("sources: {", "sources.yaml:2: is not YAML"),
     ],
 )
 def test_a_wrong_sources_file_is_reported_at_start(

@@ -320,7 +320,7 @@ class _Changes:
 
 
 def dedup_key(kind: str, subject: Key, *more: str) -> str:
-    return alert_key(SERVICE, kind, *subject, *more)
+    return alert_key(SERVICE, kind, *decoded(subject.text), *more)
 
 
 def _changed(before: Row | None, row: Row | None) -> bool:

@@ -5,7 +5,7 @@ from typing import Final
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.percent import encoded
 
-CHARACTERS_MAX: Final = 2400  # of all names together as keys, percent-encoded: they fit into an index row of PostgreSQL
+CHARACTERS_MAX: Final = 1800  # of all names together, percent-encoded; with a code they fit into an index row
 
 
 def check(*texts: str) -> None:

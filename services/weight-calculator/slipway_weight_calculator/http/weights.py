@@ -14,8 +14,11 @@ router = APIRouter(tags=["weights"])
 
 @router.get("/weights")
 async def list_weights(
-    db: Annotated[Database, Depends(database)], pool: str | None = None, config: str | None = None
+    db: Annotated[Database, Depends(database)], pool: str | None = None, config: str | None = None, all: bool = False
 ) -> Response:
-    """List the newest weight record of each launch config, of one worker pool or of one config."""
-    records = await weights.listed(db, pool, config)
+    """List the newest weight record of each launch config's revision, of one worker pool, name or revision.
+
+    Archived revisions are listed with `all`, or by their own id.
+    """
+    records = await weights.listed(db, pool, config, archived=all)
     return Response(msgspec.json.encode({"items": records}), media_type="application/json")

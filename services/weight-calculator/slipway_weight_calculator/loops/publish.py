@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, Final
 
-from slipway_common.events.weight import WeightChanged
 from slipway_common.messaging.outbox import Tombstone, Traced
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import record, worth_publishing
@@ -45,14 +44,14 @@ class Publishing:
 
     def publish(
         self, draft: Draft, now: float, traces: Mapping[str, str], *, behind: bool
-    ) -> tuple[list[Any], dict[str, WeightChanged | None]]:
+    ) -> tuple[list[Any], dict[str, Published | None]]:
         """Events to publish in a turn, and the published records by config; None after a tombstone."""
         for config_id, places in draft.seen.items():
             self.offsets.setdefault(config_id, {}).update(places)
         for config_id in sorted(affected(draft)):
             self._changed[config_id] = traces.get(config_id, "")
         events: list[Any] = []
-        published: dict[str, WeightChanged | None] = {}
+        published: dict[str, Published | None] = {}
         if behind and now - self._published_at < BEHIND_SECONDS:
             return events, published
         self._published_at = now
@@ -68,11 +67,11 @@ class Publishing:
                 continue
             new = record(draft, config, now, self.offsets.get(config_id))
             last = known.record if known is not None else None
-            old = known is not None and not config.archived_at and now - known.at >= self.republish_seconds
+            archived = config.declared.state == "archived"
+            old = known is not None and not archived and now - known.at >= self.republish_seconds
             if old or worth_publishing(last, new, draft.policy(config)):
                 events.append(Traced(new, trace))
-                published[config_id] = new
-                self.published[config_id] = Published(new, now)
+                published[config_id] = self.published[config_id] = Published(new, now, archived)
         return events, published
 
     def _next(self, draft: Draft, now: float) -> list[str]:
@@ -87,18 +86,16 @@ class Publishing:
         share = min(1.0, (now - self._refreshed_at) / self.refresh_seconds)
         if (number := min(CONFIGS_MAX, int(share * len(self.published)))) > 0:
             self._refreshed_at = now
-            rotated = self._next_in_rotation(draft, number)
-            found += [config_id for config_id in rotated if config_id not in self._changed]
+            found += [config_id for config_id in self._next_in_rotation(number) if config_id not in self._changed]
         return found
 
-    def _next_in_rotation(self, draft: Draft, number: int) -> list[str]:
+    def _next_in_rotation(self, number: int) -> list[str]:
         """The next published configs, in rotation, without archived ones: nothing launches from these."""
         chosen = list(islice(self._rotation, number))
         if len(chosen) < number:
-            self._rotation = iter(list(self.published))
+            self._rotation = iter([config_id for config_id, known in self.published.items() if not known.archived])
             chosen += islice(self._rotation, number - len(chosen))
-        known = ((config_id, draft.config(config_id)) for config_id in dict.fromkeys(chosen))
-        return [config_id for config_id, config in known if config is not None and not config.archived_at]
+        return [config_id for config_id in dict.fromkeys(chosen) if config_id in self.published]
 
 
 def affected(draft: Draft) -> set[str]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Double, Identity, Index, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, Identity, Index, MetaData, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.tables import leader, messaging, now
@@ -37,10 +37,12 @@ refused_signal = Table(
 weight = Table(
     "weight",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", Text, primary_key=True),  # of a revision
+    Column("name", Text, nullable=False),
     Column("pool_id", Text, nullable=False),
     Column("record", Text, nullable=False),  # as published
     Column("at", Double, nullable=False),  # of publication, in seconds since the epoch
+    Column("archived", Boolean, nullable=False),
     postgresql_with=OFTEN_UPDATED,
 )
 Index("weight_pool", weight.c.pool_id)

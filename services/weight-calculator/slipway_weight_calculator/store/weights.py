@@ -1,10 +1,10 @@
-"""Published weight records: the newest of each launch config."""
+"""Published weight records: the newest of each launch config's revision."""
 
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from sqlalchemy import any_, bindparam, delete, select
+from sqlalchemy import any_, bindparam, delete, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection, Database
@@ -12,10 +12,10 @@ from slipway_common.database.sql import Statement, array, given, matches
 from slipway_common.events.weight import WeightChanged
 from slipway_weight_calculator.store.tables import weight
 
-READ: Final = Statement(select(weight.c.id, weight.c.record, weight.c.at).order_by(weight.c.id))
+READ: Final = Statement(select(weight.c.id, weight.c.record, weight.c.at, weight.c.archived).order_by(weight.c.id))
 ADD: Final = insert(weight).from_select(
     weight.c.keys(),
-    select(given(weight.c.id, weight.c.pool_id, weight.c.record), bindparam("at", type_=weight.c.at.type)),
+    select(given(*weight.c)),
 )
 WRITE: Final = Statement(
     ADD.on_conflict_do_update(
@@ -26,7 +26,13 @@ WRITE: Final = Statement(
 DELETE: Final = Statement(delete(weight).where(weight.c.id == any_(array("ids", weight.c.id))))
 LIST: Final = Statement(
     select(weight.c.record)
-    .where(matches(weight.c.pool_id, "pool_id"), matches(weight.c.id, "id"))
+    .where(
+        matches(weight.c.pool_id, "pool_id"),
+        or_(matches(weight.c.id, "config"), weight.c.name == bindparam("config")),
+        or_(
+            ~weight.c.archived, bindparam("archived", type_=weight.c.archived.type), weight.c.id == bindparam("config")
+        ),
+    )
     .order_by(weight.c.pool_id, weight.c.id)
 )
 
@@ -35,32 +41,36 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A record published `at` seconds since the epoch."""
+    """A record published `at` seconds since the epoch; that of an archived revision stays as it is."""
 
     record: WeightChanged
     at: float
+    archived: bool = False
 
 
 async def read(db: Connection) -> dict[str, Published]:
-    return {row["id"]: Published(_decode(row["record"]), row["at"]) for row in await db.fetch(READ.text)}
+    rows = await db.fetch(READ.text)
+    return {row["id"]: Published(_decode(row["record"]), row["at"], row["archived"]) for row in rows}
 
 
-async def write(tx: Connection, records: Mapping[str, WeightChanged | None], at: float) -> None:
+async def write(tx: Connection, published: Mapping[str, Published | None]) -> None:
     """Store the published records; None, after a tombstone, deletes."""
-    written = [record for record in records.values() if record is not None]
+    written = [each for each in published.values() if each is not None]
     if written:
         values = WRITE.arguments(
-            id=[record.launch_config_id for record in written],
-            pool_id=[record.pool_id for record in written],
-            record=[_encode(record).decode() for record in written],
-            at=at,
+            id=[each.record.launch_config_id for each in written],
+            name=[each.record.name for each in written],
+            pool_id=[each.record.pool_id for each in written],
+            record=[_encode(each.record).decode() for each in written],
+            at=[each.at for each in written],
+            archived=[each.archived for each in written],
         )
         await tx.execute(WRITE.text, *values)
-    if gone := [config_id for config_id, record in records.items() if record is None]:
+    if gone := [config_id for config_id, each in published.items() if each is None]:
         await tx.execute(DELETE.text, gone)
 
 
-async def listed(db: Database, pool_id: str | None, config_id: str | None) -> list[msgspec.Raw]:
-    """The records as published, as JSON."""
-    rows = await db.fetch(LIST.text, *LIST.arguments(pool_id=pool_id, id=config_id))
+async def listed(db: Database, pool_id: str | None, config: str | None, *, archived: bool = False) -> list[msgspec.Raw]:
+    """The records as published, as JSON; `config` is a name or one revision. Archived ones only if asked for."""
+    rows = await db.fetch(LIST.text, *LIST.arguments(pool_id=pool_id, config=config, archived=archived))
     return [msgspec.Raw(row["record"].encode()) for row in rows]

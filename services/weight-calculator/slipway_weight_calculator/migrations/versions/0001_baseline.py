@@ -22,10 +22,12 @@ CREATE TABLE refused_signal (
 );
 
 CREATE TABLE weight (
-    id text PRIMARY KEY,
+    id text PRIMARY KEY,                -- of a revision
+    name text NOT NULL,
     pool_id text NOT NULL,
     record text NOT NULL,               -- as published
-    at double precision NOT NULL        -- of publication, in seconds since the epoch
+    at double precision NOT NULL,       -- of publication, in seconds since the epoch
+    archived boolean NOT NULL
 ) WITH (fillfactor = 50);
 CREATE INDEX weight_pool ON weight (pool_id);
 
