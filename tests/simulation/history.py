@@ -4,6 +4,7 @@ Faults are duplicates, reordering, crashes at commits, skewed clocks, lost repli
 boots and launch stops; commands are those of commands.py.
 """
 
+import traceback
 from collections import Counter
 from random import Random
 from typing import Any, Final
@@ -66,8 +67,10 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
                 await run(deployment, STEPS)
                 await settle(deployment, TASKS)
                 await judge(deployment)
-            except AssertionError as error:
-                broken = f"seed {seed} at {deployment.elapsed:.1f} s: {error}"
+            except Exception as error:
+                if not isinstance(error, AssertionError):
+                    traceback.print_exc()
+                broken = f"seed {seed} at {deployment.elapsed:.1f} s: {error if str(error) else repr(error)}"
             return Report(seed, faults_of(deployment) | frozenset(deployment.operator.made), broken)
 
 

@@ -48,7 +48,8 @@ C: Final = lease.c
 FIELDS: Final = C[Lease.__struct_fields__]
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
 CANDIDATES: Final = f"""
-SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
+SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id
+JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
     AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))

@@ -33,7 +33,8 @@ WHERE l.lease_pool_id = $1 AND last.hold_seconds > 0 GROUP BY last.granted_at, l
 # Request ids are ordered by time.
 LONGEST: Final = f"""
 SELECT r.id FROM lease_request r
-JOIN launch_config c ON c.id = r.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
+JOIN launch_config c ON c.id = r.launch_config_id
+JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 WHERE r.lease_pool_id = $1 AND {MAY_START}
     AND EXISTS (
         SELECT FROM worker w
