@@ -1,8 +1,9 @@
 """Confirmation of dangerous changes: without it a command changes nothing, prints the dangers and exits with 4."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Final
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -27,6 +28,16 @@ class ConfirmationNeeded(Failed):
             f"To make them: {command} --confirm {digest}",
             REQUIRED,
         )
+
+
+def command_line(*words: str, options: Mapping[str, Any]) -> str:
+    """Text of a command with the options that are given, to be repeated with a confirmation."""
+    given = [*words]
+    for option, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        for one in values:
+            given += [option] if one is True else [] if one is None or one is False else [option, str(one)]
+    return shlex.join(given)
 
 
 @contextlib.contextmanager

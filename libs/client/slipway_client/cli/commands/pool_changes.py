@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client.cli import options
-from slipway_client.cli.confirming import Confirm, confirmable
+from slipway_client.cli.confirming import Confirm, command_line, confirmable
 from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Terminate, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
@@ -72,9 +72,8 @@ def set_image(
 
     api = context.obj
     before = _current(api, pool)
-    chosen = "".join(f" --config {name}" for name in config or ())
-    how = f" --replace {replace.value}" if replace else ""
-    with confirmable(f"slipway pool set-image {pool} {image}{chosen}{how}"):
+    given = {"--config": config, "--replace": replace, "--drain-for": drain_for, "--terminate": terminate}
+    with confirmable(command_line("slipway", "pool", "set-image", pool, image, options=given)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
     if output is Output.JSON:
         as_json(answer["items"])
@@ -88,8 +87,8 @@ def set_pool(
     pool: PoolId,
     max_: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Maximum number of workers")] = None,
     min_: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Minimum number of workers")] = None,
-    mode: Annotated[str | None, typer.Option(metavar="MODE", help="Mode: observe, canary or enforce")] = None,
-    ratio: Annotated[str | None, typer.Option(metavar="RATIO", help="Workers per task, such as 1 or 1/3")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="observe, canary or enforce")] = None,
+    ratio: Annotated[str | None, typer.Option("--ratio", metavar="RATIO", help="Workers per task, as 1 or 1/3")] = None,
     drain_for: DrainFor = None,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
@@ -114,8 +113,7 @@ def set_pool(
     if not wanted:
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
     flags = {"--max": max_, "--min": min_, "--mode": mode, "--ratio": ratio, "--drain-for": drain_for}
-    words = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
-    with confirmable(f"slipway pool set {pool}{words}"):
+    with confirmable(command_line("slipway", "pool", "set", pool, options=flags)):
         answer = _changed(context.obj, pool, lambda spec: spec | wanted, {"confirm": confirm})
     show(answer["items"], CHANGES, output, nothing=f"pool {pool} is unchanged")
 
@@ -144,7 +142,7 @@ def roll_back(
     reason: Reason,
     to: Annotated[
         int | None,
-        typer.Option(metavar="REVISION", help="Revision in `slipway pool history` [default: the one before]"),
+        typer.Option("--to", metavar="REVISION", help="Revision in `slipway pool history` [default: the one before]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
     replace: Replace = None,
@@ -172,8 +170,9 @@ def roll_back(
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    target = "" if to is None else f" --to {to}"
-    with confirmable(f"slipway pool rollback {pool}{target} --reason …"):
+    flags = {"--to": to, "--reason": reason, "--force": force}
+    flags |= {"--replace": replace, "--drain-for": drain_for, "--terminate": terminate}
+    with confirmable(command_line("slipway", "pool", "rollback", pool, options=flags)):
         answer = api.post("provisioner", path("pools", pool, "rollback"), body)
     if output is Output.JSON:
         as_json(answer["items"])

@@ -1,0 +1,260 @@
+"""`slipway pool set-image`, `set`, `history` and `rollback`: requests, sentences, confirmations."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from fastapi import FastAPI, Request, Response
+from typer.testing import CliRunner, Result
+
+from slipway_client.cli.main import app
+from slipway_common.web import problem
+from slipway_common.web.problem import Problem
+from tests.support.answers import AT, CONFIG, environment, serving
+
+POOL: Final = "gecko-t/linux"
+OLD, NEW = "gecko-t/linux-a@3f2c9a", "gecko-t/linux-a@8b1d00"
+OTHER: Final = "gecko-t/linux/sim-a/b/m5"  # made of the config's place
+
+
+def declared(**fields: Any) -> dict[str, Any]:
+    place = {"account": "sim-a", "instance_type": "m5", "image": "linux-1"}
+    configs = [place | {"name": "gecko-t/linux-a", "zone": "a"}, place | {"zone": "b"}]
+    return {
+        "id": POOL,
+        "max_capacity": 60,
+        "min_capacity": 0,
+        "scaling_ratio": "1",
+        "launch_configs": configs,
+    } | fields
+
+
+class Provisioner:
+    """One pool with entity tags. Its first `others` writes come after one of somebody else."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        problem.install(self.app)
+        self.version = 1
+        self.others = 0
+        self.spec = declared()
+        self.dangers: list[str] = []
+        self.changes: list[dict[str, Any]] = [
+            {
+                "kind": "launch config",
+                "id": "gecko-t/linux-a",
+                "result": "created",
+                "detail": "image: linux-1 → linux-2",
+            }
+        ]
+        self.received: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self.before = [CONFIG | {"id": OLD, "name": "gecko-t/linux-a"}]
+        self.after = [CONFIG | {"id": NEW, "name": "gecko-t/linux-a", "image_revision": "linux-2", "proven": False}]
+
+        @self.app.get("/launch-configs")
+        async def configs(pool: str) -> dict[str, Any]:
+            return {"items": self.after if self.received else self.before}
+
+        @self.app.get("/pools/{pool:path}/history")
+        async def history(pool: str, limit: int) -> dict[str, Any]:
+            change = {"at": AT, "by": "ann", "owner": "a.yaml", "reason": "", "spec_digest": "d"}
+            config = {"kind": "launch config", "result": "updated", "detail": "image: linux-1 → linux-2"}
+            rows = [
+                {"revision": 9, "action": "rollback", "changes": [], "reason": "no boot"},
+                {"revision": 8, "action": "put", "changes": [config | {"id": name} for name in "ab"]},
+                {"revision": 7, "action": "put", "changes": [config | {"id": "a"}]},
+                {
+                    "revision": 4,
+                    "action": "apply",
+                    "changes": [
+                        {"kind": "worker pool", "id": POOL, "result": "updated", "detail": "max_capacity: 60 → 80"}
+                    ],
+                },
+            ]
+            return {"items": [change | row for row in rows][:limit]}
+
+        @self.app.get("/pools/{pool:path}")
+        async def read(pool: str, response: Response) -> dict[str, Any]:
+            response.headers["ETag"] = f'"{self.version}"'
+            return {"id": pool, "declared": self.spec, "owner": "a.yaml"}
+
+        @self.app.put("/pools/{pool:path}")
+        async def write(pool: str, body: dict[str, Any], request: Request) -> dict[str, Any]:
+            if self.others:
+                self.others -= 1
+                self.version += 1
+            if request.headers["If-Match"] != f'"{self.version}"':
+                raise Problem(412, "changed-meanwhile", "The pool has changed", "read it again")
+            return self.answer(pool, body, dict(request.query_params))
+
+        @self.app.post("/pools/{pool:path}/rollback")
+        async def roll_back(pool: str, body: dict[str, Any]) -> dict[str, Any]:
+            return self.answer(f"{pool}/rollback", body, body)
+
+    def answer(self, path: str, body: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        if self.dangers and given.get("confirm") != "d1gest":
+            facts = {"digest": "d1gest", "dangers": self.dangers}
+            raise Problem(409, "confirmation-required", "A confirmation is needed", "; ".join(self.dangers), **facts)
+        self.received.append((path, body, given))
+        return {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
+
+
+@pytest.fixture
+def provisioner() -> Provisioner:
+    return Provisioner()
+
+
+@pytest.fixture
+def url(provisioner: Provisioner) -> Iterator[str]:
+    with serving(provisioner.app) as url:
+        yield url
+
+
+def slipway(*arguments: str, url: str) -> Result:
+    env = environment(url) | {"SLIPWAY_PROVISIONER_URL": url}
+    return CliRunner().invoke(app, ("pool", *arguments), env=env, catch_exceptions=False)
+
+
+def test_an_image_is_replaced_by_one_word(provisioner: Provisioner, url: str) -> None:
+    provisioner.after.append(provisioner.before[0] | {"current": False, "replaced_by": "natural"})
+    made = slipway("set-image", POOL, "linux-2", url=url)
+    assert (made.exit_code, made.stdout) == (
+        0,
+        "gecko-t/linux-a: linux-1 → linux-2, revision 3f2c9a → 8b1d00 (created), "
+        "the old one launches what it does not until 5 starts have succeeded\n",
+    )
+    ((path, body, given),) = provisioner.received
+    assert (path, given) == (POOL, {})
+    assert [config["image"] for config in body["launch_configs"]] == ["linux-2", "linux-2"]
+    assert body | {"launch_configs": []} == declared(launch_configs=[])
+
+
+def test_only_the_named_configs_get_the_image(provisioner: Provisioner, url: str) -> None:
+    """A config without a name has the one of its place. Options become parameters."""
+    options = ("--replace", "now", "--drain-for", "30m", "--terminate")
+    assert slipway("set-image", POOL, "linux-2", "--config", OTHER, *options, url=url).exit_code == 0
+    ((_, body, given),) = provisioner.received
+    assert [config["image"] for config in body["launch_configs"]] == ["linux-1", "linux-2"]
+    assert given == {"replace": "now", "drain_seconds": "1800.0", "terminate": "true"}
+
+
+def test_an_unknown_config_changes_nothing(provisioner: Provisioner, url: str) -> None:
+    refused = slipway("set-image", POOL, "linux-2", "--config", "linux-z", url=url)
+    assert (refused.exit_code, provisioner.received) == (2, [])
+    assert "no launch config linux-z" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "fate"),
+    [
+        ({"current": False, "replaced_by": "rolling"}, "the old one shares launches until 5 starts have succeeded"),
+        ({"current": False, "state": "draining", "live": 3}, "the old one drains, 3 workers left"),
+        (None, "the old one is archived"),
+    ],
+    ids=["rolling", "draining", "archived"],
+)
+def test_the_fate_of_the_old_revision_is_named(
+    provisioner: Provisioner, url: str, old: dict[str, Any] | None, fate: str
+) -> None:
+    provisioner.after += [] if old is None else [provisioner.before[0] | old]
+    assert slipway("set-image", POOL, "linux-2", url=url).stdout.rstrip().endswith(f", {fate}")
+
+
+def test_a_pool_that_others_change_is_read_again(provisioner: Provisioner, url: str) -> None:
+    """Three attempts; a write never replaces what it has not read."""
+    provisioner.others = 2
+    assert slipway("set", POOL, "--max", "80", url=url).exit_code == 0
+    assert [body["max_capacity"] for _, body, _ in provisioner.received] == [80]
+    provisioner.others = 3
+    refused = slipway("set", POOL, "--max", "90", url=url)
+    assert (refused.exit_code, len(provisioner.received)) == (1, 1)
+    assert refused.stderr.startswith("The pool has changed: read it again")
+
+
+def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:
+    provisioner.changes = [
+        {"kind": "worker pool", "id": POOL, "result": "updated", "detail": "max_capacity: 60 → 80, mode: …"}
+    ]
+    options = ("--max", "80", "--min", "2", "--mode", "canary", "--ratio", "1/3", "--drain-for", "2h")
+    made = slipway("set", POOL, *options, url=url)
+    assert made.stdout.splitlines()[1].split()[:4] == ["worker", "pool", POOL, "updated"]
+    ((_, body, _),) = provisioner.received
+    settings = {
+        "max_capacity": 80,
+        "min_capacity": 2,
+        "mode": "canary",
+        "scaling_ratio": "1/3",
+        "drain_seconds": 7200.0,
+    }
+    assert body == declared(**settings)
+    assert slipway("set", POOL, url=url).exit_code == 2
+
+
+def test_nothing_to_change(provisioner: Provisioner, url: str) -> None:
+    provisioner.changes, provisioner.after = [], provisioner.before
+    assert slipway("set-image", POOL, "linux-1", url=url).stdout == f"pool {POOL} is unchanged\n"
+    assert slipway("set", POOL, "--max", "60", url=url).stdout == f"pool {POOL} is unchanged\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        (
+            ("set-image", POOL, "linux-2", "--config", OTHER, "--replace", "now", "--terminate"),
+            f"slipway pool set-image {POOL} linux-2 --config {OTHER} --replace now --terminate",
+        ),
+        (("set", POOL, "--max", "600"), f"slipway pool set {POOL} --max 600"),
+        (
+            ("rollback", POOL, "--to", "4", "--reason", "no boot"),
+            f"slipway pool rollback {POOL} --to 4 --reason 'no boot'",
+        ),
+    ],
+)
+def test_dangerous_changes_need_a_confirmation(
+    provisioner: Provisioner, url: str, command: tuple[str, ...], again: str
+) -> None:
+    """Exit code 4, the dangers and the command that makes them; nothing is changed before."""
+    provisioner.dangers = [f"worker pool {POOL}: archives 2 of 3 active launch configs"]
+    refused = slipway(*command, url=url)
+    assert (refused.exit_code, refused.stdout, provisioner.received) == (4, "", [])
+    assert refused.stderr.splitlines() == [
+        "Nothing was changed. These changes need a confirmation:",
+        f"  worker pool {POOL}: archives 2 of 3 active launch configs",
+        f"To make them: {again} --confirm d1gest",
+    ]
+    assert slipway(*command, "--confirm", "d1gest", url=url).exit_code == 0
+    assert len(provisioner.received) == 1
+
+
+def test_a_rollback(provisioner: Provisioner, url: str) -> None:
+    provisioner.changes = [{"kind": "launch config", "id": "gecko-t/linux-a", "result": "reactivated", "detail": ""}]
+    provisioner.before, provisioner.after = provisioner.after, provisioner.before
+    provisioner.after.append(provisioner.before[0] | {"current": False, "state": "draining", "live": 1})
+    made = slipway("rollback", POOL, "--reason", "it does not boot", "--force", url=url)
+    assert (made.exit_code, made.stdout) == (
+        0,
+        "gecko-t/linux-a: linux-2 → linux-1, revision 8b1d00 → 3f2c9a (reactivated), "
+        "the old one drains, 1 worker left\n",
+    )
+    ((path, body, _),) = provisioner.received
+    assert (path, body) == (f"{POOL}/rollback", {"reason": "it does not boot", "force": True})
+    assert slipway("rollback", POOL, url=url).exit_code == 2  # without a reason
+
+
+def test_json_has_the_changes(provisioner: Provisioner, url: str) -> None:
+    for command in (("set-image", POOL, "linux-2"), ("set", POOL, "--max", "9"), ("rollback", POOL, "--reason", "r")):
+        assert json.loads(slipway(*command, "-o", "json", url=url).stdout) == provisioner.changes
+
+
+def test_the_history_of_a_pool(url: str) -> None:
+    heading, *rows = slipway("history", POOL, url=url).stdout.splitlines()
+    assert heading.split() == ["revision", "at", "by", "action", "owner", "detail", "reason"]
+    parts = [row.split("  ") for row in rows]
+    assert [[part.strip() for part in row if part.strip()][-1] for row in parts] == [
+        "no boot",
+        "2 launch configs updated: image: linux-1 → linux-2",
+        "a updated: image: linux-1 → linux-2",
+        "max_capacity: 60 → 80",
+    ]
+    assert len(json.loads(slipway("history", POOL, "-n", "2", "-o", "json", url=url).stdout)) == 2
