@@ -4,12 +4,14 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipway_client.cli.commands.doctor import _record
-from slipway_client.cli.commands.events import _json_line, _line
+from slipway_client.cli.commands.events import _json_line, _line, _matches
 from slipway_client.transport.log import Entry, Log
 from slipway_common.base.clock import utc_now
+from slipway_common.base.percent import encoded
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging.envelope import Envelope, encode
@@ -55,6 +57,31 @@ def test_a_record_that_matches_its_schema_is_printed() -> None:
     found = entry(f"io.slipway.{REGISTERED}.v1", b"{%s,%s,%s}" % (WORKER, OUTCOME, b'"boot_seconds":3,"newer":[1]'))
     assert (found.unreadable, found.data["newer"]) == ("", [1])
     assert "booted in 3 s" in _line(found)
+
+
+POOL, CONFIG = "gecko-t/linux", "gecko-t/linux-a@3f2c9a"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"launch_config_id": CONFIG}, ["worker", "alert", "tombstone"]),
+        ({"launch_config_id": "gecko-t/linux-a"}, ["worker", "alert", "tombstone"]),
+        ({"launch_config_id": "gecko-t/linux-a@8b1d00"}, []),
+        ({"launch_config_id": "gecko-t/linux"}, []),
+        ({"pool_id": POOL}, ["worker", "pool alert"]),
+        ({"pool_id": "linux"}, []),
+        ({"pool_id": POOL, "launch_config_id": CONFIG}, ["worker"]),
+    ],
+)
+def test_a_name_selects_the_events_of_its_revisions(given: dict[str, str], found: list[str]) -> None:
+    entries = {
+        "worker": entry("com.example", msgspec.json.encode({"pool_id": POOL, "launch_config_id": CONFIG})),
+        "alert": entry("com.example", msgspec.json.encode({"subject_kind": "config", "subject_id": CONFIG})),
+        "pool alert": entry("com.example", msgspec.json.encode({"subject_kind": "pool", "subject_id": POOL})),
+        "tombstone": msgspec.structs.replace(entry("com.example", None), key=encoded(CONFIG)),
+    }
+    assert [name for name, one in entries.items() if _matches(one, given)] == found
 
 
 def test_a_tombstone_is_printed() -> None:
