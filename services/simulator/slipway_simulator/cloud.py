@@ -61,7 +61,7 @@ class Cloud(msgspec.Struct):
     started_at: float = 0.0
     instances: dict[str, Instance] = {}
     gone: set[str] = set()
-    tokens: dict[str, Launch] = {}
+    tokens: dict[tuple[str, str], Launch] = {}
     buckets: dict[str, Bucket] = {}
     tallies: dict[tuple[str, str, str], Tally] = {}
     calls: int = 0
@@ -104,7 +104,7 @@ class Cloud(msgspec.Struct):
         tally = self.tallies.setdefault((instance.account, instance.zone, instance.family), Tally())
         tally.live += 1
         tally.launched += 1
-        launch = self.tokens.setdefault(f"{fact.account}/{fact.token}", Launch(fact.request, []))
+        launch = self.tokens.setdefault((fact.account, fact.token), Launch(fact.request, []))
         launch.instance_ids.append(fact.instance_id)
 
     def count(self, *, account: str | None = None, zone: str | None = None, family: str | None = None) -> Tally:
@@ -135,7 +135,7 @@ def decide_create(
     if wait_seconds:
         refusal = _refusal(call, "RequestLimitExceeded", "too many create calls", bucket, now)
         return (msgspec.structs.replace(refusal, retry_after_seconds=wait_seconds),)
-    launch = cloud.tokens.get(f"{call.account}/{call.token}")
+    launch = cloud.tokens.get((call.account, call.token))
     honoured = cloud.rules.honours_tokens and not effects.ignore_token
     if launch and honoured:
         if launch.request != call.request:

@@ -17,7 +17,8 @@ import msgspec
 
 from slipway_common.base import processes
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.processes import INSTANCE_TAG
+from slipway_common.base.percent import decoded, encoded
+from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.events import worker as events
@@ -59,7 +60,7 @@ class Agents:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.tag = f"{deployment.run_id}/"
+        self.tag = encoded(deployment.run_id) + "/"
         self.path = deployment.folder / "agents.log"
         self.seen: dict[str, AgentProcess] = {}
         self.left: int | None = None  # agents still running at the end; None until counted
@@ -152,10 +153,10 @@ class Agents:
         return summary(found, [*self.seen.values()], self.corrected_seconds)
 
     def _record(self, line: str) -> None:
-        pid, start, tag = [*line.split(maxsplit=2), ""][:3]
-        if tag.count("/") < 4:
+        pid, start, tag = [*line.split(), ""][:3]
+        if len(parts := decoded(tag)) != TAG_PARTS:
             raise ValueError(f"{self.path} has {line!r}: a process was started without {INSTANCE_TAG}")
-        _, account_id, batch_id, _, config_id = tag.strip().rsplit("/", 4)
+        _, account_id, batch_id, _, config_id = parts
         identity = processes.identity_of(int(pid), int(start))
         began_at = processes.started_at(int(start)).timestamp()
         seen = AgentProcess(

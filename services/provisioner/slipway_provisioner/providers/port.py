@@ -5,6 +5,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from slipway_common.base.percent import encoded
 from slipway_common.base.redaction import redacted
 from slipway_common.events.scopes import quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
@@ -68,7 +69,7 @@ class Provider(Protocol):
 
     def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
         """Key of the capacity that a config uses. A capacity failure concerns every config with the same key."""
-        return f"{config['instance_type']}/{config['zone']}/{config.get('lifecycle', 'on-demand')}"
+        return encoded(config["instance_type"], config["zone"], config.get("lifecycle", "on-demand"))
 
     def failure(
         self, account: Account, config: Mapping[str, Any], code: str, scope: Scope | None, message: str = ""

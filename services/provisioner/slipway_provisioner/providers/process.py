@@ -21,7 +21,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from slipway_common.base import processes
-from slipway_common.base.processes import INSTANCE_TAG, Process
+from slipway_common.base.percent import decoded, encoded
+from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance
@@ -134,7 +135,7 @@ class Processes(Provider):
             abandoned.set()  # no process may start once the call's outcome is looked up
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        prefix = self._prefix(account) + (f"{batch_id}/" if batch_id else "")
+        prefix = self._prefix(account, batch_id) if batch_id else self._prefix(account)
         found = await asyncio.to_thread(_tagged, prefix)
         return [
             Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at, running=True)
@@ -167,8 +168,8 @@ class Processes(Provider):
     async def identity(self, account: Account) -> str:
         return socket.gethostname()
 
-    def _prefix(self, account: Account) -> str:
-        return f"{self.settings.deployment}/{account.id}/"
+    def _prefix(self, account: Account, *more: str) -> str:
+        return encoded(self.settings.deployment, account.id, *more) + "/"
 
     def _create(
         self, account: Account, request: CreateRequest, abandoned: threading.Event, loop: asyncio.AbstractEventLoop
@@ -205,7 +206,9 @@ class Processes(Provider):
         config = request.config
         environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
         environment |= _mapping(config["settings"].get("environment"))
-        environment[INSTANCE_TAG] = f"{self._prefix(account)}{request.batch_id}/{number}/{config['id']}"
+        environment[INSTANCE_TAG] = encoded(
+            self.settings.deployment, account.id, request.batch_id, str(number), config["id"]
+        )
         user_data = request.user_data(self.settings) | {"queue_url": settings.queue_url}
         with ExitStack() as stack:
             standard_input = stack.enter_context(_filled_pipe(msgspec.json.encode(user_data)))
@@ -282,8 +285,9 @@ def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome,
 
 
 def _batch_of(tag: str) -> str:
-    """Batch id of a tag deployment/account/batch/n/config. Only the deployment may contain slashes."""
-    return tag.rsplit("/", 3)[1] if tag.count("/") >= 4 else ""
+    """Batch id of a tag; empty if it is no tag of an instance."""
+    parts = decoded(tag)
+    return parts[2] if len(parts) == TAG_PARTS else ""
 
 
 def _filled_pipe(content: bytes) -> BinaryIO:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx2
 
@@ -46,7 +47,7 @@ class Simulated(Provider):
         return bool(account.settings.get("honours_tokens", False))
 
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
-        return f"{account.settings['url']}/accounts/{account.id}/instances/{instance_id}/console"
+        return f"{_url(account)}{_instance_path(instance_id)}/console"
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         config = request.config
@@ -92,7 +93,7 @@ class Simulated(Provider):
         ]
 
     async def exists(self, account: Account, instance_id: str) -> bool:
-        response = await self._call("GET", account, f"/instances/{instance_id}")
+        response = await self._call("GET", account, _instance_path(instance_id))
         if response.status_code == 404:
             return False
         if response.status_code != 200:
@@ -100,7 +101,7 @@ class Simulated(Provider):
         return bool(_json(response).get("state") != "terminated")
 
     async def terminate(self, account: Account, instance_id: str) -> None:
-        response = await self._call("DELETE", account, f"/instances/{instance_id}")
+        response = await self._call("DELETE", account, _instance_path(instance_id))
         if response.status_code not in {204, 404}:
             raise OutcomeUnknown(f"terminate {instance_id}: HTTP {response.status_code}")
 
@@ -111,11 +112,18 @@ class Simulated(Provider):
         return str(_json(response).get("account", ""))
 
     async def _call(self, method: str, account: Account, path: str, **content: Any) -> httpx2.Response:
-        url = f"{account.settings['url']}/accounts/{account.id}{path}"
         try:
-            return await self.client.request(method, url, **content)
+            return await self.client.request(method, _url(account) + path, **content)
         except httpx2.HTTPError as error:
             raise OutcomeUnknown(f"{method} {path}: {error!r}") from error
+
+
+def _url(account: Account) -> str:
+    return f"{account.settings['url']}/accounts/{quote(account.id, safe='')}"
+
+
+def _instance_path(instance_id: str) -> str:
+    return f"/instances/{quote(instance_id, safe='')}"
 
 
 def _json(response: httpx2.Response) -> dict[str, Any]:
