@@ -18,6 +18,7 @@ import pytest
 from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
+from slipway_common.base.percent import encoded
 from slipway_common.base.processes import INSTANCE_TAG
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.ports import free_ports
@@ -33,7 +34,7 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
 from tests.support.harness import until
 from tests.support.linux import IS_LINUX, REASON, needs_linux
-from tests.support.providers import URL, account, provider_settings, request
+from tests.support.providers import ACCOUNT, CONFIG, URL, account, provider_settings, request
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +71,7 @@ async def local() -> AsyncIterator[Processes]:
 
 async def clear(deployment: str) -> None:
     def left() -> list[processes.Process]:
-        found = processes.tagged(INSTANCE_TAG, f"{deployment}/")
+        found = processes.tagged(INSTANCE_TAG, encoded(deployment) + "/")
         for process in found:
             processes.send(process.identity, signal.SIGKILL)
         return found
@@ -87,7 +88,7 @@ async def process_setup(local: Processes, tmp_path: Path) -> Setup:
         """Cancel the call while it starts its second process, which waits until somebody reads the log."""
 
         def leaders() -> set[str]:
-            tag = f"{local.settings.deployment}/here/{asked.batch_id}/"
+            tag = encoded(local.settings.deployment, ACCOUNT, asked.batch_id) + "/"
             return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
 
         log = tmp_path / f"{asked.batch_id}-2.log"
@@ -115,7 +116,7 @@ async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
         provider = Simulated(provider_settings("test"))
 
         async def load(**latency: float) -> None:
-            accounts = {"here": {"capacity": {"zone-a": 3}, **latency}, "there": {}}
+            accounts = {ACCOUNT: {"capacity": {"zone-a": 3}, **latency}, "*": {}}
             assert (await client.post("/scenario", json={"speed": 1000, "accounts": accounts})).status_code == 200
 
         async def cancelled(asked: CreateRequest) -> set[str]:
@@ -202,9 +203,10 @@ async def test_partial_and_exhausted_capacity(setup: Setup) -> None:
     assert len(await setup.provider.create(setup.account, request())) == 1
 
 
-async def test_accounts_are_separate(setup: Setup) -> None:
-    """An account's listing and count leave out instances of other accounts."""
-    other = msgspec.structs.replace(setup.account, id="there")
+@pytest.mark.parametrize("other_id", ["ci/there", "ci", f"{ACCOUNT}/more", "ci%2Fhere"])
+async def test_accounts_are_separate(setup: Setup, other_id: str) -> None:
+    """An account's listing and count leave out instances of other accounts, whatever their ids have in common."""
+    other = msgspec.structs.replace(setup.account, id=other_id)
     created = await setup.provider.create(setup.account, request())
     assert await setup.provider.instances(other) == []
     assert [i.id for i in await setup.provider.instances(setup.account)] == created
@@ -255,7 +257,8 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
         "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
     }
     environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
-    assert environment[INSTANCE_TAG] == f"{local.settings.deployment}/here/{asked.batch_id}/1/c"
+    tag = encoded(local.settings.deployment, ACCOUNT, asked.batch_id, "1", CONFIG)
+    assert environment[INSTANCE_TAG] == tag
     assert (environment["FROM_ACCOUNT"], environment["FROM_CONFIG"]) == ("here", "7")
     added_by_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}
     allowed = {"PATH", "HOME", "LANG", "TMPDIR", "FROM_ACCOUNT", "FROM_CONFIG", INSTANCE_TAG} | added_by_the_shell
@@ -297,7 +300,9 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
     asked = request()
     (created,) = await local.create(here, asked)
-    await until(lambda: len(processes.tagged(INSTANCE_TAG, local.settings.deployment)) == 3, "both children run")
+    await until(
+        lambda: len(processes.tagged(INSTANCE_TAG, encoded(local.settings.deployment))) == 3, "both children run"
+    )
     assert [i.id for i in await local.instances(here)] == [created]
     assert processes.send(created, signal.SIGKILL)
     await until(lambda: not processes.alive(created), "the leader is gone")
@@ -308,7 +313,7 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     assert not await local.exists(here, created)
     assert await local.exists(here, orphan.id)
     await local.terminate(here, orphan.id)
-    await until(lambda: not processes.tagged(INSTANCE_TAG, local.settings.deployment), "nothing is left")
+    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(local.settings.deployment)), "nothing is left")
     assert await local.instances(here) == []
 
 
@@ -325,16 +330,16 @@ async def test_children_are_collected_at_once(local: Processes) -> None:
 
 #         settings,                              code, scope, words
 FAILURES = [
-    ({"command": ["no-such-agent"]}, "InvalidCommand", "no-such-agent.*: command of account here .* install it"),
-    ({"command": ["/etc/passwd"]}, "InvalidCommand", "/etc/passwd.*: command of account here"),
+    ({"command": ["no-such-agent"]}, "InvalidCommand", "no-such-agent.*: command of account ci/here .* install it"),
+    ({"command": ["/etc/passwd"]}, "InvalidCommand", "/etc/passwd.*: command of account ci/here"),
     (
         {"command": ["true"], "work_folder": "/no/such/folder"},
         "InvalidCommand",
-        "/no/such/folder.*: work_folder of account here .* create it",
+        "/no/such/folder.*: work_folder of account ci/here .* create it",
     ),
-    ({"log_folder": "/etc/passwd"}, "InvalidCommand", "/etc/passwd.*: log_folder of account here .* write there"),
-    ({"log_folder": "/etc/passwd/logs"}, "InvalidCommand", "log_folder of account here"),
-    ({"log_folder": "/" + 300 * "x"}, "InvalidCommand", "log_folder of account here"),
+    ({"log_folder": "/etc/passwd"}, "InvalidCommand", "/etc/passwd.*: log_folder of account ci/here .* write there"),
+    ({"log_folder": "/etc/passwd/logs"}, "InvalidCommand", "log_folder of account ci/here"),
+    ({"log_folder": "/" + 300 * "x"}, "InvalidCommand", "log_folder of account ci/here"),
     ({"environment": {"LONG": 3_000_000 * "x"}}, "TooLarge", "too long"),
     ({"command": ["a\0b"]}, "InvalidCommand", "null byte"),
 ]
@@ -346,7 +351,7 @@ async def test_a_command_that_cannot_run_blames_its_config(
 ) -> None:
     with pytest.raises(Refused, match=words) as refused:
         await local.create(account(**settings), request())
-    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", code)
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, CONFIG, code)
     assert await local.instances(account()) == []
 
 
@@ -359,7 +364,7 @@ async def test_user_data_that_are_too_long_blame_their_config(local: Processes, 
         return
     with pytest.raises(Refused, match="shorten the launch config's settings") as refused:
         await local.create(here, asked)
-    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", "TooLarge")
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, CONFIG, "TooLarge")
 
 
 async def test_another_hosts_account_launches_nothing_here(local: Processes) -> None:
@@ -367,7 +372,7 @@ async def test_another_hosts_account_launches_nothing_here(local: Processes) -> 
     elsewhere = msgspec.structs.replace(account(), identity="elsewhere")
     with pytest.raises(Refused, match="elsewhere") as refused:
         await local.create(elsewhere, request())
-    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, "here", "WrongHost")
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, ACCOUNT, "WrongHost")
     assert await local.identity(elsewhere) == account().identity
 
 
@@ -428,7 +433,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
         cwd=ROOT,
     )
     try:
-        deployment = local.settings.deployment
+        deployment = encoded(local.settings.deployment)
         await until(lambda: len(processes.tagged(INSTANCE_TAG, deployment)) == 5, "five of ten were started")
     finally:
         killed.kill()
@@ -442,7 +447,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     assert {msgspec.json.decode(path.read_bytes())["batch_id"] for path in seen} == {asked.batch_id}
     for instance in listed:
         await local.terminate(here, instance.id)
-    await until(lambda: not processes.tagged(INSTANCE_TAG, local.settings.deployment), "nothing is left")
+    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(local.settings.deployment)), "nothing is left")
 
 
 @needs_linux

@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaConsumer
 
 from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
+from slipway_common.base.percent import encoded
 from slipway_common.base.processes import INSTANCE_TAG, Process
 from slipway_common.declaration.models import Declaration
 from slipway_local.demo.deployment import Deployment
@@ -117,7 +118,7 @@ class Stories:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.tag = f"{deployment.run_id}/"
+        self.tag = encoded(deployment.run_id) + "/"
         self.events: list[dict[str, Any]] = []
         self.seen: dict[str, asyncio.Task[Busy]] = {}
         self.reading: asyncio.Task[None] | None = None
@@ -236,7 +237,7 @@ class Stories:
 
     def processes(self, worker: dict[str, Any]) -> list[Process]:
         """Processes of a worker's instance, the leader first, by the kernel."""
-        return processes.tagged(INSTANCE_TAG, f"{self.tag}{worker['account_id']}/{worker['batch_id']}/")
+        return processes.tagged(INSTANCE_TAG, self.tag + encoded(worker["account_id"], worker["batch_id"]) + "/")
 
     def ledger(self, pool: str) -> list[facts.TaskClaimed | facts.TaskEnded]:
         """Claims and ends of a pool's tasks, by the queue's ledger."""

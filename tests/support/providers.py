@@ -16,6 +16,8 @@ from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import CreateRequest, ProviderSettings, Refused
 from slipway_provisioner.providers.process import Processes
 
+ACCOUNT: Final = "ci/here"
+CONFIG: Final = "linux/zone-a@3f2c9a"
 URL: Final = "http://127.0.0.1:9"  # no listener
 # An agent that stores its user data and then waits until it is terminated.
 WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
@@ -26,7 +28,7 @@ def provider_settings(deployment: str) -> ProviderSettings:
 
 
 def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
-    config = {"id": "c", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": settings}
+    config = {"id": CONFIG, "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": settings}
     batch_id = batch_id or new_id()
     return CreateRequest(batch_id=batch_id, token=f"t-{batch_id}", count=count, secret="the-secret", config=config)
 
@@ -34,7 +36,7 @@ def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateReques
 def account(**settings: Any) -> Account:
     settings = {"command": list(WAITING), "processes_max": 3} | settings
     return Account(
-        id="here", provider="process", region="r", identity=socket.gethostname(), lease_pool_id="l", settings=settings
+        id=ACCOUNT, provider="process", region="r", identity=socket.gethostname(), lease_pool_id="l", settings=settings
     )
 
 
