@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.percent import encoded
 from slipway_common.database.postgres import Connection
+from slipway_common.events.scopes import Key
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT
 from slipway_common.events.weight import WeightChanged
-from slipway_weight_calculator.domain.rows import STAGES, Row
+from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Row
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry, Range
 from tests.simulation.weights_log import History, Offset
@@ -25,7 +27,7 @@ STORED: Final = "SELECT id, record FROM weight"
 async def judge(db: Connection, history: History) -> tuple[Counter[str], list[str]]:
     """Counts of what happened, and all differences from the expected rows; expects that the whole log was read."""
     entries, rows = await journal.read(db), await stored(db)
-    health = {key: msgspec.json.decode(body, type=Row) for key, body in rows["health"].items()}
+    health = {Key.of(text): msgspec.json.decode(body, type=Row) for text, body in rows["health"].items()}
     counts = happened(entries, health)
     if found := [*out_of_place(entries), *differing("taken up to", taken(entries), history.ends())]:
         return counts, found
@@ -38,17 +40,18 @@ async def judge(db: Connection, history: History) -> tuple[Counter[str], list[st
     dead_lettered = [place for entry in entries for place in offsets(entry.dead_lettered)]
     found += differing("dead letter", marked(map(tuple, await db.fetch(DEAD))), marked(dead_lettered))
     folded = {
-        (key, name): count
+        (key.id, name): count
         for key, row in health.items()
         for name in STAGES
-        if "/" not in key and (count := getattr(row, name).folded)
+        if key.kind == CONFIG and (count := getattr(row, name).folded)
     }
-    found += differing("failures folded", folded, history.failures())
+    kept = {place: count for place, count in folded.items() if place[0] not in history.deleted}
+    found += differing("failures folded", kept, history.failures())
     newest = await db.fetch(PUBLISHED, LAUNCH_CONFIG_WEIGHT.name)
     published = {row["key"]: row["value"].decode() for row in newest if row["value"] is not None}
-    found += differing("weight", {row["id"]: row["record"] for row in await db.fetch(STORED)}, published)
+    found += differing("weight", {encoded(row["id"]): row["record"] for row in await db.fetch(STORED)}, published)
     found += differing(
-        "failures published", failures_in(published), {at: n for at, n in folded.items() if at[0] in published}
+        "failures published", failures_in(published), {at: n for at, n in folded.items() if encoded(at[0]) in published}
     )
     return counts, found
 
@@ -82,14 +85,14 @@ def offsets(ranges: Sequence[Range]) -> list[Offset]:
 def failures_in(published: Mapping[str, str]) -> dict[tuple[str, str], int]:
     """Failures folded according to published records, by config and stage."""
     return {
-        (key, name): stage.failures_folded
-        for key, value in published.items()
-        for name, stage in msgspec.json.decode(value, type=WeightChanged).stages.items()
+        (record.launch_config_id, name): stage.failures_folded
+        for record in (msgspec.json.decode(value, type=WeightChanged) for value in published.values())
+        for name, stage in record.stages.items()
         if stage.failures_folded
     }
 
 
-def happened(entries: Sequence[Entry], health: Mapping[str, Row]) -> Counter[str]:
+def happened(entries: Sequence[Entry], health: Mapping[Key, Row]) -> Counter[str]:
     """Counts of what happened; a history without one of them is insufficient evidence."""
     trips = [getattr(row, name).trip for row in health.values() for name in STAGES]
     return Counter(

@@ -1,7 +1,8 @@
 """Input of the weight-calculator in one seed's history, as a log.
 
-Configs of several accounts, pools, images and quotas are declared and changed, a fleet launches on them with and
-without faults, and external signals arrive. Records may be late, out of order across keys, duplicated, or undecodable.
+Configs of several accounts, pools, images and quotas are declared and changed, revisions replace each other and are
+deleted, a fleet launches on them with and without faults, and external signals arrive. Records may be late, out of
+order across keys, duplicated, or undecodable.
 """
 
 import json
@@ -57,6 +58,7 @@ class History:
     """Log of a seed. `end` is the time of its last record in seconds since the start.
 
     `left_out` are the records that must have no effect: those that are `repeated`, and those of an unknown type.
+    `deleted` are the configs that have a tombstone.
     """
 
     def __init__(self, seed: int) -> None:
@@ -66,6 +68,7 @@ class History:
         }
         self.repeated: set[Offset] = set()
         self.left_out: set[Offset] = set()
+        self.deleted: set[str] = set()
         self._numbers: Counter[tuple[str, Place]] = Counter()
         records = sorted(self._records(), key=lambda one: one.written)
         self.end = records[-1].written
@@ -81,8 +84,10 @@ class History:
         for word, what, at in self._story().log:
             fact = at - T0
             if word == "declare":
-                written = fact + DECLARED_LATE_SECONDS if what.launch_config_id == late and not fact else fact
+                written = fact + DECLARED_LATE_SECONDS if what.name == late and not fact else fact
                 gone = what.state == "archived" and self.chance.random() < 0.5
+                if gone:
+                    self.deleted.add(what.launch_config_id)
                 yield _log_record(written, fact, what, None if gone else msgspec.json.encode(what))
             elif word == "signal":
                 yield _log_record(fact, fact, what, msgspec.json.encode(what))
@@ -103,12 +108,12 @@ class History:
         """A story of a fleet that uses the permits of a calculator without delay."""
         chance = self.chance
         states = [
-            config("a", instance_type="m5.large"),
-            config("b", instance_type="m5.xlarge", image_revision="linux-2"),
-            config("c", account="sim-b", image_revision="linux-2", profile="spot"),
-            config("d", account="sim-b", pool="win", instance_type="c5.large", image_revision="win-1"),
-            config("e", pool="win", instance_type="c5.large", image_revision="win-1", claim_evidence="none"),
-            config("f", account="sim-b", image_revision="linux-3", on_bad_image="freeze", freeze_after=3),
+            config("a@0", instance_type="m5.large"),
+            config("b@0", instance_type="m5.xlarge", image_revision="linux-2"),
+            config("c@0", account="sim-b", image_revision="linux-2", profile="spot"),
+            config("d@0", account="sim-b", pool="win", instance_type="c5.large", image_revision="win-1"),
+            config("e@0", pool="win", instance_type="c5.large", image_revision="win-1", claim_evidence="none"),
+            config("team/f@0", account="sim-b", image_revision="linux-3", on_bad_image="freeze", freeze_after=3),
         ]
         story = Story(*states[: chance.randint(3, len(states))])
         fleet = Fleet(story, [what for _, what, _ in story.log], chance)
@@ -118,7 +123,8 @@ class History:
         while sum(word != "advance" for word, _, _ in story.log) < number:
             fleet.step()
             if chance.random() < 0.1:
-                fleet.declare(self._changed(fleet))
+                for changed in self._changed(fleet):
+                    fleet.declare(changed)
             if chance.random() < 0.1:
                 at = fleet.now
                 kind = chance.choice(["down", "degraded", "capacity_hint", "recovered", "recovered", "rumour"])
@@ -127,18 +133,22 @@ class History:
                 story.signal(signal_event(kind, *target, at=at, ttl_seconds=chance.choice([30, 200]), value=value), at)
         return story
 
-    def _changed(self, fleet: Fleet) -> LaunchConfigCreated:
-        """A random change of a config: paused, resumed, with a new image, or archived."""
+    def _changed(self, fleet: Fleet) -> list[LaunchConfigCreated]:
+        """A random change of a config: paused, resumed, archived, or replaced by a revision with another image."""
         known: Any = fleet.configs[self.chance.choice(sorted(fleet.configs))]
+        image = self.chance.choice(["linux-2", "linux-4"])
+        replaced = {"launch_config_id": f"{known.name}@{image}", "image_revision": image, "state": "active"}
         changes: dict[str, Any] = self.chance.choice(
             [
                 {"state": "active" if known.state == "paused" else "paused"},
                 {"state": "active"},
-                {"image_revision": self.chance.choice(["linux-2", "linux-4"])},
+                replaced,
                 {"state": "archived"},
             ]
         )
-        changed: LaunchConfigCreated = msgspec.structs.replace(known, **changes)
+        changed = [msgspec.structs.replace(known, **changes)]
+        if changes is replaced and known.launch_config_id != replaced["launch_config_id"]:
+            changed.append(msgspec.structs.replace(known, state="draining"))
         return changed
 
     def _write(self, one: LogRecord) -> None:
@@ -195,12 +205,15 @@ class History:
         return {place: len(records) for place, records in self.records.items() if records}
 
     def failures(self) -> Counter[tuple[str, str]]:
-        """Distinct failures in the log by config and stage, including those in undecodable records."""
+        """Distinct failures in the log by config and stage, including those in undecodable records, without those of
+        deleted configs."""
         found: Counter[tuple[str, str]] = Counter()
         for (topic, partition), records in self.records.items():
             for record in records if topic == WORKER_LIFECYCLE.name else ():
                 event = json.loads(record.value or b"{}")
                 outcome = event.get("outcome") or {}
+                if event.get("launch_config_id") in self.deleted:
+                    continue
                 if (topic, partition, record.offset) not in self.repeated and outcome.get("result") == "failed":
                     found[event["launch_config_id"], outcome["stage"]] += 1
         return found

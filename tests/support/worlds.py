@@ -345,9 +345,10 @@ class Fleet:
             del self.workers[worker_id]
 
     def declare(self, state: LaunchConfigState) -> None:
-        """Declare a config with its next revision."""
-        known = self.configs[state.launch_config_id]
-        self.configs[state.launch_config_id] = msgspec.structs.replace(state, revision=known.revision + 1)
+        """Declare a config; a known one changes."""
+        known = self.configs.get(state.launch_config_id)
+        revision = known.revision + 1 if known is not None else 1
+        self.configs[state.launch_config_id] = msgspec.structs.replace(state, revision=revision)
         self.story.declare(self.configs[state.launch_config_id], self.now)
 
 
