@@ -21,7 +21,7 @@ from bench.policies.policy import Policy
 from bench.policies.scenario import TICK_SECONDS, Span
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, credential_key, image_key, quota_key
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_provisioner.domain import planning, pool
@@ -153,7 +153,7 @@ def _touched(draft: Draft) -> set[str]:
     """Configs whose record may change with a draft."""
     found = set(draft.configs)
     for key in draft.rows:
-        found |= draft.members(key) if "/" in key else {key}
+        found |= draft.affected(key)
     return found
 
 
@@ -172,9 +172,10 @@ class View:
             for weight in self.coming.popleft()[1]:
                 self.records[weight.launch_config_id] = weight
                 for window in weight.shared:
-                    known = self.shared.get((window.key, window.stage))
+                    share = Key(window.kind, window.id), window.stage
+                    known = self.shared.get(share)
                     if known is None or known.version < window.version:
-                        self.shared[window.key, window.stage] = window
+                        self.shared[share] = window
 
 
 class Counts(msgspec.Struct):
@@ -206,7 +207,7 @@ class Slipway(Policy):
         self.sharing = [
             (key, stage, size, [place for place, shares in enumerate(self.shares) if (key, stage) in shares])
             for key in dict.fromkeys(key for shares in self.shares for key, _ in shares)
-            for stage, size in SHARE_WINDOWS[key.partition("/")[0]].items()
+            for stage, size in SHARE_WINDOWS[key.kind].items()
         ]
         self.counts = [Counts() for _ in self.configs]
         self.permits: dict[int, int] = {}
@@ -274,10 +275,11 @@ class Slipway(Policy):
         is_free = known is not None and known.probe_ready and (place, permit) not in self.used
         return pool.Config(
             id=config.launch_config_id,
+            name=config.name,
+            current_id=config.launch_config_id,
             account_id=config.account_id,
             lease_pool_id=config.account_id,
             image_revision=config.image_revision,
-            active=True,
             weight=known.weight if known is not None else prior,
             prior_weight=prior,
             tripped=known is not None and known.state != "healthy",
@@ -339,7 +341,7 @@ class Slipway(Policy):
         self.counts[config].failed_launches += 1
         kind, declared = Scope(scope), self.configs[config]
         key = {
-            Scope.QUOTA: f"{declared.account_id}/{declared.region}/{FAMILY}",
+            Scope.QUOTA: quota_key(declared.account_id, declared.region, declared.instance_type).id,
             Scope.IMAGE: declared.image_revision,
             Scope.CAPACITY: f"{declared.instance_type}/{declared.zone}/on-demand",
         }.get(kind, "")
@@ -400,6 +402,7 @@ def _declared(conditions: Conditions, place: int) -> LaunchConfigCreated:
     scenario = conditions.scenario
     return LaunchConfigCreated(
         launch_config_id=conditions.names[place],
+        name=conditions.names[place],
         pool_id=POOL,
         account_id="account" if scenario.account == "shared" else f"account-{place}",
         region=conditions.regions[place],
