@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.lifecycle import State
+from slipway_common.events.scopes import Key
 from slipway_provisioner.domain.accounting import shortfall, surplus, tasks, wanted
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.choice import Candidate, choose
@@ -97,10 +98,11 @@ def config(launch: Counts, boot: Counts = (0, 0, 0), claim: Counts = (0, 0, 0), 
     }
     usual: dict[str, Any] = {
         "id": "c",
+        "name": "c",
+        "current_id": "c",
         "account_id": "a",
         "lease_pool_id": "a",
         "image_revision": "i",
-        "active": True,
         "weight": 0.2,
         "prior_weight": 1.0,
     }
@@ -112,6 +114,7 @@ def without_claim_evidence(given: Config) -> Config:
     return msgspec.structs.replace(given, claim=msgspec.structs.replace(given.claim, window=None))
 
 
+LINUX = Key("image", "i")
 #          config                                          room, the window that limits it
 ROOMS = [
     (config((0, 0, 0)), (10, "boot window")),
@@ -123,11 +126,14 @@ ROOMS = [
     (config((4, 0, 0), (5, 0, 0)), (1, "boot window")),  # starts in flight will boot
     (config((4, 0, 0), (4, 0, 0), (3, 1, 0)), (0, "claim window")),
     (without_claim_evidence(config((4, 0, 0), (2, 0, 0), (9, 1, 0))), (4, "boot window")),
-    (config((4, 0, 0), shares=[("image/i", "boot"), ("image/i", "claim")]), (5, "boot window of image/i")),
-    (config((7, 0, 0), shares=[("image/i", "boot"), ("image/i", "claim")]), (3, "boot window")),
-    (config((4, 0, 0), shares=[("image/other", "boot")]), (6, "boot window")),
+    (
+        config((4, 0, 0), shares=[(Key("image", "i"), "boot"), (Key("image", "i"), "claim")]),
+        (5, "boot window of image i"),
+    ),
+    (config((7, 0, 0), shares=[(Key("image", "i"), "boot"), (Key("image", "i"), "claim")]), (3, "boot window")),
+    (config((4, 0, 0), shares=[(Key("image", "other"), "boot")]), (6, "boot window")),
 ]
-IMAGE = Shared(key="image/i", stage="boot", in_flight=6, unfolded=3, window=14)
+IMAGE = Shared(key=Key("image", "i"), stage="boot", in_flight=6, unfolded=3, window=14)
 
 
 @pytest.mark.parametrize(("given_config", "expected"), ROOMS)
@@ -139,8 +145,8 @@ def test_windows_are_levels(given_config: Config, expected: tuple[int, str]) -> 
 
 def test_shared_rooms() -> None:
     """A share without a window is left out; a level above a shrunken window leaves no room."""
-    shrunken = Shared(key="quota/a", stage="launch", in_flight=5, unfolded=0, window=2)
-    credential = Shared(key="credential/a", stage="launch", tripped=True)
+    shrunken = Shared(key=Key("quota", "a"), stage="launch", in_flight=5, unfolded=0, window=2)
+    credential = Shared(key=Key("credential", "a"), stage="launch", tripped=True)
     known = {shared.share: shared for shared in (IMAGE, shrunken, credential)}
     assert shared_rooms(known, calculator_unavailable=False) == {IMAGE.share: 5, shrunken.share: 0}
     assert shared_rooms(known, calculator_unavailable=True) == {IMAGE.share: 0, shrunken.share: 0}
@@ -154,19 +160,21 @@ def test_an_unavailable_calculator_caps_windows_and_decays_weights() -> None:
         assert trusted == pytest.approx(weight)
 
 
-QUOTA = Shared(key="quota/a", stage="launch", tripped=True)
-CREDENTIAL = Shared(key="credential/a", stage="launch", tripped=True, reason="2 credential errors (AuthFailure)")
+QUOTA = Shared(key=Key("quota", "a"), stage="launch", tripped=True)
+CREDENTIAL = Shared(
+    key=Key("credential", "a"), stage="launch", tripped=True, reason="2 credential errors (AuthFailure)"
+)
 #           config                                             reason why only probes may launch
 TRIPS = [
     (config((0, 0, 0)), ""),
-    (config((0, 0, 0), shares=[("image/i", "boot"), ("credential/b", "launch")]), ""),
+    (config((0, 0, 0), shares=[(Key("image", "i"), "boot"), (Key("credential", "b"), "launch")]), ""),
     (config((0, 0, 0), tripped=True), "tripped"),
     (config((0, 0, 0), tripped=True, reason="tripped: by signal"), "tripped: by signal"),
     (
-        config((0, 0, 0), shares=[("image/i", "boot"), ("credential/a", "launch")]),
-        "tripped: credential/a: 2 credential errors (AuthFailure)",
+        config((0, 0, 0), shares=[(Key("image", "i"), "boot"), (Key("credential", "a"), "launch")]),
+        "tripped: credential a: 2 credential errors (AuthFailure)",
     ),
-    (config((0, 0, 0), shares=[("quota/a", "launch"), ("credential/a", "launch")]), "tripped: quota/a"),
+    (config((0, 0, 0), shares=[(Key("quota", "a"), "launch"), (Key("credential", "a"), "launch")]), "tripped: quota a"),
 ]
 
 
@@ -182,9 +190,9 @@ ATTEMPTS = [
     (config((0, 0, 0), tripped=True), True),  # trips are ignored
     (config((4, 0, 0)), False),  # starts in flight count
     (config((0, 0, 0), (4, 0, 0)), False),
-    (config((3, 0, 0), shares=[("quota/a", "launch")]), True),
-    (config((3, 0, 0), shares=[("image/i", "boot")]), False),
-    (config((0, 0, 0), active=False), False),
+    (config((3, 0, 0), shares=[(Key("quota", "a"), "launch")]), True),
+    (config((3, 0, 0), shares=[(Key("image", "i"), "boot")]), False),
+    (config((0, 0, 0), state="paused"), False),
     (config((0, 0, 0), stopped="drill"), False),
 ]
 
@@ -192,7 +200,7 @@ ATTEMPTS = [
 @pytest.mark.parametrize(("given_config", "may"), ATTEMPTS)
 def test_attempts_while_the_calculator_is_unavailable(given_config: Config, may: bool) -> None:
     """Attempts ignore unfolded failures and trips, and nothing else."""
-    quota = Shared(key="quota/a", stage="launch", in_flight=3, unfolded=50, window=64, tripped=True)
+    quota = Shared(key=Key("quota", "a"), stage="launch", in_flight=3, unfolded=50, window=64, tripped=True)
     assert may_attempt(given_config, {shared.share: shared for shared in (IMAGE, quota)}) is may
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_common.events.scopes import Key
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.planning import Launch, Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
@@ -18,10 +19,11 @@ POOL = Pool(id="linux", min_capacity=0, max_capacity=10, scaling_ratio=Fraction(
 def config(name: str = "a", *, window: int = 64, launching: int = 0, failures: int = 0, **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "id": name,
+        "name": name,
+        "current_id": name,
         "account_id": "sim-a",
         "lease_pool_id": "sim-a",
         "image_revision": "i",
-        "active": True,
         "weight": 1.0,
         "prior_weight": 1.0,
         "boot": Stage(window=64),
@@ -60,7 +62,7 @@ def reasons(made: Plan) -> dict[str, str]:
 
 TRIPPED = config("a", tripped=True)
 PROBE = config("a", tripped=True, permit=7, last_permit=7)
-PAUSED = config("a", active=False)
+PAUSED = config("a", state="paused")
 STOPPED = config("a", stopped="launching is stopped in sim-a: drill")
 FULL = config("a", window=3, launching=3)
 
@@ -75,7 +77,7 @@ DECISIONS = [
     (observed(3, FULL, config("b")), {"b": 3}, "3 needed", "the launch window is full"),
     (observed(3, config("a", window=2)), {"a": 2}, "3 needed, room for 2", ""),
     (observed(3, config("a", window=2, failures=1)), {"a": 1}, "3 needed, room for 1", ""),
-    (observed(3, PAUSED), {}, "3 needed, but no config may launch now", "not active"),
+    (observed(3, PAUSED), {}, "3 needed, but no config may launch now", "paused"),
     (observed(3, STOPPED), {}, "3 needed, but no config may launch now", "launching is stopped in sim-a: drill"),
     (observed(3, TRIPPED), {}, "3 needed, but no config may launch now", "tripped; no probe is due"),
     (observed(3, TRIPPED, config("b")), {"b": 3}, "3 needed", "tripped; no probe is due"),
@@ -165,7 +167,7 @@ WITHDRAWN = [
     (PROBE, 7, False),
     (config("a", tripped=True, last_permit=7), 7, False),
     (config("a", tripped=True, last_permit=8), 7, True),  # returned; its successor was issued
-    (config("a", active=False, last_permit=7), 7, True),
+    (config("a", state="paused", last_permit=7), 7, True),
     (config("b"), None, True),  # its config is deleted
 ]
 
@@ -178,7 +180,7 @@ def test_waiting_workers_that_cannot_launch_are_cancelled(given: Config, permit:
 
 
 def idle(name: str, seconds: float) -> Idle:
-    return Idle(worker_id=name, since=NOW - timedelta(seconds=seconds))
+    return Idle(worker_id=name, config_id="a", since=NOW - timedelta(seconds=seconds))
 
 
 def test_scale_down() -> None:
@@ -271,9 +273,9 @@ FREEZES = [
 @pytest.mark.parametrize(("changes", "unconfirmed", "forgiven", "freezes"), FREEZES)
 def test_a_bad_image_freezes_its_pool(changes: dict[str, Any], unconfirmed: int, forgiven: int, freezes: bool) -> None:
     """After `freeze_after` new unconfirmed starts nothing is launched and waiting workers are cancelled."""
-    bad = Shared(key="image/i", stage="boot", window=64, unconfirmed=unconfirmed, forgiven=forgiven)
+    bad = Shared(key=Key("image", "i"), stage="boot", window=64, unconfirmed=unconfirmed, forgiven=forgiven)
     less = msgspec.structs.replace(bad, stage="claim", unconfirmed=forgiven)
-    beside = Shared(key="quota/i", stage="launch", window=64, unconfirmed=99)
+    beside = Shared(key=Key("quota", "i"), stage="launch", window=64, unconfirmed=99)
     waiting = [Waiting(worker_id="w", config_id="a")]
     shared = [less, bad, beside]
     made = plan(observed(3, config("a", shares=[bad.share]), serving=1, waiting=waiting, shared=shared, **changes))
@@ -285,42 +287,42 @@ def test_a_bad_image_freezes_its_pool(changes: dict[str, Any], unconfirmed: int,
     assert other.freeze is None
 
 
-OLD: Final = ("image/old", "boot")
+OLD: Final = (Key("image", "old"), "boot")
 
 
 def test_a_full_shared_window_stops_its_configs_and_no_other() -> None:
     """Failures of an image count against all its configs."""
-    old, new = config("old", shares=[OLD]), config("new", shares=[("image/new", "boot")])
+    old, new = config("old", shares=[OLD]), config("new", shares=[(Key("image", "new"), "boot")])
     shared = [
-        Shared(key="image/old", stage="boot", in_flight=60, unfolded=4, window=64),
-        Shared(key="image/new", stage="boot", in_flight=58, window=64),
+        Shared(key=Key("image", "old"), stage="boot", in_flight=60, unfolded=4, window=64),
+        Shared(key=Key("image", "new"), stage="boot", in_flight=58, window=64),
     ]
     made = plan(observed(20, old, new, shared=shared))
     assert [(launch.config.id, launch.units) for launch in made.launches] == [("new", 6)]
-    assert made.details["configs"]["old"]["reason"] == "the boot window of image/old is full"
-    assert made.details["configs"]["new"]["limited_by"] == "boot window of image/new"
+    assert made.details["configs"]["old"]["reason"] == "the boot window of image old is full"
+    assert made.details["configs"]["new"]["limited_by"] == "boot window of image new"
 
 
 def test_a_tripped_share_allows_only_probes() -> None:
     """A probe launches where a permit is issued, not on a config whose own record is still healthy."""
     stale, probed = config("stale", shares=[OLD]), config("probed", shares=[OLD], tripped=True, permit=3, last_permit=3)
     other = config("other")
-    shared = [Shared(key="image/old", stage="boot", window=8, tripped=True, reason="5 image errors")]
+    shared = [Shared(key=Key("image", "old"), stage="boot", window=8, tripped=True, reason="5 image errors")]
     made = plan(observed(9, stale, probed, other, shared=shared))
     assert [(launch.config.id, launch.units, launch.permit) for launch in made.launches] == [
         ("probed", 1, 3),
         ("other", 8, None),
     ]
-    assert reasons(made)["stale"] == "tripped: image/old: 5 image errors; no probe is due"
+    assert reasons(made)["stale"] == "tripped: image old: 5 image errors; no probe is due"
     waiting = [Waiting(worker_id=name, config_id=name) for name in ("stale", "other")]
     assert plan(observed(9, stale, other, serving=2, shared=shared, waiting=waiting)).cancel == ["stale"]
 
 
 def test_a_probe_uses_a_unit_of_shared_windows() -> None:
     """A probe launches even into a full window, and the unit it uses is not available to others."""
-    image = ("image/i", "boot")
+    image = (Key("image", "i"), "boot")
     probed = config("probed", tripped=True, permit=1, last_permit=1, shares=[image])
     healthy = config("healthy", shares=[image])
     for in_flight, launches in ((6, {"probed": 1, "healthy": 1}), (7, {"probed": 1}), (8, {"probed": 1})):
-        shared = [Shared(key="image/i", stage="boot", in_flight=in_flight, window=8)]
+        shared = [Shared(key=Key("image", "i"), stage="boot", in_flight=in_flight, window=8)]
         assert launched(plan(observed(9, healthy, probed, shared=shared))) == launches
