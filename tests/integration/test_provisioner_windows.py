@@ -13,7 +13,7 @@ import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.lifecycle import State
-from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key, quota_key
+from slipway_common.events.scopes import REVISION_KEPT_SECONDS, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -337,7 +337,7 @@ async def test_failures_of_an_archived_config(provisioner: Provisioner) -> None:
     assert await level(provisioner) == 4
     await provisioner.set_clock(LATE_RECORD_SECONDS + 1)
     assert await level(provisioner) == 1
-    await provisioner.set_clock(FORGOTTEN_AFTER_SECONDS + 1)
+    await provisioner.set_clock(REVISION_KEPT_SECONDS + 1)
     assert await level(provisioner) == 0
 
 

@@ -179,11 +179,6 @@ def leaves_at_once(replaced_by: str, *, terminate: bool) -> bool:
     return terminate and replaced_by not in STARTS_TO_PROVE
 
 
-def hash_of(config_id: str) -> str:
-    """Hash in the id of a revision."""
-    return config_id.rpartition("@")[2]
-
-
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Standing of a revision for its workers. `state` is active, paused, draining or archived."""
 

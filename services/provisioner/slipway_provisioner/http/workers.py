@@ -19,7 +19,7 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.reports import Agent, Answer
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.domain.roll_out import hash_of
+from slipway_provisioner.domain.revisions import split
 from slipway_provisioner.domain.workers import AlreadyStopped
 
 router = APIRouter(prefix="/workers", tags=["workers"])
@@ -143,8 +143,8 @@ async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credent
     standing = answer.standing
     return _answer(answer) | {
         "config": standing.name,
-        "revision": hash_of(standing.id),
-        "current": hash_of(standing.current_id),
+        "revision": split(standing.id)[1],
+        "current": split(standing.current_id)[1],
         "state": standing.state,
         "deadline": standing.drain_until,
     }

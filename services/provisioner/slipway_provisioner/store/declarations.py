@@ -250,7 +250,7 @@ STATE_OF_POOL: Final = Statement(sa.select(*POOL_STATE).where(P.id == sa.bindpar
 # FOR SHARE: otherwise the older state could be published after a pause that commits meanwhile.
 CONFIGS_OF: Final = Statement(
     sa.select(*configs.FIELDS)
-    .join(tables.launch_config_name, OF_NAME)
+    .select_from(tables.launch_config_name.join(tables.launch_config, OF_NAME))  # names are locked first
     .where(C.pool_id == sa.bindparam("pool_id"), C.state != "archived")
     .order_by(N.name, C.id)
     .with_for_update(read=True)
