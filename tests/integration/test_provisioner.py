@@ -159,6 +159,20 @@ async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner:
     assert len(provisioner.cloud.live) == 2
 
 
+@pytest.mark.parametrize("created", [True, False])
+async def test_a_call_of_a_draining_revision_is_not_repeated(provisioner: Provisioner, created: bool) -> None:
+    """It is looked up, since its repetition could be the call that takes effect."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.append(ReplyLost if created else OutcomeUnknown("no reply"))
+    await provisioner.admitted(2)
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    await provisioner.declare(declared("zone-b"))
+    await provisioner.resolve()
+    assert len(provisioner.cloud.calls) == 1
+    assert (await batch_states(provisioner), len(provisioner.cloud.live)) == (["known"], 2 if created else 0)
+
+
 @pytest.mark.parametrize("scope", [Scope.LIMITER, Scope.CREDENTIAL])
 async def test_a_rejected_repetition_proves_nothing(provisioner: Provisioner, scope: Scope) -> None:
     """The first call stays unknown; it is repeated later, and no new call is made meanwhile."""

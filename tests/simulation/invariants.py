@@ -1,6 +1,7 @@
 """Invariants of a simulated history: those that hold after every step, and those of the whole history."""
 
 from collections import Counter, defaultdict
+from datetime import datetime
 from typing import Any, Final
 
 from slipway_common.events.launch_config import LaunchConfigState
@@ -138,19 +139,23 @@ async def _judge_revisions(deployment: Deployment) -> None:
     provisioner = deployment.databases["provisioner"]
     newest: dict[str, tuple[int, LaunchConfigState]] = {}
     images: dict[str, set[str]] = defaultdict(set)
+    created: dict[str, datetime] = {}
     for record in deployment.log.all(LAUNCH_CONFIG_LIFECYCLE.name):
         received = as_received(record)
         if isinstance(event := received.event, LaunchConfigState):
             images[event.launch_config_id].add(event.image_revision)
+            created[event.launch_config_id] = min(received.time, created.get(event.launch_config_id, received.time))
             if (received.revision or 0) > newest.get(event.launch_config_id, (-1, event))[0]:
                 newest[event.launch_config_id] = received.revision or 0, event
     for fact in deployment.cloud.facts:
         if isinstance(fact, InstanceCreated):
             assert images.get(fact.config) == {fact.image}, f"12: {fact.config} has launched another image"
-    assert await provisioner.fetchval(
-        "SELECT count(*) = 0 FROM worker w LEFT JOIN launch_config c ON c.id = w.launch_config_id "
-        "WHERE c.declared_at IS NULL OR c.declared_at > w.requested_at"
-    ), "12: a worker was requested before its revision existed"
+    for record in deployment.log.all(WORKER_LIFECYCLE.name):
+        received = as_received(record)
+        if isinstance(received.event, WorkerRequested):
+            created_at = created.get(received.event.launch_config_id)
+            assert created_at is not None, "12: a worker was requested of an unknown revision"
+            assert created_at <= received.time, "12: a worker was requested before its revision existed"
     current = Counter(event.name for _, event in newest.values() if event.current)
     rows = await provisioner.fetch("SELECT name, current_id, declared FROM launch_config_name")
     assert max(current.values()) == 1, "12: two revisions of a name are current"

@@ -1,6 +1,9 @@
 """Resolves provider calls of unknown outcome: repeats them with the same token if the provider honours it, else looks
 up their instances by tag.
 
+A repeat may be the call that takes effect, so it is made only where a call may start now: not after a pause, a drain or
+a launch stop.
+
 No new call is made for an intent before the old call's outcome is certain: the call's deadline and the visibility
 delay, after which the provider must list its instances, have both passed.
 """
@@ -13,7 +16,7 @@ from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops.launch import Launcher
-from slipway_provisioner.store import accounts, batches
+from slipway_provisioner.store import accounts, batches, configs
 from slipway_provisioner.store.batches import Batch
 
 LOG = logger(__name__)
@@ -35,7 +38,7 @@ async def _resolve(database: Database, launcher: Launcher, batch: Batch, account
     """Resolve one batch. Never raises: a failure is retried later."""
     provider = launcher.providers[account.provider]
     try:
-        if provider.honours_tokens(account):
+        if provider.honours_tokens(account) and await _may_start(database, batch.launch_config_id):
             await launcher.call(database, batch, account, began=monotonic_seconds(), repeated=True)
             return
         found = await provider.instances(account, batch_id=batch.id)
@@ -46,3 +49,9 @@ async def _resolve(database: Database, launcher: Launcher, batch: Batch, account
             await launcher.put_back(database, batch, "looked up: the call had no effect")
     except Exception as error:
         LOG.warning("the call's outcome is still unknown", batch=batch.id, account=account.id, error=repr(error))
+
+
+async def _may_start(database: Database, config_id: str) -> bool:
+    """True if a call of this revision may start now."""
+    async with database.acquire() as db, db.transaction():
+        return await configs.startable(db, config_id) is not None
