@@ -1,81 +1,605 @@
-"""A declaration as the command sends it: whole, or not at all."""
+"""Declarations: revisions of launch configs, owners, the guard, history and audit. Whole, or not at all."""
 
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pytest
 
-from slipway_common.base.ids import hash_secret
-from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigUpdated
+from slipway_common.declaration.changes import ConfirmationRequired
+from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
+from slipway_common.events.pool import PoolCreated, PoolDeleted, PoolRolledBack, PoolUpdated
+from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import declared, provisioner_on
+from slipway_provisioner.domain.declaration import DeclarationRefused, OwnedByAnother
+from slipway_provisioner.domain.revisions import revision_id as id_of
+from tests.support.provisioner import (
+    Provisioner,
+    administrator,
+    after,
+    apply_body,
+    declared,
+    provisioner_on,
+    revision_id,
+    weight,
+)
 
 ALL: Final = """
 SELECT (SELECT jsonb_agg(p ORDER BY id) FROM worker_pool p), (SELECT jsonb_agg(c ORDER BY id) FROM launch_config c),
-    (SELECT jsonb_agg(a ORDER BY id) FROM account a), (SELECT count(*) FROM outbox),
-    (SELECT count(*) FROM dirty_pool)"""
+    (SELECT jsonb_agg(n ORDER BY name) FROM launch_config_name n), (SELECT jsonb_agg(a ORDER BY id) FROM account a),
+    (SELECT count(*) FROM outbox), (SELECT count(*) FROM dirty_pool), (SELECT count(*) FROM audit),
+    (SELECT count(*) FROM pool_revision)"""
+LINES: Final = {"Content-Type": "application/x-ndjson"}
 
 
-def refusable() -> dict[str, Any]:
-    """Begins with changes that can be made, and ends with one that cannot."""
-    body = declared("zone-a", "zone-b", max_capacity=7, settings={"honours_tokens": True})
-    body["worker_pools"][0]["launch_configs"][0]["zone"] = "elsewhere"
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+async def everything(provisioner: Provisioner) -> tuple[Any, ...]:
+    return tuple(await provisioner.database.fetchrow(ALL))
+
+
+def owned(owner: str, *configs: str, pool: str = "linux", **changes: Any) -> dict[str, Any]:
+    """Declaration of an owner with one pool and no account."""
+    body = declared(*configs, id=pool, **changes)
+    return {"version": 1, "metadata": {"owner": owner}, "worker_pools": body["worker_pools"]}
+
+
+def with_image(image: str, *configs: str, **changes: Any) -> dict[str, Any]:
+    """The usual declaration with this image in every launch config."""
+    body = declared(*configs, **changes)
+    for config in body["worker_pools"][0]["launch_configs"]:
+        config["image"] = image
     return body
 
 
-async def test_a_refused_declaration_changes_nothing(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Not even what stood before the offending line; a dry run refuses it as well."""
-    tokens = tmp_path / "tokens.yaml"
-    tokens.write_bytes(
-        msgspec.json.encode([{"name": "ci", "sha256": hash_secret("s"), "scopes": ["declaration:write"]}])
+def lines(*values: Any) -> bytes:
+    return b"\n".join(msgspec.json.encode(value) for value in values)
+
+
+def head(owner: str, *sections: str) -> dict[str, Any]:
+    return {"version": 1, "metadata": {"owner": owner}, "sections": sections or ("accounts", "worker_pools")}
+
+
+async def states(provisioner: Provisioner) -> dict[str, str]:
+    """State of every revision; of an active one that is not current, the strategy by which it is replaced."""
+    rows = await provisioner.database.fetch(
+        "SELECT c.id, CASE WHEN c.state = 'active' AND n.current_id <> c.id THEN c.replaced_by ELSE c.state END "
+        "AS state FROM launch_config c JOIN launch_config_name n USING (name)"
     )
-    async with provisioner_on(postgres) as provisioner:
-        provisioner.app.state.tokens.path = tokens
-        async with provisioner.client(token="s") as client:
-            assert (await client.put("/declaration", json=declared())).status_code == 200
-            before = tuple(await provisioner.database.fetchrow(ALL))
-            for query in ("", "?dry_run=true"):
-                answer = await client.put(f"/declaration{query}", json=refusable())
-                assert answer.status_code == 409
-                assert answer.json()["type"] == "urn:slipway:problem:declaration-refused"
-                assert "zone cannot change under the same id" in answer.json()["detail"]
-                assert tuple(await provisioner.database.fetchrow(ALL)) == before
+    return {row["id"]: row["state"] for row in rows}
 
 
-async def test_health_settings_of_each_config_are_published(postgres: EmbeddedPostgres) -> None:
+def told(changes: Iterable[Any]) -> list[tuple[str, str, str]]:
+    return [(change.kind, change.id, change.result) for change in changes]
+
+
+# Whole, or not at all
+
+
+async def test_a_refused_declaration_changes_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Not even what stands before the offending entry; a dry run refuses it as well."""
+    await provisioner.declare()
+    body = declared("zone-a", "zone-b", max_capacity=7, settings={"honours_tokens": True})
+    thief = declared("zone-b", "zone-a")["worker_pools"][0] | {"id": "thief"}
+    body["worker_pools"].append(thief)
+    before = await everything(provisioner)
+    async with administrator(provisioner, tmp_path) as client:
+        for query in ("", "?dry_run=true"):
+            answer = await client.put(f"/declaration{query}", json=body | {"metadata": {"owner": "test"}})
+            assert answer.status_code == 409
+            assert answer.json()["type"] == "urn:slipway:problem:declaration-refused"
+            assert "belongs to worker pool linux" in answer.json()["detail"]
+            assert await everything(provisioner) == before
+
+
+async def test_all_problems_of_a_declaration_are_listed(provisioner: Provisioner, tmp_path: Path) -> None:
+    """With their paths; nothing is changed."""
+    await provisioner.declare()
+    before = await everything(provisioner)
+    pool = declared()["worker_pools"][0]
+    account = declared()["accounts"][0]
+    body = lines(
+        head("a.yaml"),
+        {"account": account | {"id": "-"}},
+        {"worker_pool": pool | {"max_capacity": -1}},
+        {"worker_pool": pool | {"id": "b", "launch_configs": []}},
+    )
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.put("/declaration", content=body, headers=LINES)
+        assert answer.status_code == 422
+        paths = [problem["path"] for problem in answer.json()["errors"]]
+        assert paths == ["accounts[0].id", "worker_pools[0].max_capacity", "worker_pools[1].launch_configs"]
+        for malformed in (b"{", b'{"worker_pool": 1, "account": 2}', b'{"pool": {}}', b"[]", b'{"version": 2}'):
+            answer = await client.put("/declaration", content=malformed, headers=LINES)
+            assert answer.status_code in (400, 422), malformed
+        unknown = pool | {"id": "b", "launch_configs": [pool["launch_configs"][0] | {"account": "none", "name": "b"}]}
+        answer = await client.put(
+            "/declaration", content=lines(head("a.yaml"), {"worker_pool": unknown}), headers=LINES
+        )
+        assert "no account 'none' is declared; declared: sim-a" in answer.json()["detail"]
+    assert await everything(provisioner) == before
+
+
+async def test_a_large_declaration_in_lines(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It may be larger than other bodies; entries that are stored alike are counted, not compared."""
+    pool = declared()["worker_pools"][0]
+    config = pool["launch_configs"][0] | {"settings": {"user_data": "x" * 16_000}}
+    pools = [
+        {"worker_pool": pool | {"id": f"pool-{n}", "launch_configs": [config | {"name": f"config-{n}"}]}}
+        for n in range(100)
+    ]
+    body = lines(head("a.yaml"), {"account": declared()["accounts"][0]}, *pools)
+    assert len(body) > 1_500_000
+    async with administrator(provisioner, tmp_path) as client:
+        first = (await client.put("/declaration", content=body, headers=LINES)).json()
+        assert (len(first["items"]), first["unchanged"], first["applied"]) == (201, 0, True)
+        before = await everything(provisioner)
+        again = (await client.put("/declaration", content=body, headers=LINES)).json()
+        assert (again["items"], again["unchanged"], again["dangers"]) == ([], 101, [])
+        assert await everything(provisioner) == before
+        assert (await client.put("/pools/pool-1", content=b" " * 1_000_001)).status_code == 413
+    assert await provisioner.database.fetchval("SELECT count(*) FROM pool_revision") == 100
+
+
+async def test_a_dry_run_changes_and_locks_nothing(provisioner: Provisioner) -> None:
+    """It answers while others hold every row, with the digest that confirms the changes."""
+    await provisioner.declare()
+    before = await everything(provisioner)
+    locked = "; ".join(
+        f"SELECT FROM {table} FOR UPDATE" for table in ("worker_pool", "launch_config_name", "launch_config", "account")
+    )
+    async with provisioner.database.acquire() as other, other.transaction():
+        await other.execute(locked)
+        changes = await provisioner.declare(with_image("linux-2", "zone-b", max_capacity=300), dry_run=True)
+    assert told(changes) == [
+        ("worker pool", "linux", "updated"),
+        ("launch config", "zone-b", "created"),
+        ("launch config", "zone-a", "archived"),
+    ]
+    assert await everything(provisioner) == before
+
+
+async def test_only_what_changes_is_locked(provisioner: Provisioner) -> None:
+    """A change of one pool does not wait for other pools, accounts, shares or launch stops, which others hold."""
+    body = declared("zone-a")
+    other_pool = body["worker_pools"][0] | {
+        "id": "other",
+        "launch_configs": declared("zone-b")["worker_pools"][0]["launch_configs"],
+    }
+    body["worker_pools"].append(other_pool)
+    await provisioner.declare(body)
+    body["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
+    locked = """
+    SELECT FROM worker_pool WHERE id = 'other' FOR UPDATE;
+    SELECT FROM launch_config_name WHERE name = 'zone-b' FOR UPDATE;
+    SELECT FROM launch_config WHERE name = 'zone-b' FOR UPDATE; SELECT FROM account FOR NO KEY UPDATE;
+    SELECT FROM shared_window FOR UPDATE; SELECT FROM launch_stop_guard FOR UPDATE"""
+    async with provisioner.database.acquire() as other, other.transaction():
+        await other.execute(locked)
+        assert told(await provisioner.declare(body)) == [("launch config", "zone-a", "updated")]
+
+
+# Revisions
+
+
+async def test_a_changed_body_makes_a_revision(provisioner: Provisioner) -> None:
+    """Both are under one name; the former one launches what the new one does not. The same body again is the same
+    revision, reactivated. Weights belong to the name."""
+    assert told(await provisioner.declare()) == [
+        ("account", "sim-a", "created"),
+        ("worker pool", "linux", "created"),
+        ("launch config", "zone-a", "created"),
+    ]
+    first, second = revision_id(), revision_id(image="linux-2")
+    assert await states(provisioner) == {first: "active"}
+    await provisioner.events()
+    (change,) = await provisioner.declare(with_image("linux-2"), drain_seconds=60.0)
+    assert (change.id, change.result) == ("zone-a", "updated")
+    hashes = [id_.removeprefix("zone-a@") for id_ in (first, second)]
+    assert change.detail == f"revision: {hashes[0]} → {hashes[1]}, image_revision: linux-1 → linux-2"
+    assert await states(provisioner) == {first: "natural", second: "active"}
+    events = [
+        event for event in await provisioner.events() if isinstance(event, LaunchConfigCreated | LaunchConfigUpdated)
+    ]
+    assert [(type(event), event.launch_config_id, event.current) for event in events] == [
+        (LaunchConfigCreated, second, True),
+        (LaunchConfigUpdated, first, False),
+    ]
+    kept = await provisioner.database.fetchrow(
+        "SELECT drain_seconds, drain_terminate FROM launch_config WHERE id = $1", first
+    )
+    assert tuple(kept) == (60.0, True)
+    (change,) = await provisioner.declare()
+    assert (change.id, change.result) == ("zone-a", "reactivated")
+    assert await states(provisioner) == {first: "active", second: "natural"}
+    body = declared()
+    body["worker_pools"][0]["launch_configs"][0]["base_weight"] = 2.0
+    (change,) = await provisioner.declare(body)
+    assert (change.result, change.detail) == ("updated", "base_weight: 1.0 → 2.0")
+    updated = await provisioner.published(LaunchConfigUpdated)
+    assert {(event.launch_config_id, event.base_weight) for event in updated[-2:]} == {(first, 2.0), (second, 2.0)}
+    assert set(await states(provisioner)) == {first, second}
+
+
+@pytest.mark.parametrize(("strategy", "former"), [("natural", "natural"), ("rolling", "rolling"), ("now", "draining")])
+async def test_strategies(provisioner: Provisioner, strategy: str, former: str) -> None:
+    """Natural and rolling keep the former revision as a fallback; now drains it at once."""
+    await provisioner.declare()
+    await provisioner.events()
+    await provisioner.declare(with_image("linux-2"), strategy=strategy, drain_seconds=120.0)
+    assert (await states(provisioner))[revision_id()] == former
+    drains = await provisioner.published(LaunchConfigDraining)
+    assert [(event.reason, event.by, event.terminate, event.drain_until) for event in drains] == (
+        [(f"replaced by {revision_id(image='linux-2')}", "test", True, after(120))] if strategy == "now" else []
+    )
+
+
+async def test_one_fallback(provisioner: Provisioner) -> None:
+    """While a third revision proves itself, the one that was proven may launch, and the unproven one drains."""
+    await provisioner.declare()
+    await provisioner.database.execute("UPDATE launch_config SET proven_at = slipway_clock()")
+    await provisioner.declare(with_image("linux-2"))
+    await provisioner.declare(with_image("linux-3"))
+    assert await states(provisioner) == {
+        revision_id(): "natural",
+        revision_id(image="linux-2"): "draining",
+        revision_id(image="linux-3"): "active",
+    }
+
+
+async def test_a_launch_config_that_is_left_out_drains(provisioner: Provisioner) -> None:
+    """Declared again with the same body it is the same revision, and launches again."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    await provisioner.events()
+    assert told(await provisioner.declare(declared("zone-a"))) == [("launch config", "zone-b", "archived")]
+    (drain,) = await provisioner.published(LaunchConfigDraining)
+    assert (drain.launch_config_id, drain.state, drain.reason) == (
+        revision_id("zone-b"),
+        "draining",
+        "the launch config is no longer declared",
+    )
+    assert drain.drain_until == after(3600)
+    assert await provisioner.declare(declared("zone-a")) == []
+    assert told(await provisioner.declare(declared("zone-a", "zone-b"))) == [("launch config", "zone-b", "reactivated")]
+    assert await states(provisioner) == {revision_id("zone-a"): "active", revision_id("zone-b"): "active"}
+    row = await provisioner.database.fetchrow(
+        "SELECT drain_until, drain_terminate FROM launch_config WHERE name = 'zone-b'"
+    )
+    assert tuple(row) == (None, False)
+
+
+async def test_an_archived_revision_is_reactivated(provisioner: Provisioner) -> None:
+    """With its id, its shares and an event of creation."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"), strategy="now")
+    await provisioner.database.execute(
+        "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock() WHERE id = $1", revision_id()
+    )
+    await provisioner.database.execute("DELETE FROM shared_window")
+    await provisioner.events()
+    (change,) = await provisioner.declare(strategy="now")
+    assert change.result == "reactivated"
+    (created,) = await provisioner.published(LaunchConfigCreated)
+    assert (created.launch_config_id, created.state, created.current) == (revision_id(), "active", True)
+    keys = await provisioner.database.fetch("SELECT DISTINCT key FROM shared_window ORDER BY key")
+    assert [row["key"] for row in keys] == ["credential/sim-a", "image/linux-1", "quota/sim-a/sim-1/m5"]
+    assert (
+        await provisioner.database.fetchval("SELECT archived_at FROM launch_config WHERE id = $1", revision_id())
+        is None
+    )
+
+
+async def test_bodies_with_the_same_head_of_their_hash(provisioner: Provisioner) -> None:
+    """The second one gets more digits; a revision that exists keeps its id."""
+    await provisioner.declare()
+    first, second = revision_id(), revision_id(image="linux-2")
+    taken = "f" * 58
+    await provisioner.database.execute(
+        "UPDATE launch_config SET id = $2, digest = $3 WHERE id = $1", first, second, second[-6:] + taken
+    )
+    await provisioner.database.execute("UPDATE launch_config_name SET current_id = $1", second)
+    await provisioner.declare(with_image("linux-2"))
+    (longer,) = set(await states(provisioner)) - {second}
+    assert longer.startswith(second)
+    assert len(longer) == len(second) + 1
+    assert await provisioner.declare(with_image("linux-2")) == []
+    assert id_of("a", "abcdef01", {"a@abcdef": "abcdef02", "a@abcdef0": "abcdef03"}) == "a@abcdef01"
+
+
+async def test_health_settings_of_each_config_are_published(provisioner: Provisioner) -> None:
     """The config's own profile or else its pool's, and the other settings in force, at once when either is changed. A
     change of the pool is listed once per apply."""
     body = declared("zone-a", "zone-b", "zone-c", on_bad_image="freeze", freeze_after=7)
     pool = body["worker_pools"][0]
     pool["launch_configs"][1]["profile"] = "bare-metal"
-    async with provisioner_on(postgres) as provisioner:
-        await provisioner.declare(body)
-        events = {event.launch_config_id: event for event in await provisioner.published(LaunchConfigCreated)}
-        assert {name: event.profile for name, event in events.items()} == {
-            "zone-a": "on-demand",
-            "zone-b": "bare-metal",
-            "zone-c": "on-demand",
-        }
-        assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in events.values()} == {
-            ("freeze", 7, "register")
-        }
-        pool["profile"] = "spot"
-        changes = await provisioner.declare(body)
-        assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]
-        updated = await provisioner.published(LaunchConfigUpdated)
-        assert [(e.launch_config_id, e.profile, e.revision) for e in updated] == [
-            ("zone-a", "spot", 2),
-            ("zone-c", "spot", 2),
+    await provisioner.declare(body)
+    events = {event.name: event for event in await provisioner.published(LaunchConfigCreated)}
+    assert {name: event.profile for name, event in events.items()} == {
+        "zone-a": "on-demand",
+        "zone-b": "bare-metal",
+        "zone-c": "on-demand",
+    }
+    assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in events.values()} == {("freeze", 7, "register")}
+    pool["profile"] = "spot"
+    changes = await provisioner.declare(body)
+    assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]
+    updated = await provisioner.published(LaunchConfigUpdated)
+    assert [(e.name, e.profile, e.revision) for e in updated] == [("zone-a", "spot", 2), ("zone-c", "spot", 2)]
+    pool["evidence"] = {"boot": "provider_running", "claim": "none"}
+    pool["launch_configs"][2]["base_weight"] = 2.0
+    changes = await provisioner.declare(body)
+    assert [(change.id, change.detail) for change in changes] == [
+        ("linux", "boot_evidence: register → provider_running, claim_evidence: hook → none"),
+        ("zone-c", "base_weight: 1.0 → 2.0"),
+    ]
+    assert {(e.name, e.boot_evidence, e.claim_evidence) for e in await provisioner.published(LaunchConfigUpdated)} == {
+        (name, "provider_running", "none") for name in ("zone-a", "zone-b", "zone-c")
+    }
+    assert await provisioner.declare(body) == []
+
+
+async def test_a_region_is_part_of_the_body(provisioner: Provisioner) -> None:
+    """An account that moves gives new revisions to all launch configs in it, whoever declares them."""
+    await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
+    await provisioner.declare(owned("b.yaml", "zone-a"))
+    account = declared()["accounts"][0] | {"region": "sim-2"}
+    changes = await provisioner.declare({"version": 1, "accounts": [account]})
+    assert told(changes) == [("account", "sim-a", "updated"), ("launch config", "zone-a", "updated")]
+    assert await states(provisioner) == {revision_id(): "natural", revision_id(region="sim-2"): "active"}
+    assert await provisioner.declare(owned("b.yaml", "zone-a")) == []
+
+
+# Owners
+
+
+async def test_owners_do_not_remove_what_is_anothers(provisioner: Provisioner) -> None:
+    """Each removes only its own, in sections that it has; what both declare is refused, and both are named."""
+    await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
+    await provisioner.declare(owned("a.yaml", "zone-a", pool="a"))
+    await provisioner.declare(owned("b.yaml", "zone-b", pool="b"))
+    assert await provisioner.declare(owned("a.yaml", "zone-a", pool="a")) == []
+    with pytest.raises(OwnedByAnother, match=r"worker pool a belongs to a\.yaml and is also declared by b\.yaml"):
+        await provisioner.declare(owned("b.yaml", "zone-a", pool="a"))
+    assert await provisioner.declare({"version": 1, "metadata": {"owner": "b.yaml"}, "accounts": []}) == []
+    removed = {"version": 1, "metadata": {"owner": "b.yaml"}, "worker_pools": []}
+    assert told(await provisioner.declare(removed)) == [
+        ("worker pool", "b", "archived"),
+        ("launch config", "zone-b", "archived"),
+    ]
+    assert (await states(provisioner))[revision_id("zone-a")] == "active"
+
+
+async def test_prune_and_adopt(provisioner: Provisioner) -> None:
+    """They reach what belongs to others: what nobody declares is removed, and what another declares is taken over."""
+    await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
+    await provisioner.declare(owned("a.yaml", "zone-a", pool="a"))
+    await provisioner.declare(owned("b.yaml", "zone-b", pool="b"))
+    (adopted,) = await provisioner.declare(owned("c.yaml", "zone-a", pool="a"), adopt=True)
+    assert (adopted.id, adopted.result, adopted.detail) == ("a", "updated", "owner: a.yaml → c.yaml")
+    pruned = await provisioner.declare(owned("c.yaml", "zone-a", pool="a"), prune=True)
+    assert told(pruned) == [("worker pool", "b", "archived"), ("launch config", "zone-b", "archived")]
+    assert await provisioner.database.fetchval("SELECT owner FROM account") == "test"
+
+
+async def test_what_nobody_owns_is_anybodys(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A pool that was put without an owner belongs to the first who declares it."""
+    await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
+    async with administrator(provisioner, tmp_path) as client:
+        assert (await client.put("/pools/linux", json=declared()["worker_pools"][0])).status_code == 200
+        assert (await client.get("/pools/linux")).json()["owner"] == ""
+    assert await provisioner.declare({"version": 1, "metadata": {"owner": "a.yaml"}, "worker_pools": []}) == []
+    (adopted,) = await provisioner.declare(owned("a.yaml"))
+    assert adopted.detail == "owner:  → a.yaml"
+
+
+async def test_documents_of_one_request(provisioner: Provisioner, tmp_path: Path) -> None:
+    """They are one apply: a pool may move from one to the other, but not be in both."""
+    pool = declared()["worker_pools"][0]
+    other = declared("zone-b", id="other")["worker_pools"][0]
+    account = {"account": declared()["accounts"][0]}
+    async with administrator(provisioner, tmp_path) as client:
+
+        async def put(*values: Any) -> Any:
+            listed = await client.put("/declaration?dry_run=true", content=lines(*values), headers=LINES)
+            confirm = {"confirm": listed.json().get("digest", "")}
+            return await client.put("/declaration", params=confirm, content=lines(*values), headers=LINES)
+
+        first = await put(head("a.yaml"), account, {"worker_pool": pool}, head("b.yaml"), {"worker_pool": other})
+        assert len(first.json()["items"]) == 5
+        both = await put(head("a.yaml"), account, {"worker_pool": pool}, head("b.yaml"), {"worker_pool": pool})
+        assert (both.status_code, both.json()["type"]) == (409, "urn:slipway:problem:owned-by-another")
+        assert (both.json()["owner"], both.json()["declared_by"]) == ("a.yaml", "b.yaml")
+        moved = await put(head("a.yaml"), account, head("b.yaml"), {"worker_pool": other}, {"worker_pool": pool})
+        assert [(item["id"], item["detail"]) for item in moved.json()["items"]] == [("linux", "owner: a.yaml → b.yaml")]
+        twice = await put(head("a.yaml"), account, account)
+        assert twice.json()["errors"][0]["reason"] == "'sim-a' is already used by accounts[0]"
+
+
+async def test_removed_accounts(provisioner: Provisioner) -> None:
+    """An account that a launch config needs is not removed; a removed one stays until it is unused, and may return."""
+    await provisioner.declare()
+    body = declared()
+    with pytest.raises(DeclarationRefused, match="launch config zone-a of worker pool linux launches in it"):
+        await provisioner.declare({"version": 1, "accounts": []})
+    removed = await provisioner.declare(body | {"accounts": [], "worker_pools": []})
+    assert told(removed)[0] == ("account", "sim-a", "archived")
+    assert await provisioner.database.fetchval("SELECT removed FROM account")
+    await provisioner.events()
+    assert [result for _, _, result in told(await provisioner.declare(body))] == ["reactivated"] * 3
+    assert [type(event) for event in await provisioner.events()] == [PoolCreated, LaunchConfigUpdated]
+    assert await provisioner.database.fetchval("SELECT NOT removed AND owner = 'test' FROM account")
+
+
+async def test_a_removed_pool(provisioner: Provisioner) -> None:
+    """Its launch configs drain, and anybody may declare it again; then it is as declared."""
+    await provisioner.declare()
+    await provisioner.events()
+    assert told(await provisioner.declare(declared() | {"worker_pools": []})) == [
+        ("worker pool", "linux", "archived"),
+        ("launch config", "zone-a", "archived"),
+    ]
+    assert [type(event) for event in await provisioner.events()] == [PoolDeleted, LaunchConfigDraining]
+    assert told(await provisioner.declare(owned("b.yaml"))) == [
+        ("worker pool", "linux", "reactivated"),
+        ("launch config", "zone-a", "reactivated"),
+    ]
+    assert await provisioner.database.fetchval("SELECT max_capacity FROM worker_pool WHERE NOT deleted") == 100
+
+
+# Guard
+
+CONFIGS: Final = [f"zone-{letter}" for letter in "abcdefgh"]
+DANGEROUS: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "a quarter": (declared(*CONFIGS[:6]), ""),
+    "more than a quarter": (declared(*CONFIGS[:5]), "worker pool linux: archives 3 of 8 active launch configs"),
+    "none left": (declared("zone-z"), "worker pool linux: archives 8 of 8 active launch configs"),
+    "pool removed": (declared() | {"worker_pools": []}, "worker pool linux is removed"),
+    "doubled": (declared(*CONFIGS, max_capacity=200), ""),
+    "more than doubled": (declared(*CONFIGS, max_capacity=201), "worker pool linux: the maximum grows from 100 to 201"),
+    "new image": (with_image("linux-2", *CONFIGS), ""),
+}
+
+
+@pytest.mark.parametrize(("body", "danger"), DANGEROUS.values(), ids=DANGEROUS)
+async def test_dangerous_changes_need_their_digest(provisioner: Provisioner, body: dict[str, Any], danger: str) -> None:
+    """Without it, or with that of other changes, nothing is changed; a dry run shows it."""
+    await provisioner.declare(declared(*CONFIGS))
+    before = await everything(provisioner)
+    async with provisioner.database.acquire() as db:
+        listed = await apply_body(db, body, dry_run=True)
+        assert listed.dangers == ([danger] if danger else [])
+        if danger:
+            for wrong in ("", "0" * 12):
+                with pytest.raises(ConfirmationRequired) as refused:
+                    await apply_body(db, body, confirm=wrong)
+                assert (refused.value.digest, list(refused.value.dangers)) == (listed.digest, [danger])
+            assert await everything(provisioner) == before
+        assert (await apply_body(db, body, confirm=listed.digest if danger else "")).applied
+    assert await everything(provisioner) != before
+
+
+async def test_the_maximum_of_a_launch_config_is_guarded(provisioner: Provisioner) -> None:
+    """A paused launch config is not active, so that archiving it is no danger."""
+    body = declared("zone-a", "zone-b")
+    config = body["worker_pools"][0]["launch_configs"][0]
+    config["max_capacity"] = 10
+    await provisioner.declare(body)
+    config["max_capacity"] = 21
+    with pytest.raises(ConfirmationRequired, match="launch config zone-a: the maximum grows from 10 to 21"):
+        await provisioner.declare(body, confirm="")
+    del config["max_capacity"]
+    with pytest.raises(ConfirmationRequired, match="launch config zone-a: the maximum grows from 10 to 100"):
+        await provisioner.declare(body, confirm="")
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = true WHERE name = 'zone-b'")
+    config["max_capacity"] = 20
+    body["worker_pools"][0]["launch_configs"].pop()
+    assert len(await provisioner.declare(body, confirm="")) == 2
+
+
+# History and audit
+
+
+async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A rollback declares the pool as before the last change of what was declared; the revision that it rolls away from
+    drains at once and is not terminated."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2", max_capacity=50))
+    await provisioner.database.execute("UPDATE worker_pool SET revision = revision + 5")
+    await provisioner.events()
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.post("/pools/linux/rollback", json={"reason": "it does not boot"})
+        assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
+        assert [(item["id"], item["result"]) for item in answer.json()["items"]] == [
+            ("linux", "updated"),
+            ("zone-a", "reactivated"),
         ]
-        pool["evidence"] = {"boot": "provider_running", "claim": "none"}
-        pool["launch_configs"][2]["base_weight"] = 2.0
-        changes = await provisioner.declare(body)
-        assert [(change.id, change.detail) for change in changes] == [
-            ("linux", "boot_evidence: register → provider_running, claim_evidence: hook → none"),
-            ("zone-c", "base_weight: 1.0 → 2.0"),
+        events = await provisioner.events()
+        (rolled,) = [event for event in events if isinstance(event, PoolRolledBack)]
+        assert (rolled.to_revision, rolled.reason, rolled.by, rolled.max_capacity) == (
+            1,
+            "it does not boot",
+            "admin",
+            100,
+        )
+        (drain,) = [event for event in events if isinstance(event, LaunchConfigDraining)]
+        assert (drain.launch_config_id, drain.terminate) == (revision_id(image="linux-2"), False)
+        assert not [event for event in events if isinstance(event, PoolUpdated)]
+        assert (await states(provisioner))[revision_id()] == "active"
+        listed = (await client.get("/pools/linux/history?full=true")).json()["items"]
+        assert [(entry["revision"], entry["by"], entry["action"], entry["reason"]) for entry in listed] == [
+            (8, "admin", "rollback", "it does not boot"),
+            (2, "test", "apply", ""),
+            (1, "test", "apply", ""),
         ]
-        assert {
-            (e.launch_config_id, e.boot_evidence, e.claim_evidence)
-            for e in await provisioner.published(LaunchConfigUpdated)
-        } == {(name, "provider_running", "none") for name in ("zone-a", "zone-b", "zone-c")}
-        assert await provisioner.declare(body) == []
+        assert listed[0]["spec"] == listed[2]["spec"]
+        assert (await client.get("/pools/linux")).headers["ETag"] == answer.headers["ETag"]
+        again = await client.post("/pools/linux/rollback", json={"reason": "no"})
+        assert again.json()["to_revision"] == 2
+        unknown = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 7})
+        assert (unknown.status_code, unknown.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
+
+
+@pytest.mark.parametrize("cause", ["record", "image"])
+async def test_a_rollback_to_a_tripped_revision_is_refused(
+    provisioner: Provisioner, tmp_path: Path, cause: str
+) -> None:
+    """Unless it is forced. What the rollback does not change may be tripped."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    body = declared("zone-a", "zone-b")
+    body["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
+    await provisioner.declare(body)
+    if cause == "record":
+        await provisioner.weights(weight(revision_id(), state="tripped", reason="5 boots failed"))
+    else:
+        window = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=8, state="tripped", reason="")
+        await provisioner.weights(weight("zone-b", shared=(window,)))
+    before = await everything(provisioner)
+    async with administrator(provisioner, tmp_path) as client:
+        refused = await client.post("/pools/linux/rollback", json={"reason": "r"})
+        assert (refused.status_code, refused.json()["type"]) == (409, "urn:slipway:problem:rollback-tripped")
+        assert f"{revision_id()} is tripped" in refused.json()["detail"]
+        assert await everything(provisioner) == before
+        forced = await client.post("/pools/linux/rollback", json={"reason": "r", "force": True})
+        assert forced.status_code == 200
+        back = await client.post("/pools/linux/rollback", json={"reason": "r"})
+        assert back.status_code == 200, "only the other revision is tripped"
+
+
+async def test_a_removed_pool_can_be_rolled_back(provisioner: Provisioner, tmp_path: Path) -> None:
+    await provisioner.declare()
+    await provisioner.declare(declared() | {"worker_pools": []})
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.post("/pools/linux/rollback", json={"reason": "not meant"})
+        assert [item["result"] for item in answer.json()["items"]] == ["reactivated", "reactivated"]
+        shown = (await client.get("/pools/linux")).json()
+        assert (shown["max_capacity"], shown["owner"]) == (100, "test")
+
+
+async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Who changed what: the fields that changed, before and after."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2", max_capacity=50), by="ann")
+    await provisioner.declare(declared() | {"worker_pools": []}, by="bob", action="apply")
+    async with administrator(provisioner, tmp_path) as client:
+        of_pool = (await client.get("/audit", params={"kind": "worker pool", "id": "linux"})).json()["items"]
+        assert [(row["by"], row["result"]) for row in of_pool] == [
+            ("bob", "archived"),
+            ("ann", "updated"),
+            ("test", "created"),
+        ]
+        assert (of_pool[1]["before"], of_pool[1]["after"]) == ({"max_capacity": 100}, {"max_capacity": 50})
+        assert of_pool[2]["before"] is None
+        assert of_pool[2]["after"].items() >= {"max_capacity": 100, "owner": "test"}.items()
+        assert (of_pool[0]["before"]["max_capacity"], of_pool[0]["after"]) == (50, None)
+        (_, changed, _) = (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+        hashes = [id_.removeprefix("zone-a@") for id_ in (revision_id(), revision_id(image="linux-2"))]
+        assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
+        assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
+    before = await everything(provisioner)
+    await provisioner.declare(declared() | {"worker_pools": []})
+    assert await everything(provisioner) == before

@@ -101,17 +101,16 @@ async def read_body(db: Connection, body: dict[str, Any]) -> Declared:
     reader.document(body.get("metadata", {}).get("owner", "test"), sections)
     for section in sections:
         for entry in body[section]:
-            reader.entry(section, entry)
+            reader.entry(section, msgspec.json.encode(entry, order="sorted"))
     return reader.finished()
 
 
 async def apply_body(db: Connection, body: dict[str, Any], **request: Any) -> Applied:
     """Apply a declaration, with its dangers confirmed unless `confirm` is given."""
-    wanted = await read_body(db, body)
+    wanted, usual = await read_body(db, body), {"by": "test"} | request
     if "confirm" not in request:
-        listed = await apply(db, wanted, Request(by="test", **(request | {"dry_run": True})))
-        request["confirm"] = listed.digest
-    return await apply(db, wanted, Request(by="test", **request))
+        usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})))).digest
+    return await apply(db, wanted, Request(**usual))
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:

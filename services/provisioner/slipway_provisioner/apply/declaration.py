@@ -30,7 +30,7 @@ from slipway_provisioner.store import audit, declarations, history, roll_outs
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 ATTEMPTS: Final = 3
-POOLS_PER_TURN: Final = 10
+POOLS_PER_TURN: Final = 2
 """Pools that are compared before other tasks of this process get their turn."""
 
 

@@ -39,7 +39,7 @@ BODY_BYTES_MAX: Final = 128_000_000
 """Size of a declaration. In lines, only what changes is kept in memory."""
 LINE_BYTES_MAX: Final = 20_000_000
 LINES: Final = "application/x-ndjson"
-LINES_PER_TURN: Final = 20
+LINES_PER_TURN: Final = 5
 """Lines that are read before other tasks of this process get their turn."""
 
 
@@ -87,6 +87,9 @@ class RollbackBody(BaseModel):
     dry_run: bool = False
 
 
+NOTHING: Final = msgspec.Raw()
+
+
 class _Whole(msgspec.Struct, forbid_unknown_fields=True):
     """A declaration as one JSON value; its entries are decoded one by one."""
 
@@ -97,18 +100,25 @@ class _Whole(msgspec.Struct, forbid_unknown_fields=True):
     worker_pools: list[msgspec.Raw] | None = None
 
 
-class _Head(msgspec.Struct, forbid_unknown_fields=True):
-    """First line of a document."""
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """First line of a document, which has a version, or one entry of it."""
 
-    version: int
+    version: int | None = None
     metadata: dict[str, Any] = {}
     sections: list[str] = []
+    account: msgspec.Raw = NOTHING
+    worker_pool: msgspec.Raw = NOTHING
+    lease_pool: msgspec.Raw = NOTHING
+
+
+_WHOLE: Final = msgspec.json.Decoder(_Whole)
+_LINE: Final = msgspec.json.Decoder(_Line)
 
 
 @router.put("/declaration")
 async def put_declaration(
     request: Request, db: DatabaseDep, by: Caller, how: Annotated[RollOut, Depends()], prune: bool = False
-) -> dict[str, Any]:
+) -> Response:
     """Apply a declaration, or list its changes for `dry_run`. Atomic and idempotent.
 
     The body is one declaration as JSON, or application/x-ndjson: a line `{"version": 1, "metadata": {"owner": …},
@@ -159,33 +169,31 @@ async def get_pool(pool_id: str, db: DatabaseDep, response: Response) -> dict[st
 async def put_pool(
     pool_id: str,
     request: Request,
-    response: Response,
     db: DatabaseDep,
     by: Caller,
     how: Annotated[RollOut, Depends()],
     owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
-) -> dict[str, Any]:
+) -> Response:
     """Declare one worker pool, and nothing else. Keeps its owner unless `owner` is given; a new pool has none.
 
     `If-Match: "DIGEST"` refuses with 412 unless the stored pool has this ETag, `If-None-Match: *` if there is one.
     Answers like PUT /declaration, with the new ETag.
     """
     with _Problems():
-        body = _decoded(await request.body(), msgspec.json.decode, "the body")
-        if not isinstance(body, dict) or body.get("id") != pool_id:
-            raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
+        body = await request.body()
         index, _ = await declarations.index(db)
         stored = index.pools.get(pool_id)
         reader = _reader(request, index)
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
         reader.entry("worker_pools", body)
         declared = reader.finished()
+        if pool_id not in declared.owners("worker_pools"):
+            raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
         if_match = _expected(request.headers, stored)
         async with db.acquire() as connection:
             applied = await declaration.apply(connection, declared, how.request(by, action="put", if_match=if_match))
     given = declared.pools.get(pool_id)
-    response.headers["ETag"] = f'"{given.digest if given is not None else index.pools[pool_id].digest}"'
-    return _answer(request, applied)
+    return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
 
 
 @router.get("/pools/{pool_id:id}/history")
@@ -202,9 +210,7 @@ async def get_history(
 
 
 @router.post("/pools/{pool_id:id}/rollback")
-async def roll_back(
-    pool_id: str, body: RollbackBody, request: Request, response: Response, db: DatabaseDep, by: Caller
-) -> dict[str, Any]:
+async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
     """Declare a pool as in a revision of its history. Answers like PUT /pools, with `to_revision`.
 
     Refused with 409 `rollback-tripped` while a revision that would be launched is tripped, unless `force`.
@@ -225,8 +231,7 @@ async def roll_back(
             to_revision, digest, applied = await rollback.roll_back(
                 connection, pool_id, body.to_revision, change, force=body.force
             )
-    response.headers["ETag"] = f'"{digest}"'
-    return _answer(request, applied) | {"to_revision": to_revision}
+    return _answer(request, applied, digest, to_revision=to_revision)
 
 
 @router.get("/audit")
@@ -249,6 +254,8 @@ class _Problems:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         match error:
+            case msgspec.DecodeError() | RecursionError():
+                raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
             case Invalid():
                 problems = [msgspec.to_builtins(problem) for problem in error.problems]
                 detail = "; ".join(f"{p.path}: {p.reason}" for p in error.problems)
@@ -280,16 +287,19 @@ class _Problems:
                 raise Problem(409, "rollback-tripped", "A target of the rollback is tripped", str(error)) from error
 
 
-def _answer(request: Request, applied: Applied) -> dict[str, Any]:
+def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -> Response:
+    """Answer of a change; `digest` is that of a single pool. Encoded here, since there may be thousands of changes."""
     if applied.applied:
         wake(request)
-    return {
-        "items": [msgspec.to_builtins(change) for change in applied.changes],
+    content = {
+        "items": applied.changes,
         "unchanged": applied.unchanged,
         "digest": applied.digest,
         "dangers": applied.dangers,
         "applied": applied.applied,
     }
+    headers = {"ETag": f'"{digest}"'} if digest else {}
+    return Response(msgspec.json.encode(content | more), headers=headers, media_type="application/json")
 
 
 def _expected(headers: Mapping[str, str], stored: domain.Known | None) -> str | None:
@@ -322,12 +332,12 @@ async def _read(request: Request, db: Database, by: str) -> Declared:
 
 
 async def _read_whole(body: bytes, reader: DeclaredReader, by: str) -> None:
-    whole = _decoded(body, msgspec.json.Decoder(_Whole).decode, "the body")
+    whole = _decoded(body, _WHOLE)
     sections = {name: entries for name in SECTIONS.values() if (entries := getattr(whole, name)) is not None}
     reader.document(_owner(whole) or by, sections)
     for section, entries in sections.items():
         for number, entry in enumerate(entries):
-            reader.entry(section, _decoded(entry, msgspec.json.decode, f"{section}[{number}]"))
+            reader.entry(section, entry)
             if number % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)
 
@@ -336,17 +346,14 @@ async def _read_lines(request: Request, reader: DeclaredReader) -> None:
     number = 0
     async for line in _lines(request):
         number += 1
-        value = _decoded(line, msgspec.json.decode, f"line {number}")
-        if not isinstance(value, dict) or not value:
-            raise Invalid([DocumentProblem(f"line {number}", "is not a mapping")])
-        if "version" in value:
-            head = _decoded(line, msgspec.json.Decoder(_Head).decode, f"line {number}")
-            reader.document(_owner(head), head.sections)
-        else:
-            [(kind, entry), *more] = value.items()
-            if more or kind not in SECTIONS:
-                known = ", ".join(SECTIONS)
-                raise Invalid([DocumentProblem(f"line {number}", f"must have one field of {known}, or be a header")])
+        read = _decoded(line, _LINE, f"line {number}")
+        entries = [(kind, entry) for kind in SECTIONS if (entry := getattr(read, kind)) is not NOTHING]
+        if len(entries) != (read.version is None):
+            known = ", ".join(SECTIONS)
+            raise Invalid([DocumentProblem(f"line {number}", f"must have either a version or one of {known}")])
+        if read.version is not None:
+            reader.document(_owner(read), read.sections)
+        for kind, entry in entries:
             reader.entry(SECTIONS[kind], entry)
         if number % LINES_PER_TURN == 0:
             await asyncio.sleep(0)
@@ -366,7 +373,7 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
         yield rest
 
 
-def _owner(given: _Whole | _Head) -> str:
+def _owner(given: _Whole | _Line) -> str:
     """Owner that a document names. Raises Invalid for another version or an invalid owner."""
     if given.version != 1:
         raise Invalid([DocumentProblem("version", f"{given.version} is not known; must be 1")])
@@ -376,10 +383,8 @@ def _owner(given: _Whole | _Head) -> str:
         raise Invalid([DocumentProblem("metadata", str(error).splitlines()[-1])]) from error
 
 
-def _decoded(text: Any, decode: Any, where: str) -> Any:
+def _decoded(text: bytes, decoder: msgspec.json.Decoder[Any], where: str = "") -> Any:
     try:
-        return decode(text)
+        return decoder.decode(text)
     except msgspec.ValidationError as error:
         raise Invalid([DocumentProblem(where, str(error))]) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Problem(400, "not-json", "The body is not JSON", f"{where}: {error}") from error

@@ -11,7 +11,7 @@ from slipway_provisioner.domain.comparison import Audit
 from slipway_provisioner.store.tables import audit
 
 A: Final = audit.c
-CHUNK: Final = 250
+CHUNK: Final = 100
 _BY: Final = (sa.bindparam("by", type_=sa.Text), sa.bindparam("action", type_=sa.Text))
 _AUDIT: Final = given(*(A[name] for name in Audit.__struct_fields__))
 RECORD: Final = Statement(

@@ -34,7 +34,7 @@ from slipway_provisioner.store import configs, marks, tables
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import shared_window
 
-CHUNK: Final = 250
+CHUNK: Final = 100
 Row = TypeVar("Row")
 
 A: Final = tables.account.c

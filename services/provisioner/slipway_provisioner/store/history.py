@@ -14,7 +14,7 @@ from slipway_provisioner.domain.declaration import Request
 from slipway_provisioner.store.tables import pool_revision
 
 R: Final = pool_revision.c
-CHUNK: Final = 250
+CHUNK: Final = 100
 # The changes are passed as text: the driver would take a list in an array for a further dimension.
 _GIVEN: Final = given(R.pool_id, R.revision, R.owner, R.spec, R.spec_digest, sa.Column("changes", sa.Text))
 _REQUEST: Final = tuple(sa.bindparam(name, type_=sa.Text) for name in ("by", "action", "reason"))
