@@ -22,7 +22,9 @@ C: Final = launch_config.c
 N: Final = launch_config_name.c
 STATE: Final = sa.case((sa.and_(C.state == "active", N.paused), "paused"), else_=C.state).label("state")
 """State as shown to people: an active revision is paused with its name."""
-_SHOWN: Final = {"state": STATE, "current": (N.current_id == C.id).label("current")}
+# The revision that a removed launch config stood for is not current any more once it is archived: another one may be.
+_CURRENT: Final = sa.and_(N.current_id == C.id, C.state != "archived")
+_SHOWN: Final = {"state": STATE, "current": _CURRENT.label("current")}
 _OF_NAME: Final = {field.name: field for field in N if field.name in ("base_weight", "price_factor")}
 FIELDS: Final = (
     C.id,
