@@ -3,6 +3,7 @@ what it prints is in the answers."""
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,8 @@ import yaml
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from slipway_client.cli.commands.declared import DIFFERENCE
+from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.main import app
 from slipway_common.base.ids import hash_secret
 from slipway_common.events.launch_config import LaunchConfigCreated
@@ -31,9 +34,9 @@ from slipway_provisioner.providers.port import Refused
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings
 from tests.support import harness, lease_answers
-from tests.support.answers import ANSWERS, DEAD_LETTER, DECISION, ID
+from tests.support.answers import ANSWERS, CONFIG_ID, DEAD_LETTER, DECISION, ID
 from tests.support.lease_broker_http import World, world_on, write_tokens
-from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report, weight
+from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report, revision_id, weight
 from tests.support.weight_calculator import START, Calculator, calculator_on
 
 
@@ -53,7 +56,12 @@ class Deployment:
             CliRunner().invoke, app, arguments, env=self.environment, catch_exceptions=False
         )
         assert result.exit_code == exit_code, (arguments, result.output)
-        return result.stdout if exit_code == 0 else result.output
+        return result.stdout if exit_code in (0, DIFFERENCE) else result.output
+
+    async def confirmed(self, *arguments: str) -> str:
+        """Standard output of a command whose dangerous changes are confirmed."""
+        refused = await self.slipway(*arguments, exit_code=CONFIRMATION)
+        return await self.slipway(*arguments, "--confirm", refused.split()[-1])
 
     async def read(self, *arguments: str) -> Any:
         return json.loads(await self.slipway(*arguments, "-o", "json"))
@@ -66,7 +74,7 @@ class Deployment:
     async def apply(self, *configs: str) -> None:
         """Declare a pool with a config per zone, which the weight-calculator learns of."""
         pools = [{"id": "sim-a", "limit": 24, "pacing": "off"}]
-        await self.slipway("apply", self.file(declared(*configs) | {"lease_pools": pools}))
+        await self.confirmed("apply", self.file(declared(*configs) | {"lease_pools": pools}))
         await self.calculator.consume(*await self.provisioner.published(LaunchConfigCreated))
 
     async def starting(self, pending: int) -> list[str]:
@@ -134,15 +142,15 @@ def column(table: str, heading: str) -> list[str]:
 async def test_a_declaration(deployment: Deployment) -> None:
     """diff says what apply will do; applied twice, it changes nothing; a refused file changes nothing."""
     file = deployment.file(declared("zone-a", "zone-b"))
-    planned = json.loads(await deployment.slipway("diff", file, "-o", "json", exit_code=3))
-    applied = await deployment.read("apply", file)
+    planned = json.loads(await deployment.slipway("diff", file, "-o", "json", exit_code=DIFFERENCE))
+    applied = json.loads(await deployment.confirmed("apply", file, "-o", "json"))
     assert applied == planned
-    assert {(row["kind"], row["id"]) for row in applied} == {
-        ("lease pool", "sim-a"),
-        ("account", "sim-a"),
-        ("pool", "linux"),
-        ("launch config", "zone-a"),
-        ("launch config", "zone-b"),
+    assert {(row["kind"], row["id"], row["result"]) for row in applied} == {
+        ("lease pool", "sim-a", "updated"),
+        ("account", "sim-a", "created"),
+        ("worker pool", "linux", "created"),
+        ("launch config", "zone-a", "created"),
+        ("launch config", "zone-b", "created"),
     }
     assert await deployment.read("diff", file) == []
     assert "(--if-empty)" in await deployment.slipway("apply", "--if-empty", file)
@@ -165,7 +173,7 @@ async def test_pools_and_launch_configs(deployment: Deployment) -> None:
     assert [line.split() for line in (await deployment.slipway("decision", "show", decision)).splitlines()].count(
         ["q", "5", "2", "0", "no"]
     ) == 1
-    assert column(await deployment.slipway("lc", "ls"), "id") == ["zone-a", "zone-b"]
+    assert column(await deployment.slipway("lc", "ls"), "name") == ["zone-a", "zone-b"]
     assert "no launch configs" not in await deployment.slipway("lc", "ls", "--pool", "linux")
     for command in (("lc", "pause", "zone-a"), ("pool", "pause", "linux")):
         await deployment.slipway(*command, "--reason", "maintenance", "--for", "30m")
@@ -179,6 +187,71 @@ async def test_pools_and_launch_configs(deployment: Deployment) -> None:
     assert column(await deployment.slipway("lc", "ls"), "state") == ["active", "active"]
     unknown = await deployment.slipway("pool", "show", "windows", exit_code=1)
     assert unknown == "no worker pool windows; there is linux\n"
+
+
+async def test_an_image_is_replaced_and_rolled_back(deployment: Deployment) -> None:
+    """Both revisions are under one name; the history has who, what and why; the old one is current again at the end."""
+    await deployment.apply("zone-a", "zone-b")
+    old, new = (revision_id(image=image).partition("@")[2] for image in ("linux-1", "linux-2"))
+    fate = "the old one launches what it does not until 5 starts have succeeded"
+    assert await deployment.slipway("pool", "set-image", "linux", "linux-2", "--config", "zone-a") == (
+        f"zone-a: linux-1 → linux-2, revision {old} → {new} (created), {fate}\n"
+    )
+    listed = await deployment.slipway("lc", "ls")
+    assert column(listed, "name") == ["zone-a", "zone-a", "zone-b"]
+    assert column(listed, "revision")[:2] == [new, old]
+    assert column(listed, "state") == ["active", "fallback", "active"]
+    assert "0 of 5 starts succeeded" in await deployment.slipway("pool", "show", "linux")
+    assert f"Launch config zone-a@{new}: new, 0 of 5 starts" in await deployment.slipway("why", "zone-a")
+    assert f"replaced by zone-a@{new}" in await deployment.slipway("why", f"zone-a@{old}")
+    assert "other revision" in await deployment.slipway("lc", "show", "zone-a")
+    back = await deployment.slipway("pool", "rollback", "linux", "--reason", "it does not boot")
+    assert back.startswith(f"zone-a: linux-2 → linux-1, revision {new} → {old} (reactivated), the old one ")
+    history = await deployment.read("pool", "history", "linux")
+    assert [(row["action"], row["by"], row["reason"]) for row in history] == [
+        ("rollback", "root", "it does not boot"),
+        ("put", "root", ""),
+        ("apply", "root", ""),
+    ]
+    assert "linux-2" in await deployment.slipway("pool", "history", "linux")
+
+
+async def test_settings_of_a_pool(deployment: Deployment) -> None:
+    """A dangerous change is refused with its dangers, and made with their digest."""
+    await deployment.apply("zone-a")
+    assert "max_capacity" in await deployment.slipway("pool", "set", "linux", "--max", "120", "--mode", "canary")
+    assert await deployment.slipway("pool", "set", "linux", "--max", "120") == "pool linux is unchanged\n"
+    dangerous = ("pool", "set", "linux", "--max", "1000")
+    refused = await deployment.slipway(*dangerous, exit_code=CONFIRMATION)
+    assert "the maximum grows from 120 to 1000" in refused
+    assert (await deployment.read("pool", "show", "linux"))["max_capacity"] == 120
+    await deployment.confirmed(*dangerous)
+    assert (await deployment.read("pool", "show", "linux"))["declared"]["max_capacity"] == 1000
+
+
+async def test_ids_with_slashes(deployment: Deployment) -> None:
+    """The names that other systems give to their pools are taken by every command."""
+    pool, config = "gecko-t/t-linux-large", "gecko-t/Linux_a.1"
+    body = declared(config, id=pool)
+    await deployment.provisioner.follow_the_host()
+    await deployment.confirmed("apply", deployment.file(body | {"lease_pools": [{"id": "sim-a", "limit": 24}]}))
+    revision = (await deployment.read("lc", "show", config))["id"]
+    for command in (
+        ("pool", "show", pool),
+        ("pool", "history", pool),
+        ("lc", "show", revision),
+        ("lc", "pause", config, "--reason", "r"),
+        ("lc", "resume", config, "--reason", "r"),
+        ("why", pool),
+        ("why", config),
+        ("why", revision),
+        ("pool", "set-image", pool, "linux-2"),
+        ("pool", "rollback", pool, "--reason", "r"),
+        ("demand", "set", pool, "--pending", "3"),
+        ("stop-launching", "--pool", pool, "--reason", "r"),
+        ("start-launching", "--pool", pool),
+    ):
+        assert await deployment.slipway(*command), command
 
 
 async def test_launch_stops(deployment: Deployment) -> None:
@@ -280,9 +353,10 @@ async def test_what_is_explained(deployment: Deployment) -> None:
             "Remedy",
         ]
     assert "2 capacity errors" in await deployment.slipway("why", "zone-a")
-    assert (await deployment.slipway("weights", "show", "zone-a")).startswith("launch config id  zone-a\n")
+    weight_shown = await deployment.slipway("weights", "show", "zone-a")
+    assert weight_shown.startswith(f"launch config id  {revision_id()}\n")
     diagnosis = (await deployment.slipway("doctor", exit_code=3)).splitlines()
-    assert "remedy: slipway why zone-a" in {line.strip() for line in diagnosis}
+    assert f"remedy: slipway why {revision_id()}" in {line.strip() for line in diagnosis}
     assert diagnosis[0].startswith("fail  provisioner        not ready: ")  # nothing listens for Kafka
     assert "There is nothing named 'windows'" in await deployment.slipway("why", "windows", exit_code=1)
 
@@ -356,7 +430,8 @@ async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Dep
             f"leases/{lease}": lease_answers.lease()[1],
         }
         for path, stub in stubs.items():
-            answer = await real(path.replace(ID, worker).replace(DECISION, shown["decision_id"]))
+            names = {ID: worker, DECISION: shown["decision_id"], CONFIG_ID: revision_id()}
+            answer = await real(functools.reduce(lambda text, name: text.replace(name, names[name]), names, path))
             assert list(differences(stub, answer, path)) == []
             assert all(answer[name] for name in ("items", "refused") if stub.get(name)), path
     assert set(DEAD_LETTER) == set(DeadLetter.__struct_fields__)

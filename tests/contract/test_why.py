@@ -10,7 +10,7 @@ from slipway_client.view.why.workers import of_worker
 from slipway_common.events.weight import StageHealth
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
-from tests.support.provisioner import Provisioner, after, provisioner_on, report, weight
+from tests.support.provisioner import Provisioner, after, provisioner_on, report, revision_id, weight
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ async def test_of_a_worker(provisioner: Provisioner) -> None:
         f"Since {after(30):%H:%M:%S}, 0 s ago.",
         "Effect: its task goes on.",
         f"Remedy: none needed; `slipway worker terminate {started.id} --reason …` gives up on it.",
-        f"Pool linux, launch config zone-a, account {started.account_id}.",
+        f"Pool linux, launch config {revision_id()}, account {started.account_id}.",
         f"Requested at {after(0):%H:%M:%S}: 1 needed; 1 task wanted 1 worker, 0 serving (decision {decision['id']}).",
-        "→ zone-a got 1: weight 1, room for 64.",
+        f"→ {revision_id()} got 1: weight 1, room for 64.",
         f"Admitted by lease pool {worker['lease']['lease_pool_id']} (fencing token 1): 0 s from the request to the call.",
         f"Provider called at {after(0):%H:%M:%S}: launched 0 s later, instance i-0001.",
         f"Registered at {after(30):%H:%M:%S}, after a boot of 30 s.",
@@ -79,13 +79,14 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
     pool, decisions, configs, launch_stops = (fact.get("items", fact) for fact in facts)
     explained = of_pool(pool, decisions, configs, launch_stops, [], calculator="", now=after(2))
     (decision,) = decisions
-    note = decision["details"]["configs"]["zone-a"]
+    note = decision["details"]["configs"][revision_id()]
     assert explained.sentences(after(2)) == [
-        "Pool linux: its only active launch config is tripped: zone-a (2 capacity errors; next probe in 10 s).",
+        f"Pool linux: its only active launch config is tripped: {revision_id()} "
+        "(2 capacity errors; next probe in 10 s).",
         f"Since {after(0):%H:%M:%S}, 2 s ago.",
         "Effect: 5 tasks pending, 2 claimed; 0 of 7 wanted workers serving (0 registered); only probes are launched.",
         "Remedy: none needed: Slipway probes by itself and launches again after the first success; "
-        "`slipway lc show zone-a` lists the failures.",
+        f"`slipway lc show {revision_id()}` lists the failures.",
         f"Last decision at {after(0):%H:%M:%S}: {decision['reason']}.",
-        f"  zone-a got nothing: {note['reason']} (weight {note['weight']:.3g}, room for {note['room']}).",
+        f"  {revision_id()} got nothing: {note['reason']} (weight {note['weight']:.3g}, room for {note['room']}).",
     ]

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from slipway_common.base.clock import utc_now
-from slipway_common.declaration.models import LeasePool
+from slipway_common.declaration.models import LeasePool, WorkerPool
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
 
@@ -98,7 +98,9 @@ CONFIG = {
     "proven": True,
     "succeeded_starts": 50,
     "needed_starts": 5,
+    "drain_from": None,
     "drain_until": None,
+    "share": 1.0,
     "drain_terminate": False,
     "max_capacity": 20,
     "live": 7,
@@ -175,6 +177,15 @@ POOL = {
     "leaving": 0,
     "needed": 2,
 }
+LAUNCH_CONFIG = {
+    "name": "zone-a",
+    "account": "sim-a",
+    "zone": "a",
+    "instance_type": "m5.large",
+    "image": "linux-1",
+}
+DECLARED = WorkerPool.model_validate({"id": "linux", "max_capacity": 60, "launch_configs": [LAUNCH_CONFIG]})
+POOL_DETAILS = {"declared": DECLARED.model_dump(mode="json"), "owner": "slipway.yaml"}
 WHY = {
     "id": DECISION,
     "pool_id": "linux",
@@ -205,6 +216,7 @@ WHY = {
     },
 }
 LEASE_POOL: dict[str, Any] = LeasePool.model_validate({"id": "sim-a", "limit": 45, "mode": "shadow"}).model_dump() | {
+    "owner": "slipway.yaml",
     "revision": 1,
     "retired": False,
     "reason": f"first\nlease {ID}: 8 units free",
@@ -255,7 +267,7 @@ DEAD_LETTER: dict[str, Any] = {
 STOPPED_PARTITION: dict[str, Any] = {"topic": TOPIC, "partition": 3, "reason": "another cluster"}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
-    "pools/linux": POOL,
+    "pools/linux": POOL | POOL_DETAILS,
     "pools/linux/decisions": {"items": [WHY]},
     "launch-configs": {"items": [CONFIG]},
     "launch-configs/zone-a": CONFIG | CONFIG_DETAILS,

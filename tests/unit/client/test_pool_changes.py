@@ -207,7 +207,7 @@ def test_nothing_to_change(provisioner: Provisioner, url: str) -> None:
         (("set", POOL, "--max", "600"), f"slipway pool set {POOL} --max 600"),
         (
             ("rollback", POOL, "--to", "4", "--reason", "no boot"),
-            f"slipway pool rollback {POOL} --to 4 --reason 'no boot'",
+            f"slipway pool rollback {POOL} --reason 'no boot' --to 4",
         ),
     ],
 )

@@ -2,8 +2,8 @@
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +11,7 @@ from slipway_client.transport.http import Failed
 
 CONFIRMATION: Final = 4
 """Exit code of a command that needs a confirmation."""
+NOT_COPIED: Final = ("confirm", "output", "help")  # options of a command that it is not repeated with
 REQUIRED: Final = "confirmation-required"  # the refusal of a service
 
 Confirm = Annotated[str | None, typer.Option("--confirm", metavar="DIGEST", help="Digest of dangerous changes to make")]
@@ -30,14 +31,28 @@ class ConfirmationNeeded(Failed):
         )
 
 
-def command_line(*words: str, options: Mapping[str, Any]) -> str:
-    """Text of a command with the options that are given, to be repeated with a confirmation."""
-    given = [*words]
-    for option, value in options.items():
-        values = value if isinstance(value, list) else [value]
-        for one in values:
-            given += [option] if one is True else [] if one is None or one is False else [option, str(one)]
-    return shlex.join(given)
+def command_line(context: typer.Context, *command: str) -> str:
+    """Text of the command that runs, or of another `command` with the same options, to be repeated with more."""
+    words = ["slipway", *(command or _names(context))]
+    for parameter in context.command.params:
+        value = context.params[parameter.name or ""]
+        is_given = value is not None and value is not False and value != parameter.default
+        if not is_given or parameter.name in NOT_COPIED:
+            continue
+        option = [parameter.opts[0]] if parameter.param_type_name == "option" else []
+        if value is True:
+            words += option
+        else:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [*option, f"{one}"]
+    return shlex.join(words)
+
+
+def _names(context: typer.Context) -> list[str]:
+    """Words that name the command that runs, without that of the program."""
+    if context.parent is None:
+        return []
+    return [*_names(context.parent), context.info_name or ""]  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ LATE_SECONDS: Final = 1.0
 HELD_SECONDS: Final = LATE_SECONDS + 2.0  # a second's failures, shown with the next refresh, a second later
 
 Label = Callable[[str], str]
-"""What a revision of a launch config is called in a line, by its id."""
+"""Text that names a revision of a launch config in a line, by its id."""
 
 
 class Health(msgspec.Struct, frozen=True):

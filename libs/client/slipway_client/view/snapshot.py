@@ -345,13 +345,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def label(config_id: str, configs: Sequence[Config]) -> str:
-    """What a config is called beside these: its name, with the revision where there are others of the name."""
+    """Text that names a config beside these: its name, with the revision where there are others of the name."""
     name = name_of(config_id)
     return config_id if any(config.name == name and config.id != config_id for config in configs) else name
 
 
 def labels(configs: Sequence[Config]) -> Mapping[str, str]:
-    """What each config is called among these: its name, with the revision where the name has several."""
+    """Text that names each config: its name, with the revision where the name has several among these."""
     revisions = Counter(config.name for config in configs)
     return {config.id: config.id if revisions[config.name] > 1 else config.name for config in configs}
 

@@ -1,6 +1,5 @@
 """`slipway apply` and `slipway diff`: the deployment as declared in files."""
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.confirming import REQUIRED, Confirm, ConfirmationNeeded
+from slipway_client.cli.confirming import REQUIRED, Confirm, ConfirmationNeeded, command_line
 from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, roll_out
 from slipway_client.cli.tables import Output, show
 from slipway_client.transport.http import Api, Failed
@@ -21,7 +20,6 @@ DIFFERENCE: Final = 3
 CHANGE_FIELDS: Final = ("kind", "id", "result", "detail")
 NOTHING_TO_CHANGE: Final = "no changes"
 DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
-NOT_COPIED: Final = ("confirm", "output", "help")
 # A declaration of 50 MB is read by a service for minutes.
 TIMEOUT_SECONDS: Final = 900.0
 
@@ -74,7 +72,7 @@ def apply(
         return
     planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
-        raise ConfirmationNeeded(_command(context), planned.dangers, planned.digest)
+        raise ConfirmationNeeded(command_line(context, "apply"), planned.dangers, planned.digest)
     planned.carry_out()
     show(planned.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
 
@@ -104,7 +102,7 @@ def diff(
     planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
     show(planned.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
     if planned.dangers:
-        command = _command(context)
+        command = command_line(context, "apply")
         lines = ["These changes need a confirmation:", *(f"  {danger}" for danger in planned.dangers)]
         lines.append(f"To make them: {command} --confirm {planned.digest}")
         print(*map(printable, lines), sep="\n", file=sys.stderr)
@@ -163,19 +161,3 @@ def _read(files: list[Path] | None, from_: list[Path] | None, speed: float) -> "
     declared = Declarations()
     declared.read(files_of([*(files or ()), *(from_ or ())]), speed)
     return declared
-
-
-def _command(context: typer.Context) -> str:
-    """The `slipway apply` command with the options of this one, to be copied."""
-    words = ["slipway", "apply"]
-    for parameter in context.command.params:
-        value = context.params[parameter.name or ""]
-        if not value or value == parameter.default or parameter.name in NOT_COPIED:
-            continue
-        option = [parameter.opts[0]] if parameter.param_type_name == "option" else []
-        if value is True:
-            words += option
-        else:
-            for one in value if isinstance(value, list | tuple) else [value]:
-                words += [*option, f"{one}"]
-    return shlex.join(words)

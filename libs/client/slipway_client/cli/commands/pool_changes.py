@@ -44,7 +44,7 @@ def set_image(
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Replace the image of a pool's launch configs
+    """Set the image of a pool's launch configs
 
     Each gets a revision with the image, or the one that already had it. The old revision drains once the new one is
     proven by successful starts: until then it launches what the new one does not (natural), or a shrinking share
@@ -72,8 +72,7 @@ def set_image(
 
     api = context.obj
     before = _current(api, pool)
-    given = {"--config": config, "--replace": replace, "--drain-for": drain_for, "--terminate": terminate}
-    with confirmable(command_line("slipway", "pool", "set-image", pool, image, options=given)):
+    with confirmable(command_line(context)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
     if output is Output.JSON:
         as_json(answer["items"])
@@ -112,8 +111,7 @@ def set_pool(
     wanted = {name: value for name, value in given.items() if value is not None}
     if not wanted:
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
-    flags = {"--max": max_, "--min": min_, "--mode": mode, "--ratio": ratio, "--drain-for": drain_for}
-    with confirmable(command_line("slipway", "pool", "set", pool, options=flags)):
+    with confirmable(command_line(context)):
         answer = _changed(context.obj, pool, lambda spec: spec | wanted, {"confirm": confirm})
     show(answer["items"], CHANGES, output, nothing=f"pool {pool} is unchanged")
 
@@ -170,9 +168,7 @@ def roll_back(
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    flags = {"--to": to, "--reason": reason, "--force": force}
-    flags |= {"--replace": replace, "--drain-for": drain_for, "--terminate": terminate}
-    with confirmable(command_line("slipway", "pool", "rollback", pool, options=flags)):
+    with confirmable(command_line(context)):
         answer = api.post("provisioner", path("pools", pool, "rollback"), body)
     if output is Output.JSON:
         as_json(answer["items"])
@@ -246,23 +242,24 @@ def _print_replaced(api: Api, pool: str, before: Mapping[str, Row], changes: Seq
     replaced = {name for name, row in after.items() if name in before and row["id"] != before[name]["id"]}
     for name in sorted(replaced):
         old = next((row for row in rows if row["id"] == before[name]["id"]), None)
-        print(_replaced(before[name], after[name], results.get(name, "updated"), old))
+        made = "reactivated" if results.get(name) == "reactivated" else "created"
+        print(_replaced(before[name], after[name], made, old))
     rest = [change for change in changes if change["kind"] != "launch config" or change["id"] not in replaced]
     if rest or not replaced:
         show(rest, CHANGES, Output.TABLE, nothing=f"pool {pool} is unchanged")
 
 
-def _replaced(before: Row, after: Row, result: str, old: Row | None) -> str:
-    """One line: images, revisions, and what becomes of the old revision."""
+def _replaced(before: Row, after: Row, made: str, old: Row | None) -> str:
+    """One line: images, revisions, and the fate of the old revision."""
     images = f"{before['image_revision']} → {after['image_revision']}"
     if before["image_revision"] == after["image_revision"]:
         images = after["image_revision"]
-    revisions = f"{revision_of(before['id'])} → {revision_of(after['id'])} ({result})"
+    revisions = f"{revision_of(before['id'])} → {revision_of(after['id'])} ({made})"
     return f"{name_of(after['id'])}: {images}, revision {revisions}, {_fate(after, old)}"
 
 
 def _fate(after: Row, old: Row | None) -> str:
-    """What becomes of the old revision; None: it is archived already."""
+    """Fate of the old revision; None: it is archived already."""
     if old is None:
         return "the old one is archived"
     if is_fallback(old):
