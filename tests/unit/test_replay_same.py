@@ -8,6 +8,15 @@ from tests.tools.replay_same import Words, WrongMap, differences
 
 GIVEN: dict[str, Any] = {
     "fields": {"closed_by": "tripped_by"},
+    "splits": {"key": "(?P<kind>[a-z]+)(?:/(?P<id>.+))?"},
+    "added": [
+        {
+            "field": "subject_kind",
+            "before": "subject_id",
+            "of": "alert",
+            "by": [{"old": "pool/.+", "new": "pool"}, {"old": "([a-z]+):.+", "new": r"\1"}],
+        }
+    ],
     "values": [
         {"field": "state", "old": "closed", "new": "probing", "if": r"reason ~ probe \d+$"},
         {"field": "state", "old": "closed", "new": "tripped"},
@@ -36,6 +45,11 @@ TRANSLATED = [
     ({"reason": "b: closed, many errors"}, {"reason": "b: closed, many errors"}),
     ({"reason": "b: closed, 2 errors and more"}, {"reason": "b: closed, 2 errors and more"}),
     ({"other": "closed"}, {"other": "closed"}),
+    ({"key": "image/a/b"}, {"kind": "image", "id": "a/b"}),
+    ({"key": "signal"}, {"kind": "signal", "id": ""}),
+    ({"alert": "pool/x", "subject_id": "x"}, {"alert": "pool/x", "subject_kind": "pool", "subject_id": "x"}),
+    ({"alert": "quota:x", "subject_id": "x"}, {"alert": "quota:x", "subject_kind": "quota", "subject_id": "x"}),
+    ({"alert": "x", "subject_id": "x"}, {"alert": "x", "subject_id": "x"}),
     ({"shared": [{"state": "closed", "version": 7}]}, {"shared": [{"state": "tripped", "version": 7}]}),
 ]
 
@@ -47,9 +61,9 @@ def test_translation(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 def test_unused_entries_are_known() -> None:
     words = Words(GIVEN)
-    assert len(words.unused) == words.size == 5
+    assert len(words.unused) == words.size == 8
     words.line(line(pool="linux", state="closed", reason="b: closed, 2 errors", closed_by=""))
-    assert len(words.unused) == 2
+    assert len(words.unused) == 5
 
 
 @pytest.mark.parametrize(
@@ -64,6 +78,11 @@ def test_unused_entries_are_known() -> None:
 def test_a_map_that_could_hide_a_fact_is_refused(old: str, new: str, reason: str) -> None:
     with pytest.raises(WrongMap, match=reason):
         Words(GIVEN | {"sentences": {"reason": {old: new}}})
+
+
+def test_a_split_that_would_lose_a_part_is_refused() -> None:
+    with pytest.raises(WrongMap, match="key: 'image/a' is split into"):
+        Words(GIVEN | {"splits": {"key": "(?P<kind>[a-z]+)/.+"}}).line(line(key="image/a"))
 
 
 @pytest.mark.parametrize(

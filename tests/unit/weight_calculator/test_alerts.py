@@ -302,11 +302,24 @@ def test_a_trip_by_a_signal(alerted: Alerted) -> None:
     assert resolved.summary == "zone-a recovered"
 
 
-def test_alerts_of_unused_configs_are_resolved(alerted: Alerted) -> None:
+@pytest.mark.parametrize("state", ["paused", "draining", "archived"])
+def test_alerts_of_unused_configs_are_resolved(alerted: Alerted, state: str) -> None:
     alerted.commit(alerted.refused(), alerted.refused())
-    alerted.declare("zone-a", state="paused", revision=2)
+    alerted.declare("zone-a", state=state, revision=2)
     assert alerted.open == {}
     assert alerted.all[-1].summary == "zone-a is no longer in use"
+
+
+def test_an_alert_names_the_revision_and_its_effect_counts_names(alerted: Alerted) -> None:
+    """A launch config with a revision that launches is not lost, whatever another of its revisions does."""
+    alerted.declare("zone-b@2", instance_type="m6.large")
+    (raised,) = alerted.commit(*(alerted.refused(config_id="zone-b@2") for _ in range(2)))
+    assert isinstance(raised, AlertRaised)
+    assert (raised.subject_kind, raised.subject_id) == ("config", "zone-b@2")
+    assert raised.effect == "pending tasks of linux get workers from 3 of 3 launch configs"
+    (raised,) = alerted.commit(*(alerted.refused(config_id="zone-b") for _ in range(2)))
+    assert isinstance(raised, AlertRaised)
+    assert raised.effect == "pending tasks of linux get workers from 2 of 3 launch configs"
 
 
 @pytest.mark.parametrize("state", ["paused", "archived"])
