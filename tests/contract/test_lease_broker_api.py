@@ -356,11 +356,14 @@ async def test_terms_are_changed_at_run_time(world: World) -> None:
         LeaseLimitChanged(lease_pool_id="sim-a", limit=1, previous_limit=2, reason="quota was cut")
     ]
     assert (await world.replica.call("POST", f"/leases/{held['lease_id']}/renew", {"fencing_token": 1})).is_success
-    await world.replica.call("PATCH", path, {"limit": 3, "pacing": "off", "reason": "and raised"}, by=by)
+    await world.replica.call("PATCH", path, {"limit": 2, "pacing": "off", "reason": "and raised"}, by=by)
+    raised = await world.replica.call("PATCH", path, {"limit": 3, "reason": "raised more"}, by=by)
+    assert raised.json()["result"] == "updated"
     await world.broker.decide()
     assert await world.broker.held() == 3
     set_ = [row for row in (await world.replica.call("GET", f"{path}/history")).json()["items"] if row["kind"] == "set"]
     assert [(row["by"], row["reason"].rpartition(": ")[2]) for row in set_] == [
+        ("operator", "raised more"),
         ("operator", "and raised"),
         ("operator", "quota was cut"),
     ]

@@ -1003,43 +1003,61 @@ async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncCl
 BODY = {"id": "sim-a", "limit": 5, "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180, "pacing": "off"}
 
 
+def document(*lease_pools: Any, owner: str = "a.yaml") -> dict[str, Any]:
+    """A declaration of one owner."""
+    return {"documents": [{"owner": owner, "lease_pools": list(lease_pools)}]}
+
+
 async def test_declaring_is_idempotent(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """The same list again changes nothing and publishes nothing."""
-    answer = await client.put("/lease-pools", json=[BODY])
-    assert answer.json() == {"dry_run": False, "items": [{"id": "sim-a", "change": "unchanged", "fields": {}}]}
+    """The same document again changes nothing and publishes nothing."""
+    first = await client.put("/lease-pools", json=document(BODY))
+    assert [(item["result"], item["detail"]) for item in first.json()["items"]] == [("updated", "owner none → a.yaml")]
+    answer = (await client.put("/lease-pools", json=document(BODY))).json()
+    assert {name: answer[name] for name in ("items", "unchanged", "dangers", "applied")} == {
+        "items": [],
+        "unchanged": 1,
+        "dangers": [],
+        "applied": True,
+    }
     assert await broker.events() == []
-    assert await broker.pool.fetchval("SELECT revision FROM lease_pools") == 1
+    assert await broker.pool.fetchval("SELECT revision FROM lease_pools") == 2
 
 
 async def test_a_dry_run_changes_nothing(broker: Broker, client: httpx2.AsyncClient) -> None:
     """Its answer is that of the real call."""
-    wanted = [BODY | {"limit": 9}, BODY | {"id": "new"}]
+    await client.put("/lease-pools", json=document(BODY))
+    wanted = document(BODY | {"limit": 9}, BODY | {"id": "new"})
     dry = (await client.put("/lease-pools", json=wanted, params={"dry_run": "true"})).json()
     assert await broker.events() == []
     real = (await client.put("/lease-pools", json=wanted, params={"reason": "more quota"})).json()
-    assert (dry.pop("dry_run"), real.pop("dry_run")) == (True, False)
+    assert (dry.pop("applied"), real.pop("applied")) == (False, True)
     assert dry == real
-    assert [item["change"] for item in real["items"]] == ["created", "updated"]
-    assert real["items"][1]["fields"] == {"limit": [5, 9], "revision": [1, 2]}
+    assert [(item["kind"], item["id"], item["result"], item["detail"]) for item in real["items"]] == [
+        ("lease pool", "new", "created", ""),
+        ("lease pool", "sim-a", "updated", "limit 5 → 9"),
+    ]
+    assert real["items"][1]["fields"] == {"limit": [5, 9], "revision": [2, 3]}
     assert await broker.events() == [
         LeaseLimitChanged(lease_pool_id="new", limit=5, previous_limit=None, reason="more quota"),
         LeaseLimitChanged(lease_pool_id="sim-a", limit=9, previous_limit=5, reason="more quota"),
     ]
 
 
-async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """Its limit drops to 0; declared again, it is restored with its tokens."""
+async def test_a_pool_left_out_is_archived(broker: Broker, client: httpx2.AsyncClient) -> None:
+    """Its limit drops to 0; declared again, it is reactivated with its tokens."""
+    await client.put("/lease-pools", json=document(BODY))
     await broker.send(acquire_request("r1", 2))
     (lease,) = await broker.grants()
-    (item,) = (await client.put("/lease-pools", json=[])).json()["items"]
-    assert (item["change"], item["fields"]["limit"]) == ("retired", [5, 0])
+    digest = (await client.put("/lease-pools", json=document(), params={"dry_run": "true"})).json()["digest"]
+    (item,) = (await client.put("/lease-pools", json=document(), params={"confirm": digest})).json()["items"]
+    assert (item["result"], item["fields"]["limit"]) == ("archived", [5, 0])
     await broker.send(acquire_request("r2", 1))
     assert await broker.grants() == []
     (shown,) = (await client.get("/lease-pools")).json()["items"]
-    assert (shown["retired"], shown["held"], shown["waiting"]) == (True, 2, 1)
+    assert (shown["retired"], shown["owner"], shown["held"], shown["waiting"]) == (True, "", 2, 1)
     await broker.send(release(lease))
-    (item,) = (await client.put("/lease-pools", json=[BODY])).json()["items"]
-    assert item["change"] == "restored"
+    (item,) = (await client.put("/lease-pools", json=document(BODY, owner="b.yaml"))).json()["items"]
+    assert item["result"] == "reactivated"
     assert [grant.fencing_token for grant in await broker.grants()] == [2]
 
 
@@ -1092,10 +1110,14 @@ BAD_BODIES: list[Any] = [
     [BODY | {"limit": 10**9}],
     [BODY | {"ttl_seconds": 0}],
     [BODY | {"id": "Upper Case"}],
+    [BODY | {"id": "a//b"}],
     [BODY | {"surprise": 1}],
     [{"id": "sim-a"}],
     [BODY, BODY],
-    {"not": "a list"},
+    {"not": "documents"},
+    {"documents": [{"owner": "", "lease_pools": []}]},
+    {"documents": [{"owner": "a.yaml"}]},
+    {"documents": [{"owner": owner, "lease_pools": [BODY]} for owner in ("a.yaml", "b.yaml")]},
 ]
 
 
@@ -1103,7 +1125,8 @@ async def test_bad_declarations_change_nothing(broker: Broker, client: httpx2.As
     """One bad pool refuses the whole list."""
     good = BODY | {"id": "good", "limit": 1}
     for body in BAD_BODIES:
-        answer = await client.put("/lease-pools", json=[good, *body] if isinstance(body, list) else body)
+        sent = document(good, *body) if isinstance(body, list) else body
+        answer = await client.put("/lease-pools", json=sent)
         assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), body
         assert answer.json()["type"] in {"urn:slipway:problem:invalid-request", "urn:slipway:problem:duplicate-id"}
     assert await broker.pool.fetchval("SELECT count(*) FROM lease_pools") == 1
@@ -1117,7 +1140,7 @@ async def test_writing_needs_the_scope(broker: Broker, client: httpx2.AsyncClien
         ("Bearer wrong", 401, "unknown-token"),
         ("Bearer other", 403, "scope-missing"),
     ]:
-        answer = await client.put("/lease-pools", json=[], headers={"Authorization": header})
+        answer = await client.put("/lease-pools", json=document(), headers={"Authorization": header})
         assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{slug}")
     assert await broker.events() == []
 

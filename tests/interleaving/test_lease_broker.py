@@ -3,14 +3,17 @@ grant, no lost wake-up, no revived lease."""
 
 import asyncio
 import inspect
+import itertools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 import slipway_lease_broker
+from slipway_common.declaration.changes import ConfirmationRequired
 from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
@@ -20,10 +23,13 @@ from slipway_common.events.lease import (
     LeaseLost,
     LeaseReleased,
 )
+from slipway_lease_broker import apply
+from slipway_lease_broker.apply import Act, Action
+from slipway_lease_broker.domain.declaration import Declaration, Declared, change
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.loops.prune import AUDIT_KEPT_SECONDS, PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import answers, gangs, pools
+from slipway_lease_broker.store import answers, audit, gangs, pools
 from slipway_lease_broker.store import terms as live
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS
@@ -31,6 +37,8 @@ from tests.support.lease_broker import Broker, acquire_request, after, broker_on
 from tests.support.statements import Covered, locking_statements
 
 WAITING: Final = "SELECT count(*) FROM requests WHERE waiting_units > 0"
+APPLIED: Final = Act(action=Action.APPLY, by="ops", reason="test")
+SET: Final = Act(action=Action.SET, by="ops", reason="test")
 locking: Final = Covered()
 
 
@@ -40,6 +48,11 @@ async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
         await broker.declare(terms(limit=3))
         await broker.events()
         yield broker
+
+
+def of_owner(owner: str, *declared: Declared) -> Declaration:
+    wanted = [msgspec.structs.replace(pool, owner=owner) for pool in declared]
+    return Declaration(owners=frozenset({owner}), pools=wanted)
 
 
 @locking("store.terms.DRAIN", "store.terms.PIN", "store.terms.REPORT_UNITS")
@@ -327,12 +340,124 @@ async def test_a_member_that_arrives_while_another_starts(broker: Broker) -> Non
     assert [grant.request_id for grant in await broker.grants()] == ["r2"]
 
 
-@locking("store.pools.DECLARATION_LOCK", "store.pools.DECLARE")
+@locking("store.pools.OWNERS_LOCK", "store.pools.DECLARE")
 async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
     """The second compares with the rows of the first: the limit changes once."""
-    await asyncio.gather(*(broker.declare(terms(limit=3), terms("new", 7)) for _ in range(4)))
+    wanted = of_owner("a.yaml", terms(limit=3), terms("new", 7))
+    await asyncio.gather(*(apply.declare(broker.pool, wanted, APPLIED) for _ in range(4)))
     assert [(e.lease_pool_id, e.limit, e.previous_limit) for e in await broker.events()] == [("new", 7, None)]
     assert await broker.pool.fetchval("SELECT revision FROM lease_pools WHERE id = 'new'") == 1
+
+
+@locking("store.pools.OWNERS_LOCK", "store.pools.SHARED_LOCK")
+async def test_declarations_of_one_owner_take_turns(broker: Broker) -> None:
+    """The second finds what the first declared; another owner waits for neither."""
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await pools.take_turns(db, ["a.yaml"], prune=False)
+            second = broker.start(apply.declare(broker.pool, of_owner("a.yaml", terms("new")), APPLIED))
+            await broker.until_waiting(second)
+            await apply.declare(broker.pool, of_owner("b.yaml", terms("other")), APPLIED)
+            await apply.record(db, [change(None, terms("first", owner="a.yaml"))], APPLIED)
+        with pytest.raises(ConfirmationRequired, match="lease pool first is removed"):
+            await second
+
+
+@locking("store.pools.PRUNE_LOCK", "store.pools.SHARED_LOCK")
+@pytest.mark.parametrize("prunes_first", [True, False])
+async def test_a_declaration_that_prunes_waits_for_those_of_all_owners(broker: Broker, prunes_first: bool) -> None:
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await pools.take_turns(db, ["a.yaml"], prune=prunes_first)
+            wanted = msgspec.structs.replace(of_owner("b.yaml", terms()), prune=not prunes_first)
+            other = broker.start(apply.declare(broker.pool, wanted, APPLIED))
+            await broker.until_waiting(other)
+        await other
+
+
+@locking("store.pools.DECLARE", "store.pools.CLAIM")
+async def test_a_declaration_locks_only_the_pools_that_it_changes(broker: Broker) -> None:
+    """While it waits for one of them, the others grant and take commands."""
+    await broker.declare(terms(limit=3), terms("a", 3))
+    wanted = Declaration(owners=frozenset({""}), pools=[terms(limit=3), terms("a", 5)])
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await pools.lock(blocker, ["a"])
+            declaring = broker.start(apply.declare(broker.pool, wanted, APPLIED))
+            await broker.until_waiting(declaring)
+            await broker.send(acquire_request("r"))
+            assert [grant.request_id for grant in await broker.grants()] == ["r"]
+            preview = await apply.preview(broker.pool, wanted)
+        changes = await declaring
+    assert [made.result for made in preview] == [made.result for made in changes] == ["updated", "unchanged"]
+
+
+@locking("store.pools.DECLARE")
+async def test_a_pool_changed_while_a_declaration_waits_is_compared_again(broker: Broker) -> None:
+    """The declaration is based on what the operator has set meanwhile, and asks again if that makes it dangerous."""
+    async with broker.pool.acquire() as db:
+        for limit, wanted, expected in ((4, 5, (4, 5)), (1, 6, None)):
+            async with db.transaction():
+                await pools.lock(db, ["sim-a"])
+                (before,) = await pools.declared(db, ["sim-a"])
+                declaring = broker.start(apply.declare(broker.pool, of_owner("a.yaml", terms(limit=wanted)), APPLIED))
+                await broker.until_waiting(declaring)
+                await apply.set_terms(db, before, msgspec.structs.replace(before, limit_units=limit), SET)
+            if expected is None:
+                with pytest.raises(ConfirmationRequired, match="grows from 1 to 6"):
+                    await declaring
+            else:
+                (made,) = await declaring
+                assert made.fields["limit"] == expected
+    row = await broker.pool.fetchrow("SELECT limit_units, revision, owner FROM lease_pools")
+    assert tuple(row) == (1, 4, "a.yaml")
+
+
+@locking("store.pools.DECLARE")
+async def test_a_declaration_gives_up_when_its_pools_keep_changing(broker: Broker) -> None:
+    """It changes nothing then. Callers wait for the table in the order in which they came."""
+
+    async def set_limit(limit: int) -> None:
+        async with broker.pool.acquire() as db, db.transaction():
+            await db.execute("LOCK TABLE lease_pools IN SHARE ROW EXCLUSIVE MODE")
+            locked[limit].set()
+            await asked[limit].wait()
+            (before,) = await pools.declared(db, ["sim-a"])
+            await apply.set_terms(db, before, msgspec.structs.replace(before, limit_units=limit), SET)
+
+    limits = (4, 5, 6, 7)
+    locked, asked = ({limit: asyncio.Event() for limit in limits} for _ in range(2))
+    setting = broker.start(set_limit(4))
+    await locked[4].wait()
+    declaring = broker.start(apply.declare(broker.pool, of_owner("a.yaml", terms(limit=5)), APPLIED))
+    for limit, next_ in itertools.pairwise(limits):
+        await broker.until_waiting(declaring)
+        waits = broker.start(set_limit(next_))
+        await broker.until_waiting(declaring, waits)
+        asked[limit].set()
+        await setting
+        await locked[next_].wait()
+        setting = waits
+    with pytest.raises(apply.ChangedMeanwhile):
+        await declaring
+    asked[7].set()
+    await setting
+    assert tuple(await broker.pool.fetchrow("SELECT limit_units, owner FROM lease_pools")) == (7, "")
+
+
+@locking("store.audit.PRUNE")
+async def test_the_audit_is_pruned_twice_at_once(broker: Broker) -> None:
+    """The second finds nothing left, and newer rows stay."""
+    await apply.declare(broker.pool, of_owner("a.yaml", terms("old")), APPLIED)
+    await broker.set_clock(401 * 86_400)
+    await apply.declare(broker.pool, of_owner("b.yaml", terms("new")), APPLIED)
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            assert await audit.prune(db, older_than_seconds=AUDIT_KEPT_SECONDS) is False
+            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
+            await broker.until_waiting(pruning)
+        await pruning
+    assert [row["subject_id"] for row in await broker.pool.fetch("SELECT subject_id FROM audit")] == ["new"]
 
 
 @locking("store.pools.DECLARE")
@@ -360,8 +485,7 @@ async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> No
     """No grant commits above the limit in force at that commit."""
     await broker.send(acquire_request("r", 3))
     async with broker.pool.acquire() as db, db.transaction():
-        await pools.lock_declared(db)
-        await pools.declare(db, [terms(limit=1)])
+        await pools.declare(db, [terms(limit=1, revision=2)])
         assert await broker.loop.step(broker.pool) is False
     assert [grant.units for grant in await broker.grants()] == [1]
 

@@ -20,7 +20,7 @@ from slipway_lease_broker.domain.refusals import too_many_units
 from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.http.lease_pools import terms
+from slipway_lease_broker.http.declared import terms
 from tests.support.lease_rows import NOW, POOL, REQUEST
 
 OPERATIONS = st.builds(
@@ -106,7 +106,13 @@ def test_too_many_units(
 
 def test_a_policy_has_every_setting_of_a_declared_pool() -> None:
     """Or else a column of its own, by the same name and with the same default: any other setting would be lost."""
-    columns = {"id", "limit"} | set(Declared.__struct_fields__) - {"limit_units", "policy", "revision", "retired"}
+    columns = {"id", "limit"} | set(Declared.__struct_fields__) - {
+        "limit_units",
+        "policy",
+        "owner",
+        "revision",
+        "retired",
+    }
     assert columns.isdisjoint(Policy.__struct_fields__)
     assert set(models.LeasePool.model_fields) == columns | set(Policy.__struct_fields__)
     assert terms(models.LeasePool.model_validate({"id": "p", "limit": 1})).policy == Policy()

@@ -39,7 +39,7 @@ async def of_pool(db: Connection, lease_pool_id: str, *, limit: int) -> list[Aud
     return structs(await db.fetch(OF_POOL.text, *OF_POOL.arguments(pool=lease_pool_id, limit=limit)), Audited)
 
 
-async def prune(db: Database, *, older_than_seconds: float) -> bool:
+async def prune(db: Connection | Database, *, older_than_seconds: float) -> bool:
     """Delete up to PRUNE_ROWS_MAX old rows; False if no more are left."""
     values = PRUNE.arguments(older_than=older_than_seconds, chunk=PRUNE_ROWS_MAX)
     return len(await db.fetch(PRUNE.text, *values)) == PRUNE_ROWS_MAX
