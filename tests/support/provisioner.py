@@ -27,8 +27,9 @@ from slipway_common.events.weight import StageHealth, WeightChanged
 from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
+from slipway_provisioner.apply.reading import Declared, DeclaredReader
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.domain.declaration import Applied, Declared, DeclaredReader, Request, Times
+from slipway_provisioner.domain.declaration import Applied, Request, Times
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand
@@ -95,7 +96,7 @@ def revision_id(config: str = "zone-a", *, region: str = "sim-1", **changes: Any
 
 async def read_body(db: Connection, body: dict[str, Any]) -> Declared:
     """Read a declaration as JSON; all that it declares belongs to its owner, or to "test"."""
-    index, _ = await declarations.index(db)
+    index = await declarations.index(db)
     reader = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES)
     sections = [name for name in ("lease_pools", "accounts", "worker_pools") if name in body]
     reader.document(body.get("metadata", {}).get("owner", "test"), sections)

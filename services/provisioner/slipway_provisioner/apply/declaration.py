@@ -12,22 +12,14 @@ import msgspec
 
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import changes_digest, check_confirmed
-from slipway_common.declaration.identity import config_name
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
+from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, ownership
-from slipway_provisioner.domain.comparison import Comparison, Snapshot, Steps
-from slipway_provisioner.domain.declaration import (
-    Applied,
-    DeclarationRefused,
-    Declared,
-    Given,
-    Index,
-    Known,
-    Request,
-)
+from slipway_provisioner.domain.comparison import Comparison, Snapshot, Writes
+from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
 from slipway_provisioner.store import audit, declarations, history, roll_outs
-from slipway_provisioner.store.declarations import ChangedMeanwhile
+from slipway_provisioner.store.declarations import ChangedMeanwhile, User
 
 ATTEMPTS: Final = 3
 POOLS_PER_TURN: Final = 2
@@ -38,17 +30,42 @@ class PreconditionFailed(Exception):
     """The stored pool is not the one that the request expects. Nothing was changed."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of a declaration, and what they were computed from."""
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries that a request may change, and what it depends on: to be the same when the changes are written.
 
-    steps: Steps
-    seen: Snapshot
+    `gone`: removed ids by section. `restated`: pools in accounts that `moved` to another region. `users`: declared
+    launch configs in these accounts, and in removed ones. `regions` are those of all accounts, as they will be.
+    """
+
+    gone: dict[str, list[str]]
+    moved: frozenset[str]
+    restated: list[str]
+    users: list[User]
+    regions: dict[str, str]
     known: dict[tuple[str, str], Known | None]
+
+    @property
+    def removed_or_moved(self) -> frozenset[str]:
+        return self.moved.union(self.gone["accounts"])
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes of a request, and the rows that they were computed from."""
+
+    writes: Writes
+    scope: Scope
+    seen: Snapshot
 
     async def unchanged(self, db: Connection) -> bool:
         """True if the rows are still as they were read."""
-        index, _ = await declarations.index(db)
-        return self.known == _known(index, self.known) and self.seen == await _seen_again(db, self.seen)
+        scope, seen = self.scope, self.seen
+        index = await declarations.index(db)
+        return (
+            scope.known == _known(index, scope.known)
+            and scope.users == await declarations.users(db, scope.removed_or_moved)
+            and seen
+            == await declarations.snapshot(db, accounts=seen.accounts, pools=seen.pools, config_names=seen.names)
+        )
 
 
 async def apply(db: Connection, declared: Declared, request: Request) -> Applied:
@@ -58,93 +75,96 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
     changing the same rows; then nothing was changed.
     """
     for _ in range(ATTEMPTS):
-        plan = await _planned(db, declared, request)
-        steps = plan.steps
+        prepared = await _prepared(db, declared, request)
+        writes = prepared.writes
         if not request.dry_run:
-            check_confirmed(steps.changes, steps.dangers, request.confirm)
-        if not request.dry_run and not steps.empty and not await _written(db, plan, request):
+            check_confirmed(writes.changes, writes.dangers, request.confirm)
+        if not request.dry_run and not writes.empty and not await _written(db, prepared, request):
             continue
         return Applied(
-            changes=steps.changes,
-            unchanged=_unchanged(declared, steps),
-            digest=changes_digest(steps.changes),
-            dangers=steps.dangers,
+            changes=writes.changes,
+            unchanged=_unchanged(declared, writes),
+            digest=changes_digest(writes.changes),
+            dangers=writes.dangers,
             applied=not request.dry_run,
         )
     raise ChangedMeanwhile
 
 
-async def _planned(db: Connection, declared: Declared, request: Request) -> Plan:
-    """Compute the steps from the rows as they are now."""
-    index, regions = await declarations.index(db)
+async def _prepared(db: Connection, declared: Declared, request: Request) -> Prepared:
+    """Compute the writes from the rows as they are now."""
+    index = await declarations.index(db)
     _check_precondition(declared, index, request)
-    gone = {
-        section: sorted(ownership.removed(declared, section, index.of(section), request))
-        for section in ("accounts", "worker_pools")
-    }
-    moved = {
-        given.entry.id
-        for given in declared.accounts.values()
-        if given.entry.id in regions and regions[given.entry.id] != given.entry.region
-    }
-    regions = {id_: region for id_, region in regions.items() if id_ not in gone["accounts"]}
-    regions |= {given.entry.id: given.entry.region for given in declared.accounts.values()}
-    users = await declarations.users(db, {*moved, *gone["accounts"]})
-    changed = {*declared.pools, *gone["worker_pools"]}
-    for user in users:
-        if user["account_id"] in gone["accounts"] and user["pool_id"] not in changed:
-            raise DeclarationRefused(
-                f"account {user['account_id']} cannot be removed: launch config {user['name']} of worker pool "
-                f"{user['pool_id']} launches in it"
-            )
-    restated = {user["pool_id"] for user in users if user["account_id"] in moved} - changed
+    scope = await _scope(db, declared, index, request)
     seen = await declarations.snapshot(
         db,
-        accounts=[*declared.accounts, *gone["accounts"]],
-        pools={*changed, *restated},
-        config_names=_names(given.entry for given in declared.pools.values()),
+        accounts=[*declared.accounts, *scope.gone["accounts"]],
+        pools=[*declared.pools, *scope.gone["worker_pools"], *scope.restated],
+        config_names=[
+            config_name(given.pool, config) for given in declared.pools.values() for config in given.pool.launch_configs
+        ],
     )
-    steps = await _compared(declared, gone, sorted(restated), Comparison(request, index, seen, regions))
-    ids = [*(("accounts", id_) for id_ in seen.accounts), *declared.unchanged]
-    ids += [("worker_pools", id_) for id_ in {*changed, *restated}]
-    return Plan(steps=steps, seen=seen, known=_known(index, ids))
+    writes = await _compared(declared, scope, Comparison(request, seen))
+    return Prepared(writes=writes, scope=scope, seen=seen)
 
 
-async def _compared(declared: Declared, gone: dict[str, list[str]], restated: list[str], found: Comparison) -> Steps:
+async def _scope(db: Connection, declared: Declared, index: Index, request: Request) -> Scope:
+    gone = {
+        section: sorted(ownership.removed(declared.owners(section), index.of(section), request))
+        for section in ("accounts", "worker_pools")
+    }
+    given = {account.id: account.region for account in declared.accounts.values()}
+    moved = frozenset(id_ for id_, region in given.items() if index.regions.get(id_, region) != region)
+    users = await declarations.users(db, moved.union(gone["accounts"]))
+    changed = {*declared.pools, *gone["worker_pools"]}
+    for user in users:
+        if user.account_id in gone["accounts"] and user.pool_id not in changed:
+            raise DeclarationRefused(
+                f"account {user.account_id} cannot be removed: launch config {user.name} of worker pool {user.pool_id} "
+                "launches in it"
+            )
+    restated = sorted({user.pool_id for user in users if user.account_id in moved} - changed)
+    regions = {id_: region for id_, region in index.regions.items() if id_ not in gone["accounts"]} | given
+    ids = [*declared.unchanged, *(("accounts", id_) for id_ in index.accounts.keys() | given.keys())]
+    ids += [("worker_pools", id_) for id_ in (*changed, *restated)]
+    return Scope(gone=gone, moved=moved, restated=restated, users=users, regions=regions, known=_known(index, ids))
+
+
+async def _compared(declared: Declared, scope: Scope, found: Comparison) -> Writes:
     """Compare every declared and removed entry."""
-    released = {section: ownership.released(declared, section) for section in gone}
+    released = {section: declared.owners(section).documents for section in scope.gone}
     for account in declared.accounts.values():
         found.account(account, released["accounts"])
-    for id_ in gone["accounts"]:
+    for id_ in scope.gone["accounts"]:
         found.remove_account(id_)
     for number, given in enumerate(declared.pools.values()):
-        found.pool(given, released["worker_pools"])
+        found.pool(given.rows(scope.regions), released["worker_pools"])
         if number % POOLS_PER_TURN == 0:
             await asyncio.sleep(0)
-    for id_ in restated:
+    for id_ in scope.restated:
         stored = found.seen.pools[id_]
-        pool = WorkerPool.model_validate(stored.spec)
-        found.pool(Given(stored.owner, stored.spec, stored.spec_digest, pool), ())
-    for id_ in gone["worker_pools"]:
+        given = GivenPool(stored.owner, stored.spec, stored.spec_digest, WorkerPool.model_validate(stored.spec))
+        found.pool(given.rows(scope.regions), ())
+    for id_ in scope.gone["worker_pools"]:
         found.remove_pool(id_)
-    return found.steps
+    return found.writes
 
 
-async def _written(db: Connection, plan: Plan, request: Request) -> bool:
-    """Write the steps; False if the rows have changed since they were read."""
-    steps = plan.steps
+async def _written(db: Connection, prepared: Prepared, request: Request) -> bool:
+    """Write what was prepared; False if the rows have changed since they were read."""
+    writes = prepared.writes
     try:
         async with db.transaction():
-            await declarations.lock(db, steps)
-            if not await plan.unchanged(db):
+            await declarations.lock(db, writes)
+            if not await prepared.unchanged(db):
                 raise ChangedMeanwhile
-            await declarations.put_accounts(db, steps)
-            revisions, unfrozen = await declarations.put_pools(db, steps, request, frozen_by=freezing.BY)
-            await declarations.put_configs(db, steps)
-            await roll_outs.drain(db, steps.drains)
+            await declarations.put_accounts(db, writes)
+            revisions, unfrozen = await declarations.put_pools(db, writes, request, frozen_by=freezing.BY)
+            await declarations.put_configs(db, writes)
+            await roll_outs.drain(db, writes.drains)
             await outbox.enqueue(db, [freezing.resolved(id_, f"pool {id_} is deleted") for id_ in unfrozen])
-            await history.record(db, steps.history, revisions, request)
-            await audit.record(db, steps.audit, by=request.by, action=request.action)
+            await history.record(db, writes.history, revisions, request)
+            await audit.record(db, writes.audit, by=request.by, action=request.action)
     except ChangedMeanwhile:
         return False
     return True
@@ -153,26 +173,18 @@ async def _written(db: Connection, plan: Plan, request: Request) -> bool:
 def _check_precondition(declared: Declared, index: Index, request: Request) -> None:
     if request.if_match is None:
         return
-    for id_ in declared.owners("worker_pools"):
+    for id_ in declared.owners("worker_pools").entries:
         stored = index.pools.get(id_)
         if request.if_match != (stored.digest if stored is not None else ""):
             raise PreconditionFailed
-
-
-async def _seen_again(db: Connection, seen: Snapshot) -> Snapshot:
-    return await declarations.snapshot(db, accounts=seen.accounts, pools=seen.pools, config_names=seen.names)
 
 
 def _known(index: Index, ids: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Known | None]:
     return {(section, id_): index.of(section).get(id_) for section, id_ in ids}
 
 
-def _names(pools: Iterable[WorkerPool]) -> list[str]:
-    return [config_name(pool, config) for pool in pools for config in pool.launch_configs]
-
-
-def _unchanged(declared: Declared, steps: Steps) -> int:
+def _unchanged(declared: Declared, writes: Writes) -> int:
     """Number of declared accounts and pools that are stored alike."""
-    changed = {change.id for change in steps.changes if change.kind in ("account", "worker pool")}
+    changed = {change.id for change in writes.changes if change.kind in ("account", "worker pool")}
     given = [*declared.accounts, *declared.pools, *(id_ for _, id_ in declared.unchanged)]
     return sum(id_ not in changed for id_ in given)

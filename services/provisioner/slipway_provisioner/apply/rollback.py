@@ -5,12 +5,13 @@ from typing import Any
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.declaration.identity import config_name
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_provisioner.apply import declaration
-from slipway_provisioner.domain.declaration import Applied, Declared, Document, Given, Known, Request, spec_digest
-from slipway_provisioner.domain.revisions import Revision, revision
+from slipway_provisioner.apply.reading import Declared, GivenPool, spec_digest
+from slipway_provisioner.domain.comparison import DeclaredPool, revision_of
+from slipway_provisioner.domain.declaration import Applied, Known, Request
+from slipway_provisioner.domain.revisions import RevisionRow
 from slipway_provisioner.store import declarations, history
 
 
@@ -30,16 +31,15 @@ async def roll_back(
     Returns this revision, the digest of what is declared now, and the changes. Raises NothingToRollBack, TargetTripped
     unless `force`, and what `apply` raises.
     """
-    index, regions = await declarations.index(db)
+    index = await declarations.index(db)
     stored = index.pools.get(pool_id, Known("", ""))
     entry = await _target(db, pool_id, to_revision, stored)
     pool = WorkerPool.model_validate(entry["spec"])
-    if not force:
-        await _check_healthy(db, pool, regions)
     spec = pool.model_dump(mode="json")
-    owner = stored.owner or entry["owner"]
-    given = Given(owner, spec, spec_digest(spec), pool)
-    declared = Declared(documents=[Document(owner, frozenset())], pools={pool_id: given})
+    given = GivenPool(stored.owner or entry["owner"], spec, spec_digest(spec), pool)
+    if not force:
+        await _check_healthy(db, given.rows(index.regions))
+    declared = Declared(pools={pool_id: given})
     change = msgspec.structs.replace(request, to_revision=entry["revision"])
     return entry["revision"], given.digest, await declaration.apply(db, declared, change)
 
@@ -56,15 +56,14 @@ async def _target(db: Connection, pool_id: str, to_revision: int | None, stored:
     return entry
 
 
-async def _check_healthy(db: Connection, pool: WorkerPool, regions: dict[str, str]) -> None:
+async def _check_healthy(db: Connection, pool: DeclaredPool) -> None:
     """Raise TargetTripped if a revision that is not current now, and would be then, is tripped."""
-    names = [config_name(pool, config) for config in pool.launch_configs]
-    seen = await declarations.snapshot(db, accounts=(), pools=(), config_names=names)
-    targets: list[Revision] = []
-    for name, config in zip(names, pool.launch_configs, strict=True):
-        known = {stored.id: stored.digest for stored in seen.revisions.get(name, ())}
-        target = revision(pool, config, name=name, region=regions.get(config.account, ""), known=known)
-        stored = seen.names.get(name)
+    seen = await declarations.snapshot(db, accounts=(), pools=(), config_names=[config.name for config in pool.configs])
+    targets: list[RevisionRow] = []
+    for config in pool.configs:
+        known = {stored.id: stored.digest for stored in seen.revisions.get(config.name, ())}
+        target = revision_of(config, known)
+        stored = seen.names.get(config.name)
         if stored is None or not stored.declared or stored.current_id != target.id:
             targets.append(target)
     reasons = await declarations.tripped(db, [target.id for target in targets], _keys(targets))
@@ -74,7 +73,7 @@ async def _check_healthy(db: Connection, pool: WorkerPool, regions: dict[str, st
                 raise TargetTripped(f"{target.id} is tripped: {reasons[of] or of}; roll back with force if it is meant")
 
 
-def _keys(targets: list[Revision]) -> list[str]:
+def _keys(targets: list[RevisionRow]) -> list[str]:
     """Keys of what the revisions share with others."""
     return [
         key.text

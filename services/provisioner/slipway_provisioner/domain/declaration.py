@@ -1,25 +1,11 @@
-"""What a request declares, read entry by entry; entries that are stored alike are not looked at. Pure."""
+"""Declarations as requests: how one is applied, its owners, its result, and the reasons to refuse it. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Mapping
 
 import msgspec
 
 from slipway_common.declaration.changes import Change
-from slipway_common.declaration.models import Account, LeasePool, WorkerPool
-from slipway_common.declaration.parsing import parse_entry
-from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_provisioner.domain.roll_out import Strategy
-
-Problems = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""Provider → function that returns the problem with an account's settings."""
-Entry = TypeVar("Entry")
-SECTIONS: Final = {"account": "accounts", "worker_pool": "worker_pools", "lease_pool": "lease_pools"}
-"""Section of slipway.yaml by the kind of its entries."""
-KINDS: Final = {"accounts": "account", "worker_pools": "worker pool", "lease_pools": "lease pool"}
-"""Kind of the entries of a section, for people."""
-PROBLEMS_MAX: Final = 100
 
 
 class DeclarationRefused(Exception):
@@ -87,10 +73,11 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """All stored accounts and pools by their ids."""
+    """All stored accounts and pools by their ids, and the region of each account."""
 
     accounts: Mapping[str, Known]
     pools: Mapping[str, Known]
+    regions: Mapping[str, str]
 
     def of(self, section: str) -> Mapping[str, Known]:
         return self.accounts if section == "accounts" else self.pools
@@ -103,28 +90,11 @@ class Document(msgspec.Struct, frozen=True):
     sections: frozenset[str]
 
 
-class Given(msgspec.Struct, Generic[Entry], frozen=True):
-    """Declared entry: its owner, what was declared, as JSON and as a model, and the digest of it."""
+class Owners(msgspec.Struct, frozen=True, kw_only=True):
+    """Owners of a section in one request: those whose documents have it, and the owner of each declared entry."""
 
-    owner: str
-    spec: dict[str, Any]
-    digest: str
-    entry: Entry
-
-
-class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a request declares. `unchanged`: section and id of entries that are stored alike, with owners."""
-
-    documents: list[Document] = []
-    accounts: dict[str, Given[Account]] = {}
-    pools: dict[str, Given[WorkerPool]] = {}
-    unchanged: dict[tuple[str, str], str] = {}
-
-    def owners(self, section: str) -> dict[str, str]:
-        """Owner of every declared entry of a section."""
-        changed = self.accounts if section == "accounts" else self.pools
-        found = {id_: given.owner for id_, given in changed.items()}
-        return found | {id_: owner for (of, id_), owner in self.unchanged.items() if of == section}
+    documents: frozenset[str]
+    entries: Mapping[str, str]
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,109 +105,3 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     dangers: list[str]
     applied: bool
-
-
-class DeclaredReader:
-    """Reader of declared entries. Raises Invalid with the problems of all entries when it has read them."""
-
-    def __init__(self, index: Index, *, providers: Problems, times: Times) -> None:
-        self._index = index
-        self._providers, self._times = providers, times
-        self._places: dict[str, int] = {}
-        self._seen: dict[tuple[str, Any], tuple[str, str]] = {}
-        self._problems: list[DocumentProblem] = []
-        self.declared = Declared()
-
-    def document(self, owner: str, sections: Iterable[str]) -> None:
-        """Begin the document of an owner."""
-        self.declared.documents.append(Document(owner, frozenset(sections)))
-        self._places = {}
-
-    def entry(self, section: str, text: bytes | msgspec.Raw) -> None:
-        """Read the next entry of a section, as JSON. Raises msgspec.DecodeError if it is not."""
-        place = self._places[section] = self._places.get(section, -1) + 1
-        if section not in SECTIONS.values() or not self.declared.documents:
-            raise Invalid([DocumentProblem(section, "is not a section, or is not in a document")])
-        owner = self.declared.documents[-1].owner
-        id_ = _id(text)
-        # The texts of our own clients are canonical, so that most entries need not even be decoded.
-        if not self._stored_alike(section, id_, owner, sha256(text).hexdigest()):
-            body = msgspec.json.decode(text)
-            try:
-                entry = parse_entry(section, place, body)
-            except Invalid as error:
-                self._problems += error.problems
-                self._check_number()
-                return
-            id_, spec = entry.id, entry.model_dump(mode="json")
-            given = Given(owner, spec, spec_digest(spec), entry)
-            self._checked(section, place, given)
-        self._check_repeated(section, place, id_, owner)
-
-    def finished(self) -> Declared:
-        """All that was declared. Raises Invalid if there were problems."""
-        if self._problems:
-            raise Invalid(self._problems)
-        return self.declared
-
-    def _stored_alike(self, section: str, id_: Any, owner: str, given_digest: str) -> bool:
-        if section == "lease_pools" or not isinstance(id_, str):
-            return False
-        if self._index.of(section).get(id_) != Known(owner, given_digest):
-            return False
-        self.declared.unchanged[section, id_] = owner
-        return True
-
-    def _checked(self, section: str, place: int, given: Given[Any]) -> None:
-        entry = given.entry
-        if isinstance(entry, LeasePool):
-            if problem := self._times.problem(entry.id, entry.reserve_seconds):
-                raise DeclarationRefused(problem)
-        elif self._stored_alike(section, entry.id, given.owner, given.digest):
-            pass
-        elif isinstance(entry, Account):
-            self._check_settings(place, entry)
-            self.declared.accounts[entry.id] = given
-        else:
-            self.declared.pools[entry.id] = given
-
-    def _check_settings(self, place: int, account: Account) -> None:
-        if account.provider not in self._providers:
-            raise DeclarationRefused(
-                f"account {account.id}: unknown provider {account.provider}; "
-                f"use one of {', '.join(sorted(self._providers))}"
-            )
-        if problem := self._providers[account.provider](account.settings):
-            raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
-
-    def _check_repeated(self, section: str, place: int, id_: Any, owner: str) -> None:
-        here = f"{section}[{place}]"
-        before, where = self._seen.setdefault((section, id_), (owner, here))
-        if before != owner:
-            raise OwnedByAnother(KINDS[section], id_, before, owner)
-        if where != here:
-            self._problems.append(DocumentProblem(f"{here}.id", f"{id_!r} is already used by {where}"))
-
-    def _check_number(self) -> None:
-        if len(self._problems) >= PROBLEMS_MAX:
-            raise Invalid(self._problems)
-
-
-class _Identified(msgspec.Struct):
-    id: str
-
-
-_IDENTIFIED: Final = msgspec.json.Decoder(_Identified)
-
-
-def _id(text: bytes | msgspec.Raw) -> str | None:
-    """Id of an entry; None if it has no valid one."""
-    try:
-        return _IDENTIFIED.decode(text).id
-    except msgspec.ValidationError:
-        return None
-
-
-def spec_digest(spec: Any) -> str:
-    """Digest of a declared entry, independent of the order of its fields."""
-    return sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()

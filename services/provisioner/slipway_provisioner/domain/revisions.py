@@ -1,13 +1,9 @@
-"""Revisions of launch configs: their immutable body, its hash and their ids. Pure."""
+"""Revisions of launch configs: their columns and their ids. Pure."""
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
-
-from slipway_common.declaration.identity import canonical_body
-from slipway_common.declaration.models import LaunchConfig, WorkerPool
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
@@ -17,7 +13,7 @@ JUDGED: Final = ("profile", "boot_evidence", "claim_evidence", "on_bad_image", "
 """Columns of the health settings, which each revision copies from its launch config and its pool."""
 
 
-class Revision(msgspec.Struct, frozen=True, kw_only=True):
+class RevisionRow(msgspec.Struct, frozen=True, kw_only=True):
     """Revision of a launch config in the columns of its row: its identity, its body and its health settings."""
 
     id: str
@@ -37,7 +33,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     freeze_after: int
 
 
-class StoredRevision(Revision, frozen=True, kw_only=True):
+class StoredRevision(RevisionRow, frozen=True, kw_only=True):
     """Revision with its state: active, draining or archived."""
 
     state: str
@@ -57,32 +53,3 @@ def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:
         if other == body_digest:
             return id_
     return next(id_ for digits in range(HASH_DIGITS, 65) if (id_ := f"{name}@{body_digest[:digits]}") not in known)
-
-
-def revision(pool: WorkerPool, config: LaunchConfig, *, name: str, region: str, known: Mapping[str, str]) -> Revision:
-    """Revision that a declaration makes of a launch config, whose account is in `region`."""
-    body_digest = sha256(canonical_body(config, region)).hexdigest()
-    return Revision(
-        id=revision_id(name, body_digest, known),
-        name=name,
-        digest=body_digest,
-        pool_id=pool.id,
-        account_id=config.account,
-        region=region,
-        zone=config.zone,
-        instance_type=config.instance_type,
-        image_revision=config.image,
-        settings=dict(config.settings),
-        **health_settings(pool, config.profile),
-    )
-
-
-def health_settings(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
-    """Health settings of a launch config: its own profile if it has one, the rest from its pool."""
-    return {
-        "profile": profile or pool.profile,
-        "boot_evidence": pool.evidence.boot,
-        "claim_evidence": pool.evidence.claim,
-        "on_bad_image": pool.on_bad_image,
-        "freeze_after": pool.freeze_after,
-    }

@@ -17,16 +17,10 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import declaration, rollback
 from slipway_provisioner.apply.declaration import PreconditionFailed
+from slipway_provisioner.apply.reading import SECTIONS, Declared, DeclaredReader
 from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
-from slipway_provisioner.domain.declaration import (
-    SECTIONS,
-    Applied,
-    DeclarationRefused,
-    Declared,
-    DeclaredReader,
-    OwnedByAnother,
-)
+from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, OwnedByAnother
 from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import audit, declarations, history, pools, summaries
@@ -181,13 +175,13 @@ async def put_pool(
     """
     with _Problems():
         body = await request.body()
-        index, _ = await declarations.index(db)
+        index = await declarations.index(db)
         stored = index.pools.get(pool_id)
         reader = _reader(request, index)
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
         reader.entry("worker_pools", body)
         declared = reader.finished()
-        if pool_id not in declared.owners("worker_pools"):
+        if pool_id not in declared.owners("worker_pools").entries:
             raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
         if_match = _expected(request.headers, stored)
         async with db.acquire() as connection:
@@ -322,7 +316,7 @@ def _reader(request: Request, index: domain.Index) -> DeclaredReader:
 async def _read(request: Request, db: Database, by: str) -> Declared:
     """Read the declaration in the body of a request, line by line or as a whole."""
     async with db.acquire() as connection:
-        index, _ = await declarations.index(connection)
+        index = await declarations.index(connection)
     reader = _reader(request, index)
     if request.headers.get("content-type", "").startswith(LINES):
         await _read_lines(request, reader)

@@ -6,7 +6,7 @@ size never occupies the event loop or the database for long.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -23,13 +23,13 @@ from slipway_provisioner.domain.comparison import (
     NameRow,
     PoolRow,
     Snapshot,
-    Steps,
     StoredAccount,
     StoredName,
     StoredPool,
+    Writes,
 )
 from slipway_provisioner.domain.declaration import Index, Known, Request
-from slipway_provisioner.domain.revisions import Revision, StoredRevision
+from slipway_provisioner.domain.revisions import RevisionRow, StoredRevision
 from slipway_provisioner.store import configs, marks, tables
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import shared_window
@@ -108,8 +108,10 @@ LOCK_NAMES: Final = Statement(
 LOCK_REVISIONS: Final = Statement(
     sa.select(C.id).where(C.id == sa.any_(IDS)).order_by(C.id).with_for_update(key_share=True)
 )
-LOCK_ACCOUNTS: Final = Statement(
-    sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update(key_share=True)
+# Excludes those who take new launch configs into an account from those who move or remove it.
+LOCK_ACCOUNTS: Final = Statement(sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update())
+USE_ACCOUNTS: Final = Statement(
+    sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update(read=True, key_share=True)
 )
 
 # Accounts.
@@ -183,10 +185,10 @@ UPDATE_NAMES: Final = Statement(
 REMOVE_NAMES: Final = Statement(
     sa.update(tables.launch_config_name).where(N.name == sa.any_(IDS)).values(declared=False)
 )
-_REVISION: Final = given(*(C[name] for name in Revision.__struct_fields__))
+_REVISION: Final = given(*(C[name] for name in RevisionRow.__struct_fields__))
 INSERT_REVISIONS: Final = Statement(
     sa.insert(tables.launch_config).from_select(
-        [*Revision.__struct_fields__, "state"],
+        [*RevisionRow.__struct_fields__, "state"],
         sa.select(*_REVISION.c, sa.literal("active")).order_by(_REVISION.c.id),
     )
 )
@@ -261,14 +263,23 @@ class ChangedMeanwhile(Exception):
     """Another transaction has changed what was read before it was locked. The transaction must be rolled back."""
 
 
-async def index(db: Connection) -> tuple[Index, dict[str, str]]:
-    """All accounts and pools that are declared, and the region of each account."""
+class User(NamedTuple):
+    """Declared launch config whose current revision launches in an account."""
+
+    pool_id: str
+    name: str
+    account_id: str
+
+
+async def index(db: Connection) -> Index:
+    """All accounts and pools that are declared."""
     accounts = await db.fetch(ACCOUNTS.text)
     pools = await db.fetch(POOLS.text)
     return Index(
         accounts={row["id"]: Known(row["owner"], row["spec_digest"]) for row in accounts},
         pools={row["id"]: Known(row["owner"], row["spec_digest"]) for row in pools},
-    ), {row["id"]: row["region"] for row in accounts}
+        regions={row["id"]: row["region"] for row in accounts},
+    )
 
 
 async def snapshot(
@@ -289,14 +300,13 @@ async def snapshot(
     )
 
 
-async def users(db: Connection, account_ids: Collection[str]) -> list[Any]:
-    """Declared launch configs whose current revision launches in these accounts: pool, name and account."""
-    found: list[Any] = await db.fetch(USERS.text, *USERS.arguments(ids=sorted(account_ids)))
-    return found
+async def users(db: Connection, account_ids: Collection[str]) -> list[User]:
+    """Declared launch configs whose current revision launches in these accounts."""
+    return [User(*row) for row in await db.fetch(USERS.text, *USERS.arguments(ids=sorted(account_ids)))]
 
 
 async def declared_pool(db: Connection, pool_id: str) -> Any:
-    """What was declared of a pool: owner, spec and spec_digest; None if there is none."""
+    """Declaration of a pool: owner, spec and spec_digest; None if there is none."""
     return await db.fetchrow(DECLARED_POOL.text, *DECLARED_POOL.arguments(id=pool_id))
 
 
@@ -314,41 +324,43 @@ async def tripped(db: Connection, revision_ids: Sequence[str], keys: Sequence[st
     return {row["id"]: row["reason"] for row in await db.fetch(TRIPPED, revision_ids, keys)}
 
 
-async def lock(tx: Connection, steps: Steps) -> None:
-    """Lock the rows that the steps change, and no others."""
+async def lock(tx: Connection, writes: Writes) -> None:
+    """Lock the rows that the writes change, and no others, except that used accounts keep their region."""
+    changed_accounts = [*_ids(writes.accounts), *writes.removed_accounts]
     for statement, ids in (
-        (LOCK_POOLS, [*_ids(steps.pools), *steps.removed_pools]),
-        (LOCK_NAMES, [*(name.name for name in steps.names), *steps.removed_names]),
+        (LOCK_POOLS, [*_ids(writes.pools), *writes.removed_pools]),
+        (LOCK_NAMES, [*(name.name for name in writes.names), *writes.removed_names]),
         (
             LOCK_REVISIONS,
-            [*steps.current, *_ids(steps.fallbacks), *_ids(steps.drains), *_ids(steps.health)],
+            [*writes.current, *_ids(writes.fallbacks), *_ids(writes.drains), *_ids(writes.health)],
         ),
-        (LOCK_ACCOUNTS, [*_ids(steps.accounts), *steps.removed_accounts]),
+        (LOCK_ACCOUNTS, changed_accounts),
+        (USE_ACCOUNTS, {revision.account_id for revision in writes.new_revisions}.difference(changed_accounts)),
     ):
         await _fetched(tx, statement, ids)
 
 
-async def put_accounts(tx: Connection, steps: Steps) -> None:
-    for chunk in _chunks(sorted(steps.accounts, key=lambda account: account.id)):
+async def put_accounts(tx: Connection, writes: Writes) -> None:
+    for chunk in _chunks(sorted(writes.accounts, key=lambda account: account.id)):
         await tx.execute(PUT_ACCOUNTS.text, *PUT_ACCOUNTS.rows(chunk))
-    await tx.execute(REMOVE_ACCOUNTS.text, *REMOVE_ACCOUNTS.arguments(ids=steps.removed_accounts))
+    await tx.execute(REMOVE_ACCOUNTS.text, *REMOVE_ACCOUNTS.arguments(ids=writes.removed_accounts))
 
 
 async def put_pools(
-    tx: Connection, steps: Steps, request: Request, *, frozen_by: str
+    tx: Connection, writes: Writes, request: Request, *, frozen_by: str
 ) -> tuple[dict[str, int], list[str]]:
     """Insert, update and remove pools, unfreezing removed ones that are `frozen_by` this; returns the revisions of all,
     and the ids of the unfrozen ones. Raises ChangedMeanwhile if a new pool exists."""
     revisions: dict[str, int] = {}
     unfrozen: list[str] = []
-    for statement, pools in ((INSERT_POOLS, steps.new_pools), (UPDATE_POOLS, steps.pools)):
+    for statement, pools in ((INSERT_POOLS, writes.new_pools), (UPDATE_POOLS, writes.pools)):
         for chunk in _chunks(sorted(pools, key=lambda pool: pool.id)):
             rows = await tx.fetch(statement.text, *statement.rows(chunk))
             if len(rows) < len(chunk):
                 raise ChangedMeanwhile
-            await outbox.enqueue(tx, [_pool_event(row, steps, request) for row in rows])
+            await outbox.enqueue(tx, [_pool_event(row, writes, request) for row in rows])
             revisions |= {row["pool_id"]: row["revision"] for row in rows}
-    for ids in _chunks(sorted(steps.removed_pools)):
+    for ids in _chunks(sorted(writes.removed_pools)):
         for row in await tx.fetch(REMOVE_POOLS.text, *REMOVE_POOLS.arguments(ids=ids, frozen_by=frozen_by)):
             state = dict(row)
             if state.pop("unfrozen"):
@@ -360,51 +372,51 @@ async def put_pools(
     return revisions, unfrozen
 
 
-def _pool_event(row: Any, steps: Steps, request: Request) -> pool_events.PoolState:
+def _pool_event(row: Any, writes: Writes, request: Request) -> pool_events.PoolState:
     if request.to_revision is not None:
         return pool_events.PoolRolledBack(**row, to_revision=request.to_revision, reason=request.reason, by=request.by)
-    return (pool_events.PoolCreated if row["pool_id"] in steps.created_pools else pool_events.PoolUpdated)(**row)
+    return (pool_events.PoolCreated if row["pool_id"] in writes.created_pools else pool_events.PoolUpdated)(**row)
 
 
-async def put_configs(tx: Connection, steps: Steps) -> None:
+async def put_configs(tx: Connection, writes: Writes) -> None:
     """Insert and update launch configs and their revisions, except drains, and publish them. Raises ChangedMeanwhile if
     a new name exists."""
-    for chunk in _chunks(sorted(steps.new_names, key=lambda name: name.name)):
+    for chunk in _chunks(sorted(writes.new_names, key=lambda name: name.name)):
         if len(await tx.fetch(INSERT_NAMES.text, *INSERT_NAMES.rows(chunk))) < len(chunk):
             raise ChangedMeanwhile
-    for chunk in _chunks(steps.names):
+    for chunk in _chunks(writes.names):
         await tx.execute(UPDATE_NAMES.text, *UPDATE_NAMES.rows(chunk))
-    for ids in _chunks(steps.removed_names):
+    for ids in _chunks(writes.removed_names):
         await tx.execute(REMOVE_NAMES.text, *REMOVE_NAMES.arguments(ids=ids))
-    for revisions in _chunks(sorted(steps.new_revisions, key=lambda revision: revision.id)):
+    for revisions in _chunks(sorted(writes.new_revisions, key=lambda revision: revision.id)):
         await tx.execute(INSERT_REVISIONS.text, *INSERT_REVISIONS.rows(revisions))
-    for ids in _chunks(steps.current):
+    for ids in _chunks(writes.current):
         await tx.execute(ACTIVATE.text, *ACTIVATE.arguments(ids=ids))
-    for fallbacks in _chunks(steps.fallbacks):
+    for fallbacks in _chunks(writes.fallbacks):
         await tx.execute(FALL_BACK.text, *FALL_BACK.rows(fallbacks))
-    for health in _chunks(steps.health):
+    for health in _chunks(writes.health):
         await tx.execute(ADAPT.text, *ADAPT.rows(health))
-    new = sorted(revision.id for revision in steps.new_revisions)
-    for ids in _chunks(sorted({*new, *steps.renewed})):
+    new = sorted(revision.id for revision in writes.new_revisions)
+    for ids in _chunks(sorted({*new, *writes.renewed})):
         await tx.execute(SHARED, ids)
     for ids in _chunks(new):
         rows = await tx.fetch(STATES.text, *STATES.arguments(ids=ids))
         await outbox.enqueue(tx, [config_events.LaunchConfigCreated(**configs.state(row)) for row in rows])
-    published = [*new, *_ids(steps.drains)]
-    for changed in _chunks(sorted(_changed_names(steps))):
+    published = [*new, *_ids(writes.drains)]
+    for changed in _chunks(sorted(_changed_names(writes))):
         rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(names=changed, published=published))
-        await outbox.enqueue(tx, [_config_event(row, steps) for row in rows])
+        await outbox.enqueue(tx, [_config_event(row, writes) for row in rows])
 
 
-def _config_event(row: Any, steps: Steps) -> config_events.LaunchConfigState:
-    event = config_events.LaunchConfigCreated if row["id"] in steps.renewed else config_events.LaunchConfigUpdated
+def _config_event(row: Any, writes: Writes) -> config_events.LaunchConfigState:
+    event = config_events.LaunchConfigCreated if row["id"] in writes.renewed else config_events.LaunchConfigUpdated
     return event(**configs.state(row))
 
 
-def _changed_names(steps: Steps) -> set[str]:
+def _changed_names(writes: Writes) -> set[str]:
     """Names of launch configs of which a revision that is neither new nor drained may have changed."""
-    ids = [*steps.current, *_ids(steps.fallbacks), *_ids(steps.health)]
-    return {name.name for name in steps.names} | {id_.partition("@")[0] for id_ in ids}
+    ids = [*writes.current, *_ids(writes.fallbacks), *_ids(writes.health)]
+    return {name.name for name in writes.names} | {id_.partition("@")[0] for id_ in ids}
 
 
 async def next_to_sweep(tx: Connection, every_seconds: float) -> str | None:

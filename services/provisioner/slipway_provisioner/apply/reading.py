@@ -1,0 +1,237 @@
+"""Reads declared entries one by one: validates those that are not stored alike, and turns them into rows."""
+
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.declaration.identity import canonical_body, config_name
+from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, WorkerPool
+from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+from slipway_provisioner.domain.comparison import AccountRow, DeclaredConfig, DeclaredPool, PoolRow
+from slipway_provisioner.domain.declaration import (
+    DeclarationRefused,
+    Document,
+    Index,
+    Known,
+    OwnedByAnother,
+    Owners,
+    Times,
+)
+
+Problems = Mapping[str, Callable[[Mapping[str, Any]], str]]
+"""Provider → function that returns the problem with an account's settings."""
+SECTIONS: Final = {"account": "accounts", "worker_pool": "worker_pools", "lease_pool": "lease_pools"}
+"""Section of slipway.yaml by the kind of its entries."""
+KINDS: Final = {"accounts": "account", "worker_pools": "worker pool", "lease_pools": "lease pool"}
+"""Kind of the entries of a section, for people."""
+
+
+class GivenPool(msgspec.Struct, frozen=True):
+    """Declared worker pool: its owner, its declaration as JSON and as a model, and the digest of the JSON."""
+
+    owner: str
+    spec: dict[str, Any]
+    digest: str
+    pool: WorkerPool
+
+    def names(self) -> list[str]:
+        """Names of its launch configs."""
+        return [config_name(self.pool, config) for config in self.pool.launch_configs]
+
+    def rows(self, regions: Mapping[str, str]) -> DeclaredPool:
+        """The pool and its launch configs in the columns of their rows. Raises Invalid for an account that is not among
+        the `regions`, the accounts with the region of each."""
+        pool = self.pool
+        unknown = [
+            DocumentProblem(
+                f"worker pool {pool.id}: launch_configs[{number}].account",
+                f"no account {config.account!r} is declared; declared: {', '.join(sorted(regions)[:10]) or 'none'}",
+            )
+            for number, config in enumerate(pool.launch_configs)
+            if config.account not in regions
+        ]
+        if unknown:
+            raise Invalid(unknown)
+        return DeclaredPool(
+            row=PoolRow(
+                id=pool.id,
+                min_capacity=pool.min_capacity,
+                max_capacity=pool.max_capacity,
+                scaling_ratio=str(pool.scaling_ratio),
+                mode=pool.mode,
+                drain_seconds=pool.drain_seconds,
+                **_health_settings(pool),
+                owner=self.owner,
+                spec=self.spec,
+                spec_digest=self.digest,
+            ),
+            configs=tuple(_config(pool, config, regions[config.account]) for config in pool.launch_configs),
+        )
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a request declares. `unchanged`: section and id of entries that are stored alike, with owners."""
+
+    documents: list[Document] = []
+    accounts: dict[str, AccountRow] = {}
+    pools: dict[str, GivenPool] = {}
+    unchanged: dict[tuple[str, str], str] = {}
+
+    def owners(self, section: str) -> Owners:
+        """Owners of a section, and of its declared entries."""
+        changed = self.accounts if section == "accounts" else self.pools
+        entries = {id_: given.owner for id_, given in changed.items()}
+        entries |= {id_: owner for (of, id_), owner in self.unchanged.items() if of == section}
+        documents = {document.owner for document in self.documents if section in document.sections}
+        return Owners(entries=entries, documents=frozenset(documents))
+
+
+class DeclaredReader:
+    """Reader of declared entries. Raises Invalid with the problems of all entries when it has read them."""
+
+    def __init__(self, index: Index, *, providers: Problems, times: Times) -> None:
+        self._index = index
+        self._providers, self._times = providers, times
+        self._places: dict[str, int] = {}
+        self._seen: dict[tuple[str, Any], tuple[str, str]] = {}
+        self._problems: list[DocumentProblem] = []
+        self.declared = Declared()
+
+    def document(self, owner: str, sections: Iterable[str]) -> None:
+        """Begin the document of an owner."""
+        self.declared.documents.append(Document(owner, frozenset(sections)))
+        self._places = {}
+
+    def entry(self, section: str, text: bytes | msgspec.Raw) -> None:
+        """Read the next entry of a section, as JSON. Raises msgspec.DecodeError if it is not."""
+        if not self.declared.documents:
+            raise Invalid([DocumentProblem(section, "no document has begun: its first line has a version")])
+        place = self._places[section] = self._places.get(section, -1) + 1
+        owner, id_ = self.declared.documents[-1].owner, _id(text)
+        # The texts of our own clients are canonical, so that most entries need not even be decoded.
+        if not self._stored_alike(section, id_, owner, sha256(text).hexdigest()):
+            body = msgspec.json.decode(text)
+            try:
+                entry = parse_entry(section, place, body)
+            except Invalid as error:
+                self._refuse(error.problems)
+                return
+            id_ = entry.id
+            self._add(section, place, owner, entry)
+        self._check_repeated(section, place, id_, owner)
+
+    def finished(self) -> Declared:
+        """All that was declared. Raises Invalid if there were problems."""
+        if self._problems:
+            raise Invalid(self._problems)
+        return self.declared
+
+    def _stored_alike(self, section: str, id_: str | None, owner: str, digest: str) -> bool:
+        if section == "lease_pools" or id_ is None or self._index.of(section).get(id_) != Known(owner, digest):
+            return False
+        self.declared.unchanged[section, id_] = owner
+        return True
+
+    def _add(self, section: str, place: int, owner: str, entry: Account | LeasePool | WorkerPool) -> None:
+        if isinstance(entry, LeasePool):
+            if problem := self._times.problem(entry.id, entry.reserve_seconds):
+                raise DeclarationRefused(problem)
+            return
+        spec = entry.model_dump(mode="json")
+        digest = spec_digest(spec)
+        if self._stored_alike(section, entry.id, owner, digest):
+            return
+        if isinstance(entry, WorkerPool):
+            self.declared.pools[entry.id] = GivenPool(owner, spec, digest, entry)
+        else:
+            self._check_settings(place, entry)
+            self.declared.accounts[entry.id] = _account(entry, owner, spec, digest)
+
+    def _check_settings(self, place: int, account: Account) -> None:
+        if account.provider not in self._providers:
+            raise DeclarationRefused(
+                f"account {account.id}: unknown provider {account.provider}; "
+                f"use one of {', '.join(sorted(self._providers))}"
+            )
+        if problem := self._providers[account.provider](account.settings):
+            raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
+
+    def _check_repeated(self, section: str, place: int, id_: str | None, owner: str) -> None:
+        here = f"{section}[{place}]"
+        before, where = self._seen.setdefault((section, id_), (owner, here))
+        if before != owner:
+            raise OwnedByAnother(KINDS[section], id_ or "", before, owner)
+        if where != here:
+            self._refuse([DocumentProblem(f"{here}.id", f"{id_!r} is already used by {where}")])
+
+    def _refuse(self, problems: Iterable[DocumentProblem]) -> None:
+        self._problems += problems
+        if len(self._problems) >= PROBLEMS_MAX:
+            raise Invalid(self._problems)
+
+
+def spec_digest(spec: Any) -> str:
+    """Digest of a declared entry, independent of the order of its fields."""
+    return sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+_IDENTIFIED: Final = msgspec.json.Decoder(_Identified)
+
+
+def _id(text: bytes | msgspec.Raw) -> str | None:
+    """Id of an entry; None if it has no valid one."""
+    try:
+        return _IDENTIFIED.decode(text).id
+    except msgspec.ValidationError:
+        return None
+
+
+def _account(account: Account, owner: str, spec: dict[str, Any], digest: str) -> AccountRow:
+    return AccountRow(
+        id=account.id,
+        provider=account.provider,
+        region=account.region,
+        identity=account.identity,
+        lease_pool_id=account.lease_pool,
+        settings=dict(account.settings),
+        owner=owner,
+        spec=spec,
+        spec_digest=digest,
+    )
+
+
+def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConfig:
+    return DeclaredConfig(
+        name=config_name(pool, config),
+        digest=sha256(canonical_body(config, region)).hexdigest(),
+        pool_id=pool.id,
+        account_id=config.account,
+        region=region,
+        zone=config.zone,
+        instance_type=config.instance_type,
+        image_revision=config.image,
+        settings=dict(config.settings),
+        base_weight=config.base_weight,
+        price_factor=config.price_factor,
+        max_capacity=config.max_capacity,
+        own_profile=config.profile is not None,
+        **_health_settings(pool, config.profile),
+    )
+
+
+def _health_settings(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
+    """Health settings of a launch config: its own profile if it has one, the rest from its pool."""
+    return {
+        "profile": profile or pool.profile,
+        "boot_evidence": pool.evidence.boot,
+        "claim_evidence": pool.evidence.claim,
+        "on_bad_image": pool.on_bad_image,
+        "freeze_after": pool.freeze_after,
+    }
