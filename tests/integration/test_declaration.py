@@ -344,7 +344,7 @@ async def test_health_settings_of_each_config_are_published(provisioner: Provisi
 
 
 async def test_a_region_is_part_of_the_body(provisioner: Provisioner) -> None:
-    """An account that moves gives new revisions to all launch configs in it, whoever declares them."""
+    """An account that moves gives new revisions to all launch configs in it, of any owner."""
     await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
     await provisioner.declare(owned("b.yaml", "zone-a"))
     account = declared()["accounts"][0] | {"region": "sim-2"}
@@ -581,7 +581,7 @@ async def test_a_removed_pool_can_be_rolled_back(provisioner: Provisioner, tmp_p
 
 
 async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Who changed what: the fields that changed, before and after."""
+    """Each row has who made the change, and the fields that changed, before and after."""
     await provisioner.declare()
     await provisioner.declare(with_image("linux-2", max_capacity=50), by="ann")
     await provisioner.declare(declared() | {"worker_pools": []}, by="bob", action="apply")

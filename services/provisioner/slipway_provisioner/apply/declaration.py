@@ -100,9 +100,7 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
         db,
         accounts=[*declared.accounts, *scope.gone["accounts"]],
         pools=[*declared.pools, *scope.gone["worker_pools"], *scope.restated],
-        config_names=[
-            config_name(given.pool, config) for given in declared.pools.values() for config in given.pool.launch_configs
-        ],
+        config_names=[name for given in declared.pools.values() for name in given.names()],
     )
     writes = await _compared(declared, scope, Comparison(request, seen))
     return Prepared(writes=writes, scope=scope, seen=seen)
