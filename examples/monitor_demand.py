@@ -14,6 +14,7 @@ import sys
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from aiokafka import AIOKafkaProducer
 
@@ -43,11 +44,12 @@ async def report(producer: AIOKafkaProducer, pool: str, source: str, queue: Path
         "ce_type": "io.slipway.pool.demand_reported.v1",
         "content-type": "application/json",
     }
-    # Kafka keeps the newest report per key; a report under another key would be added to this one.
+    # Kafka keeps the newest report per key; a report under another key would be added to this one. Ids in keys are
+    # percent-encoded, since they may contain slashes.
     await producer.send_and_wait(
         TOPIC,
         json.dumps(data).encode(),
-        key=f"{pool}/{source}".encode(),
+        key=f"{quote(pool, safe='')}/{quote(source, safe='')}".encode(),
         headers=[(name, value.encode()) for name, value in headers.items()],
     )
     print(f"{pool}: {pending} pending, {claimed} claimed", flush=True)

@@ -14,6 +14,7 @@ import os
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 from urllib.request import urlopen
 
 from aiokafka import AIOKafkaProducer
@@ -54,7 +55,7 @@ async def publish(producer: AIOKafkaProducer, target: tuple[str, str], kind: str
     await producer.send_and_wait(
         TOPIC,
         json.dumps(data).encode(),
-        key=target[1].encode(),
+        key="/".join(quote(part, safe="") for part in target).encode(),  # ids may contain slashes
         headers=[(name, value.encode()) for name, value in headers.items()],
     )
     print(f"{' '.join(target)}: {kind}, {reason}", flush=True)

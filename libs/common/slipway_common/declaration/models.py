@@ -9,7 +9,18 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from slipway_common.declaration.fields import AtLeastOne, Count, Id, Name, Positive, Provider, Ratio, Seconds, Settings
+from slipway_common.declaration.fields import (
+    AtLeastOne,
+    Count,
+    Id,
+    Name,
+    Place,
+    Positive,
+    Provider,
+    Ratio,
+    Seconds,
+    Settings,
+)
 
 ENTRIES_MAX: Final = 100_000
 """Entries of a section."""
@@ -134,7 +145,7 @@ class Account(_Declared):
 
     id: Id
     provider: Provider = Field(description="Name of the provider adapter, for example simulated.")
-    region: Name
+    region: Place
     credential: Name = Field(description="Reference to a secret, never the secret itself; none if not needed.")
     identity: Name = Field(description="Identity the provider must report; otherwise no worker is marked lost.")
     lease_pool: Id = Field(description="Id of the lease pool that admits launches in this account.")
@@ -163,8 +174,8 @@ class LaunchConfig(_Declared):
 
     name: Id | None = Field(None, description="Name [default: POOL/ACCOUNT/ZONE/INSTANCE_TYPE].")
     account: Id
-    zone: Name
-    instance_type: Name
+    zone: Place
+    instance_type: Place
     image: Name = Field(description="Image revision; boot failures count against it.")
     base_weight: Positive = Field(1.0, description="Share of launches at equal health, before price_factor.")
     price_factor: Positive = Field(1.0, description="Multiplier of base_weight; higher for cheaper configs.")

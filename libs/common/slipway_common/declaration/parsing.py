@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PROVIDER_PATTERN
+from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PLACE_PATTERN, PROVIDER_PATTERN
 from slipway_common.declaration.identity import Identities, Known, inconsistencies
 from slipway_common.declaration.models import ALTERNATIVES, ENTRIES_MAX, Account, Declaration, LeasePool, WorkerPool
 from slipway_common.declaration.strict_yaml import (
@@ -30,6 +30,7 @@ PATTERN_MEANS: Final = {
     ID_PATTERN: "is not a valid id: use letters, digits and inner . _ - in parts separated by /",
     PROVIDER_PATTERN: "is not the name of a provider: use lower-case letters, digits and inner hyphens",
     NAME_PATTERN: "is not a valid name: use 1 to 200 visible ASCII characters without spaces",
+    PLACE_PATTERN: "is not valid: use 1 to 100 visible ASCII characters without spaces and slashes",
 }
 
 

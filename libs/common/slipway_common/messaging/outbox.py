@@ -14,6 +14,7 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import TOPIC_OF
+from slipway_common.messaging.records import SUBJECT_BYTES_MAX
 from slipway_common.observability.telemetry import child_of, current_trace
 
 # A row too large for a Kafka batch would block the relay forever, so it is refused before the commit.
@@ -59,7 +60,7 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     """Add events to the outbox of the caller's transaction, in order.
 
     `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
-    Raises BadEvent for an event that is too large for a batch.
+    Raises BadEvent for an event that is too large for a batch, or whose subject is too long for its consumers.
     """
     if not events:
         return
@@ -74,7 +75,10 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
         value = None if dead else msgspec.json.encode(event)
         if value is not None and len(value) > VALUE_BYTES_MAX:
             raise BadEvent(f"{event.type} of {topic.subject(event)} has {len(value)} bytes; at most {VALUE_BYTES_MAX}")
-        row = (new_id(), topic.name, event.type, topic.subject(event), topic.key(event), value, child_of(parent))
+        subject = topic.subject(event)
+        if len(subject) > SUBJECT_BYTES_MAX:  # no consumer would accept it
+            raise BadEvent(f"the subject of {event.type} has {len(subject)} bytes; at most {SUBJECT_BYTES_MAX}")
+        row = (new_id(), topic.name, event.type, subject, topic.key(event), value, child_of(parent))
         for column, cell in zip(columns, row, strict=True):
             column.append(cell)
     await tx.execute(ENQUEUE, *columns, at)

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from slipway_common.base.errors import BadEvent
+from slipway_common.base.percent import encoded
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
@@ -56,6 +57,7 @@ LeaseCommand: TypeAlias = (
 # PostgreSQL limits index keys to some 2,700 bytes, stores no NUL in text, and units are integer columns. A record
 # beyond these limits would fail forever and look like a database error, so it is refused here.
 TEXT_CHARACTERS_MAX: Final = 500
+ID_BYTES_MAX: Final = 900  # percent-encoded as in the subject of an event, which consumers accept up to 1,000 bytes
 UNITS_MAX: Final = 1_000_000
 PRIORITY_MAX: Final = 9
 SECONDS_MAX: Final = 31_536_000
@@ -415,6 +417,8 @@ def check(command: LeaseCommand) -> None:
             _check_text(name, value)
             if name.endswith("_id") and not value:
                 raise BadEvent(f"{name} is empty")
+            if name.endswith("_id") and (wrong := id_problem(value)):
+                raise BadEvent(f"{name}: {wrong}")
         elif name == "units" and not 1 <= value <= UNITS_MAX:
             raise BadEvent(f"units {value}: must be 1 to {UNITS_MAX}")
         elif name.endswith("_seconds") and value is not None and not 0 <= value <= SECONDS_MAX:
@@ -442,6 +446,12 @@ def _check_request(command: LeaseRequested) -> None:
             )
         if group.member is not None and not 0 <= group.member < group.size:
             raise BadEvent(f"group {group.name}: member {group.member} of {group.size}; members count from 0")
+
+
+def id_problem(value: str) -> str:
+    """Reason why an id cannot be the subject of an event; empty if it can."""
+    size = len(encoded(value))
+    return f"must have at most {ID_BYTES_MAX} bytes when percent-encoded, not {size}" if size > ID_BYTES_MAX else ""
 
 
 def _check_text(name: str, value: str) -> None:

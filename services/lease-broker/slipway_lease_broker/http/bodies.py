@@ -7,7 +7,7 @@ from fastapi import Path
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration.models import LeasePacing
-from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX
+from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX, id_problem
 
 WAIT_SECONDS_MAX: Final = 60.0
 NO_NUL: Final = r"^[^\x00]*$"
@@ -20,8 +20,17 @@ WaitSeconds = Annotated[
     float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after this time.")
 ]
 LeasePoolId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
-LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
-RequestId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
+
+
+def _publishable(given: str) -> str:
+    if wrong := id_problem(given):
+        raise ValueError(wrong)
+    return given
+
+
+Published = AfterValidator(_publishable)
+LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL), Published]
+RequestId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL), Published]
 
 
 def _in_utc(at: datetime) -> datetime:
@@ -61,7 +70,7 @@ class GroupBody(Body):
 
 
 class Acquire(Body):
-    request_id: Annotated[Text, Field(description="Idempotency key: the same id is the same request.")]
+    request_id: Annotated[Text, Published, Field(description="Idempotency key: the same id is the same request.")]
     units: Units = 1
     operation: Text = "install"
     tenant: Text | None = Field(None, description="Fair-share tenant [default: token name]")
@@ -138,7 +147,7 @@ class Reported(Body):
 class StartBody(Body):
     """An operation that was started without a lease while the broker was unavailable."""
 
-    request_id: Text
+    request_id: Annotated[Text, Published]
     operation: Text = "install"
     units: Units = 1
     started_at: Moment
@@ -157,7 +166,7 @@ class Member(Body):
 
 
 class GangBody(Body):
-    request_id: Text
+    request_id: Annotated[Text, Published]
     tenant: Text | None = None
     operation: Text = "install"
     wait_seconds: WaitSeconds = 0.0

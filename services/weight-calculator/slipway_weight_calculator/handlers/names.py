@@ -5,7 +5,7 @@ from typing import Final
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.percent import encoded
 
-CHARACTERS_MAX: Final = 1800  # of all names together, percent-encoded; with a code they fit into an index row
+CHARACTERS_MAX: Final = 2600  # of all names together, percent-encoded; with a code they fit into an index row
 
 
 def check(*texts: str) -> None:

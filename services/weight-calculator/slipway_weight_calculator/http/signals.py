@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 
 from slipway_common.database.postgres import Database
+from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import TTL_SECONDS
 from slipway_common.events.time import Time
@@ -29,7 +30,7 @@ DatabaseDep = Annotated[Database, Depends(database)]
 
 STRUCTURED: Final = "application/cloudevents+json"
 ATTRIBUTES: Final = ("specversion", "type", "id", "source")
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 
 
 class SignalBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
