@@ -243,6 +243,20 @@ def test_launches_per_minute() -> None:
     assert narration.rates(seen(NOW, 10), seen(NOW, 10)) == {}
 
 
+def test_launches_of_archived_revisions_are_not_taken_back() -> None:
+    old, new = (Config(id=id_, pool_id="linux", ok=ok) for id_, ok in (("a@1", 500), ("a@2", 3)))
+    before = Snapshot(now=NOW, title="", configs=[old])
+    assert narration.rates(before, Snapshot(now=NOW + timedelta(minutes=1), title="", configs=[new])) == {"linux": 3.0}
+
+
+def test_failures_of_several_revisions_are_told_apart() -> None:
+    failures = narration.Failures()
+    for config in ("a@1", "a@2", "a@2", "b@1"):
+        failures.add(NOW, WorkerLost(reason="vanished", **ids(1, config)))
+    (line,) = failures.due(NOW + timedelta(seconds=9))
+    assert line.text == "4 workers lost: vanished (a@2 2, a@1 1, b 1)"
+
+
 @pytest.mark.parametrize(
     ("names", "common"),
     [

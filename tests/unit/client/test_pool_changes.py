@@ -59,7 +59,8 @@ class Provisioner:
         @self.app.get("/pools/{pool:path}/history")
         async def history(pool: str, limit: int) -> dict[str, Any]:
             change = {"at": AT, "by": "ann", "owner": "a.yaml", "reason": "", "spec_digest": "d"}
-            config = {"kind": "launch config", "result": "updated", "detail": "image: linux-1 → linux-2"}
+            config = {"kind": "launch config", "result": "updated"}
+            config["detail"] = "revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2"
             rows = [
                 {"revision": 9, "action": "rollback", "changes": [], "reason": "no boot"},
                 {"revision": 8, "action": "put", "changes": [config | {"id": name} for name in "ab"]},
@@ -253,8 +254,8 @@ def test_the_history_of_a_pool(url: str) -> None:
     parts = [row.split("  ") for row in rows]
     assert [[part.strip() for part in row if part.strip()][-1] for row in parts] == [
         "no boot",
-        "2 launch configs updated: image: linux-1 → linux-2",
-        "a updated: image: linux-1 → linux-2",
+        "2 launch configs updated: image_revision: linux-1 → linux-2",
+        "a updated: revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2",
         "max_capacity: 60 → 80",
     ]
     assert len(json.loads(slipway("history", POOL, "-n", "2", "-o", "json", url=url).stdout)) == 2

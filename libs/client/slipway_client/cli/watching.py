@@ -183,7 +183,8 @@ class Watch:
         known = msgspec.convert(pools["items"], list[Pool]), msgspec.convert(configs["items"], list[Config])
         self._launch_stops = msgspec.convert(launch_stops["items"], list[LaunchStop])
         self._pools = known[0]
-        self._configs = [c for c in known[1] if c.state != "archived" or c.starting + c.running]
+        shown = [config for config in known[1] if config.state != "archived" or config.live]
+        self._configs = sorted(shown, key=lambda config: (config.pool_id, config.name, not config.current, config.id))
 
     async def _read_calculator(self) -> None:
         await self._fetch("weight-calculator", "/readyz")

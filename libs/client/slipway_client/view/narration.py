@@ -110,8 +110,11 @@ class Failures:
     @staticmethod
     def _line(cause: "_Cause", failed: Sequence[tuple[datetime, str]], label: Label) -> EventLine:
         at, many = max(failed)[0], len(failed) > 1
-        counts = Counter(label(config_id) for _, config_id in failed).most_common()
-        named = [f"{name} {number}" if many else name for name, number in counts[:CONFIGS_NAMED]]
+        counts = Counter(config_id for _, config_id in failed).most_common()
+        revisions = Counter(name_of(config_id) for config_id in dict(counts))
+        called = [label(id_) if revisions[name_of(id_)] == 1 else id_ for id_, _ in counts]
+        named = [f"{name} {number}" if many else name for name, (_, number) in zip(called, counts, strict=True)]
+        named = named[:CONFIGS_NAMED]
         if len(counts) > CONFIGS_NAMED:
             named.append(f"{len(counts) - CONFIGS_NAMED} more")
         what = cause.many if many else cause.one
@@ -228,19 +231,17 @@ def zones(before: frozenset[str], out: frozenset[str], at: datetime) -> list[Eve
     ]
 
 
-def launched(configs: Sequence[Config]) -> dict[str, int]:
-    """Launches that the providers have accepted, over the life of each pool's configs."""
-    totals: Counter[str] = Counter()
-    for config in configs:
-        totals[config.pool_id] += config.ok or 0
-    return totals
-
-
 def rates(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
-    """Launches per minute of each pool between two snapshots."""
+    """Launches per minute of each pool between two snapshots, by those that the providers have accepted of each config.
+
+    Revisions come and go: a new one has launched all of its workers since, one that is no longer listed none.
+    """
     minutes = (now.now - before.now).total_seconds() / 60
-    earlier = launched(before.configs)
-    return {pool: (number - earlier[pool]) / minutes for pool, number in launched(now.configs).items() if minutes > 0}
+    earlier = {config.id: config.ok or 0 for config in before.configs}
+    launched: Counter[str] = Counter()
+    for config in now.configs:
+        launched[config.pool_id] += (config.ok or 0) - earlier.get(config.id, 0)
+    return {pool: number / minutes for pool, number in launched.items() if minutes > 0}
 
 
 def status(pool: Pool, configs: Sequence[Config], per_minute: float | None) -> str:

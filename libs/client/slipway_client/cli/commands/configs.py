@@ -20,6 +20,11 @@ def state(row: Mapping[str, Any]) -> Any:
     return "fallback" if is_fallback(row) else row["state"]
 
 
+def current_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Revisions by pool and name, the current one of each name first."""
+    return sorted(rows, key=lambda row: (row["pool_id"], name_of(row["id"]), not row["current"], row["id"]))
+
+
 FIELDS: Final[tuple[Field, ...]] = (
     ("name", lambda row: name_of(row["id"])),
     ("revision", lambda row: revision_of(row["id"])),
@@ -33,7 +38,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     ("account", lambda row: row["account_id"]),
 )
 OF_POOL: Final[Field] = ("pool", lambda row: row["pool_id"])
-PROGRESS: Final[Field] = ("detail", lambda row: progress(row, now()) or None)
+PROGRESS: Final[Field] = ("detail", lambda row: progress(row, now()).removeprefix("fallback: ") or None)
 Archived = Annotated[bool, typer.Option("--all", help="Archived revisions, too")]
 
 
@@ -51,8 +56,7 @@ def list_launch_configs(
       slipway lc ls --pool linux
       slipway lc ls --all
     """
-    rows = context.obj.get("provisioner", "/launch-configs", pool=pool, all=all_ or None)["items"]
-    rows.sort(key=lambda row: (row["pool_id"], name_of(row["id"]), not row.get("current", True), row["id"]))
+    rows = current_first(context.obj.get("provisioner", "/launch-configs", pool=pool, all=all_ or None)["items"])
     one = len({row["pool_id"] for row in rows}) <= 1
     fields = FIELDS if one else (*FIELDS[:2], OF_POOL, *FIELDS[2:])
     changing = any(progress(row, now()) for row in rows)

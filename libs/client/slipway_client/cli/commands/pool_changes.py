@@ -187,7 +187,7 @@ def _summary(row: Row) -> str:
         pools.append(f"{configs[0]['id']} {configs[0]['result']}: {configs[0]['detail']}".rstrip(": "))
     elif configs:
         results = sorted({change["result"] for change in configs})
-        details = {change["detail"] for change in configs}
+        details = {change["detail"].partition(", ")[2] for change in configs}  # without the revisions, which differ
         same = f": {details.pop()}" if len(details) == 1 and "" not in details else ""
         pools.append(f"{count(len(configs), 'launch config')} {' and '.join(results)}{same}")
     return "; ".join(pools)

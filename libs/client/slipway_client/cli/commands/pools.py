@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client.cli import options
-from slipway_client.cli.commands.configs import PROGRESS, state
+from slipway_client.cli.commands.configs import PROGRESS, current_first, state
 from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
@@ -77,7 +77,7 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     api = context.obj
     row = api.get("provisioner", path("pools", pool))
     decisions = api.get("provisioner", path("pools", pool, "decisions"), limit=DECISIONS_SHOWN)["items"]
-    revisions = api.get("provisioner", "/launch-configs", pool=pool)["items"]
+    revisions = current_first(api.get("provisioner", "/launch-configs", pool=pool)["items"])
     if output is Output.JSON:
         as_json(row | {"decisions": decisions, "revisions": revisions})
         return
