@@ -70,7 +70,7 @@ def ago(seconds: float) -> Any:
 
 async def test_events_are_merged_by_time_over_partitions_and_topics(place: Place, events: Publisher) -> None:
     """Events print in the order of their time, however they were written."""
-    alert = AlertRaised(dedup_key="k", subject_id="sim-a", kind="odd", summary="it is odd")
+    alert = AlertRaised(dedup_key="k", subject_kind="account", subject_id="sim-a", kind="odd", summary="it is odd")
     for seconds, partition in ((1, 3), (9, 0), (5, 2), (7, 1)):
         await events.send(report(f"w-{seconds}", "x"), partition=partition, time=ago(seconds))
     await events.send(alert, time=ago(3))
@@ -202,7 +202,7 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
             await beat(name, 0)
         assert list(await wrong()) == ["heartbeats"]
         assert await beaten() == {}
-        alert: dict[str, Any] = {"dedup_key": "k", "subject_id": "sim-a", "kind": "odd"}
+        alert: dict[str, Any] = {"dedup_key": "k", "subject_kind": "account", "subject_id": "sim-a", "kind": "odd"}
         await events.send(AlertRaised(**alert, summary="it is odd"))
         services.dead_letters = 2
         assert await beaten() == {"alerts": "it is odd", "dead letters": "lease-broker has 2 dead letters"}

@@ -283,7 +283,8 @@ async def test_deleted_key(place: Place) -> None:
     await place.create(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     gone = LaunchConfigArchived(
-        launch_config_id="c1",
+        launch_config_id="c/1@3f2c9a",
+        name="c/1",
         pool_id="p",
         account_id="a",
         region="r",
@@ -299,8 +300,9 @@ async def test_deleted_key(place: Place) -> None:
     async with running(place.relay(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)):
         await until_published(place)
     state, tombstone = await read_all(place, LAUNCH_CONFIG_LIFECYCLE.name)
-    assert (state.key, tombstone.key, tombstone.value) == (b"c1", b"c1", None)
+    key = b"c%2F1@3f2c9a"
+    assert (state.key, tombstone.key, tombstone.value) == (key, key, None)
     envelope = decode(tombstone.headers, received_at=utc_now())
-    assert (envelope.type, envelope.subject, envelope.revision) == (gone.type, "c1", 2)
+    assert (envelope.type, envelope.subject, envelope.revision) == (gone.type, key.decode(), 2)
     (traced,) = await read_all(place, WORKER_LIFECYCLE.name)
     assert decode(traced.headers, received_at=utc_now()).traceparent.split("-")[1] == "a" * 32

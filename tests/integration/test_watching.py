@@ -18,7 +18,8 @@ REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="Insufficien
 
 def weight(state: str, reason: str, next_probe_at: datetime | None = None) -> WeightChanged:
     return WeightChanged(
-        launch_config_id="linux-zone-b",
+        launch_config_id="linux-zone-b@3f2c9a",
+        name="linux-zone-b",
         pool_id="linux",
         config_revision=1,
         weight=0.5,
@@ -34,7 +35,7 @@ def refused(number: int) -> WorkerLaunchFailed:
     return WorkerLaunchFailed(
         worker_id=f"w-{number}",
         pool_id="linux",
-        launch_config_id="linux-zone-b",
+        launch_config_id="linux-zone-b@3f2c9a",
         account_id="sim-a",
         image_revision="linux-1",
         batch_id="b",
@@ -50,7 +51,9 @@ def narrated(watch: Watch) -> list[str]:
 async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
     """History first, then new events; many failures in one line; unreadable records are skipped."""
     await place.create(LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE)
-    alert = AlertRaised(dedup_key="k", subject_id="s", kind="gap", summary="records are missing")
+    alert = AlertRaised(
+        dedup_key="k", subject_kind="partition", subject_id="s", kind="gap", summary="records are missing"
+    )
 
     async def fetch(service: str, path: str) -> Any:
         raise Failed("nobody is here")

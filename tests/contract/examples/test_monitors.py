@@ -136,11 +136,11 @@ async def test_signals_follow_a_file(place: Place, postgres: EmbeddedPostgres, t
     write(status, "all is well")
     async with listening(place, postgres, LAUNCH_CONFIG_SIGNAL) as provisioner:
 
-        async def state() -> Any:
-            return await provisioner.database.fetchval("SELECT state FROM launch_config WHERE id = 'zone-a'")
+        async def paused() -> Any:
+            return await provisioner.database.fetchval("SELECT paused FROM launch_config_name WHERE name = 'zone-a'")
 
         async def is_(wanted: str) -> bool:
-            return bool(await state() == wanted)
+            return bool(await paused() == (wanted == "paused"))
 
         with example(place, "monitor_signal", tmp_path) as monitor:
             monitor.start("config", "zone-a", str(status), "--every", "1", "--ttl", "4")

@@ -22,6 +22,7 @@ LINES_MAX: Final = 40
 def raised(subject: str, **changes: Any) -> AlertRaised:
     usual: dict[str, Any] = {
         "dedup_key": f"test/{subject}",
+        "subject_kind": "account",
         "subject_id": subject,
         "kind": "test",
         "summary": f"{subject} is on fire",
@@ -30,7 +31,13 @@ def raised(subject: str, **changes: Any) -> AlertRaised:
 
 
 def resolved(subject: str) -> AlertResolved:
-    return AlertResolved(dedup_key=f"test/{subject}", subject_id=subject, kind="test", summary=f"{subject} is out")
+    return AlertResolved(
+        dedup_key=f"test/{subject}",
+        subject_kind="account",
+        subject_id=subject,
+        kind="test",
+        summary=f"{subject} is out",
+    )
 
 
 def worker(worker_id: str) -> dict[str, Any]:
