@@ -83,7 +83,7 @@ class World:
 
     async def rows(self) -> list[Any]:
         """All rows that a refused request could have changed."""
-        tables = ("leases", "requests", "lease_pools", "tenants", "groups", "history", "outbox")
+        tables = ("leases", "requests", "lease_pools", "tenants", "groups", "history", "audit", "outbox")
         return [await self.broker.pool.fetch(f"SELECT * FROM {name} ORDER BY 1, 2") for name in tables]
 
 

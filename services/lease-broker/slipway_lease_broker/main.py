@@ -13,8 +13,8 @@ from slipway_lease_broker.domain.terms import BrokerTerms
 from slipway_lease_broker.grant_notifier import GrantNotifier
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
+from slipway_lease_broker.http import declared, lease_pools, leases, slots
 from slipway_lease_broker.http import gangs as http_gangs
-from slipway_lease_broker.http import lease_pools, leases, slots
 from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.http.known_leases import KnownLeases
 from slipway_lease_broker.loops.decide import DecideLoop
@@ -69,6 +69,7 @@ def build(settings: Settings) -> Service:
             "known_leases": KnownLeases(),
             "grant_notifier": grant_notifier,
             "boskos": boskos,
+            "body_bytes_max": {"/lease-pools": declared.BODY_BYTES_MAX},
         },
         schema_minimum="0001",
     )

@@ -20,7 +20,7 @@ SLOTS = [
     {"lease_pool": "car", "state": "free", "names": ["car-1", "car-2"]},
     {"lease_pool": "van", "state": "dirty", "names": ["van-1"]},
 ]
-ROWS = ("slots", "slot_requests", "leases", "requests", "lease_pools", "history", "outbox")
+ROWS = ("slots", "slot_requests", "leases", "requests", "lease_pools", "history", "audit", "outbox")
 
 EMPTIED = (*(name for name in ROWS if name != "lease_pools"), "tenants", "lease_pools")
 

@@ -12,6 +12,7 @@ from slipway_common.declaration.models import LeasePool
 from slipway_common.web.problem import Problem
 from slipway_lease_broker.domain.declaration import Declaration, Declared
 
+BODY_BYTES_MAX: Final = 128_000_000
 ERRORS_MAX: Final = 100
 DOCUMENTED: Final = {
     "required": True,

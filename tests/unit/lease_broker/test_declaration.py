@@ -1,0 +1,114 @@
+"""Declarations of lease pools: ownership, results and dangers."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_lease_broker.domain.declaration import Declaration, Declared, OwnedByAnother, compare, dangers
+from slipway_lease_broker.domain.terms import Bounds, Policy
+
+POOL = Declared(id="p", limit_units=10, hold_seconds=60, ttl_seconds=60, reserve_seconds=60, owner="a")
+
+
+def pool(name: str, owner: str = "a", **changes: Any) -> Declared:
+    return msgspec.structs.replace(POOL, id=name, owner=owner, **changes)
+
+
+def archived(name: str) -> Declared:
+    return pool(name, "", limit_units=0, retired=True)
+
+
+def declaration(*pools: Declared, owners: str = "a", **options: bool) -> Declaration:
+    return Declaration(owners=frozenset(owners), pools=pools, **options)
+
+
+def results(current: list[Declared], wanted: Declaration) -> dict[str, str]:
+    return {made.after.id: made.result for made in compare(current, wanted)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (declaration(), {"mine": "archived"}),
+        (declaration(owners="b"), {"other": "archived"}),
+        (declaration(owners="c"), {}),
+        (declaration(owners=""), {}),
+        (declaration(prune=True), {"mine": "archived", "other": "archived", "unowned": "archived"}),
+        (declaration(pool("mine"), pool("new")), {"mine": "unchanged", "new": "created"}),
+        (declaration(pool("mine"), pool("unowned")), {"mine": "unchanged", "unowned": "updated"}),
+        (declaration(pool("mine"), pool("gone")), {"mine": "unchanged", "gone": "reactivated"}),
+        (declaration(pool("mine"), pool("other"), adopt=True), {"mine": "unchanged", "other": "updated"}),
+        (declaration(pool("mine", "b"), pool("other", "b"), owners="ab"), {"mine": "updated", "other": "unchanged"}),
+    ],
+)
+def test_a_declaration_removes_only_what_its_owners_declared(wanted: Declaration, expected: dict[str, str]) -> None:
+    """Unless it prunes. A pool may move between the documents of one declaration; one without an owner is adopted."""
+    current = [pool("mine"), pool("other", "b"), pool("unowned", ""), archived("gone")]
+    assert results(current, wanted) == expected
+
+
+def test_a_pool_has_one_owner() -> None:
+    """Another owner is refused, and both are named; an archived pool has none."""
+    with pytest.raises(OwnedByAnother, match="lease pool other is declared by b and now by a"):
+        compare([pool("other", "b")], declaration(pool("other")))
+    (made,) = compare([pool("mine")], declaration())
+    assert (made.after.owner, made.after.limit_units, made.after.retired) == ("", 0, True)
+    assert made.after.revision == made.before.revision + 1 if made.before else None
+
+
+def adaptive(floor: int, ceiling: int) -> Policy:
+    return Policy(adaptive=Bounds(floor=floor, ceiling=ceiling))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, {"limit_units": 20}, []),
+        ({}, {"limit_units": 21}, ["lease pool p: the maximum grows from 10 to 21"]),
+        ({}, {"limit_units": 1}, []),
+        ({"limit_units": 0}, {"limit_units": 1000}, []),
+        ({}, {"policy": adaptive(1, 20)}, []),
+        ({}, {"policy": adaptive(1, 21)}, ["lease pool p: the maximum grows from 10 to 21"]),
+        ({"policy": adaptive(1, 30)}, {"policy": adaptive(1, 60)}, []),
+        ({"policy": adaptive(1, 30)}, {"policy": adaptive(1, 61)}, ["lease pool p: the maximum grows from 30 to 61"]),
+        (
+            {"policy": adaptive(1, 30)},
+            {"policy": adaptive(1, 30), "limit_units": 25},
+            ["lease pool p: the maximum grows from 10 to 25"],
+        ),
+        (
+            {"policy": adaptive(1, 15)},
+            {"limit_units": 31},
+            [
+                "lease pool p: the maximum grows from 10 to 31",
+                "lease pool p: the maximum grows from 15 to 31",
+            ],
+        ),
+    ],
+)
+def test_a_limit_that_is_more_than_doubled_is_a_danger(
+    before: dict[str, Any], after: dict[str, Any], expected: list[str]
+) -> None:
+    """And so is an adaptive ceiling."""
+    assert dangers(compare([pool("p", **before)], declaration(pool("p", **after)))) == expected
+
+
+def test_a_removed_pool_is_a_danger() -> None:
+    """Also one that nobody declared, under prune. Creating, adopting and reactivating are none."""
+    current = [pool("mine"), pool("unowned", ""), archived("gone")]
+    assert dangers(compare(current, declaration(prune=True))) == [
+        "lease pool mine is removed",
+        "lease pool unowned is removed",
+    ]
+    assert dangers(compare(current, declaration(pool("mine"), pool("unowned"), pool("gone"), pool("new")))) == []
+
+
+def test_changes_name_their_fields() -> None:
+    """With the names of slipway.yaml; the revision changes with every field."""
+    after = pool("p", limit_units=12, ttl_seconds=30.0, policy=adaptive(1, 20))
+    (made,) = compare([pool("p", "")], declaration(after))
+    assert made.fields["revision"] == (1, 2)
+    assert made.shown().detail == (
+        'limit 10 → 12, adaptive none → {"floor":1,"ceiling":20}, ttl_seconds 60 → 30.0, owner none → a'
+    )
