@@ -126,7 +126,7 @@ async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
         reasons = {row["reason"].partition(":")[0] for row in await signals.refused(calculator.database)}
         assert reasons == {"kind", "target", "expired", "share"}
         dead = await calculator.database.fetch("SELECT subject, state FROM dead_letter")
-        assert [tuple(row) for row in dead] == [("zone-a", "dead")]
+        assert [tuple(row) for row in dead] == [("config/zone-a", "dead")]
 
 
 async def test_a_signal_counts_until_it_expires(calculator: Calculator) -> None:
@@ -164,7 +164,7 @@ async def test_a_down_signal_raises_and_resolves_an_alert(calculator: Calculator
     await calculator.turn([])
     raised, resolved = await alerts(calculator)
     assert (type(raised), type(resolved)) == (AlertRaised, AlertResolved)
-    assert raised.dedup_key == resolved.dedup_key == "weight-calculator/config-tripped/zone-a"
+    assert raised.dedup_key == resolved.dedup_key == "weight-calculator/config-tripped/config/zone-a"
     assert raised.cause == "down signal from page: smoke"
 
 

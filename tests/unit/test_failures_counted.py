@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from slipway_common.events.lifecycle import TRANSITIONS, State
+from slipway_common.events.scopes import config_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Worker
@@ -69,6 +70,6 @@ def test_both_sides_count_the_same_failures(name: str, claim: str) -> None:
                 counted[stage] += 1
         draft = Draft(world)
         fold(draft, event, T0)
-        row = draft.row(A.launch_config_id)
+        row = draft.row(config_key(A.launch_config_id))
         assert row is not None
         assert {stage: getattr(row, stage).folded for stage in STAGES} == counted

@@ -52,7 +52,7 @@ def down(story: Story, *ids: str) -> bool:
 
 @given(KEYS, KEYS)
 def test_no_two_keys_have_the_same_text(one: Key, other: Key) -> None:
-    """Whatever the ids contain; and the text names the key."""
+    """Ids may contain slashes and percent signs; the text names the key."""
     assert (one.text == other.text) == (one == other)
     assert Key.of(one.text) == one
 
@@ -86,8 +86,8 @@ def test_configs_share_what_they_have_in_common_and_nothing_else(one: dict[str, 
     family = [each["instance_type"].split(".")[0] for each in (one, other)]
     wanted |= {first.shared["quota"]} if same("account_id", "region") and family[0] == family[1] else set()
     wanted |= {pool_key(one["pool_id"])} if same("pool_id") else set()
-    for number, fields in enumerate((("pool_id",), ("account_id",), ("region", "zone"))):
-        wanted |= {places[number] for places in first.parents.values()} if same(*fields) else set()
+    for number, place in enumerate((("pool_id",), ("account_id",), ("region", "zone"))):
+        wanted |= {places[number] for places in first.parents.values()} if same(*place) else set()
     assert shared_between(first, second) == wanted
 
 
