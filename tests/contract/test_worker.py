@@ -30,7 +30,7 @@ from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from tests.support.harness import PATIENCE_SECONDS, until
-from tests.support.provisioner import KEY, Provisioner, provisioner_on
+from tests.support.provisioner import KEY, Provisioner, declared, provisioner_on, revision_id
 
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])
@@ -184,6 +184,12 @@ class Scene:
         rows = await self.provisioner.database.fetch("SELECT type FROM outbox ORDER BY id")
         names = {kind.type: name for kind, name in EVENTS.items()}
         return [names[row["type"]] for row in rows if row["type"] in names]
+
+    async def replace_revision(self) -> None:
+        """Declare another image: the worker's revision drains."""
+        body = declared()
+        body["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
+        await self.provisioner.declare(body, strategy="now")
 
     async def drain_worker(self) -> None:
         await self.provisioner.database.execute("UPDATE worker SET state = 'stopping', reason = 'test'")
@@ -353,6 +359,28 @@ async def test_a_draining_worker_finishes_its_task_first(scene: Scene) -> None:
         assert await agent.end() == 0
     assert scene.queue.calls == [("claim", "task-1"), ("task-1", 0)]
     assert await scene.published() == ["registered", "claimed", "stopped"]
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("wrap",)], ids=["run", "wrap"])
+async def test_a_worker_of_a_replaced_revision_leaves_after_its_task(scene: Scene, arguments: tuple[str, ...]) -> None:
+    """Its revision drains: it finishes its task, takes no other one, and names the revision as the reason."""
+    os.mkfifo(scene.folder / "go")
+    task = ["cat", str(scene.folder / "go")]
+    scene.queue.commands += [task, ["sleep", "600"]]
+    script = (
+        f"{HOOK} claimed --task task-1; {' '.join(task)}; {HOOK} draining; {HOOK} idle; while :; do sleep 0.05; done"
+    )
+    wrapped = ("--", "sh", "-c", script) if arguments == ("wrap",) else ()
+    async with scene.serving():
+        agent = await scene.start(*arguments, *wrapped)
+        await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
+        await scene.replace_revision()
+        await agent.until_printed(f"leaving, as requested by the provisioner: {revision_id()} drains")
+        (scene.folder / "go").write_text("")
+        assert await agent.end() == (128 + signal.SIGTERM if wrapped else 0)
+    assert wrapped or scene.queue.calls == [("claim", "task-1"), ("task-1", 0)]
+    assert not wrapped or f"leave: {revision_id()} drains".encode() in agent.output
+    assert (await scene.published())[-1] == "stopped"
 
 
 async def test_a_second_signal_ends_the_task(scene: Scene) -> None:
