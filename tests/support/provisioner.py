@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -434,6 +434,25 @@ def weight(config: str = "zone-a", **changes: Any) -> WeightChanged:
         "reason": f"{config_id} healthy",
     }
     return WeightChanged(**(usual | changes))
+
+
+@contextlib.asynccontextmanager
+async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """Run `step` up to its first write to `table`, holding its locks, and let it continue afterwards."""
+    async with provisioner.database.acquire() as blocker, blocker.transaction():
+        await blocker.execute(f"LOCK TABLE {table} IN SHARE MODE")
+        task = provisioner.start(awaited(step))
+        await provisioner.until_waiting(task)
+        yield task
+
+
+async def awaited(step: Awaitable[Any]) -> Any:
+    return await step
+
+
+async def in_transaction(provisioner: Provisioner, act: Callable[[Connection], Awaitable[Any]]) -> Any:
+    async with provisioner.database.acquire() as db, db.transaction():
+        return await act(db)
 
 
 @contextlib.asynccontextmanager

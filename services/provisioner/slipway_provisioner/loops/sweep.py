@@ -8,7 +8,7 @@ from collections.abc import Callable
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import declarations, marks, outcomes, retention
+from slipway_provisioner.store import marks, outcomes, retention, sweeps
 
 LOG = logger(__name__)
 
@@ -18,11 +18,11 @@ async def sweep_next(
 ) -> bool:
     """Sweep one pool that is due; False if none is."""
     async with database.acquire() as db, db.transaction():
-        pool_id = await declarations.next_to_sweep(db, settings.sweep_seconds)
+        pool_id = await sweeps.next_to_sweep(db, settings.sweep_seconds)
         if pool_id is None:
             return False
         await marks.dirty(db, {pool_id}, reason="sweep")
-        await declarations.republish(db, pool_id)
+        await sweeps.republish(db, pool_id)
     async with database.acquire() as db:
         for config_id in await outcomes.repair(db):
             LOG.error("a failure counter was below the number of failed workers and was repaired", config=config_id)

@@ -82,20 +82,14 @@ WHERE launch_config_id = ANY($1::text[]) AND record ->> 'state' <> 'healthy'
 UNION ALL SELECT key, reason FROM shared_window WHERE key = ANY($2::text[]) AND state = 'tripped'"""
 
 
-def _specs(table: sa.Table, condition: sa.ColumnElement[bool]) -> Statement:
-    """Next declared entries after an id, as JSON text."""
-    shown = sa.func.jsonb_build_object("owner", table.c.owner, "spec", table.c.spec)
-    return Statement(
-        sa.select(table.c.id, sa.cast(shown, sa.Text).label("text"))
-        .where(condition, table.c.id > sa.bindparam("after"), matches(table.c.owner, "owner"))
-        .order_by(table.c.id)
+SPECS: Final = {
+    section: Statement(
+        sa.select(of.id, sa.cast(sa.func.jsonb_build_object("owner", of.owner, "spec", of.spec), sa.Text).label("text"))
+        .where(sa.not_(gone), of.id > sa.bindparam("after"), matches(of.owner, "owner"))
+        .order_by(of.id)
         .limit(CHUNK)
     )
-
-
-SPECS: Final = {
-    "accounts": _specs(tables.account, ~A.removed),
-    "worker_pools": _specs(tables.worker_pool, ~P.deleted),
+    for section, of, gone in (("accounts", A, A.removed), ("worker_pools", P, P.deleted))
 }
 
 # Locks, in the common order.
@@ -242,21 +236,6 @@ SHARED: Final = f"""
 INSERT INTO shared_window ({names(SHARE)})
 SELECT DISTINCT {names(SHARE, "k.")} FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
 WHERE c.id = ANY($1::text[]) ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
-
-NEXT_TO_SWEEP: Final = """
-UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
-    SELECT id FROM worker_pool WHERE swept_at < slipway_clock() - $1 * interval '1 s' AND NOT deleted
-    ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING id"""
-STATE_OF_POOL: Final = Statement(sa.select(*POOL_STATE).where(P.id == sa.bindparam("pool_id")))
-# FOR SHARE: otherwise the older state could be published after a pause that commits meanwhile.
-CONFIGS_OF: Final = Statement(
-    sa.select(*configs.FIELDS)
-    .select_from(tables.launch_config_name.join(tables.launch_config, OF_NAME))  # names are locked first
-    .where(C.pool_id == sa.bindparam("pool_id"), C.state != "archived")
-    .order_by(N.name, C.id)
-    .with_for_update(read=True)
-)
 
 
 class ChangedMeanwhile(Exception):
@@ -417,20 +396,6 @@ def _changed_names(writes: Writes) -> set[str]:
     """Names of launch configs of which a revision that is neither new nor drained may have changed."""
     ids = [*writes.current, *_ids(writes.fallbacks), *_ids(writes.health)]
     return {name.name for name in writes.names} | {id_.partition("@")[0] for id_ in ids}
-
-
-async def next_to_sweep(tx: Connection, every_seconds: float) -> str | None:
-    """Take the pool that was swept longest ago; None if none is due."""
-    pool_id: str | None = await tx.fetchval(NEXT_TO_SWEEP, every_seconds)
-    return pool_id
-
-
-async def republish(tx: Connection, pool_id: str) -> None:
-    """Publish the states of a pool and its configs again, unchanged."""
-    rows = await tx.fetch(CONFIGS_OF.text, *CONFIGS_OF.arguments(pool_id=pool_id))
-    pool = await tx.fetchrow(STATE_OF_POOL.text, *STATE_OF_POOL.arguments(pool_id=pool_id))
-    states = [config_events.LaunchConfigUpdated(**configs.state(row)) for row in rows]
-    await outbox.enqueue(tx, [pool_events.PoolUpdated(**pool), *states])
 
 
 async def _fetched(db: Connection, statement: Statement, ids: Iterable[str]) -> list[Any]:
