@@ -116,7 +116,7 @@ def _recorder(lines: TextIO) -> Callable[[str, float], None]:
 
 
 def main(kind: str, url: str, file: str) -> None:
-    with open(file, "w", buffering=1) as lines:  # noqa: PTH123 (line buffering)
+    with open(file, "w", buffering=1) as lines:
         if kind == "ping":
             ping(url, _recorder(lines))
         else:

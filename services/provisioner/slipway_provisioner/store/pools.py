@@ -20,10 +20,10 @@ from slipway_provisioner.store.tables import dirty_pool, in_states, launch_confi
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
 # commits later stays and makes the pool dirty again.
+# In the order of the marks, so that it ends at the first free pool, however many are dirty.
 LOCK_DIRTY: Final = """
-SELECT p.id FROM worker_pool p
-WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= slipway_clock())
-ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
+SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id WHERE d.due_at <= slipway_clock()
+ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
 UNMARK: Final = Statement(
     sa.delete(dirty_pool)
     .where(dirty_pool.c.pool_id == sa.bindparam("pool_id"), dirty_pool.c.due_at <= sa.func.slipway_clock())
