@@ -1,7 +1,7 @@
 """`make bench-apply POOLS=2000`: time of a declaration, and what others wait for it.
 
-Applies a declaration of POOLS pools with three launch configs each through the `slipway` command's own reader and a real
-provisioner over HTTP, then changes one pool, alone and in the whole declaration, and compares it without a change.
+Applies a declaration of POOLS pools with three launch configs each through the reader of the `slipway` command and a
+real provisioner over HTTP, then changes one pool, alone and in the whole declaration, and compares it without a change.
 Beside it, other processes ping the service and plan and start other pools all the time. The yardstick, in the same
 round, is a plain bulk INSERT of as many rows. Prints the figures, then the claims; exits with 1 if one is false. KEEP=1
 writes bench/results/apply.json.
@@ -213,6 +213,7 @@ async def measure(supervisor: Supervisor) -> int:
         longest: dict[str, list[dict[str, float]]] = {phase: [] for phase in PHASES}
         for number in range(1, ROUNDS + 1):
             print(f"round {number} of {ROUNDS} …", flush=True)
+            (folder / str(number)).mkdir()
             one, samples = await _round(supervisor, postgres, kafka, folder / str(number), pools)
             for step, values in one.seconds.items():
                 seconds.setdefault(step, []).extend(values)
@@ -268,7 +269,6 @@ def report(results: Results) -> int:
 async def _round(
     supervisor: Supervisor, postgres: EmbeddedPostgres, kafka: EmbeddedKafka, folder: Path, pools: int
 ) -> tuple[Round, list[tuple[str, float, float]]]:
-    folder.mkdir()
     url = await postgres.create_database(f"apply_{folder.name}")
     await migrate.upgrade(url, "provisioner")
     await apply_beside.prepare(url)

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from slipway_client.cli.commands.declared import DIFFERENCE
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.main import app
 from slipway_common.base.ids import hash_secret
+from slipway_common.declaration.strict_yaml import read
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.signal import SignalRaised
@@ -157,6 +159,84 @@ async def test_a_declaration(deployment: Deployment) -> None:
     refused = await deployment.slipway("apply", deployment.file(declared(max_capacity=-1)), exit_code=2)
     assert "max_capacity" in refused
     assert [row["max_capacity"] for row in await deployment.read("pool", "ls")] == [100]
+
+
+LIMITS = [{"id": "sim-a", "limit": 24, "pacing": "off"}]
+
+
+def named(folder: Path, name: str, body: dict[str, Any]) -> str:
+    path = folder / name
+    path.write_text(yaml.safe_dump(body))
+    return str(path)
+
+
+async def test_declarations_of_two_owners(deployment: Deployment) -> None:
+    """Neither removes what the other declared; an object of both is refused with both named, unless it is adopted."""
+    first = declared("zone-a") | {"lease_pools": LIMITS}
+    pool = first["worker_pools"][0]
+    others = pool | {"id": "windows", "launch_configs": [pool["launch_configs"][0] | {"name": "windows-a"}]}
+    second: dict[str, Any] = {"version": 1, "worker_pools": [others]}
+    a, b = named(deployment.folder, "a.yaml", first), named(deployment.folder, "b.yaml", second)
+    await deployment.confirmed("apply", a)
+    await deployment.slipway("apply", b)
+    assert await deployment.read("diff", a) == await deployment.read("diff", b) == []
+    assert {row["id"] for row in await deployment.read("pool", "ls")} == {"linux", "windows"}
+    named(deployment.folder, "b.yaml", second | {"worker_pools": [others, pool]})
+    refused = await deployment.slipway("apply", b, exit_code=1)
+    assert all(word in refused for word in ("linux", "a.yaml", "b.yaml", "--adopt"))
+    both = await deployment.slipway("apply", a, b, exit_code=2)
+    assert f"{b}: worker_pools[1].id: 'linux' is already used by worker_pools[0] of {a}" in re.sub(r":\d+:", ":", both)
+    assert {row["id"] for row in await deployment.read("pool", "ls")} == {"linux", "windows"}
+    named(deployment.folder, "b.yaml", {"version": 1, "worker_pools": []})
+    removed = await deployment.confirmed("apply", b)
+    assert "windows" in removed
+    assert {row["id"] for row in await deployment.read("pool", "ls")} == {"linux"}
+
+
+@pytest.mark.parametrize("dangerous", ["lease pool", "worker pool"])
+async def test_a_danger_in_one_service_changes_neither(deployment: Deployment, dangerous: str) -> None:
+    """The digest confirms the changes of both services; another one, or none, changes nothing."""
+    body = declared("zone-a") | {"lease_pools": LIMITS}
+    file = deployment.file(body)
+    await deployment.confirmed("apply", file)
+    before = await deployment.read("export")
+    if dangerous == "lease pool":
+        body["worker_pools"][0]["max_capacity"] = 90
+        body["lease_pools"] = [LIMITS[0] | {"limit": 49}]
+    else:
+        body["lease_pools"] = [LIMITS[0] | {"limit": 25}]
+        body["worker_pools"][0]["max_capacity"] = 201
+    deployment.file(body)
+    refused = await deployment.slipway("apply", file, exit_code=CONFIRMATION)
+    assert f"  {dangerous} " in refused
+    await deployment.slipway("apply", file, "--confirm", "0" * 12, exit_code=CONFIRMATION)
+    assert await deployment.read("export") == before
+    shown = await asyncio.to_thread(
+        functools.partial(CliRunner().invoke, app, ["diff", file], env=deployment.environment)
+    )
+    assert (shown.exit_code, shown.stderr.split()[-1]) == (DIFFERENCE, refused.split()[-1])
+    await deployment.slipway("apply", file, "--confirm", refused.split()[-1])
+    assert await deployment.read("diff", file) == []
+
+
+async def test_an_export_applied_changes_nothing(deployment: Deployment) -> None:
+    """Of one owner, with its metadata, and as JSON; also for texts that YAML could read as something else."""
+    body = declared("zone-a", "zone-b", min_capacity=3, evidence={"claim": "queue"}, scaling_ratio="1/3")
+    body["worker_pools"][0]["launch_configs"][0] |= {"max_capacity": 7, "settings": {"a": "1e3", "b": ["no", "", 1.5]}}
+    body["lease_pools"] = [LIMITS[0] | {"operations": {"build": {"weight": 2}}, "backoff": None}]
+    body["metadata"] = {"owner": "team-a"}
+    file = deployment.folder / "declared.json"
+    file.write_text(json.dumps(body))
+    await deployment.confirmed("apply", str(file))
+    for output in ("yaml", "json"):
+        for owner in ((), ("--owner", "team-a")):
+            printed = await deployment.slipway("export", "-o", output, *owner)
+            exported = deployment.folder / f"exported.{output}"
+            exported.write_text(printed)
+            assert read(printed).value["metadata"] == {"owner": "team-a"}
+            assert read(printed).value["worker_pools"][0]["launch_configs"][0]["settings"]["a"] == "1e3"
+            assert await deployment.read("diff", str(exported)) == []
+    assert "nothing is declared by nobody" in await deployment.slipway("export", "--owner", "nobody", exit_code=1)
 
 
 async def test_pools_and_launch_configs(deployment: Deployment) -> None:
