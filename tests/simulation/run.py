@@ -4,6 +4,7 @@ Each process has an embedded PostgreSQL of its own. PROCESSES limits their numbe
 """
 
 import asyncio
+import logging
 import os
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -42,12 +45,13 @@ async def play_all(seeds: Sequence[int]) -> list[Report]:
     with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
         async with Supervisor() as supervisor:
-            server = EmbeddedPostgres(Path(folder))
+            server = EmbeddedPostgres(Path(folder), {"fsync": "off", "synchronous_commit": "off"})
             await supervisor.start(server)
             return [await play(server, seed) for seed in seeds]
 
 
 def play_in_process(seeds: Sequence[int]) -> list[Report]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     return asyncio.run(play_all(seeds))
 
 
