@@ -10,7 +10,7 @@ from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.pool import PoolRolledBack
 from slipway_local.check import roll_out
 from slipway_local.check.evidence import Evidence
-from slipway_local.check.roll_out import Tasks
+from slipway_local.check.roll_out import TaskCounts
 from slipway_simulator import facts
 
 BAD_MACHINES_MAX: Final = 25
@@ -28,7 +28,7 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back_at: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a run. `names` maps each launch config to its revisions, `machines` each image to those created.
 
     `before` and `meanwhile` are the tasks of the time before and while the bad image was current, `done_by_fallback`
@@ -37,15 +37,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     names: Mapping[str, Sequence[str]]
     machines: Mapping[str, int]
-    before: Tasks
-    meanwhile: Tasks
+    before: TaskCounts
+    meanwhile: TaskCounts
     done_by_fallback: int
     lost: int
     interrupted: int
     problems: Sequence[str]
 
 
-def judge(evidence: Evidence, commands: Commands) -> Report:
+def judge(evidence: Evidence, commands: Commands) -> ImageReport:
     """Compare a run with what a roll-out, a bad image and a rollback should do."""
     known, machines = roll_out.revisions(evidence), roll_out.machines(evidence)
     of_image = {
@@ -56,7 +56,7 @@ def judge(evidence: Evidence, commands: Commands) -> Report:
     for id_, event in known.items():
         names[event.name].append(id_)
     lost, interrupted = roll_out.lost_tasks(evidence)
-    report = Report(
+    report = ImageReport(
         names=names,
         machines={image: sum(len(machines.get(id_, ())) for id_ in ids) for image, ids in of_image.items()},
         before=roll_out.tasks(evidence, commands.replaced_at, commands.bad_at),
@@ -115,7 +115,7 @@ def _problems_of_revisions(
         yield "nothing was launched after the rollback"
 
 
-def _problems_of_figures(report: Report, commands: Commands) -> Iterator[str]:
+def _problems_of_figures(report: ImageReport, commands: Commands) -> Iterator[str]:
     if not all(report.machines.values()):
         yield f"an image was never launched: {dict(report.machines)}"
     if report.machines[commands.bad] > BAD_MACHINES_MAX:

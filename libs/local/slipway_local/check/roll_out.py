@@ -13,7 +13,7 @@ from slipway_simulator import facts
 SENT_SECONDS: Final = 2.5
 
 
-class Drain(msgspec.Struct, frozen=True):
+class DrainInterval(msgspec.Struct, frozen=True):
     """Interval in which a revision launched nothing, by its events; `until` is infinite if it never came back."""
 
     config_id: str
@@ -24,7 +24,7 @@ class Drain(msgspec.Struct, frozen=True):
         return self.since + after_seconds < at < self.until
 
 
-class Tasks(msgspec.Struct, frozen=True):
+class TaskCounts(msgspec.Struct, frozen=True):
     """Tasks in an interval: arrived, done, and the largest number that waited at the same time."""
 
     arrived: int
@@ -44,7 +44,7 @@ def revisions(evidence: Evidence) -> dict[str, LaunchConfigState]:
     return {id_: event for id_, (_, event) in newest.items()}
 
 
-def drains(evidence: Evidence) -> list[Drain]:
+def drains(evidence: Evidence) -> list[DrainInterval]:
     """Intervals between the event that a revision drains and the one that it may launch again."""
     history: dict[str, dict[int, tuple[float, LaunchConfigState]]] = defaultdict(dict)
     for published in evidence.published:
@@ -58,16 +58,16 @@ def drains(evidence: Evidence) -> list[Drain]:
             if since is None and isinstance(event, LaunchConfigDraining):
                 since = at
             elif since is not None and event.state in ("active", "paused"):
-                found.append(Drain(id_, since, at))
+                found.append(DrainInterval(id_, since, at))
                 since = None
         if since is not None:
-            found.append(Drain(id_, since, float("inf")))
+            found.append(DrainInterval(id_, since, float("inf")))
     return found
 
 
 def launched_while_draining(evidence: Evidence) -> list[str]:
     """Starts of draining revisions: committed after the drain, or calls that no earlier start explains."""
-    by_config: dict[str, list[Drain]] = defaultdict(list)
+    by_config: dict[str, list[DrainInterval]] = defaultdict(list)
     for drain in drains(evidence):
         by_config[drain.config_id].append(drain)
     late = [
@@ -92,7 +92,7 @@ def machines(evidence: Evidence) -> dict[str, list[facts.InstanceCreated]]:
     return found
 
 
-def tasks(evidence: Evidence, since: float, until: float) -> Tasks:
+def tasks(evidence: Evidence, since: float, until: float) -> TaskCounts:
     """Tasks between two times, by the ledger."""
     arrived = done = waiting = waiting_max = 0
     for fact in evidence.ledger:
@@ -107,7 +107,7 @@ def tasks(evidence: Evidence, since: float, until: float) -> Tasks:
             arrived += isinstance(fact, facts.TaskArrived)
             done += isinstance(fact, facts.TaskEnded) and fact.result == "done"
             waiting_max = max(waiting_max, waiting)
-    return Tasks(arrived, done, waiting_max)
+    return TaskCounts(arrived, done, waiting_max)
 
 
 def lost_tasks(evidence: Evidence) -> tuple[int, int]:

@@ -46,12 +46,12 @@ TASK_SIGMA: Final = 0.4
 TASKS_PER_WORKER: Final = 3
 MAX_CAPACITY: Final = 60
 TICK_SECONDS: Final = 0.25
-FIRST_LOAD_SECONDS: Final = 160.0
-AFTER_ROLLBACK_SECONDS: Final = 120.0
+FIRST_LOAD_SECONDS: Final = 100.0
+AFTER_ROLLBACK_SECONDS: Final = 80.0
 STEP_SECONDS: Final = 30.0  # real; 3 to 10 on an idle machine
 
 
-class Arguments(msgspec.Struct, frozen=True):
+class ImageArguments(msgspec.Struct, frozen=True):
     """Arguments of a run. `faults` are added to that of the bad image."""
 
     seed: int
@@ -63,7 +63,7 @@ class NotReached(Exception):
     """A step did not have its effect in time."""
 
 
-def parse_arguments(environment: Mapping[str, str]) -> Arguments:
+def parse_arguments(environment: Mapping[str, str]) -> ImageArguments:
     """Read the arguments from the environment; raises ValueError with the cause and the accepted values."""
     try:
         seed, speed = int(environment.get("SEED") or 1), float(environment.get("SPEED") or SPEED)
@@ -72,7 +72,7 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
         raise ValueError(f"{given}: SEED has to be an integer, and SPEED a number such as {SPEED:g}") from error
     if not 0 < speed <= SPEED_MAX:
         raise ValueError(f"SPEED={speed:g}: expected a number above 0 and at most {SPEED_MAX:g}")
-    return Arguments(seed, speed, faults.parse(environment.get("FAULTS") or "none"))
+    return ImageArguments(seed, speed, faults.parse(environment.get("FAULTS") or "none"))
 
 
 def declared(deployment: Deployment) -> Declaration:
@@ -85,7 +85,7 @@ def declared(deployment: Deployment) -> Declaration:
     return parse(body)
 
 
-def scenario(arguments: Arguments) -> dict[str, Any]:
+def scenario(arguments: ImageArguments) -> dict[str, Any]:
     """Scenario for the simulator, in which machines with the bad image never register."""
     return {
         "seed": arguments.seed,
@@ -99,7 +99,7 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
 class Play:
     """The steps of one run, each of which waits until its effect is seen in the rows."""
 
-    def __init__(self, deployment: Deployment, db: asyncpg.Connection, arguments: Arguments) -> None:
+    def __init__(self, deployment: Deployment, db: asyncpg.Connection, arguments: ImageArguments) -> None:
         self.deployment = deployment
         self.db = db
         self.arguments = arguments
@@ -202,7 +202,7 @@ def environment(deployment: Deployment) -> dict[str, str]:
     return urls | {"SLIPWAY_TOKEN": deployment.token}
 
 
-async def try_image(supervisor: Supervisor, arguments: Arguments) -> int:
+async def try_image(supervisor: Supervisor, arguments: ImageArguments) -> int:
     """Run on a new deployment; return the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
@@ -242,7 +242,7 @@ async def try_image(supervisor: Supervisor, arguments: Arguments) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def summarise(report: image_change.Report, path: path_check.Report) -> int:
+def summarise(report: image_change.ImageReport, path: path_check.Report) -> int:
     """Print the figures, the problems and the closing line; return the exit code."""
     for name, ids in report.names.items():
         print(f"  {name}: {', '.join(sorted(ids))}")
