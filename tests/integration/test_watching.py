@@ -8,12 +8,27 @@ from slipway_client.cli.watching import Watch
 from slipway_client.transport.http import Failed
 from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised
-from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from slipway_common.events.pool import PoolRolledBack
+from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from tests.support.harness import Place, publisher, until
 
 REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity")
+
+ROLLED_BACK = PoolRolledBack(
+    pool_id="linux",
+    min_capacity=0,
+    max_capacity=9,
+    scaling_ratio="1",
+    mode="enforce",
+    paused=False,
+    frozen=False,
+    revision=9,
+    to_revision=7,
+    reason="it does not boot",
+    by="me",
+)
 
 
 def weight(state: str, reason: str, next_probe_at: datetime | None = None) -> WeightChanged:
@@ -50,7 +65,7 @@ def narrated(watch: Watch) -> list[str]:
 
 async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
     """History first, then new events; many failures in one line; unreadable records are skipped."""
-    await place.create(LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE)
+    await place.create(LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE, POOL_LIFECYCLE)
     alert = AlertRaised(
         dedup_key="k", subject_kind="partition", subject_id="s", kind="gap", summary="records are missing"
     )
@@ -77,7 +92,8 @@ async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
             await until(lambda: "kafka" not in watch.problems and watch.complete)
             await publish.send(weight("healthy", "healthy"), time=utc_now())
             await publish.send(alert, time=utc_now())
-            texts = await until(lambda: len(found := narrated(watch)) == 4 and found)
+            await publish.send(ROLLED_BACK, time=utc_now())
+            texts = await until(lambda: len(found := narrated(watch)) == 5 and found)
         finally:
             running.cancel()
             await asyncio.wait({running})
@@ -86,4 +102,5 @@ async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
         "3 launches refused: InsufficientCapacity (linux-zone-b 3)",
         "linux-zone-b recovered: a start succeeded",
         "alert: records are missing",
+        "pool linux rolled back to revision 7: it does not boot",
     ]
