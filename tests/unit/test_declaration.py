@@ -16,7 +16,7 @@ from slipway_common.declaration.identity import Known, canonical_body, config_na
 from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import json_schema, load, parse
 from slipway_common.declaration.scaling import scaled
-from slipway_common.declaration.strict_yaml import Invalid, read
+from slipway_common.declaration.strict_yaml import Invalid, read, write
 
 PARSERS = [strict_yaml.PARSER, strict_yaml.PythonParser]
 ROOT = Path(__file__).parents[2]
@@ -174,6 +174,43 @@ def test_words_stay_strings() -> None:
     text = "[no, on, y, 2026-01-05, 012, 12:30:45, 1_000, ~, true, 7, 1.5, 1e3, 0x1f]"
     words = ["no", "on", "y", "2026-01-05", "012", "12:30:45", "1_000"]
     assert read(text).value == [*words, None, True, 7, 1.5, 1000.0, 31]
+
+
+ODD_TEXTS = [
+    "no",
+    "null",
+    "~",
+    "",
+    "<<",
+    "1e3",
+    ".5",
+    "0x1",
+    "012",
+    "2026-01-05",
+    "- a",
+    "a: b",
+    "#",
+    "\n",
+    "\x85",
+    "\ufeff",
+]
+TEXTS = st.one_of(
+    st.sampled_from(ODD_TEXTS),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.from_regex(r"[-+]?[0-9.]{1,4}([eExX][-+]?[0-9a-f]{1,3})?", fullmatch=True),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_again(value: Any) -> None:
+    """Texts that YAML 1.2, or a reader of YAML 1.1, takes for another type are quoted."""
+    found = read(write({"a": value})).value["a"]
+    assert (found, repr(found)) == (value, repr(value))
 
 
 def test_all_problems_are_reported_at_once() -> None:
