@@ -603,3 +603,18 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
     before = await everything(provisioner)
     await provisioner.declare(declared() | {"worker_pools": []})
     assert await everything(provisioner) == before
+
+
+async def test_audit_of_commands(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A pause, a freeze and their ends are recorded under their own names."""
+    await provisioner.declare()
+    async with administrator(provisioner, tmp_path) as client:
+        for path in ("/pools/linux/pause", "/pools/linux/resume", "/pools/linux/freeze", "/pools/linux/unfreeze"):
+            assert (await client.post(path, json={"reason": "drill"})).status_code == 200
+        for path in ("/launch-configs/zone-a/pause", "/launch-configs/zone-a/resume"):
+            assert (await client.post(path, json={"reason": "drill"})).status_code == 200
+        items = (await client.get("/audit?limit=6")).json()["items"]
+    assert [(row["subject_id"], row["action"], row["by"], row["after"]["reason"]) for row in reversed(items)] == [
+        *(("linux", action, "admin", "drill") for action in ("pause", "resume", "freeze", "unfreeze")),
+        *(("zone-a", action, "admin", "drill") for action in ("pause", "resume")),
+    ]

@@ -31,6 +31,12 @@ async def record(tx: Connection, rows: Sequence[Audit], *, by: str, action: str)
         await tx.execute(RECORD.text, *RECORD.rows(rows[start : start + CHUNK], by=by, action=action))
 
 
+async def command(tx: Connection, kind: str, subject_id: str, action: str, *, by: str, **after: Any) -> None:
+    """Record a command on a declared object, such as a pause; `after` are the fields that it has set."""
+    row = Audit(kind=kind, subject_id=subject_id, result="updated", before=None, after=after)
+    await record(tx, [row], by=by, action=action)
+
+
 async def listed(db: Connection, *, kind: str | None, subject_id: str | None, limit: int) -> list[dict[str, Any]]:
     """Newest changes first, of all objects or of one."""
     arguments = LISTED.arguments(kind=kind, subject_id=subject_id, limit=limit)

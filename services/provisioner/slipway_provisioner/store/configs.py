@@ -15,9 +15,10 @@ from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.roll_out import Standing
-from slipway_provisioner.store import launch_stops, marks
+from slipway_provisioner.store import audit, launch_stops, marks
 from slipway_provisioner.store.tables import launch_config, launch_config_name
 
+CONFIG: Final = "launch config"
 C: Final = launch_config.c
 N: Final = launch_config_name.c
 STATE: Final = sa.case((sa.and_(C.state == "active", N.paused), "paused"), else_=C.state).label("state")
@@ -151,6 +152,7 @@ async def pause(tx: Connection, name: str, *, reason: str, by: str, until: datet
     if pool_id is None:
         return False
     rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(config_name=name))
+    await audit.command(tx, CONFIG, name, "pause", by=by, paused=True, reason=reason, until=until)
     paused = [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until) for row in rows]
     await outbox.enqueue(tx, paused)
     await marks.dirty(tx, {pool_id}, reason="paused")
@@ -175,6 +177,7 @@ async def _resume(tx: Connection, statement: Statement, name: str, reason: str, 
     if pool_id is None:
         return False
     rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(config_name=name))
+    await audit.command(tx, CONFIG, name, "resume", by=by, paused=False, reason=reason)
     await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by) for row in rows])
     await marks.dirty(tx, {pool_id}, reason="resumed")
     return True
