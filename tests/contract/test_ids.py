@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,7 +28,8 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.base.percent import decoded, encoded
-from slipway_common.declaration.parsing import Invalid, parse
+from slipway_common.declaration.parsing import parse
+from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.events.alert import alert_key
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseRequested
@@ -57,8 +58,8 @@ from tests.contract.test_signals_api import caller
 from tests.contract.test_simulator import serving
 from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import world_on
-from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on, report, weight
 from tests.support.providers import provider_settings
+from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on, report, weight
 from tests.support.weight_calculator import calculator_on
 
 ID: Final = "gecko-t/t-linux-large"  # as Taskcluster names its pools
@@ -66,7 +67,7 @@ ABOUT: Final = encoded(ID)
 LONGEST: Final = "/".join("a" * 64)  # has the most characters to encode
 
 # Names as they are declared, and texts from outside that may contain anything.
-SPECIAL: Final = st.text("a/%2F@.:é\n\"\\", max_size=6)
+SPECIAL: Final = st.text('a/%2F@.:é\n"\\', max_size=6)
 TEXTS: Final = SPECIAL | st.text(max_size=8)
 KINDS: Final = st.sampled_from(["config", "image", "credential", "account", "pool", "zone"])
 
@@ -106,14 +107,12 @@ ID_FIELDS: Final = ("source", "service", "target_kind", "subject_kind", "dedup_k
 def test_keys_and_subjects_of_a_topic_differ(topic: Topic, data: st.DataObject) -> None:
     """Two events of a topic have one key, or one subject, exactly if the same ids are in it."""
     names = data.draw(st.sampled_from(sorted(set(_fields(topic)))))
-    one, other = ({name: data.draw(SPECIAL) for name in names} for _ in range(2))
+    one, other = ({name: data.draw(SPECIAL.filter(bool)) for name in names} for _ in range(2))
     for made in (topic.key, topic.subject):
         seen: set[str] = set()
         made(_Seen(one, seen))
         same = all(one[name] == other[name] for name in seen)
-        assert (made(SimpleNamespace(**one)) == made(SimpleNamespace(**other))) == same or not all(
-            one[name] and other[name] for name in seen
-        )
+        assert (made(SimpleNamespace(**one)) == made(SimpleNamespace(**other))) == same
 
 
 class _Seen:
@@ -197,8 +196,7 @@ async def test_columns_are_encoded_like_keys(provisioner: Provisioner) -> None:
     characters = [chr(code) for code in (*range(1, 0x250), 0x7FF, 0x800, 0xFFFD, 0xFFFF, 0x10000, 0x10FFFF)]
     texts = ["", *characters, *(f"a{c}/%2F{c}" for c in characters)]
     found = await provisioner.database.fetch(
-        "SELECT percent_encoded(given) AS text FROM unnest($1::text[]) WITH ORDINALITY AS t (given, place) ORDER BY place",
-        texts,
+        "SELECT percent_encoded(t) AS text FROM unnest($1::text[]) WITH ORDINALITY AS g (t, n) ORDER BY n", texts
     )
     assert [row["text"] for row in found] == [encoded(text) for text in texts]
 
@@ -337,7 +335,12 @@ async def test_demand_and_requests_over_kafka(provisioner: Provisioner) -> None:
     (requested,) = await provisioner.published(LeaseRequested)
     assert (requested.lease_pool_id, requested.tenant) == (ID, ID)
     pause = SignalRaised(
-        source="m", target_kind="config", target_id=ID, kind="pause_request", reason="r", observed_at=report(0).observed_at
+        source="m",
+        target_kind="config",
+        target_id=ID,
+        kind="pause_request",
+        reason="r",
+        observed_at=report(0).observed_at,
     )
     await provisioner.signals(pause)
     assert await provisioner.database.fetchval("SELECT paused FROM launch_config_name WHERE name = $1", ID)
@@ -380,11 +383,13 @@ async def test_a_launch_on_the_simulated_cloud(
         assert (call.account, call.config, call.deployment) == (ID, worker.launch_config_id, "a/b")
         registered = await provisioner.register(worker.instance_id or "", worker.batch_id)
         assert (registered.status_code, registered.json()["pool_id"]) == (200, ID)
+        claim = {"task_id": "t/1", "source": "q/1", "at": report(0).observed_at.isoformat()}
         async with provisioner.client(token=registered.json()["token"]) as machine:
-            claimed = await machine.post(f"/workers/{worker.id}/claimed", json={"task_id": "t/1", "source": "q"})
+            claimed = await machine.post(f"/workers/{worker.id}/claimed", json=claim)
             assert claimed.status_code == 200
             asked = (await machine.get(f"/workers/{worker.id}/should-terminate")).json()
-        assert (asked["terminate"], asked["config"], f"{ID}@{asked['revision']}") == (False, ID, worker.launch_config_id)
+        assert (asked["terminate"], asked["config"]) == (False, ID)
+        assert f"{ID}@{asked['revision']}" == worker.launch_config_id
         account = Account(
             id=ID, provider="simulated", region="sim-1", identity=ID, lease_pool_id=ID, settings={"url": url}
         )
@@ -431,7 +436,7 @@ async def test_a_lease_of_a_pool_with_slashes(postgres: EmbeddedPostgres, tmp_pa
     """Acquire, queue, cancel, renew and release over HTTP, also with a request id that has slashes."""
     pool = path("lease-pools", ID)
     async with world_on(postgres, tmp_path) as world:
-        await world.broker.declare(terms(id=ID, limit=1))
+        await world.broker.declare(terms(ID, limit=1))
         call = world.replica.call
         held = await call("POST", f"{pool}/leases", {"request_id": "task/1"})
         assert (held.status_code, held.json()["lease_pool_id"]) == (200, ID)
