@@ -273,3 +273,17 @@ async def test_a_trip_beyond_its_share_is_refused(calculator: Calculator, tmp_pa
         observed_at = (after(0) + timedelta(seconds=600)).isoformat()
         later = await client.post("/signals", json=down | {"target_id": "zone-a", "observed_at": observed_at})
         assert later.status_code == 202
+
+
+async def test_a_launch_config_by_name_or_by_revision(calculator: Calculator, tmp_path: Path) -> None:
+    """A name stands for all its revisions; names may contain slashes."""
+    ids = ["gecko-t/t-linux@1", "gecko-t/t-linux@2"]
+    await calculator.consume(*map(declared, ids))
+    async with caller(calculator, tmp_path, ["signal:write:config:gecko-t/*"]) as client:
+        for target, reached in (("gecko-t/t-linux", ids), (ids[1], ids[1:])):
+            answer = await client.post("/signals", json=BODY | {"target_kind": "config", "target_id": target})
+            assert (answer.status_code, answer.json()["configs"]) == (202, reached)
+        for event in await raised(calculator):
+            await calculator.consume(event)
+        listed = {item["target_id"]: item["configs"] for item in (await client.get("/signals")).json()["items"]}
+    assert listed == {"gecko-t/t-linux": ids, ids[1]: ids[1:]}

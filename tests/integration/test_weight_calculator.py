@@ -510,6 +510,18 @@ async def test_signals_count_until_they_expire(calculator: Calculator) -> None:
     assert await signals.live(calculator.database) == []
 
 
+async def test_a_signal_on_a_name_reaches_its_next_revision_after_a_restart(calculator: Calculator) -> None:
+    await calculator.consume(declared("zone-x@1"))
+    await calculator.consume(signal(target_id="zone-x", ttl_seconds=60.0))
+    calculator.restart()
+    await calculator.take_over()
+    await calculator.consume(declared("zone-x@2", image_revision="linux-2"))
+    (live,) = await signals.live(calculator.database)
+    assert live["configs"] == ("zone-x@1", "zone-x@2")
+    tripped = {r.launch_config_id for r in await calculator.publish() if r.tripped_by == "signal"}
+    assert "zone-x@2" in tripped
+
+
 async def test_refused_signals_change_nothing_and_are_stored(calculator: Calculator) -> None:
     before = await calculator.stored()
     await calculator.consume(signal(kind="gloomy"), signal(target_id="nowhere"))
