@@ -302,6 +302,21 @@ def test_a_pool_is_changed_with_a_reason(
     assert broker.received == [("PATCH /lease-pools/aws-ci", body | {"reason": "why"})]
 
 
+def test_a_limit_that_is_more_than_doubled_is_confirmed(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Without the digest nothing is changed, and the command to repeat is printed."""
+    dangers = ["lease pool aws-ci: the maximum grows from 40 to 100"]
+    refused = problem(409, "confirmation-required", digest="0123456789ab", dangers=dangers)
+    broker.answers["PATCH /lease-pools/aws-ci"] = [refused, (200, {"id": "aws-ci", "revision": 4})]
+    command = ("set", "aws-ci", "--limit", "100", "--reason", "more quota")
+    answer = slipway(environment, *command)
+    assert answer.exit_code == 4
+    assert dangers[0] in answer.stderr
+    repeat = "slipway lease set aws-ci --reason 'more quota' --limit 100 --confirm 0123456789ab"
+    assert repeat in answer.stderr
+    assert slipway(environment, *shlex.split(repeat)[2:]).exit_code == 0
+    assert [body.get("confirm") for _, body in broker.received] == [None, "0123456789ab"]
+
+
 def test_a_pool_is_drained_and_grants_again(broker: LeaseBroker, environment: dict[str, str]) -> None:
     requested = {how: f"POST /lease-pools/aws-ci/{how}" for how in ("drain", "undrain")}
     broker.answers |= {name: [(200, {})] for name in requested.values()}

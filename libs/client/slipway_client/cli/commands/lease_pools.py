@@ -9,6 +9,7 @@ import typer
 
 from slipway_client.cli.commands.lease_options import duration
 from slipway_client.cli.commands.pools import waits
+from slipway_client.cli.confirming import Confirm, command_line, confirmable
 from slipway_client.cli.options import AsOutput, Reason, lease_pools, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
@@ -124,12 +125,13 @@ def set_terms(
     revision: Annotated[
         int | None, typer.Option(metavar="N", help="Expected revision of the pool [default: any]")
     ] = None,
+    confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """Change the terms of a lease pool
 
     The change is in force until the next declaration. Held leases stay held; below a lowered limit, nothing is granted
-    until usage falls.
+    until usage falls. A limit that is more than doubled needs a confirmation.
 
     \b
     Examples:
@@ -147,7 +149,8 @@ def set_terms(
         body["pacing"] = _pacing(pacing)
     if not body:
         raise typer.BadParameter("nothing to change: set --limit, --hold, --ttl, --pacing or --mode")
-    _change(context, pool, body | {"revision": revision}, reason, output)
+    with confirmable(command_line(context)):
+        _change(context, pool, body | {"revision": revision, "confirm": confirm}, reason, output)
 
 
 def _pacing(text: str) -> Any:
