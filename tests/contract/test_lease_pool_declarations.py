@@ -59,7 +59,7 @@ async def owners(world: World) -> dict[str, str]:
 
 
 def refusal(answer: Any) -> tuple[int, str]:
-    return answer.status_code, answer.json()["type"].removeprefix("urn:slipway:problem:")
+    return answer.status_code, answer.json().get("type", "").removeprefix("urn:slipway:problem:")
 
 
 async def test_an_owner_removes_only_its_own_pools(world: World) -> None:

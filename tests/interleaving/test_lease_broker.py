@@ -377,19 +377,20 @@ async def test_a_declaration_that_prunes_waits_for_those_of_all_owners(broker: B
 
 @locking("store.pools.DECLARE", "store.pools.CLAIM")
 async def test_a_declaration_locks_only_the_pools_that_it_changes(broker: Broker) -> None:
-    """While it waits for one of them, the others grant and take commands."""
-    await broker.declare(terms(limit=3), terms("a", 3))
-    wanted = Declaration(owners=frozenset({""}), pools=[terms(limit=3), terms("a", 5)])
+    """While it waits for one of them, the others grant and take commands, and a preview waits for none."""
+    await broker.declare(terms("a", 3), terms(limit=3))
+    await broker.send(acquire_request("first", pool="a"))
+    wanted = Declaration(owners=frozenset({""}), pools=[terms("a", 3), terms(limit=5)])
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
-            await pools.lock(blocker, ["a"])
+            await pools.lock(blocker, ["sim-a"])
             declaring = broker.start(apply.declare(broker.pool, wanted, APPLIED))
             await broker.until_waiting(declaring)
-            await broker.send(acquire_request("r"))
-            assert [grant.request_id for grant in await broker.grants()] == ["r"]
+            assert [grant.request_id for grant in await broker.grants()] == ["first"]
+            await broker.send(acquire_request("second", pool="a"))
             preview = await apply.preview(broker.pool, wanted)
         changes = await declaring
-    assert [made.result for made in preview] == [made.result for made in changes] == ["updated", "unchanged"]
+    assert [made.result for made in preview] == [made.result for made in changes] == ["unchanged", "updated"]
 
 
 @locking("store.pools.DECLARE")
