@@ -60,8 +60,8 @@ async def prepare(url: str) -> None:
             await provisioner.demand(report)
         await provisioner.plan()
         requests = await provisioner.published(LeaseRequested)
-        until = {"expires_at": now + DAY, "hold_until": now + DAY}
-        await provisioner.leases(*(provisioner.granted(request, **until) for request in requests))
+        grants = [provisioner.granted(one, expires_at=now + DAY, hold_until=now + DAY) for one in requests]
+        await provisioner.leases(*grants)
 
 
 async def work(url: str, record: Callable[[str, float], None]) -> None:

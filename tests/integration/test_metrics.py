@@ -21,11 +21,14 @@ from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.store import gauges as broker_gauges
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.measure import measure
+from slipway_provisioner.loops.roll_out import roll_out_next
 from tests.support.harness import Place, enqueue, member, publisher, report, until
 from tests.support.lease_broker import acquire_request, broker_on, release, terms
-from tests.support.provisioner import declared, provisioner_on, weight
+from tests.support.provisioner import declared, provisioner_on, revision_id, weight
 from tests.support.provisioner import report as demand
 from tests.support.tools import run
+
+A, B = revision_id("zone-a"), revision_id("zone-b")
 
 
 def current(name: str) -> dict[tuple[str, ...], float]:
@@ -53,13 +56,13 @@ async def test_pools_and_configs(postgres: EmbeddedPostgres) -> None:
         assert current("slipway_pool_max_workers") == {("linux",): 100}
         assert current("slipway_pool_backlog_seconds") == {("linux",): 90}
         states = current("slipway_workers")
-        assert states.pop(("zone-a", "linux", "requested")) == 4
+        assert states.pop((A, "linux", "requested")) == 4
         assert set(states.values()) == {0}
         assert len(states) == 2 * len(LIVE) - 1
-        assert current("slipway_launch_config_weight") == {("zone-a", "linux"): 1, ("zone-b", "linux"): 0.25}
-        assert current("slipway_launch_config_health") == {("zone-b", "linux"): 0.5}
-        assert current("slipway_launch_config_tripped") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}
-        assert current("slipway_launch_config_paused") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 0}
+        assert current("slipway_launch_config_weight") == {(A, "linux"): 1, (B, "linux"): 0.25}
+        assert current("slipway_launch_config_health") == {(B, "linux"): 0.5}
+        assert current("slipway_launch_config_tripped") == {(A, "linux"): 0, (B, "linux"): 1}
+        assert current("slipway_launch_config_paused") == {(A, "linux"): 0, (B, "linux"): 0}
         assert current("slipway_heartbeat_age_seconds") == {("lease-broker",): 7, ("weight-calculator",): 1}
         assert current("slipway_reaper_pass_age_seconds") == {("sim-a",): 90}
         await provisioner.reap()
@@ -72,11 +75,12 @@ async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared("zone-a", "zone-b"))
         await measure(lambda _: 0.0).step(provisioner.database)
-        assert {config for config, *_ in current("slipway_workers")} == {"zone-a", "zone-b"}
+        assert {config for config, *_ in current("slipway_workers")} == {A, B}
         await provisioner.declare(declared("zone-a"))
+        assert await roll_out_next(provisioner.database)
         await measure(lambda _: 0.0).step(provisioner.database)
         for name in ("slipway_workers", "slipway_launch_config_weight", "slipway_launch_config_tripped"):
-            assert {config for config, *_ in current(name)} == {"zone-a"}
+            assert {config for config, *_ in current(name)} == {A}
 
 
 async def test_boots_and_launches_are_timed(postgres: EmbeddedPostgres) -> None:

@@ -41,7 +41,7 @@ class Measure:
         try:
             readings = await self.read(database)
         finally:
-            self.board.show(readings)
+            await self.board.show(readings)
         return False
 
 

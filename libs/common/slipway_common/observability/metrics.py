@@ -4,6 +4,7 @@ All instruments are created from this table; the Prometheus rules, the Grafana d
 are generated from it. Labels have bounded cardinality: pool, config, account, topic, stage; never a worker.
 """
 
+import asyncio
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -886,19 +887,33 @@ def _row(name: str, kind: Kind) -> Metric:
 Readings: TypeAlias = Mapping[str, Mapping[Any, float]]  # metric name → label values as a tuple → value
 
 
+SERIES_PER_TURN: Final = 500
+"""Series that are set before other tasks of the process get their turn."""
+
+
 class Board:
     """A set of gauges measured together. Each measurement replaces the previous one, so outdated series disappear."""
 
     def __init__(self, *names: str) -> None:
         self._gauges = {name: gauge(name) for name in names}
+        self._shown: dict[str, Mapping[tuple[str, ...], float]] = {}
 
-    def show(self, readings: Readings) -> None:
-        """Set the gauges that were measured and clear the others. Never awaits, so a scrape sees all or none."""
+    async def show(self, readings: Readings) -> None:
+        """Set the gauges that were measured and clear the others. Only what has changed is set, and other tasks get
+        their turn between thousands of series."""
         for name, instrument in self._gauges.items():
             read = readings.get(name, {})
             if not _BY_NAME[name].labels:
                 instrument.set(read.get((), math.nan))  # a gauge without labels cannot be removed
                 continue
-            instrument.clear()
-            for labels, value in read.items():
+            if (before := self._shown.get(name)) is None:
+                before = {}
+                instrument.clear()
+            self._shown[name] = read
+            for labels in before.keys() - read.keys():
+                instrument.remove(*labels)
+            changed = [(labels, value) for labels, value in read.items() if before.get(labels) != value]
+            for number, (labels, value) in enumerate(changed, 1):
                 instrument.labels(*labels).set(value)
+                if not number % SERIES_PER_TURN:
+                    await asyncio.sleep(0)

@@ -22,14 +22,20 @@ NAMES: Final = (
     "slipway_launch_config_paused",
     "slipway_reaper_pass_age_seconds",
 )
-# A config has a value for every state, so that series fall to zero instead of ending.
+LIVE_STATES: Final = sorted(state.value for state in LIVE)
 WORKERS: Final = f"""
-SELECT c.pool_id, c.id, s.state, coalesce(w.number, 0)::int AS number
-FROM launch_config c CROSS JOIN unnest(ARRAY[{states(LIVE)}]) AS s (state)
-LEFT JOIN (SELECT pool_id, launch_config_id, state, count(*) AS number FROM worker
-    WHERE state NOT IN ({states(ENDED)}) GROUP BY pool_id, launch_config_id, state) AS w
-    ON w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state = s.state
-WHERE c.state <> 'archived' OR w.number > 0"""
+SELECT pool_id, launch_config_id, state, count(*)::int AS number FROM worker
+WHERE state NOT IN ({states(ENDED)}) GROUP BY pool_id, launch_config_id, state"""
+# Only what gauges show: the summaries of thousands of configs take seconds. The weight is the one that planning uses:
+# before the first record, the weight without evidence.
+CONFIGS: Final = """
+SELECT c.pool_id, c.id, coalesce((g.record ->> 'weight')::float8, n.base_weight * n.price_factor) AS weight,
+    (g.record ->> 'health')::float8 AS health, c.state = 'active' AND n.paused AS paused,
+    coalesce(g.record ->> 'state', 'healthy') <> 'healthy' OR EXISTS (
+        SELECT FROM shared_window s WHERE s.state = 'tripped' AND s.key IN (c.image_key, c.quota_key, c.credential_key)
+    ) AS tripped
+FROM launch_config c JOIN launch_config_name n ON n.name = c.name LEFT JOIN weight g ON g.launch_config_id = c.id
+WHERE c.state <> 'archived'"""
 REAPER: Final = """
 SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS age_seconds FROM account
 WHERE EXISTS (SELECT FROM launch_config c WHERE c.account_id = account.id AND c.state <> 'archived')"""
@@ -39,33 +45,29 @@ async def read(db: Connection) -> Readings:
     """Readings of the gauges in NAMES."""
     workers = await db.fetch(WORKERS)
     pools = await summaries.pools(db)
-    configs = await summaries.configs(db)
+    configs = await db.fetch(CONFIGS)
     reaper = await db.fetch(REAPER)
 
     def of_pools(column: str) -> dict[tuple[str, ...], Any]:
         return {(pool["id"],): pool[column] or 0 for pool in pools}
 
+    def of_configs(column: str) -> dict[tuple[str, ...], Any]:
+        return {(row["pool_id"], row["id"]): row[column] for row in configs if row[column] is not None}
+
+    # A config has a value for every state, so that series fall to zero instead of ending.
+    none = {(row["pool_id"], row["id"], state): 0 for row in configs for state in LIVE_STATES}
     return {
-        "slipway_workers": {(row["pool_id"], row["id"], row["state"]): row["number"] for row in workers},
+        "slipway_workers": none
+        | {(row["pool_id"], row["launch_config_id"], row["state"]): row["number"] for row in workers},
         "slipway_pool_pending_tasks": of_pools("pending"),
         "slipway_pool_claimed_tasks": of_pools("claimed"),
         "slipway_pool_wanted_workers": of_pools("wanted"),
         "slipway_pool_serving_workers": of_pools("serving"),
         "slipway_pool_max_workers": of_pools("max_capacity"),
         "slipway_pool_backlog_seconds": of_pools("backlog_seconds"),
-        "slipway_launch_config_weight": {_config(c): _weight(c) for c in configs},
-        "slipway_launch_config_health": {_config(c): c["health"] for c in configs if c["health"] is not None},
-        "slipway_launch_config_tripped": {_config(c): c["health_state"] != "healthy" for c in configs},
-        "slipway_launch_config_paused": {_config(c): c["state"] == "paused" for c in configs},
+        "slipway_launch_config_weight": of_configs("weight"),
+        "slipway_launch_config_health": of_configs("health"),
+        "slipway_launch_config_tripped": of_configs("tripped"),
+        "slipway_launch_config_paused": of_configs("paused"),
         "slipway_reaper_pass_age_seconds": {(row["id"],): row["age_seconds"] for row in reaper},
     }
-
-
-def _config(config: dict[str, Any]) -> tuple[str, ...]:
-    return config["pool_id"], config["id"]
-
-
-def _weight(config: dict[str, Any]) -> float:
-    """Weight used by planning: before the first record, the weight without evidence."""
-    weight: float | None = config["weight"]
-    return config["base_weight"] * config["price_factor"] if weight is None else weight
