@@ -15,7 +15,7 @@ from slipway_common.base.percent import decoded
 from slipway_common.base.redaction import redacted
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.scopes import Key, config_key, credential_key
-from slipway_weight_calculator.domain import rows, signals
+from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import failure_text
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row, pool_key
@@ -82,14 +82,14 @@ class _Changes:
         draft, world = self.draft, self.draft.world
         changed = sorted(key for key, row in draft.rows.items() if _changed(world.rows.get(key), row))
         turned = [key for key in changed if bool(_tripped(world.rows.get(key))) != bool(_tripped(draft.row(key)))]
-        configs = {key.id for key in changed if key.kind == rows.CONFIG}
+        configs = {key.id for key in changed if key.kind not in SHARED}
         touched = {*draft.configs, *draft.signalled()}
         for key in turned:
             touched |= draft.affected(key)
         both = [c for id_ in touched for c in (world.configs.get(id_), draft.config(id_)) if c is not None]
         pools = {config.declared.pool_id for config in both}
         # A shared key may lose its last config or gain its first one while it is tripped.
-        shared = {key for key in changed if key.kind != rows.CONFIG}
+        shared = {key for key in changed if key.kind in SHARED}
         shared |= {key for config in both if config.id in draft.configs for key in config.keys[1:]}
         # Shared keys come first: alerts of the configs that they trip name them.
         for key in sorted(shared):
@@ -246,7 +246,7 @@ class _Changes:
 
     def unclassified(self, key: Key) -> Iterator[Alert]:
         """Notice of a definite refusal with an unknown error code; once per account and code."""
-        config = self.draft.config(key.id) if key.kind == rows.CONFIG else None
+        config = self.draft.config(key.id) if key.kind not in SHARED else None
         row = self.draft.row(key)
         if config is None or row is None:
             return
