@@ -118,6 +118,13 @@ def test_an_open_alert_hides_a_resolved_one(topic: list[Entry]) -> None:
     assert "resolved  " in slipway("show", "sim-a").stdout
 
 
+def test_a_name_finds_the_alert_of_its_revision(topic: list[Entry]) -> None:
+    topic.append(entry(AlertRaised.type, -4, alert("drain-overdue", "gecko-t/linux@3f2c9a")))
+    for name in ("gecko-t/linux", "gecko-t/linux@3f2c9a", "drain-overdue/gecko-t/linux"):
+        assert "drain-overdue gecko-t/linux@3f2c9a" in slipway("show", name).stdout
+    assert slipway("show", "gecko-t").exit_code == 1
+
+
 def test_unknown_and_ambiguous_names_are_refused(topic: list[Entry]) -> None:
     unknown = slipway("show", "solaris")
     assert (unknown.exit_code, unknown.stdout) == (1, "")

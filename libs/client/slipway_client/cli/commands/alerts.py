@@ -9,6 +9,7 @@ from slipway_client.cli.options import AsOutput, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed
 from slipway_client.view import moments
+from slipway_client.view.phrases import name_of
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
@@ -86,11 +87,7 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
 
 def _named(alerts: list[Alert], name: str) -> Alert:
     """The alert of that name; open ones hide resolved ones. Raises Failed."""
-    found = [
-        alert
-        for alert in alerts
-        if name in (alert["dedup_key"], alert["subject_id"], f"{alert['kind']}/{alert['subject_id']}")
-    ]
+    found = [alert for alert in alerts if name in _names(alert)]
     found = [alert for alert in found if alert["state"] == OPEN] or found
     if not found:
         raise Failed(
@@ -100,6 +97,13 @@ def _named(alerts: list[Alert], name: str) -> Alert:
         names = ", ".join(f"{alert['kind']}/{alert['subject_id']}" for alert in found)
         raise Failed(f"{name!r} names {len(found)} alerts: {names}.\nGive one of these names, or a key of `-o json`.")
     return found[0]
+
+
+def _names(alert: Alert) -> set[str]:
+    """Names by which an alert is known; that of a launch config names the alerts of its revisions."""
+    subject = alert["subject_id"]
+    subjects = {subject, name_of(subject)} if alert["subject_kind"] == "config" else {subject}
+    return {alert["dedup_key"], *subjects, *(f"{alert['kind']}/{one}" for one in subjects)}
 
 
 def _read(api: Api) -> list[Alert]:
