@@ -4,6 +4,7 @@ one of another system's form passes every door."""
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -69,28 +70,57 @@ LONGEST: Final = "/".join("a" * 64)  # has the most characters to encode
 # Names as they are declared, and texts from outside that may contain anything.
 SPECIAL: Final = st.text('a/%2F@.:é\n"\\', max_size=6)
 TEXTS: Final = SPECIAL | st.text(max_size=8)
-KINDS: Final = st.sampled_from(["config", "image", "credential", "account", "pool", "zone"])
 
 
-def keys() -> st.SearchStrategy[Key]:
-    quotas = st.builds(quota_key, TEXTS, TEXTS, TEXTS.map(lambda text: text.replace(".", "")))
-    return quotas | st.builds(Key, KINDS, TEXTS)
+@st.composite
+def neighbours(draw: st.DrawFn, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Two lists of so many texts, whose texts joined by slashes are often the same."""
+    pieces = draw(st.lists(st.text("a%2F@", min_size=1, max_size=2), min_size=number, max_size=number + 2))
+    places = st.lists(st.integers(1, len(pieces) - 1), min_size=number - 1, max_size=number - 1, unique=True)
+
+    def divided() -> tuple[str, ...]:
+        cuts = sorted(draw(places)) if number > 1 else []
+        return tuple("/".join(pieces[start:end]) for start, end in pairwise([0, *cuts, len(pieces)]))
+
+    return divided(), divided()
+
+
+def pairs(number: int, texts: st.SearchStrategy[str] = TEXTS) -> st.SearchStrategy[tuple[tuple[str, ...], ...]]:
+    """Two lists of so many texts that may be anything, or are alike."""
+    return neighbours(number) | st.tuples(*(st.tuples(*[texts] * number) for _ in range(2)))
 
 
 # Keys, subjects, tags, URLs, columns and metrics
 
 
-@given(keys(), keys())
-def test_keys_of_two_resources_differ(one: Key, other: Key) -> None:
-    assert (one.text == other.text) == (one == other)
+@given(pairs(3, TEXTS.map(lambda text: text.replace(".", ""))))
+def test_quotas_differ(two: tuple[tuple[str, str, str], ...]) -> None:
+    one, other = two
+    assert (quota_key(*one).text == quota_key(*other).text) == (one == other)
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=4), st.lists(TEXTS, min_size=1, max_size=4))
-def test_parts_are_encoded_without_collisions(one: list[str], other: list[str]) -> None:
-    """Alert keys of two subjects differ, too, whatever the service and the kind of the alert."""
-    assert decoded(encoded(*one)) == tuple(one)
+@given(pairs(2))
+def test_keys_of_two_resources_differ(two: tuple[tuple[str, str], ...]) -> None:
+    """Of any two kinds, also of a quota and another resource."""
+    one, other = (Key(*given) for given in two)
+    assert (one.text == other.text) == (one == other) or "quota" in (one.kind, other.kind)
+    quota = quota_key("a", one.id, "f")
+    assert quota.text not in {credential_key(quota.id).text, image_key(quota.id).text, credential_key("a").text}
+
+
+@given(pairs(3))
+def test_parts_are_encoded_without_collisions(two: tuple[tuple[str, str, str], ...]) -> None:
+    one, other = two
+    assert decoded(encoded(*one)) == one
     assert (encoded(*one) == encoded(*other)) == (one == other)
-    assert (alert_key(one[0], "k", *one[1:]) == alert_key(other[0], "k", *other[1:])) == (one == other)
+
+
+@given(pairs(3))
+def test_keys_of_alerts_differ(two: tuple[tuple[str, str, str], ...]) -> None:
+    """On two subjects, of one part or several, whatever the service and the kind of the alert."""
+    one, other = two
+    assert (alert_key(*one) == alert_key(*other)) == (one == other)
+    assert alert_key(*one) != alert_key(*one[:2])
 
 
 def _fields(topic: Topic) -> Iterator[tuple[str, ...]]:
@@ -107,7 +137,7 @@ ID_FIELDS: Final = ("source", "service", "target_kind", "subject_kind", "dedup_k
 def test_keys_and_subjects_of_a_topic_differ(topic: Topic, data: st.DataObject) -> None:
     """Two events of a topic have one key, or one subject, exactly if the same ids are in it."""
     names = data.draw(st.sampled_from(sorted(set(_fields(topic)))))
-    one, other = ({name: data.draw(SPECIAL.filter(bool)) for name in names} for _ in range(2))
+    one, other = (dict(zip(names, ids, strict=True)) for ids in data.draw(pairs(len(names), SPECIAL.filter(bool))))
     for made in (topic.key, topic.subject):
         seen: set[str] = set()
         made(_Seen(one, seen))
@@ -149,17 +179,17 @@ def test_subjects_of_two_kinds_of_leases_differ(one: str, other: str) -> None:
     assert len({LEASE_LIFECYCLE.subject(event) for event in lease_events}) == 3
 
 
-@given(TEXTS, TEXTS, TEXTS, TEXTS)
-def test_tags_of_two_accounts_differ(deployment: str, account_id: str, other_deployment: str, other_id: str) -> None:
+@given(pairs(2))
+def test_tags_of_two_accounts_differ(two: tuple[tuple[str, str], ...]) -> None:
     """No account finds instances of another one by their tag, whatever the deployments are named."""
+    one, other = two
 
     def prefix(name: str, id_: str) -> str:
         account = Account(id=id_, provider="process", region="r", identity="i", lease_pool_id="l", settings={})
         return Processes(provider_settings(name))._prefix(account)
 
-    tag = prefix(deployment, account_id) + encoded("batch", "1", "config@3f2c9a")
-    found = tag.startswith(prefix(other_deployment, other_id))
-    assert found == ((deployment, account_id) == (other_deployment, other_id))
+    tag = prefix(*one) + encoded("batch", "1", "config@3f2c9a")
+    assert tag.startswith(prefix(*other)) == (one == other)
 
 
 @given(TEXTS.filter(bool), TEXTS.filter(bool))
@@ -379,8 +409,9 @@ async def test_a_launch_on_the_simulated_cloud(
         await provisioner.leases(*map(provisioner.granted, await provisioner.published(LeaseRequested)))
         await provisioner.launch()
         worker = await provisioner.worker()
-        (call,) = (fact for fact in read(simulator.ledger) if isinstance(fact, Call))
-        assert (call.account, call.config, call.deployment) == (ID, worker.launch_config_id, "a/b")
+        calls = [fact for fact in read(simulator.ledger) if isinstance(fact, Call)]
+        found = [(call.account, call.config, call.deployment) for call in calls]
+        assert found == [(ID, worker.launch_config_id, "a/b")]
         registered = await provisioner.register(worker.instance_id or "", worker.batch_id)
         assert (registered.status_code, registered.json()["pool_id"]) == (200, ID)
         claim = {"task_id": "t/1", "source": "q/1", "at": report(0).observed_at.isoformat()}
