@@ -1,0 +1,173 @@
+"""Comparison of declared entries with stored rows, their owners, and ids of revisions."""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common.declaration.strict_yaml import Invalid
+from slipway_provisioner.apply.reading import DeclaredReader, spec_digest
+from slipway_provisioner.domain import ownership, revisions
+from slipway_provisioner.domain.comparison import Comparison, Snapshot, StoredName, StoredPool, Writes
+from slipway_provisioner.domain.declaration import (
+    DeclarationRefused,
+    Index,
+    Known,
+    OwnedByAnother,
+    Owners,
+    Request,
+    Times,
+)
+from slipway_provisioner.domain.revisions import StoredRevision
+
+TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
+NOTHING: Final = Index(accounts={}, pools={}, regions={})
+EMPTY: Final = Snapshot(accounts={}, pools={}, names={}, revisions={})
+REQUEST: Final = Request(by="ann")
+DIGESTS: Final = st.text(alphabet="0123456789abcdef", min_size=64, max_size=64)
+
+
+def pool(*names: str, **changes: Any) -> dict[str, Any]:
+    usual = {"account": "a", "zone": "z", "instance_type": "m5.large", "image": "i-1"}
+    configs = [usual | {"name": name} | changes.pop(name, {}) for name in names]
+    return {"id": "linux", "max_capacity": 10, "launch_configs": configs} | changes
+
+
+def reader(index: Index = NOTHING) -> DeclaredReader:
+    found = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES)
+    found.document("a.yaml", ["worker_pools"])
+    return found
+
+
+def compared(body: dict[str, Any], seen: Snapshot = EMPTY, request: Request = REQUEST) -> Writes:
+    reading = reader()
+    reading.entry("worker_pools", msgspec.json.encode(body))
+    found = Comparison(request, seen)
+    found.pool(reading.finished().pools["linux"].rows({"a": "here"}), ())
+    return found.writes
+
+
+def stored(writes: Writes) -> Snapshot:
+    """Rows as they are after the writes of new objects."""
+    rows = {row.id: StoredPool(**msgspec.structs.asdict(row), deleted=False, revision=1) for row in writes.new_pools}
+    names = {
+        row.name: StoredName(**msgspec.structs.asdict(row), paused=False, declared=True) for row in writes.new_names
+    }
+    found: dict[str, list[StoredRevision]] = {}
+    for row in writes.new_revisions:
+        values = msgspec.structs.asdict(row)
+        found.setdefault(row.name, []).append(StoredRevision(**values, state="active", replaced_by="", proven=False))
+    return Snapshot(accounts={}, pools=rows, names=names, revisions=found)
+
+
+def results(writes: Writes) -> dict[str, str]:
+    return {change.id: change.result for change in writes.changes}
+
+
+@given(st.lists(DIGESTS, unique=True, max_size=8))
+def test_ids_of_revisions(digests: list[str]) -> None:
+    """Two bodies of one name never have one id, and a body keeps its id."""
+    known: dict[str, str] = {}
+    for digest in digests:
+        known[revisions.revision_id("linux", digest, known)] = digest
+    assert sorted(known.values()) == sorted(digests)
+    for id_, digest in known.items():
+        assert revisions.revision_id("linux", digest, known) == id_
+        assert revisions.split(id_) == ("linux", digest[: len(id_) - len("linux@")])
+
+
+def test_ids_with_the_same_digits() -> None:
+    """The later revision gets more digits of its hash."""
+    first, second = "abcdef" + "0" * 58, "abcdef" + "1" * 58
+    assert revisions.revision_id("a", first, {}) == "a@abcdef"
+    assert revisions.revision_id("a", second, {"a@abcdef": first}) == "a@abcdef1"
+    assert revisions.revision_id("a", first, {"a@abcdef": first}) == "a@abcdef"
+
+
+def test_what_is_stored_alike_changes_nothing() -> None:
+    """A comparison with the rows that a first one has written is empty."""
+    body = pool("one", "two", two={"base_weight": 2.0, "profile": "spot"})
+    first = compared(body)
+    assert results(first) == {"linux": "created", "one": "created", "two": "created"}
+    again = compared(body, stored(first))
+    assert again.empty
+    assert (again.new_revisions, again.current, again.drains, again.health) == ([], [], [], [])
+
+
+def test_the_body_makes_a_revision_and_the_rest_does_not() -> None:
+    """Weights, maxima and the profile are of the name; the image and the settings are of the revision."""
+    seen = stored(compared(pool("one")))
+    for changes in ({"base_weight": 2.0}, {"price_factor": 2.0}, {"max_capacity": 3}, {"profile": "spot"}):
+        changed = compared(pool("one", one=changes), seen)
+        assert (results(changed), changed.new_revisions) == ({"one": "updated"}, []), changes
+    for changes in ({"image": "i-2"}, {"zone": "y"}, {"settings": {"disk_gb": 40}}):
+        changed = compared(pool("one", one=changes), seen)
+        assert (results(changed), len(changed.new_revisions)) == ({"one": "updated"}, 1), changes
+
+
+def test_differences_of_settings() -> None:
+    """Only the keys that differ are shown."""
+    seen = stored(compared(pool("one", one={"settings": {"disk_gb": 40, "key": "k"}})))
+    (change,) = compared(pool("one", one={"settings": {"disk_gb": 80, "key": "k"}}), seen).changes
+    assert change.detail.endswith("settings.disk_gb: 40 → 80")
+
+
+def test_owners() -> None:
+    """What belongs to another owner is refused, unless it is adopted, nobody's, or given up in the same request."""
+    with pytest.raises(OwnedByAnother, match=r"belongs to b\.yaml and is also declared by a\.yaml"):
+        ownership.check("worker pool", "p", "b.yaml", "a.yaml", REQUEST, ())
+    for owner, request, released in (
+        ("", REQUEST, ()),
+        ("a.yaml", REQUEST, ()),
+        ("b.yaml", Request(by="ann", adopt=True), ()),
+        ("b.yaml", REQUEST, ("b.yaml",)),
+    ):
+        ownership.check("worker pool", "p", owner, "a.yaml", request, released)
+
+
+def test_removed_entries() -> None:
+    """An owner removes its own, prune removes that of all; a section that nobody declares is left alone."""
+    rows = {"a1": Known("a", "1"), "a2": Known("a", "1"), "b1": Known("b", "1"), "n": Known("", "1")}
+    mine = Owners(documents=frozenset({"a"}), entries={"a1": "a"})
+    assert list(ownership.removed(mine, rows, REQUEST)) == ["a2"]
+    assert list(ownership.removed(mine, rows, Request(by="ann", prune=True))) == ["a2", "b1", "n"]
+    absent = Owners(documents=frozenset(), entries={})
+    assert list(ownership.removed(absent, rows, Request(by="ann", prune=True))) == []
+
+
+def test_reading_skips_what_is_stored_alike() -> None:
+    """Neither the order of fields nor written defaults matter; another owner's entry is compared."""
+    body = pool("one")
+    first = reader()
+    first.entry("worker_pools", msgspec.json.encode(body))
+    spec = first.finished().pools["linux"].spec
+    digest = hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()
+    assert spec_digest(dict(reversed(spec.items()))) == digest
+    for owner, skipped in (("a.yaml", True), ("b.yaml", False)):
+        for given_body in (body, spec, dict(reversed(spec.items()))):
+            again = reader(Index(accounts={}, pools={"linux": Known(owner, digest)}, regions={}))
+            again.entry("worker_pools", msgspec.json.encode(given_body))
+            assert (again.finished().pools == {}) is skipped
+
+
+def test_reading_refuses() -> None:
+    """An account that no provider takes, a lease pool whose grants no call can use, an entry outside a document."""
+    account = {"id": "a", "region": "r", "credential": "none", "identity": "i", "lease_pool": "l"}
+    with pytest.raises(DeclarationRefused, match="unknown provider fog; use one of simulated"):
+        reader().entry("accounts", msgspec.json.encode(account | {"provider": "fog"}))
+    lease_pool = {"id": "l", "limit": 1, "reserve_seconds": 15}
+    with pytest.raises(DeclarationRefused, match="reserve_seconds 15 must be above 15"):
+        reader().entry("lease_pools", msgspec.json.encode(lease_pool))
+    with pytest.raises(Invalid, match="no document has begun"):
+        DeclaredReader(NOTHING, providers={}, times=TIMES).entry("accounts", b"{}")
+    with pytest.raises(Invalid) as refused:
+        read_invalid(reader(), 1000)
+    assert len(refused.value.problems) < 200
+
+
+def read_invalid(reading: DeclaredReader, count: int) -> None:
+    for _ in range(count):
+        reading.entry("worker_pools", b"{}")
