@@ -38,7 +38,7 @@ from slipway_local.servers.supervisor import Service, Supervisor, http_ready, ru
 
 POOLS: Final = 2_000
 ROUNDS: Final = 3
-REPEATS: Final = 5
+REPEATS: Final = 3
 CONFIGS: Final = 3
 ACCOUNTS: Final = 20
 PARTITIONS: Final = 4
