@@ -93,6 +93,11 @@ SELECT FROM shared_window WHERE (key, stage) IN (
     SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
 ORDER BY key, stage FOR UPDATE"""
+# A config without live workers and failures adds nothing to its shares. Thousands may have one image.
+ACTIVE: Final = f"""(
+    EXISTS (SELECT FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id
+        AND w.state NOT IN ({states(ENDED)}))
+    OR EXISTS (SELECT FROM launch_config_outcomes o WHERE o.launch_config_id = c.id AND o.failures > o.written_off))"""
 # Boots count towards the image, launches towards the quota, over all pools. Failures of revisions archived before $2
 # are ignored: by then their weight records have folded them.
 SHARED: Final = f"""
@@ -112,7 +117,7 @@ levels AS (
             AS in_flight,
         sum(greatest(0, coalesce(f.failures - f.written_off, 0)
             - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0))) AS unfolded
-    FROM counted JOIN launch_config c USING (id)
+    FROM counted JOIN launch_config c ON c.id = counted.id AND {ACTIVE}
     CROSS JOIN LATERAL ({STARTS}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
     LEFT JOIN weight g ON g.launch_config_id = c.id
