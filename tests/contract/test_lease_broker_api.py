@@ -95,10 +95,10 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     assert kinds[-1] == "released"
 
 
-async def test_a_retired_pool_takes_no_new_requests(world: World) -> None:
+async def test_an_archived_pool_takes_no_new_requests(world: World) -> None:
     """They would wait forever. Existing leases are still served."""
     held = (await world.replica.acquire("held")).json()
-    await world.broker.pool.execute("UPDATE lease_pools SET retired = true, dirty = true")
+    await world.broker.pool.execute("UPDATE lease_pools SET archived = true, dirty = true")
     before = await world.rows()
     refused = await world.replica.acquire("new")
     assert (refused.status_code, slug(refused)) == (404, "unknown-lease-pool")

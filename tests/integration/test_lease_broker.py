@@ -369,7 +369,7 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     """Each has its limit, its queue and its tokens; a decision concerns one pool."""
     await broker.declare(terms("a", 1), terms("b", 1))
     await broker.send(acquire_request("r1", 1, "a"), acquire_request("r2", 1, "a"), acquire_request("r1", 1, "b"))
-    assert await broker.decide() == 3  # the retired first pool is due as well
+    assert await broker.decide() == 3  # the archived first pool is due as well
     published = [event for event in await broker.events() if isinstance(event, LeaseGranted)]
     assert sorted((grant.lease_pool_id, grant.request_id, grant.fencing_token) for grant in published) == [
         ("a", "r1", 1),
@@ -1054,7 +1054,7 @@ async def test_a_pool_left_out_is_archived(broker: Broker, client: httpx2.AsyncC
     await broker.send(acquire_request("r2", 1))
     assert await broker.grants() == []
     (shown,) = (await client.get("/lease-pools")).json()["items"]
-    assert (shown["retired"], shown["owner"], shown["held"], shown["waiting"]) == (True, "", 2, 1)
+    assert (shown["archived"], shown["owner"], shown["held"], shown["waiting"]) == (True, "", 2, 1)
     await broker.send(release(lease))
     (item,) = (await client.put("/lease-pools", json=document(BODY, owner="b.yaml"))).json()["items"]
     assert item["result"] == "reactivated"

@@ -218,7 +218,7 @@ WHY = {
 LEASE_POOL: dict[str, Any] = LeasePool.model_validate({"id": "sim-a", "limit": 45, "mode": "shadow"}).model_dump() | {
     "owner": "slipway.yaml",
     "revision": 1,
-    "retired": False,
+    "archived": False,
     "reason": f"first\nlease {ID}: 8 units free",
     "limit_in_force": 45,
     "limit_reason": "",

@@ -80,7 +80,7 @@ class Services:
             if kind == "declaration":
                 return {"accounts": [{"owner": "other", "spec": {"id": "sim-z"}}], "worker_pools": []}
             if kind == "lease-pools":
-                return {"items": [{"id": "theirs", "owner": "other", "retired": False}]}
+                return {"items": [{"id": "theirs", "owner": "other", "archived": False}]}
             if kind == "workers":
                 return {"items": []}
             return {

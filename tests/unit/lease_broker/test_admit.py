@@ -115,7 +115,7 @@ def test_operations(held: dict[str, int], waiters: list[Request], expected: list
 
 
 def test_past_its_maximum_wait_has_a_reason() -> None:
-    """Only if it really goes over the limit; never in a drained or retired pool, nor before a Retry-After has
+    """Only if it really goes over the limit; never in a drained or archived pool, nor before a Retry-After has
     passed."""
     late = waiter("d", operation="destroy", since=600)
     (over,) = round_([late], held={"install": 5}, policy=DESTROY_RESERVED).grants
@@ -161,7 +161,7 @@ WAITS: list[tuple[Request, dict[str, Any], datetime | None]] = [
 def test_the_end_of_a_maximum_wait_is_a_wake_up_time(
     request_: Request, state: dict[str, Any], expected: datetime | None
 ) -> None:
-    """For any reason that blocks the request, except in a drained or retired pool: the decision is not missed."""
+    """For any reason that blocks the request, except in a drained or archived pool: the decision is not missed."""
     failing = Tenant(lease_pool_id="p", tenant="f", failures=9, backoff_until=at(3600))
     waiting = msgspec.structs.replace(request_, operation="destroy")
     assert round_([waiting], policy=DESTROY_RESERVED, tenants=[failing], **state).overdue_at == expected
@@ -346,8 +346,8 @@ def test_nothing_waits_unless_enforced(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("stopped", [{"drained_reason": "maintenance"}, {"retired": True}])
-def test_nothing_starts_in_a_drained_or_retired_pool(mode: Mode, stopped: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stopped", [{"drained_reason": "maintenance"}, {"archived": True}])
+def test_nothing_starts_in_a_drained_or_archived_pool(mode: Mode, stopped: dict[str, Any]) -> None:
     """Neither in shadow mode, nor with weight 0, nor in a gang."""
     policy = Policy(pacing="off", mode=mode, operations={"look": Operation(weight=0)})
     waiting = [waiter("i"), waiter("l", operation="look", tenant="other"), waiter("g", tenant="third", gang_id="g")]
@@ -399,7 +399,7 @@ NEVER = [
     ({"blocked_until": at(9)}, {}, False),  # time passes
     ({"drained_reason": "maintenance"}, {}, True),
     ({"drained_reason": "maintenance", "policy": Policy(mode=Mode.SHADOW)}, {}, True),
-    ({"retired": True}, {}, True),
+    ({"archived": True}, {}, True),
     ({}, {"waiting_units": 6}, True),
     ({"policy": Policy(operations={"install": Operation(weight=2)})}, {"waiting_units": 3}, True),
     ({"policy": DESTROY_RESERVED}, {"waiting_units": 4}, True),  # two of five are reserved for destroys

@@ -16,7 +16,7 @@ def pool(name: str, owner: str = "a", **changes: Any) -> Declared:
 
 
 def archived(name: str) -> Declared:
-    return pool(name, "", limit_units=0, retired=True)
+    return pool(name, "", limit_units=0, archived=True)
 
 
 def declaration(*pools: Declared, owners: str = "a", **options: bool) -> Declaration:
@@ -53,7 +53,7 @@ def test_a_pool_has_one_owner() -> None:
     with pytest.raises(OwnedByAnother, match="lease pool other is declared by b and now by a"):
         compare([pool("other", "b")], declaration(pool("other")))
     (made,) = compare([pool("mine")], declaration())
-    assert (made.after.owner, made.after.limit_units, made.after.retired) == ("", 0, True)
+    assert (made.after.owner, made.after.limit_units, made.after.archived) == ("", 0, True)
     assert made.after.revision == made.before.revision + 1 if made.before else None
 
 

@@ -212,7 +212,7 @@ class Admissions(RuleBasedStateMachine):
             if lease.reason == OVER_THE_LIMIT:
                 assert lease.operation == "destroy"
                 assert self.now - self.requests[lease.request_id].since >= timedelta(seconds=40)
-        # Nothing starts in a drained or retired pool, and nothing paced before a Retry-After has passed.
+        # Nothing starts in a drained or archived pool, and nothing paced before a Retry-After has passed.
         assert self.pool.drained_reason is None or not decision.granted
         blocked = self.pool.blocked_until is not None and self.now < self.pool.blocked_until
         assert self.pool.policy.mode is not Mode.ENFORCE or not blocked or not any(x.weight for x in decision.granted)
@@ -228,7 +228,7 @@ class Admissions(RuleBasedStateMachine):
             got = sum(lease.units for lease in decision.granted if lease.request_id == waiter.id)
             assert got + waiting.get(waiter.id, waiter.waiting_units) == waiter.waiting_units
             assert not waiter.whole or got in (0, waiter.waiting_units)
-        # In shadow and advisory pools nothing waits, unless they are drained or retired.
+        # In shadow and advisory pools nothing waits, unless they are drained or archived.
         waits = self.pool.policy.mode is Mode.ENFORCE or self.pool.drained_reason is not None
         assert waits or not decision.pool.waiting_units
         # Every decision has a line of history.

@@ -111,7 +111,7 @@ def test_a_policy_has_every_setting_of_a_declared_pool() -> None:
         "policy",
         "owner",
         "revision",
-        "retired",
+        "archived",
     }
     assert columns.isdisjoint(Policy.__struct_fields__)
     assert set(models.LeasePool.model_fields) == columns | set(Policy.__struct_fields__)

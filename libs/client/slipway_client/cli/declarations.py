@@ -92,7 +92,7 @@ class Declarations:
         """Check references to entries that other declarations may have declared. Raises InvalidFile."""
         if self.has_lease_pools and self._identities.missing("lease_pools"):
             rows = api.get("lease-broker", "/lease-pools")["items"]
-            self._refuse("lease_pools", {row["id"] for row in rows if not row.get("retired")})
+            self._refuse("lease_pools", {row["id"] for row in rows if not row.get("archived")})
         if self.has_others and self._identities.missing("accounts"):
             rows = api.get("provisioner", "/declaration", section="accounts")["accounts"]
             self._refuse("accounts", {row["spec"]["id"] for row in rows})

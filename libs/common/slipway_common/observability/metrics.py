@@ -576,7 +576,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=BROKER,
         labels=("lease_pool", "cause"),
-        help="Changes of the limit in force, by cause: declared, adaptive, derived, pinned, drained or retired",
+        help="Changes of the limit in force, by cause: declared, adaptive, derived, pinned, drained or archived",
     ),
     Metric(
         name="slipway_lease_unleased_starts_total",

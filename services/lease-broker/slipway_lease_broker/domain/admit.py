@@ -10,7 +10,7 @@ A gang reserves nothing while it is blocked, that is while one of its members ca
 that neither time nor released units will change. Skipped members of blocked gangs block no other request.
 
 In shadow and advisory pools all requests start at once, and the same rules compute which ones would have waited, and
-for how long. In a drained or retired pool nothing starts, whatever its mode.
+for how long. In a drained or archived pool nothing starts, whatever its mode.
 """
 
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     owner: str = ""
     revision: int = 1
-    retired: bool = False
+    archived: bool = False
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     adopt: bool = False
 
 
-TERMS: Final = tuple(name for name in Declared.__struct_fields__ if name not in ("id", "revision", "retired"))
+TERMS: Final = tuple(name for name in Declared.__struct_fields__ if name not in ("id", "revision", "archived"))
 
 
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange
         if before and before.owner not in ("", *wanted.owners) and not wanted.adopt:
             raise OwnedByAnother(before, pool.owner)
     left_out = {
-        pool.id for pool in current if not pool.retired and (wanted.prune or pool.owner in wanted.owners)
+        pool.id for pool in current if not pool.archived and (wanted.prune or pool.owner in wanted.owners)
     } - named.keys()
     return [change(known.get(name), named.get(name)) for name in sorted(named.keys() | left_out)]
 
@@ -111,12 +111,12 @@ def change(before: Declared | None, wanted: Declared | None) -> PoolChange:
         assert wanted is not None
         return PoolChange(result="created", before=None, after=wanted)
     if wanted is None:
-        archived = msgspec.structs.replace(before, limit_units=0, owner="", retired=True, revision=before.revision + 1)
+        archived = msgspec.structs.replace(before, limit_units=0, owner="", archived=True, revision=before.revision + 1)
         return PoolChange(result="archived", before=before, after=archived)
-    if not before.retired and all(getattr(before, term) == getattr(wanted, term) for term in TERMS):
+    if not before.archived and all(getattr(before, term) == getattr(wanted, term) for term in TERMS):
         return PoolChange(result="unchanged", before=before, after=before)
     after = msgspec.structs.replace(wanted, revision=before.revision + 1)
-    return PoolChange(result="reactivated" if before.retired else "updated", before=before, after=after)
+    return PoolChange(result="reactivated" if before.archived else "updated", before=before, after=after)
 
 
 def dangers(changes: Sequence[PoolChange]) -> list[str]:
@@ -147,7 +147,7 @@ def shown(pool: Declared) -> dict[str, Any]:
 
 def shown_terms(pool: Declared) -> dict[str, Any]:
     """The terms of a pool as they are declared in slipway.yaml."""
-    return {name: value for name, value in shown(pool).items() if name not in ("owner", "revision", "retired")}
+    return {name: value for name, value in shown(pool).items() if name not in ("owner", "revision", "archived")}
 
 
 def detail(fields: Mapping[str, tuple[Any, Any]]) -> str:

@@ -60,7 +60,7 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: float
     reserve_seconds: float
     policy: Policy = Policy()
-    retired: bool = False
+    archived: bool = False
     last_token: int = 0  # newest fencing token
     limit_in_force: int | None = None  # of the last decision; None before the first
     limit_reason: str = ""
@@ -85,8 +85,8 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stopped(self) -> bool:
-        """True if an operator drained or retired it: nothing starts, not even overdue requests."""
-        return self.retired or self.drained_reason is not None
+        """True if an operator drained or archived it: nothing starts, not even overdue requests."""
+        return self.archived or self.drained_reason is not None
 
     @property
     def held_cost(self) -> int:

@@ -1,6 +1,6 @@
 """The limit in force of a lease pool and its reason. Pure.
 
-In this order: the limit of a retired or drained pool is 0; a pinned pool has its declared limit until an operator
+In this order: the limit of an archived or drained pool is 0; a pinned pool has its declared limit until an operator
 unpins it; a derived limit follows the units reported last; an adaptive limit follows throttle evidence; all other
 limits are as declared.
 """
@@ -31,8 +31,8 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 def in_force(pool: LeasePool) -> Limit:
-    if pool.retired:
-        return Limit(0, "retired", "retired")
+    if pool.archived:
+        return Limit(0, "archived", "archived")
     if pool.drained_reason is not None:
         return Limit(0, "drained", f"drained: {pool.drained_reason}")
     if pool.pinned_reason is not None:

@@ -138,7 +138,7 @@ def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | N
 
 
 def stopped(limit: Limit) -> Verdict:
-    """Verdict on every request of a pool that an operator drained or retired."""
+    """Verdict on every request of a pool that an operator drained or archived."""
     return Verdict(0, limit.reason, Blocks.QUEUE, units_max=0)
 
 

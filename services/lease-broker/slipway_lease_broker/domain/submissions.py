@@ -82,10 +82,10 @@ def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
 
 
 def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger, now: datetime) -> Refusal | None:
-    """Refusal of a new request: its pool is retired, can never grant it, or the lease that it replaces belongs to
+    """Refusal of a new request: its pool is archived, can never grant it, or the lease that it replaces belongs to
     another caller."""
     pool = ledger.pools[command.lease_pool_id]
-    if pool.retired:  # the request would wait forever
+    if pool.archived:  # the request would wait forever
         return unknown_lease_pool(command.lease_pool_id)
     never = never_starts(pool, highest(pool), new_request(command, now))
     if never is not None:  # it would wait forever, too

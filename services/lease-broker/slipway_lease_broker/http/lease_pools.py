@@ -84,7 +84,7 @@ async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     minute, the expected wait of one unit requested now (null: forever), and the reasons of the last decision.
 
     Each has all its terms with the names of slipway.yaml, and the `owner` that declares it (empty: none). One that is
-    `retired` is no longer declared, and listed until its leases and requests have ended.
+    `archived` is no longer declared, and listed until its leases and requests have ended.
     """
     items = await pools.overview(database)
     return {"items": [declaration.shown(pool) | {"eta_seconds": pool.eta_seconds} for pool in items]}
@@ -253,7 +253,7 @@ async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, da
     """The pool, locked until the transaction ends, and the time after the lock. Raises a Problem 404 for an unknown
     pool."""
     locked = await pools.lock(db, [lease_pool_id])
-    if not locked or locked[0].retired:
+    if not locked or locked[0].archived:
         raise problem(unknown_lease_pool(lease_pool_id))
     return locked[0], await pools.clock(db)
 

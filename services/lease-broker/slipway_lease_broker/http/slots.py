@@ -110,7 +110,7 @@ async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
 async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared | None, caller: str) -> SlotChange:
     current = await slots.listed(tx, listed.lease_pool_id)
     change = rules.compare(listed, current, await pools.clock(tx))
-    in_use = before is not None and not before.retired
+    in_use = before is not None and not before.archived
     limit = rules.limit_after(before.limit_units if before and in_use else None, len(current), change)
     if limit is not None:
         wanted = _declared(body, listed.lease_pool_id, before, limit)
@@ -125,7 +125,7 @@ async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared |
 def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) -> Declared:
     """The terms of an existing pool, or those of the list, with this limit."""
     if before is not None:
-        return msgspec.structs.replace(before, limit_units=limit, retired=False)
+        return msgspec.structs.replace(before, limit_units=limit, archived=False)
     hold_seconds = body.hold_seconds
     return terms(
         LeasePool.model_validate(

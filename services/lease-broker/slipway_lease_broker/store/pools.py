@@ -163,7 +163,7 @@ SELECT {names(SHOWN)}, held_units AS held, waiting_units AS waiting, waiting_req
              FROM (SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = p.id
                    ORDER BY fencing_token DESC LIMIT 100) AS last
              WHERE granted_at > slipway_clock() - interval '1 minute') AS pace
-WHERE NOT retired OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
+WHERE NOT archived OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
 
 
 class Overview(Declared, frozen=True, kw_only=True):

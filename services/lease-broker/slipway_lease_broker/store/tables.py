@@ -56,9 +56,9 @@ def condition(clause: ColumnElement[bool], prefix: str = "") -> str:
 
 
 def of_pool() -> Column[str]:
-    """Lease pool of a row. Leases and requests do without this foreign key: lease pools are retired, never deleted, and
-    every writer of a lease or a request holds the lock on its pool's row, so the check could not fail but would slow
-    down each write."""
+    """Lease pool of a row. Leases and requests do without this foreign key: lease pools are archived, never deleted,
+    and every writer of a lease or a request holds the lock on its pool's row, so the check could not fail but would
+    slow down each write."""
     return required("lease_pool_id", Text, ForeignKey("lease_pools.id"))
 
 
@@ -73,7 +73,7 @@ lease_pool = Table(
     required("policy", JSONB, default="{}"),
     required("owner", Text, default=""),  # document that declares it; empty: imported or archived
     required("revision", Integer, default=text("1")),
-    required("retired", Boolean, default=NO),
+    required("archived", Boolean, default=NO),
     required("last_token", BigInteger, default=ZERO),  # newest fencing token
     required("dirty", Boolean, default=text("true")),  # a command arrived since the last decision
     Column("wake_at", TIME),  # when time alone makes a decision due

@@ -37,7 +37,7 @@ def export(context: typer.Context, owner: Owner = None, output: AsFormat = Forma
         "lease_pools": [
             {"owner": row["owner"], "spec": {name: row[name] for name in ENTRY["lease_pools"].model_fields}}
             for row in api.get("lease-broker", "/lease-pools")["items"]
-            if not row.get("retired") and owner in (None, row["owner"])
+            if not row.get("archived") and owner in (None, row["owner"])
         ],
         **api.get("provisioner", "/declaration", owner=owner),
     }

@@ -7,7 +7,7 @@ from slipway_common.database.migrate import execute, messaging
 revision = "0001"
 down_revision = None
 
-# Leases and requests have no foreign key to their pool: lease pools are retired, never deleted, and every writer of a
+# Leases and requests have no foreign key to their pool: lease pools are archived, never deleted, and every writer of a
 # lease or a request holds the lock on its pool's row, so the checks could not fail and would cost each write. There is
 # no B-tree index on ended_at or granted_at either: leases are granted in the order of their fencing tokens, so that the
 # index of the tokens finds the newest ones, and pruning and reports make do with a BRIN index.
@@ -21,7 +21,7 @@ CREATE TABLE lease_pools (
     policy jsonb NOT NULL DEFAULT '{}',
     owner text NOT NULL DEFAULT '',             -- document that declares it; empty: imported or archived
     revision integer NOT NULL DEFAULT 1,
-    retired boolean NOT NULL DEFAULT false,
+    archived boolean NOT NULL DEFAULT false,
     last_token bigint NOT NULL DEFAULT 0,       -- newest fencing token
     dirty boolean NOT NULL DEFAULT true,        -- a command arrived since the last decision
     wake_at timestamptz,                        -- when time alone makes a decision due
