@@ -100,10 +100,17 @@ def test_what_is_stored_alike_changes_nothing() -> None:
 def test_the_body_makes_a_revision_and_the_rest_does_not() -> None:
     """Weights, maxima and the profile are of the name; the image and the settings are of the revision."""
     seen = stored(compared(pool("one")))
-    for changes in ({"base_weight": 2.0}, {"price_factor": 2.0}, {"max_capacity": 3}, {"profile": "spot"}):
+    of_name: list[dict[str, Any]] = [
+        {"base_weight": 2.0},
+        {"price_factor": 2.0},
+        {"max_capacity": 3},
+        {"profile": "spot"},
+    ]
+    for changes in of_name:
         changed = compared(pool("one", one=changes), seen)
         assert (results(changed), changed.new_revisions) == ({"one": "updated"}, []), changes
-    for changes in ({"image": "i-2"}, {"zone": "y"}, {"settings": {"disk_gb": 40}}):
+    of_body: list[dict[str, Any]] = [{"image": "i-2"}, {"zone": "y"}, {"settings": {"disk_gb": 40}}]
+    for changes in of_body:
         changed = compared(pool("one", one=changes), seen)
         assert (results(changed), len(changed.new_revisions)) == ({"one": "updated"}, 1), changes
 
@@ -116,7 +123,7 @@ def test_differences_of_settings() -> None:
 
 
 def test_owners() -> None:
-    """What belongs to another owner is refused, unless it is adopted, nobody's, or given up in the same request."""
+    """An object of another owner is refused, unless it is adopted, nobody's, or given up in the same request."""
     with pytest.raises(OwnedByAnother, match=r"belongs to b\.yaml and is also declared by a\.yaml"):
         ownership.check("worker pool", "p", "b.yaml", "a.yaml", REQUEST, ())
     for owner, request, released in (
