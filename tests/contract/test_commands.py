@@ -313,6 +313,7 @@ async def test_ids_with_slashes(deployment: Deployment) -> None:
     """The names that other systems give to their pools are taken by every command."""
     pool, config = "gecko-t/t-linux-large", "gecko-t/Linux_a.1"
     body = declared(config, id=pool)
+    body["worker_pools"][0]["launch_configs"][0]["zone"] = "zone-a"
     await deployment.provisioner.follow_the_host()
     await deployment.confirmed("apply", deployment.file(body | {"lease_pools": [{"id": "sim-a", "limit": 24}]}))
     revision = (await deployment.read("lc", "show", config))["id"]
