@@ -7,7 +7,7 @@ import typer
 
 from slipway_client.cli import options
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Terminate, now
+from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Strategy, Terminate, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
@@ -48,7 +48,7 @@ def set_image(
 
     Each gets a revision with the image, or the one that already had it. The old revision drains once the new one is
     proven by successful starts: until then it launches what the new one does not (natural), or a shrinking share
-    (rolling). With --replace now it drains at once, and its idle workers stop. `slipway pool rollback` returns.
+    (rolling). With --replace now it drains at once: its idle workers stop, the others at the deadline.
 
     \b
     Examples:
@@ -143,7 +143,9 @@ def roll_back(
         typer.Option("--to", metavar="REVISION", help="Revision in `slipway pool history` [default: the one before]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
-    replace: Replace = None,
+    replace: Annotated[
+        Strategy | None, typer.Option("--replace", help="Replacement of the present revisions [default: now]")
+    ] = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
     confirm: Confirm = None,
@@ -151,7 +153,8 @@ def roll_back(
 ) -> None:
     """Declare a pool as before its last change
 
-    The revisions that are rolled away from drain at once. Refused while a revision that would return is tripped.
+    The revisions that are rolled away from drain at once; their busy workers finish their tasks. Refused while a
+    revision that would return is tripped.
 
     \b
     Examples:
