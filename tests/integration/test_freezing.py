@@ -37,7 +37,8 @@ async def failing(
 ) -> None:
     """Receive a record with this many consecutive failed starts of the image, and plan."""
     share = SharedWindow(
-        key=f"image/{image}",
+        kind="image",
+        id=image,
         stage=stage,
         version=version,
         window=64,
@@ -76,7 +77,7 @@ async def test_consecutive_failed_starts_freeze_the_pool(provisioner: Provisione
     await provisioner.leases(provisioner.granted(request, units=1))
     await provisioner.events()
     await failing(provisioner, 3, version=2, stage=stage, tripped=True)
-    words = f"3 consecutive starts of image/linux-1 failed or timed out ({stage})"
+    words = f"3 consecutive starts of image linux-1 failed or timed out ({stage})"
     events = await provisioner.events()
     (frozen,) = [event for event in events if isinstance(event, PoolFrozen)]
     assert (frozen.reason, frozen.by, frozen.frozen) == (words, "provisioner", True)
@@ -123,7 +124,7 @@ async def test_an_unfrozen_pool_launches_again(provisioner: Provisioner, tmp_pat
     (again,) = await provisioner.published(AlertRaised)
     assert again.severity == "page"
     assert (
-        again.summary == "pool linux is frozen: 3 more consecutive starts of image/linux-1 failed or timed out (boot)"
+        again.summary == "pool linux is frozen: 3 more consecutive starts of image linux-1 failed or timed out (boot)"
     )
     assert await unfreeze(provisioner, tmp_path) == 200
     for version, (unconfirmed, frozen) in enumerate([(0, False), (2, False), (3, True)], 4):
@@ -188,10 +189,10 @@ async def test_pools_that_are_not_frozen(provisioner: Provisioner) -> None:
         pool["launch_configs"][0]["image"] = image
         body["worker_pools"].append(pool)
     await provisioner.declare(body)
-    await provisioner.database.execute("UPDATE launch_config SET state = 'paused' WHERE id = 'zone-c'")
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = true WHERE name = 'zone-c'")
     await failing(provisioner, 99, version=1)
     assert await provisioner.database.fetchval("SELECT count(*) FROM worker_pool WHERE frozen") == 0
-    await provisioner.database.execute("UPDATE launch_config SET state = 'active' WHERE id = 'zone-c'")
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = false WHERE name = 'zone-c'")
     await failing(provisioner, 100, version=2)
     rows = await provisioner.database.fetch("SELECT id FROM worker_pool WHERE frozen")
     assert [row["id"] for row in rows] == ["third"]

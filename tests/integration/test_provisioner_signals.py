@@ -131,7 +131,10 @@ async def test_a_source_without_permission_drains_no_worker(postgres: EmbeddedPo
 
 
 async def states(provisioner: Provisioner) -> list[tuple[str, str]]:
-    return [tuple(row) for row in await provisioner.database.fetch("SELECT id, state FROM launch_config ORDER BY id")]
+    return [
+        (row["name"], "paused" if row["paused"] else "active")
+        for row in await provisioner.database.fetch("SELECT name, paused FROM launch_config_name ORDER BY name")
+    ]
 
 
 def refused(reason: str) -> float:

@@ -13,10 +13,11 @@ import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.lifecycle import State
-from slipway_common.events.scopes import REVISION_KEPT_SECONDS, credential_key, image_key, quota_key
-from slipway_common.events.weight import SharedWindow, StageHealth
+from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
+from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.revisions import split
 from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import plan
@@ -31,11 +32,12 @@ from tests.support.provisioner import (
     provisioner_on,
     received,
     report,
+    revision_id,
     weight,
 )
 
-IMAGE: Final = "image/linux-1"
-QUOTA: Final = "quota/sim-a/sim-1/m5"
+IMAGE: Final = image_key("linux-1")
+QUOTA: Final = quota_key("sim-a", "sim-1", "m5.large")
 NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
 BOOT_FAILED: Final = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
 
@@ -58,8 +60,13 @@ def two_pools(**changes: Any) -> dict[str, Any]:
     return body
 
 
-def shared(key: str = IMAGE, stage: str = "boot", version: int = 1, window: int = 64, **changes: Any) -> SharedWindow:
-    return SharedWindow(key=key, stage=stage, version=version, window=window, **changes)
+def record(config: str, **changes: Any) -> WeightChanged:
+    """Weight record of a launch config of `two_pools`."""
+    return weight(ZONE_C if config == "zone-c" else config, **changes)
+
+
+def shared(key: Key = IMAGE, stage: str = "boot", version: int = 1, window: int = 64, **changes: Any) -> SharedWindow:
+    return SharedWindow(kind=key.kind, id=key.id, stage=stage, version=version, window=window, **changes)
 
 
 def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
@@ -68,21 +75,29 @@ def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
     return {name: msgspec.structs.replace(stage, failures_folded=folded.get(name, 0)) for name in stages}
 
 
+ZONE_C: Final = revision_id("zone-c", image="linux-2", instance_type="c5.large")
+
+
 async def demanded(provisioner: Provisioner, *pools_: str, pending: int = 50, at: float = 0) -> dict[str, int]:
     """Demand of this many tasks for the pools; returns the number of intents per config."""
     await provisioner.demand(*(report(pending, at=at, pool_id=pool) for pool in pools_ or ("linux",)))
     await provisioner.plan()
     rows = await provisioner.database.fetch("SELECT launch_config_id AS config FROM worker WHERE state <> 'stopped'")
-    return dict(Counter(row["config"] for row in rows))
+    return dict(Counter(name_of(row["config"]) for row in rows))
 
 
-async def config_reason(provisioner: Provisioner, config_id: str, pool_id: str = "linux") -> str:
+async def config_reason(provisioner: Provisioner, name: str, pool_id: str = "linux") -> str:
     (decision,) = await decisions.recent(provisioner.database, pool_id, 1)
-    reason: str = decision["details"]["configs"][config_id]["reason"]
+    (reason,) = [note["reason"] for id_, note in decision["details"]["configs"].items() if name_of(id_) == name]
+    assert isinstance(reason, str)
     return reason
 
 
-async def level(provisioner: Provisioner, key: str = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
+def name_of(config_id: str) -> str:
+    return split(config_id)[0]
+
+
+async def level(provisioner: Provisioner, key: Key = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
     _, known = await pools.counted(provisioner.database, pool_id, await pools.now(provisioner.database))
     (found,) = [shared for shared in known if shared.share == (key, stage)]
     return found.in_flight + found.unfolded
@@ -106,7 +121,7 @@ async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
     assert sum((await demanded(provisioner)).values()) == 8
     assert await provisioner.last_reason() == "50 needed, room for 8"
     await demanded(provisioner, at=1)
-    assert await config_reason(provisioner, "zone-c") == "the boot window of image/linux-1 is full"
+    assert await config_reason(provisioner, "zone-c") == "the boot window of image linux-1 is full"
     await provisioner.weights(weight("zone-a", shared=(shared(window=64),)))
     assert await demanded(provisioner, at=2) == {"zone-a": 42, "zone-b": 4, "zone-c": 4}
     await demanded(provisioner, pending=60, at=3)
@@ -119,11 +134,11 @@ async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> Non
     rows = await provisioner.database.fetch("SELECT key, stage, size FROM shared_window")
     image, quota = image_key("linux-1"), quota_key("sim-a", "sim-1", "m5.large")
     assert {tuple(row) for row in rows} == {
-        (image, "boot", 8),
-        (image, "claim", 64),
-        (image, "launch", None),
-        (quota, "launch", 64),
-        (credential_key("sim-a"), "launch", None),
+        (image.text, "boot", 8),
+        (image.text, "claim", 64),
+        (image.text, "launch", None),
+        (quota.text, "launch", 64),
+        (credential_key("sim-a").text, "launch", None),
     }
 
 
@@ -133,15 +148,15 @@ async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> Non
 async def test_the_highest_version_counts(provisioner: Provisioner) -> None:
     """The highest version wins in any order and from any record; a deleted record changes nothing."""
     await provisioner.declare(two_pools())
-    records = [weight("zone-a", shared=(shared(version=7, window=11), shared(stage="claim", version=7, window=70)))]
-    records.append(weight("zone-b", pool_id="other", shared=(shared(version=9, window=12, state="tripped"),)))
-    records.append(weight("zone-c", pool_id="other", shared=(shared(version=8, window=13),)))
+    records = [record("zone-a", shared=(shared(version=7, window=11), shared(stage="claim", version=7, window=70)))]
+    records.append(record("zone-b", pool_id="other", shared=(shared(version=9, window=12, state="tripped"),)))
+    records.append(record("zone-c", pool_id="other", shared=(shared(version=8, window=13),)))
     await provisioner.weights(*records[:2])
     await provisioner.weights(records[2], revision=2)
     gone = [msgspec.structs.replace(record, event=None) for record in received(records[1])]
     await WeightView().apply(provisioner.database, gone)
     rows = await provisioner.database.fetch(
-        "SELECT stage, version, size, state FROM shared_window WHERE key = $1", IMAGE
+        "SELECT stage, version, size, state FROM shared_window WHERE key = $1", IMAGE.text
     )
     assert {tuple(row) for row in rows} == {
         ("boot", 9, 12, "tripped"),
@@ -168,12 +183,12 @@ async def test_a_share_marks_its_pools_dirty(provisioner: Provisioner) -> None:
 
 @pytest.mark.parametrize("key_stage", [(IMAGE, "boot"), (IMAGE, "claim"), (IMAGE, "launch"), (QUOTA, "launch")])
 async def test_a_tripped_share_trips_its_configs_and_no_others(
-    provisioner: Provisioner, key_stage: tuple[str, str]
+    provisioner: Provisioner, key_stage: tuple[Key, str]
 ) -> None:
     """In both pools, a config without a record and one whose record is healthy trip, too."""
     await provisioner.declare(two_pools())
     tripped = shared(*key_stage, state="tripped", reason="5 image errors (boot_timeout)")
-    await provisioner.weights(weight("zone-c", pool_id="other", shared=(tripped,)))
+    await provisioner.weights(record("zone-c", pool_id="other", shared=(tripped,)))
     assert await demanded(provisioner, "linux", "other") == {"zone-c": 8}
     words = f"tripped: {key_stage[0]}: 5 image errors (boot_timeout); no probe is due"
     assert await config_reason(provisioner, "zone-a") == await config_reason(provisioner, "zone-b", "other") == words
@@ -183,7 +198,7 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
             state="probing",
             probe_permit=3,
             probe_ready=True,
-            reason="zone-a tripped: the image; probe 3 may launch",
+            reason="tripped: the image; probe 3 may launch",
         ),
         weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True),
         revision=2,
@@ -192,9 +207,14 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
     assert await config_reason(provisioner, "zone-b", "other") == words
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs?pool=linux")).json()["items"]
-        assert (row["health_state"], row["shared"][0]["key"]) == ("probing", "credential/sim-a")
+        assert (row["health_state"], row["shared"][0]["kind"], row["shared"][0]["id"]) == (
+            "probing",
+            "credential",
+            "sim-a",
+        )
         answer = (await client.get("/launch-configs/zone-b")).json()
-        assert (answer["health_state"], answer["tripped_by"], answer["tripped_stage"]) == ("tripped", *key_stage)
+        key = Key(answer["tripped_by"], answer["tripped_by_id"])
+        assert (answer["health_state"], key, answer["tripped_stage"]) == ("tripped", *key_stage)
     await provisioner.weights(
         weight("zone-b", pool_id="other", shared=(shared(*key_stage, version=2, window=10),)), revision=3
     )
@@ -221,7 +241,7 @@ async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Prov
 
 
 async def boot_fails(provisioner: Provisioner) -> None:
-    await provisioner.database.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
+    await provisioner.database.execute(workers.COUNT_OUTCOMES, [revision_id()], ["boot"], [True])
 
 
 async def unfolded_after(provisioner: Provisioner, seconds: float, *, sent: bool = True) -> int:
@@ -250,7 +270,7 @@ async def test_an_unfolded_failure_is_written_off_after_an_hour(one_unfolded: Pr
     assert [await unfolded_after(one_unfolded, seconds) for seconds in (1202, 4200, 4801)] == [1, 1, 0]
     assert await level(one_unfolded, pool_id="other") == 0
     async with one_unfolded.client() as client:
-        (row,) = [row for row in (await client.get("/launch-configs")).json()["items"] if row["id"] == "zone-a"]
+        (row,) = [row for row in (await client.get("/launch-configs")).json()["items"] if row["name"] == "zone-a"]
     assert (row["failed"], row["stages"]["boot"]["unfolded"]) == (2, 0)
     await boot_fails(one_unfolded)
     assert await unfolded_after(one_unfolded, 5402) == 1
@@ -323,28 +343,30 @@ async def test_a_stopping_worker_frees_its_unit(
     assert await level(provisioner, QUOTA, "launch") == await level(provisioner) == counted
 
 
-async def test_failures_of_an_archived_config(provisioner: Provisioner) -> None:
-    """Its record is deleted, so its failures count only as long as a record may be late. Its workers keep counting."""
+async def test_failures_of_a_replaced_config(provisioner: Provisioner) -> None:
+    """They count while it drains, and once it is archived as long as its weight record may be late."""
     await provisioner.declare(two_pools())
     for request in await _requested(provisioner, 4):
         await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     body = two_pools()
-    body["worker_pools"][0]["launch_configs"][0]["id"] = "zone-z"
+    body["worker_pools"][0]["launch_configs"][0]["name"] = "zone-z"
     await provisioner.declare(body)
     assert await level(provisioner) == 4
     await end(provisioner, (await provisioner.workers())[:3], BOOT_FAILED)
-    assert await level(provisioner) == 4
+    await end(provisioner, (await provisioner.workers())[3:], None)
+    assert await level(provisioner) == 3
+    await provisioner.database.execute("UPDATE worker SET state = 'stopped'")
+    await provisioner.roll_out()
+    assert await level(provisioner) == 3
     await provisioner.set_clock(LATE_RECORD_SECONDS + 1)
-    assert await level(provisioner) == 1
-    await provisioner.set_clock(REVISION_KEPT_SECONDS + 1)
     assert await level(provisioner) == 0
 
 
-@pytest.mark.parametrize(("days", "failures", "state"), [(7, 3, "tripped"), (9, 0, "healthy")])
+@pytest.mark.parametrize(("days", "failures", "state"), [(29, 3, "tripped"), (31, 0, "healthy")])
 async def test_a_config_that_is_declared_again(provisioner: Provisioner, days: int, failures: int, state: str) -> None:
-    """It continues where it was; after eight days it starts from zero, as in the weight-calculator, as do its own
-    shares."""
+    """It continues where it was, with its own shares, as long as its archived revision is kept; then it starts from
+    zero."""
     await provisioner.declare(declared("zone-a", "zone-b"))
     (request,) = [r for r in await _requested(provisioner, 1) if r.units]
     await provisioner.leases(provisioner.granted(request))
@@ -358,17 +380,19 @@ async def test_a_config_that_is_declared_again(provisioner: Provisioner, days: i
     others = declared("zone-x")
     others["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
     await provisioner.declare(others)
+    await provisioner.database.execute("UPDATE worker SET state = 'stopped'")
+    await provisioner.roll_out()
     await provisioner.set_clock(days * 86_400.0)
+    await provisioner.roll_out()
     await provisioner.declare(declared("zone-a", "zone-b"))
-    counted = "SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes"
+    counted = "SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes WHERE stage = 'boot'"
     assert await provisioner.database.fetchval(counted) == failures
     row = await provisioner.database.fetchrow(
-        "SELECT state FROM shared_window WHERE key = $1 AND stage = 'boot'", IMAGE
+        "SELECT state FROM shared_window WHERE key = $1 AND stage = 'boot'", IMAGE.text
     )
     assert row["state"] == state
-    await provisioner.database.execute("DELETE FROM weight")
-    await provisioner.sweep()
-    assert await provisioner.database.fetchval(counted) == failures
+    weights = await provisioner.database.fetchval("SELECT count(*) FROM weight")
+    assert weights == (1 if failures else 0)
 
 
 #         claim evidence, claimed tasks seen (at), workers in the claim stage, is there a claim window
@@ -422,7 +446,7 @@ class Truth:
         self.probes: set[str] = set()
 
     def apply(self, event: WorkerEvent) -> None:
-        worker, config = event.worker_id, event.launch_config_id
+        worker, config = event.worker_id, name_of(event.launch_config_id)
         outcome: Outcome | None = getattr(event, "outcome", None)
         known = self.under_way.get(worker)
         if outcome is not None and outcome.result is Result.FAILED:
@@ -469,7 +493,7 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
             truth.folded[place] = chance.randint(truth.folded[place], count)
         await provisioner.weights(
             *(
-                weight(
+                record(
                     name,
                     pool_id=pool_id,
                     shared=shares,

@@ -36,7 +36,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import expire, plan, reap, resolve, sweep, unleased
+from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
@@ -291,6 +291,11 @@ class Provisioner:
 
     async def terminate_instances(self) -> None:
         await expire.terminate_instances(self.database, settings=self.settings, providers=self.providers)
+
+    async def roll_out(self) -> None:
+        """Run the roll-out loop until no step is due."""
+        while await roll_out.roll_out_next(self.database):
+            pass
 
     async def reap(self) -> None:
         while await reap.reap_next(self.database, settings=self.settings, providers=self.providers):
