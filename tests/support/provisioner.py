@@ -294,8 +294,10 @@ class Provisioner:
 
     async def roll_out(self) -> None:
         """Run the roll-out loop until no step is due."""
-        while await roll_out.roll_out_next(self.database):
-            pass
+        for _ in range(50):
+            if not await roll_out.roll_out_next(self.database):
+                return
+        raise AssertionError("a roll-out has a step due for ever")
 
     async def reap(self) -> None:
         while await reap.reap_next(self.database, settings=self.settings, providers=self.providers):
