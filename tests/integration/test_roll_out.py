@@ -66,8 +66,9 @@ async def claim(provisioner: Provisioner, some: list[Worker]) -> None:
 
 
 async def replaced(provisioner: Provisioner, **request: Any) -> None:
-    """Declare another image."""
-    await provisioner.declare(with_image("linux-2"), **request)
+    """Declare another image, on the terms of the API."""
+    terms = {"terminate": request.get("strategy") == "now"} | request
+    await provisioner.declare(with_image("linux-2"), **terms)
 
 
 def record(config_id: str, succeeded: int, **changes: Any) -> WeightChanged:
@@ -189,7 +190,7 @@ async def test_a_small_pool_proves_by_what_it_can_have(provisioner: Provisioner)
     await provisioner.declare(declared(max_capacity=2))
     await provisioner.declare(with_image("linux-2", max_capacity=2))
     await proves(provisioner, starts=2)
-    assert (await states(provisioner))[OLD] == "draining"
+    assert (await states(provisioner))[OLD] == "archived"
 
 
 # Drains
@@ -213,22 +214,24 @@ async def test_a_draining_revision_launches_nothing(provisioner: Provisioner, tm
 
 
 async def test_idle_workers_leave_a_quarter_at_a_time(provisioner: Provisioner) -> None:
-    """Although they are wanted; those of `now` leave at once, and those that boot with them."""
+    """Although they are wanted, and the next ones once their replacements have registered."""
     await running(provisioner, 12)
     await replaced(provisioner)
     await provisioner.trust()
     await proves(provisioner)
     await provisioner.demand(report(12, at=1))
     await provisioner.plan()
-    assert await provisioner.states() == {"running": 9, "stopping": 3}
+    assert await provisioner.states() == {"running": 9, "stopping": 3, "requested": 3}
     reasons = {event.reason for event in await provisioner.published(WorkerStopping)}
     assert reasons == {f"{OLD} drains"}
-    await provisioner.plan()
-    assert await provisioner.states() == {"running": 9, "stopping": 3}
     await provisioner.database.execute("UPDATE worker SET state = 'stopped' WHERE state = 'stopping'")
     await provisioner.demand(report(12, at=2))
     await provisioner.plan()
-    assert (await provisioner.states())["requested"] == 3, "their replacements come first"
+    assert await provisioner.states() == {"running": 9, "requested": 3, "stopped": 3}, "replacements come first"
+    await provisioner.database.execute("UPDATE worker SET state = 'running' WHERE state = 'requested'")
+    await provisioner.demand(report(12, at=3))
+    await provisioner.plan()
+    assert (await provisioner.states())["stopping"] == 3
 
 
 async def test_now_stops_idle_and_booting_workers_at_once(provisioner: Provisioner) -> None:
@@ -399,7 +402,8 @@ async def test_a_pause_reaches_all_revisions_of_a_name(provisioner: Provisioner,
         assert (rows[third]["state"], rows[third]["state_reason"]) == ("paused", "maintenance")
         assert (await client.post("/launch-configs/zone-a/resume", json={"reason": "done"})).is_success
         assert (await client.post("/launch-configs/zone-a@000000/pause", json={"reason": "r"})).status_code == 404
-    assert sum((await demanded(provisioner, 9, 1)).values()) == 9
+    await provisioner.trust()
+    assert await demanded(provisioner, 9, 1) == {third: 9}
 
 
 async def test_lists_show_revisions(provisioner: Provisioner) -> None:
@@ -409,7 +413,7 @@ async def test_lists_show_revisions(provisioner: Provisioner) -> None:
     await replaced(provisioner, strategy="now")
     row = (await listed(provisioner))[OLD]
     assert (row["name"], row["revision"], row["current"], row["state"]) == ("zone-a", OLD[-6:], False, "draining")
-    assert (row["live"], row["replaced_by"], row["drain_terminate"]) == (0, "now", False)
+    assert (row["live"], row["replaced_by"], row["drain_terminate"]) == (0, "now", True)
     await provisioner.roll_out()
     assert await listed(provisioner) == {NEW: (await listed(provisioner))[NEW]}
     assert set(await listed(provisioner, "?all=true&pool=linux")) == {OLD, NEW}

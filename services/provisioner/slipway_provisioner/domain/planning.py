@@ -72,7 +72,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
             [idle for idle in observed.idle if idle.worker_id not in stop],
             {config.id for config in observed.configs if config.state == "draining"},
             wanted=wanted,
-            leaving=observed.fleet.leaving + len(stop),
+            missing=_missing(observed) + launched + len(stop),
         )
     details = {
         "tasks": tasks,
@@ -99,6 +99,11 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         freeze=bad,
         reconsider_after_seconds=_reconsider(observed, now, spare - len(cancel) - len(stop), needed - launched),
     )
+
+
+def _missing(observed: Observed) -> int:
+    """Workers that take no task now: leaving ones and those that have not registered."""
+    return observed.fleet.leaving + sum(config.starting for config in observed.configs)
 
 
 def _reconsider(observed: Observed, now: datetime, spare: int, missing: int) -> float | None:
@@ -296,8 +301,10 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
     draining = {config.id for config in observed.configs if config.state == "draining"}
     if not {idle.get(worker_id) for worker_id in plan.drain} <= draining:
         problems.append("drains a worker whose revision does not drain")
-    if len(plan.drain) > scale_down.leaving_room(wanted=plan.wanted, leaving=fleet.leaving + len(plan.stop)):
-        problems.append(f"drains {len(plan.drain)} workers at a time, with {fleet.leaving} leaving")
+    if len(plan.drain) > scale_down.leaving_room(
+        wanted=plan.wanted, missing=_missing(observed) + plan.units + len(plan.stop)
+    ):
+        problems.append(f"drains {len(plan.drain)} workers at a time, with {_missing(observed)} missing")
     if not set(plan.cancel) <= {w.worker_id for w in observed.waiting}:
         problems.append("cancels a worker that is not waiting")
     return problems

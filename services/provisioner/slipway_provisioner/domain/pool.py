@@ -152,6 +152,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.shares if self.max_capacity is None else (*self.shares, (Key("launch config", self.name), MAXIMUM))
 
     @property
+    def starting(self) -> int:
+        """Its workers that have not registered yet."""
+        return self.launch.in_flight + self.boot.in_flight
+
+    @property
     def is_fallback(self) -> bool:
         """True if it only launches what the current revisions do not."""
         return self.active and not self.current and self.replaced_by != "rolling"

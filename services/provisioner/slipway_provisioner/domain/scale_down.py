@@ -8,7 +8,7 @@ from typing import Final
 from slipway_provisioner.domain.pool import Idle
 
 DRAINED_SHARE_MAX: Final = 0.25
-"""Share of the wanted workers that may be leaving while idle workers of draining revisions stop."""
+"""Share of the wanted workers that may be missing while idle workers of draining revisions stop."""
 
 
 def select(
@@ -23,12 +23,12 @@ def select(
     return cancel, overdue[: surplus - len(cancel)]
 
 
-def drained(idle: Sequence[Idle], draining: Collection[str], *, wanted: int, leaving: int) -> list[str]:
-    """Idle workers of the `draining` revisions to stop now, with `leaving` workers on their way out."""
+def drained(idle: Sequence[Idle], draining: Collection[str], *, wanted: int, missing: int) -> list[str]:
+    """Idle workers of the `draining` revisions to stop now, with `missing` ones that leave or have not registered."""
     ids = [worker.worker_id for worker in idle if worker.config_id in draining]
-    return ids[: leaving_room(wanted=wanted, leaving=leaving)]
+    return ids[: leaving_room(wanted=wanted, missing=missing)]
 
 
-def leaving_room(*, wanted: int, leaving: int) -> int:
+def leaving_room(*, wanted: int, missing: int) -> int:
     """Number of workers that may start to leave although they are wanted; at least one leaves at a time."""
-    return max(0, max(1, int(wanted * DRAINED_SHARE_MAX)) - leaving)
+    return max(0, max(1, int(wanted * DRAINED_SHARE_MAX)) - missing)

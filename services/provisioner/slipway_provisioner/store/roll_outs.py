@@ -71,7 +71,7 @@ FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_po
 LEFT JOIN weight g ON g.launch_config_id = c.id
 CROSS JOIN LATERAL (
     SELECT count(*)::int AS live, count(*) FILTER (WHERE state IN ({states(STOPPABLE)}))::int AS stoppable,
-        count(*) FILTER (WHERE state IN ({states(STOPPABLE)}) AND {Statement(WITHOUT_TASK).text})::int AS without_task
+        count(*) FILTER (WHERE state IN ({states(STOPPABLE)}) AND ({Statement(WITHOUT_TASK).text}))::int AS without_task
     FROM worker WHERE pool_id = c.pool_id AND launch_config_id = c.id AND state NOT IN ({states(ENDED)})) AS w
 WHERE c.name = ANY($1::text[]) AND c.state <> 'archived' ORDER BY c.name, c.id"""
 PROVE: Final = Statement(
