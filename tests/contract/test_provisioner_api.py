@@ -15,7 +15,16 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
-from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
+from tests.support.provisioner import (
+    Provisioner,
+    administrator,
+    after,
+    declared,
+    provisioner_on,
+    report,
+    revision_id,
+    weight,
+)
 
 
 @pytest.fixture
@@ -105,20 +114,21 @@ async def test_a_config_with_two_tripped_shares(provisioner: Provisioner) -> Non
     """The list names the same share as the decision."""
     await provisioner.declare()
     tripped = [
-        SharedWindow(key=key, stage="launch", version=1, window=64, state="tripped", reason=reason)
-        for key, reason in (("credential/sim-a", "denied"), ("quota/sim-a/sim-1/m5", "no quota"))
+        SharedWindow(kind=kind, id=id_, stage="launch", version=1, window=64, state="tripped", reason=reason)
+        for kind, id_, reason in (("credential", "sim-a", "denied"), ("quota", "sim-a/sim-1/m5", "no quota"))
     ]
     await provisioner.weights(weight(shared=tuple(tripped)))
     await provisioner.demand(report(1))
     await provisioner.plan()
     (decision, *_) = (await read(provisioner, "/pools/linux/decisions"))["items"]
-    words = "tripped: quota/sim-a/sim-1/m5: no quota"
-    assert decision["details"]["configs"]["zone-a"]["reason"] == f"{words}; no probe is due"
+    words = "tripped: quota sim-a/sim-1/m5: no quota"
+    assert decision["details"]["configs"][revision_id()]["reason"] == f"{words}; no probe is due"
     (config,) = (await read(provisioner, "/launch-configs"))["items"]
-    shown = ("health_state", "tripped_by", "tripped_stage", "reason")
-    assert [config[name] for name in shown] == ["tripped", "quota/sim-a/sim-1/m5", "launch", f"zone-a {words}"]
-    assert [share["key"] for share in config["shared"] if share["state"] == "tripped"] == [
-        share.key for share in tripped
+    shown = ("health_state", "tripped_by", "tripped_by_id", "tripped_stage", "reason")
+    expected = ["tripped", "quota", "sim-a/sim-1/m5", "launch", f"{revision_id()} {words}"]
+    assert [config[name] for name in shown] == expected
+    assert [(share["kind"], share["id"]) for share in config["shared"] if share["state"] == "tripped"] == [
+        (share.kind, share.id) for share in tripped
     ]
 
 
@@ -139,7 +149,7 @@ async def test_one_config(provisioner: Provisioner) -> None:
     config = await read(provisioner, "/launch-configs/zone-a")
     (listed,) = (await read(provisioner, "/launch-configs"))["items"]
     assert config.items() >= listed.items()
-    assert (config["settings"], config["record"]["reason"]) == ({"disk_gb": 40}, "zone-a healthy")
+    assert (config["settings"], config["record"]["reason"]) == ({"disk_gb": 40}, f"{config['id']} healthy")
     everybody = [worker.id for worker in await provisioner.workers()]
     assert [failure["worker_id"] for failure in config["recent_failures"]] == everybody[:1:-1]
     assert config["recent_failures"][0] == {
@@ -148,7 +158,7 @@ async def test_one_config(provisioner: Provisioner) -> None:
         "reason": "InsufficientCapacity",
     }
     await provisioner.weights(weight())
-    assert (await read(provisioner, "/launch-configs/zone-a"))["record"]["launch_config_id"] == "zone-a"
+    assert (await read(provisioner, "/launch-configs/zone-a"))["record"]["launch_config_id"] == config["id"]
 
 
 async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:
@@ -178,7 +188,7 @@ async def test_one_worker(provisioner: Provisioner) -> None:
         await send_report(provisioner, who, what, at=at(seconds), **body)
     worker = await read(provisioner, f"/workers/{who[0].id}")
     assert [(moment["what"], moment["detail"]) for moment in worker["timeline"]] == [
-        ("requested", "on zone-a"),
+        ("requested", f"on {revision_id()}"),
         ("calling", f"batch {worker['batch_id']}"),
         ("launched", "i-0001"),
         ("registered", "i-0001"),

@@ -482,7 +482,7 @@ TOGETHER: Final = {(IMAGE, "boot"): 7, (IMAGE, "claim"): 9, (QUOTA, "launch"): 6
 async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, seed: int) -> None:
     """Two pools with one image, three concurrent planners, calls that fail, machines that never register or claim, and
     late records: starts in flight plus unfolded failures never exceed a window."""
-    chance, truth, highest = random.Random(seed), Truth(), Counter[tuple[str, str]]()
+    chance, truth, highest = random.Random(seed), Truth(), Counter[tuple[Key, str]]()
     await provisioner.declare(two_pools())
     shares = tuple(shared(key, stage, 1, size) for (key, stage), size in TOGETHER.items())
     requests: list[LeaseRequested] = []

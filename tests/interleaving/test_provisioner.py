@@ -962,7 +962,7 @@ async def test_a_pool_pause_that_expires_while_it_is_replaced(provisioner: Provi
 async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
     """Concurrent freezes and unfreezes count once each; the last unfreeze decides which failures are forgiven."""
     await provisioner.declare()
-    seen = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, unconfirmed=7)
+    seen = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=8, unconfirmed=7)
     await provisioner.weights(weight(shared=(seen,)))
 
     async def freeze(db: Connection) -> bool:
@@ -985,7 +985,7 @@ async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> Non
 
     def record(version: int, unconfirmed: int) -> Awaitable[Any]:
         shared = tuple(
-            SharedWindow(key="image/linux-1", stage=stage, version=version, window=8, unconfirmed=unconfirmed)
+            SharedWindow(kind="image", id="linux-1", stage=stage, version=version, window=8, unconfirmed=unconfirmed)
             for stage in ("boot", "claim", "launch")
         )
         return provisioner.weights(weight(shared=shared), revision=version)
@@ -1045,7 +1045,7 @@ async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
     await provisioner.declare(declared(*names))
     for round_ in range(1, 9):
         newer, older = (
-            tuple(SharedWindow(key=f"image/{name}", stage="boot", version=version, window=version) for name in names)
+            tuple(SharedWindow(kind="image", id=name, stage="boot", version=version, window=version) for name in names)
             for version in (2 * round_, 2 * round_ - 1)
         )
         await asyncio.gather(
@@ -1070,7 +1070,7 @@ async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None
     intents."""
     await provisioner.declare()
     await provisioner.demand(report(3))
-    tripped = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, state="tripped")
+    tripped = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=8, state="tripped")
     async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
         telling = provisioner.start(provisioner.weights(weight(shared=(tripped,))))
         await provisioner.until_waiting(telling)
@@ -1085,7 +1085,7 @@ async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None
     """The plan uses the record's values."""
     await provisioner.declare()
     await provisioner.demand(report(30))
-    narrow = SharedWindow(key="image/linux-1", stage="boot", version=1, window=2)
+    narrow = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=2)
     telling = provisioner.weights(weight(shared=(narrow,)))
     async with stopped_at(provisioner, "dirty_pool", telling) as view:
         planning = provisioner.start(provisioner.plan())

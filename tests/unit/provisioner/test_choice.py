@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.events.scopes import Key
 from slipway_provisioner.domain.choice import Candidate, choose
+from slipway_provisioner.domain.pool import Share
 
 
 @pytest.mark.parametrize("configs", [2, 3, 5, 8])
@@ -57,12 +59,14 @@ def test_shared_windows_bound_their_configs_together(
     rooms: list[tuple[int, str]], units: int, drawn: int, first: int, second: int
 ) -> None:
     """Configs of one image get at most its room, each at most its own, and no unit is left while there is room."""
-    candidates = [Candidate(f"c{n}", 1.0 + n, room, [(image, "boot")]) for n, (room, image) in enumerate(rooms)]
-    shared = {("i", "boot"): first, ("j", "boot"): second}
+    candidates = [
+        Candidate(f"c{n}", 1.0 + n, room, [(Key("image", image), "boot")]) for n, (room, image) in enumerate(rooms)
+    ]
+    shared: dict[Share, int] = {(Key("image", "i"), "boot"): first, (Key("image", "j"), "boot"): second}
     got = choose(candidates, units, drawn=drawn, shared_room=shared)
     most = 0
-    for image, room in shared.items():
-        mine = [c for c in candidates if c.shares == [image]]
+    for share, room in shared.items():
+        mine = [c for c in candidates if c.shares == [share]]
         assert sum(got.get(c.config_id, 0) for c in mine) <= room
         most += min(room, sum(c.room for c in mine))
     assert all(got.get(c.config_id, 0) <= c.room for c in candidates)

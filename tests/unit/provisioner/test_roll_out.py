@@ -369,7 +369,7 @@ def test_idle_workers_of_draining_revisions_leave_in_parts(
 def test_no_idle_worker_leaves_that_nothing_could_replace() -> None:
     """Where nothing may launch, workers of a draining revision are better than none."""
     workers: dict[str, Any] = {"serving": 8, "idle": idle(*range(8))}
-    assert len(plan(observed(9, NEW, DRAINED, **workers)).drain) == 2
+    assert len(plan(observed(9, NEW, DRAINED, **workers)).drain) == 1, "one of two parts is launched"
     assert plan(observed(9, changed(NEW, tripped=True), DRAINED, **workers)).drain == []
     assert plan(observed(9, NEW, DRAINED, stopped="launching is stopped: drill", **workers)).drain == []
     assert plan(observed(9, NEW, OLD, **workers)).drain == []  # a fallback keeps its workers

@@ -32,5 +32,5 @@ async def sweep_next(
                 LOG.warning(
                     "failures not folded into a weight for an hour no longer count against the window", **written
                 )
-        await retention.delete_old(db)
+        await retention.delete_old(db, pool_id)
     return True

@@ -8,10 +8,25 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
 from slipway_provisioner.domain.launching import BatchState, LeaseState
-from slipway_provisioner.store.tables import claim, decision, in_states, launch_batch, lease, worker
+from slipway_provisioner.store.tables import (
+    account,
+    audit,
+    claim,
+    decision,
+    in_states,
+    launch_batch,
+    launch_config,
+    lease,
+    pool_revision,
+    worker,
+)
+
+REVISIONS_KEPT: Final = 100
+"""Revisions kept of the history of a pool."""
+AUDIT_DAYS: Final = 400
 
 
-def _older(at: sa.Column[Any], days: int) -> sa.ColumnElement[bool]:
+def _older(at: sa.ColumnElement[Any], days: int) -> sa.ColumnElement[bool]:
     return at < sa.func.slipway_clock() - sa.text(f"interval '{days} days'")
 
 
@@ -26,6 +41,34 @@ DELETE_OLD: Final = (
 )
 
 
-async def delete_old(db: Connection) -> None:
-    for statement in DELETE_OLD:
+_OLDEST: Final = sa.select(audit.c.id, audit.c.at).order_by(audit.c.id).limit(1000).subquery()
+DELETE_OLD_AUDIT: Final = Statement(
+    sa.delete(audit).where(audit.c.id.in_(sa.select(_OLDEST.c.id).where(_older(_OLDEST.c.at, AUDIT_DAYS))))
+)
+_POOL: Final = sa.bindparam("pool_id", type_=sa.Text)
+DELETE_OLD_REVISIONS: Final = Statement(
+    sa.delete(pool_revision).where(
+        pool_revision.c.pool_id == _POOL,
+        pool_revision.c.revision
+        <= sa.select(pool_revision.c.revision)
+        .where(pool_revision.c.pool_id == _POOL)
+        .order_by(pool_revision.c.revision.desc())
+        .offset(REVISIONS_KEPT)
+        .limit(1)
+        .scalar_subquery(),
+    )
+)
+DELETE_REMOVED_ACCOUNTS: Final = Statement(
+    sa.delete(account).where(
+        account.c.removed,
+        ~sa.exists().where(launch_config.c.account_id == account.c.id),
+        ~sa.exists().where(worker.c.account_id == account.c.id, ~in_states(ENDED)),
+    )
+)
+
+
+async def delete_old(db: Connection, pool_id: str) -> None:
+    """Delete old rows, and those of the history of one pool."""
+    for statement in (*DELETE_OLD, DELETE_OLD_AUDIT, DELETE_REMOVED_ACCOUNTS):
         await db.execute(statement.text)
+    await db.execute(DELETE_OLD_REVISIONS.text, *DELETE_OLD_REVISIONS.arguments(pool_id=pool_id))
