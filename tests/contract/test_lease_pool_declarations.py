@@ -132,8 +132,7 @@ async def test_a_limit_that_is_set_may_only_be_doubled(world: World) -> None:
 
 
 async def test_every_change_is_audited(world: World) -> None:
-    """Who made it, by which action, and the changed fields before and after, newest first; what changes nothing is left
-    out."""
+    """Newest first: by whom, by which action, the changed fields before and after; not what changes nothing."""
     path = "/lease-pools/x"
     await put(world, {"a.yaml": [pool("x")]})
     await put(world, {"a.yaml": [pool("x")]})

@@ -304,7 +304,7 @@ FALLBACKS = [
 def test_a_fallback_launches_what_the_current_revisions_do_not(
     configs: list[Config], launches: dict[str, int], reason: str | None
 ) -> None:
-    """Whether windows are full or the new revision has tripped, the old one launches only what is left over."""
+    """Only what is left over, by full windows or by a trip of the new revision."""
     made = plan(observed(10, *configs))
     assert launched(made) == launches
     assert made.details["configs"]["a@1"].get("reason") == reason
