@@ -913,7 +913,7 @@ class Board:
             for labels in before.keys() - read.keys():
                 instrument.remove(*labels)
             changed = [(labels, value) for labels, value in read.items() if before.get(labels) != value]
-            for number, (labels, value) in enumerate(changed, 1):
-                instrument.labels(*labels).set(value)
+            for number, (labels, value) in enumerate(changed):
                 if not number % SERIES_PER_TURN:
                     await asyncio.sleep(0)
+                instrument.labels(*labels).set(value)
