@@ -42,6 +42,7 @@ from slipway_common.events.worker import (
 )
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import freezing, reaping
+from slipway_provisioner.domain.roll_out import Drain
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import plan
@@ -57,6 +58,7 @@ from slipway_provisioner.store import (
     outcomes,
     pauses,
     pools,
+    roll_outs,
     workers,
 )
 from slipway_provisioner.store.batches import Batch
@@ -71,6 +73,7 @@ from tests.support.provisioner import (
     provisioner_on,
     received,
     report,
+    revision_id,
     stopped_at,
     weight,
 )
@@ -119,7 +122,7 @@ async def test_pools_that_share_an_image_decide_in_turn(provisioner: Provisioner
     """Two pools with one image and one quota, planned concurrently, do not exceed their shared window."""
     both = declared("zone-a")
     first = both["worker_pools"][0]
-    config = first["launch_configs"][0] | {"id": "zone-a-2"}
+    config = first["launch_configs"][0] | {"name": "zone-a-2"}
     both["worker_pools"].append(first | {"id": "other", "launch_configs": [config]})
     await provisioner.declare(both)
     await provisioner.trust()
@@ -214,6 +217,12 @@ async def test_the_newest_report_wins_in_any_order_of_commits(
 # Starts, and commands that forbid them
 
 
+async def drain(db: Connection) -> None:
+    """Drain zone-a, as a replacement by `now` does."""
+    await roll_outs.lock(db, roll_outs.Name("linux", "zone-a"))
+    assert await roll_outs.drain(db, [Drain(id=revision_id(), state_reason="drill", state_by="op")])
+
+
 async def stop_launches(db: Connection, scope: str, scope_id: str) -> None:
     await launch_stops.put(db, scope, scope_id, reason="drill", by="op", until=None)
 
@@ -225,13 +234,14 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
     "pause of the pool": lambda db: pauses.pause(db, "linux", reason="drill", by="op", until=None),
     "pause": lambda db: configs.pause(db, "zone-a", reason="drill", by="op", until=None, command=True),
     "freeze": lambda db: pauses.freeze(db, "linux", reason="drill", by="op"),
-    "drain": lambda db: db.execute("UPDATE launch_config SET state = 'draining'"),
+    "drain": lambda db: drain(db),
 }
 SHARED: Final = (
     "store.configs.SHARE",
     "store.launch_stops.EXCLUDE_STARTS",
     "store.launch_stops.PUT",
     "store.configs.PAUSE",
+    "store.configs.TOUCH",
     "store.pauses.PAUSE",
     "store.pauses.FREEZE",
 )
@@ -749,7 +759,7 @@ async def test_failures_add_up(provisioner: Provisioner) -> None:
     failed = Counter(worker.launch_config_id for worker in everybody)
     assert await failures(provisioner) == failed
     await provisioner.database.execute(
-        "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = 'zone-a'"
+        "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = $1", revision_id()
     )
     await asyncio.gather(*(provisioner.database.fetch(outcomes.REPAIR) for _ in range(3)))
     assert await failures(provisioner) == failed
@@ -872,7 +882,7 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
     """The sweep waits for it and restarts the hour. Sweeps and failures lock in one order."""
     await provisioner.declare(declared("zone-a", "zone-b"))
     await provisioner.trust()
-    both = (["zone-b", "zone-a"], ["boot"] * 2, [True] * 2)
+    both = ([revision_id("zone-b"), revision_id()], ["boot"] * 2, [True] * 2)
     await provisioner.database.execute(workers.COUNT_OUTCOMES, *both)
     await provisioner.database.execute("DELETE FROM outbox")
     await provisioner.set_clock(601)
@@ -881,7 +891,7 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
     await provisioner.set_clock(4202)
     async with provisioner.database.acquire() as db:
         async with db.transaction():
-            await db.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
+            await db.execute(workers.COUNT_OUTCOMES, [revision_id()], ["boot"], [True])
             sweeping = provisioner.start(provisioner.database.fetch(outcomes.WRITE_OFF, "linux", True))
             await provisioner.until_waiting(sweeping)
         await sweeping
@@ -894,10 +904,29 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
         )
 
 
-@locking("store.sweeps.NEXT_TO_SWEEP", "store.retention.DELETE_OLD")
+OLD_ROWS: Final = """
+INSERT INTO audit (at, by, action, kind, subject_id, result)
+SELECT slipway_clock() - interval '401 days', 'op', 'apply', 'account', 'a', 'created' FROM generate_series(1, 50);
+INSERT INTO pool_revision (pool_id, revision, by, action, owner, spec, spec_digest, changes)
+SELECT 'linux', n, 'op', 'apply', '', '{}', '', '[]' FROM generate_series(100, 250) AS n;
+INSERT INTO account (id, provider, region, identity, lease_pool_id, settings, removed)
+VALUES ('sim-z', 'simulated', 'r', 'i', 'sim-z', '{}', true)"""
+OLD_ROWS_LEFT: Final = """
+SELECT (SELECT count(*) FROM audit WHERE at < '2025-12-01') AS audited, (SELECT count(*) FROM pool_revision) AS kept,
+    (SELECT min(revision) FROM pool_revision) AS oldest, (SELECT count(*) FROM account) AS accounts"""
+
+
+@locking(
+    "store.sweeps.NEXT_TO_SWEEP",
+    "store.retention.DELETE_OLD",
+    "store.retention.DELETE_OLD_AUDIT",
+    "store.retention.DELETE_OLD_REVISIONS",
+    "store.retention.DELETE_REMOVED_ACCOUNTS",
+)
 async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
-    """They delete old rows without a deadlock."""
+    """They delete old rows without a deadlock, and keep the newest hundred of a pool's history."""
     await provisioner.starting(3)
+    await provisioner.database.execute(OLD_ROWS)
     await provisioner.database.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
     await provisioner.database.execute("UPDATE lease SET state = 'ended'")
     await provisioner.events()
@@ -906,6 +935,7 @@ async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
     assert len(await provisioner.published(LaunchConfigUpdated)) == 1
     left = "SELECT (SELECT count(*) FROM worker) + (SELECT count(*) FROM launch_batch) + (SELECT count(*) FROM lease)"
     assert await provisioner.database.fetchval(left) == 0
+    assert tuple(await provisioner.database.fetchrow(OLD_ROWS_LEFT)) == (0, 100, 151, 1)
 
 
 @locking("store.configs.RESUME_OVERDUE", "store.configs.RESUME", "store.configs.PAUSE")
@@ -924,7 +954,7 @@ async def test_a_pause_that_expires_while_it_is_replaced(provisioner: Provisione
             running_out = provisioner.start(in_transaction(provisioner, configs.resume_overdue))
             await provisioner.until_waiting(running_out)
         assert await running_out == 0
-    assert await provisioner.database.fetchval("SELECT state FROM launch_config") == "paused"
+    assert await provisioner.database.fetchval("SELECT paused FROM launch_config_name")
 
     async def resume(db: Connection) -> bool:
         return await configs.resume(db, "zone-a", reason="over", by="op")
@@ -1169,7 +1199,8 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    assert {name for name in locks if not name.startswith("store.declarations.")} == locking
+    elsewhere = ("store.declarations.", "store.roll_outs.")  # test_declarations.py, test_roll_outs.py
+    assert {name for name in locks if not name.startswith(elsewhere)} == locking
 
 
 def test_only_one_clock() -> None:
