@@ -120,7 +120,7 @@ async def test_put_pool_replaces_as_asked(client: httpx2.AsyncClient, provisione
     listed = await client.put(f"{PATH}?dry_run=true", json=changed)
     assert (listed.json()["applied"], listed.json()["items"][0]["result"]) == (False, "updated")
     states = "SELECT state, replaced_by, drain_until - drain_from AS seconds FROM launch_config WHERE id = $1"
-    assert (await provisioner.database.fetchrow(states, revision_id()))["state"] == "active"
+    assert tuple(await provisioner.database.fetchrow(states, revision_id())) == ("active", "", None)
     await client.put(f"{PATH}?replace=now&drain_seconds=90", json=changed)
     row = await provisioner.database.fetchrow(states, revision_id())
     assert (row["state"], row["replaced_by"], row["seconds"].total_seconds()) == ("draining", "now", 90)
