@@ -110,6 +110,7 @@ class Deployment:
             registration_key="key",
             deployment="d",
             send_within_seconds=1e9,
+            boot_timeout_seconds=300.0,
             tokens_file=tokens,
         )
         self.body = declared(**pool)

@@ -29,11 +29,13 @@ ALL_COMMANDS: Final = frozenset(
 FAULTS: Final = (
     "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
 )
-TASKS: Final = 45
-STEPS: Final = 800
-ROUND_SECONDS: Final = 20.0
-SETTLED_WITHIN: Final = 130  # rounds of all steps: a slow boot and a drain of ten minutes fit in
-COMMANDS: Final = 0.014  # share of steps that are followed by a command
+TASKS: Final = 36
+STEPS: Final = 600
+ROUND_SECONDS: Final = (20.0, 30.0)
+"""Time between two rounds of all steps while a history settles: after one in which the cloud had something to do, and
+after another one."""
+SETTLED_WITHIN: Final = 120  # rounds: a boot that times out and a drain of ten minutes fit in
+COMMANDS: Final = 0.018  # share of steps that are followed by a command
 LEFT: Final = f"""
 SELECT (SELECT count(*) FROM worker WHERE state IN ({states(LIVE)}))
     + (SELECT count(*) FROM launch_config WHERE state = 'draining')"""
@@ -82,7 +84,7 @@ async def run(deployment: Deployment, steps: int) -> None:
     await deployment.pass_time(1)
     for _ in range(steps):
         await deployment.step()
-        if deployment.chance.random() < 0.4:
+        if deployment.chance.random() < 0.5:
             await deployment.pass_time(deployment.chance.uniform(0, 6))
         if deployment.crashing and deployment.chance.random() < (0.1 if deployment.launches_stopped else COMMANDS):
             await checker.check()
@@ -97,8 +99,9 @@ async def settle(deployment: Deployment, tasks: int) -> None:
     checker = Checker(deployment)
     provisioner, broker = deployment.databases["provisioner"], deployment.databases["lease-broker"]
     for _ in range(SETTLED_WITHIN):
+        before = len(deployment.cloud.facts)
         await deployment.everything()
-        await deployment.pass_time(ROUND_SECONDS)
+        await deployment.pass_time(ROUND_SECONDS[len(deployment.cloud.facts) == before])
         await checker.check()
         if len(deployment.cloud.done) == tasks and not deployment.cloud.machines:
             left = await provisioner.fetchval(LEFT)
