@@ -48,6 +48,7 @@ class Operator:
         for config in ZONES:
             await self._send("POST", f"/launch-configs/{config}/resume", {"reason": "drill over"}, {})
         spec, etag = await self._spec()
+        self.made["declaration again"] += len(spec["launch_configs"]) < len(ZONES)
         spec["launch_configs"] = [launch_config(zone, IMAGES[0]) for zone in ZONES]
         assert await self._change("PUT", f"/pools/{POOL}", spec, {}, etag), "the last declaration was refused"
 

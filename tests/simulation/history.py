@@ -29,13 +29,13 @@ ALL_COMMANDS: Final = frozenset(
 FAULTS: Final = (
     "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
 )
-TASKS: Final = 36
-STEPS: Final = 600
+TASKS: Final = 32
+STEPS: Final = 700
 ROUND_SECONDS: Final = (20.0, 30.0)
 """Time between two rounds of all steps while a history settles: after one in which the cloud had something to do, and
 after another one."""
 SETTLED_WITHIN: Final = 120  # rounds: a boot that times out and a drain of ten minutes fit in
-COMMANDS: Final = 0.018  # share of steps that are followed by a command
+COMMANDS: Final = 0.016  # share of steps that are followed by a command
 LEFT: Final = f"""
 SELECT (SELECT count(*) FROM worker WHERE state IN ({states(LIVE)}))
     + (SELECT count(*) FROM launch_config WHERE state = 'draining')"""
@@ -74,7 +74,7 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
                 if not isinstance(error, AssertionError):
                     traceback.print_exc()
                 broken = f"seed {seed} at {deployment.elapsed:.1f} s: {error if str(error) else repr(error)}"
-            return Report(seed, faults_of(deployment) | frozenset(deployment.operator.made), broken)
+            return Report(seed, faults_of(deployment) | frozenset(+deployment.operator.made), broken)
 
 
 async def run(deployment: Deployment, steps: int) -> None:
@@ -101,16 +101,17 @@ async def settle(deployment: Deployment, tasks: int) -> None:
     for _ in range(SETTLED_WITHIN):
         before = len(deployment.cloud.facts)
         await deployment.everything()
-        await deployment.pass_time(ROUND_SECONDS[len(deployment.cloud.facts) == before])
         await checker.check()
+        seconds = ROUND_SECONDS[len(deployment.cloud.facts) == before]
         if len(deployment.cloud.done) == tasks and not deployment.cloud.machines:
             left = await provisioner.fetchval(LEFT)
             held = await broker.fetchval("SELECT count(*) FROM leases WHERE ended_at IS NULL")
-            waiting = sum(
-                [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
-            )
-            if not (left or held or deployment.unread() or waiting):
+            waiting = [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
+            if not (left or held or deployment.unread() or any(waiting)):
                 return
+            if not (left or held):
+                seconds = 0.0  # only records are left, to which more time would add others
+        await deployment.pass_time(seconds)
     cloud = deployment.cloud
     counts = await provisioner.fetch("SELECT state, count(*) FROM worker GROUP BY state")
     revisions = await provisioner.fetch("SELECT id, state, drain_until FROM launch_config WHERE state <> 'archived'")
