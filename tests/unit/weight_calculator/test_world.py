@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway_common.base.percent import decoded
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.scopes import Key, config_key, image_key
 from slipway_common.events.worker import Scope
@@ -88,7 +89,7 @@ def seen(world: World, now: float) -> dict[str, float]:
     """Sums of successes and failures by location, at one time."""
     found: dict[str, float] = {}
     for key, (successes, failures, at) in world.sums.items():
-        share = remaining(now - at, PROFILES[key[0]])
+        share = remaining(now - at, PROFILES[decoded(key)[0]])
         found |= {f"{key} successes": successes * share, f"{key} failures": failures * share}
     return {key: mass for key, mass in found.items() if abs(mass) > 1e-9}
 

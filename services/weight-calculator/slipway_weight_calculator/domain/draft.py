@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key, config_key
+from slipway_common.events.scopes import Key
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.evidence import Stage, Sum
 from slipway_weight_calculator.domain.policy import DEFAULT_PROFILE, PROFILES, Policy
@@ -224,13 +224,15 @@ class Draft:
     def _mark_changed(self, config_id: str) -> None:
         """Remember what the sums include of a config, before it or the evidence of its row changes."""
         if config_id not in self.summed:
-            self.summed[config_id] = (self.config(config_id), self.row(config_key(config_id)))
+            config = self.config(config_id)
+            self.summed[config_id] = (config, self.row(config.key) if config is not None else None)
 
     def _update_sums(self) -> None:
         """Update the sums from the changed rows."""
         counted, self.summed = self.summed, {}
         for config_id, (was, had) in counted.items():
-            config, row = self.config(config_id), self.row(config_key(config_id))
+            config = self.config(config_id)
+            row = self.row(config.key) if config is not None else None
             same = was is not None and config is not None and was.parents == config.parents
             for name in STAGES:
                 before: Stage | None = getattr(had, name) if had is not None and was is not None else None

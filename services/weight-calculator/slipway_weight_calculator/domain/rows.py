@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.percent import encoded
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
 from slipway_common.events.worker import WorkerEvent
@@ -20,8 +21,8 @@ CONFIG: Final = "config"
 UNDECLARED: Final = "undeclared"
 """State of a config that is known from outcomes only."""
 
-Location = tuple[str, ...]
-"""Key of a sum of evidence: profile, kind and id of a place, and stage."""
+Location = str
+"""Key of a sum of evidence: profile, kind and id of a place, and stage, `encoded`; as a text, since it is used most."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -104,7 +105,8 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
     # Drops the event type, so that the value equals the one read back from the database.
     state = LaunchConfigState(**{name: getattr(declared, name) for name in LaunchConfigState.__struct_fields__})
     key, pool, name = config_key(state.launch_config_id), pool_key(state.pool_id), name_key(state.name)
-    places: tuple[Location, ...] = (pool, ("account", state.account_id), ("zone", state.region, state.zone))
+    places = (pool, ("account", state.account_id), ("zone", state.region, state.zone))
+    parents = [encoded(state.profile, *place) for place in places]
     shared = {
         "image": image_key(state.image_revision),
         "quota": quota_key(state.account_id, state.region, state.instance_type),
@@ -124,7 +126,7 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
         groups=(pool, name, *shared.values()),
         stages=tuple(name for name in STAGES if name != "claim" or state.claim_evidence != "none"),
         credited={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()},
-        parents={stage: tuple((state.profile, *place, stage) for place in places) for stage in STAGES},
+        parents={stage: tuple(f"{parent}/{stage}" for parent in parents) for stage in STAGES},
     )
 
 
