@@ -8,7 +8,7 @@ import pytest
 from slipway_common.base.ids import new_id
 from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.store.tables import launch_config
+from slipway_provisioner.store.tables import PERCENT_ENCODED, launch_config
 from tests.tools.tables import SERVICES, differences, made, migrated
 
 CHANGES: Final = """
@@ -47,17 +47,18 @@ async def test_every_difference_is_named(postgres: EmbeddedPostgres) -> None:
 @pytest.mark.parametrize("instance_type", ["m5.large", "m5", "u-6tb1.56xlarge.metal", ".large", "", "é/ü.1"])
 async def test_generated_keys_are_those_of_the_calculator(postgres: EmbeddedPostgres, instance_type: str) -> None:
     """The provisioner's keys are generated columns, the weight-calculator's come from `events/scopes`."""
-    values = {"image_revision": "linux/1", "account_id": "sim-a", "region": "sim-1", "instance_type": instance_type}
+    values = {"image_revision": "linux/1", "account_id": "ci/a", "region": "sim-1", "instance_type": instance_type}
     generated = {field.name: str(field.computed.sqltext) for field in launch_config.c if field.computed is not None}
     given = ", ".join(f"${place}::text AS {name}" for place, name in enumerate(values, 1))
     connection = await asyncpg.connect(await postgres.create_database(new_id()))
     try:
+        await connection.execute(PERCENT_ENCODED)
         query = f"SELECT {', '.join(generated.values())} FROM (SELECT {given}) AS launch_config"
         keys = dict(zip(generated, await connection.fetchrow(query, *values.values()), strict=True))
     finally:
         await connection.close()
     assert keys == {
-        "image_key": image_key("linux/1"),
-        "quota_key": quota_key("sim-a", "sim-1", instance_type),
-        "credential_key": credential_key("sim-a"),
+        "image_key": image_key("linux/1").text,
+        "quota_key": quota_key("ci/a", "sim-1", instance_type).text,
+        "credential_key": credential_key("ci/a").text,
     }
