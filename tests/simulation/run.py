@@ -47,7 +47,12 @@ async def play_all(seeds: Sequence[int]) -> list[Report]:
         async with Supervisor() as supervisor:
             server = EmbeddedPostgres(Path(folder), {"fsync": "off", "synchronous_commit": "off"})
             await supervisor.start(server)
-            return [await play(server, seed) for seed in seeds]
+            reports = []
+            for seed in seeds:
+                reports.append(await play(server, seed))
+                if reports[-1].broken:
+                    print(reports[-1].broken, file=sys.stderr, flush=True)  # a full run takes long
+            return reports
 
 
 def play_in_process(seeds: Sequence[int]) -> list[Report]:
