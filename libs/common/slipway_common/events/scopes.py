@@ -2,6 +2,7 @@
 provisioner and weight-calculator."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from slipway_common.base.percent import decoded, encoded
@@ -25,20 +26,26 @@ class Key(NamedTuple):
         """The key as one text, for columns and topic keys; no two keys have the same."""
         return f"{self.kind}/{self.id if self.kind == 'quota' else encoded(self.id)}"
 
-    @classmethod
-    def of(cls, text: str) -> "Key":
+    @staticmethod
+    def of(text: str) -> "Key":
         """Key that has this `text`."""
         kind, _, id_ = text.partition("/")
-        return cls(kind, id_ if kind == "quota" else decoded(id_)[0])
+        return key(kind, id_ if kind == "quota" else decoded(id_)[0])
 
     def __str__(self) -> str:
         """The key for people."""
         return f"{self.kind} {self.id}"
 
 
+@lru_cache(maxsize=100_000)
+def key(kind: str, id_: str) -> Key:
+    """Key as one object, which dictionaries find by identity, without comparing texts."""
+    return Key(kind, id_)
+
+
 def config_key(config_id: str) -> Key:
     """Key of one revision of a launch config."""
-    return Key("config", config_id)
+    return key("config", config_id)
 
 
 NEW_WINDOWS: Final[Mapping[str, int]] = {"launch": 4, "boot": 8, "claim": 64}
@@ -53,13 +60,13 @@ NEW_SHARED_WINDOWS: Final[Mapping[tuple[str, str], int]] = {
 
 
 def image_key(image_revision: str) -> Key:
-    return Key("image", image_revision)
+    return key("image", image_revision)
 
 
 def quota_key(account_id: str, region: str, instance_type: str) -> Key:
     """Key of a quota. Quotas apply per family: the part of an instance type before the first dot."""
-    return Key("quota", encoded(account_id, region, instance_type.split(".")[0]))
+    return key("quota", encoded(account_id, region, instance_type.split(".")[0]))
 
 
 def credential_key(account_id: str) -> Key:
-    return Key("credential", account_id)
+    return key("credential", account_id)
