@@ -5,7 +5,7 @@ Rows are read without locks, locked when their changes are known, and written in
 size never occupies the event loop or the database for long.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -265,15 +265,15 @@ async def snapshot(
     db: Connection, *, accounts: Iterable[str], pools: Iterable[str], config_names: Iterable[str]
 ) -> Snapshot:
     """Rows of these accounts and pools, and of the launch configs that are in the pools or have these names."""
-    stored_names = await _fetched(db, STORED_NAMES_OF, pools)
-    stored_names += await _fetched(db, STORED_NAMES, config_names)
-    by_name = {row["name"]: StoredName(**row) for row in stored_names}
+    stored_names = await _fetched(db, STORED_NAMES_OF, pools, StoredName)
+    stored_names += await _fetched(db, STORED_NAMES, config_names, StoredName)
+    by_name = {stored.name: stored for stored in stored_names}
     revisions: dict[str, list[StoredRevision]] = {}
-    for row in await _fetched(db, STORED_REVISIONS, by_name):
-        revisions.setdefault(row["name"], []).append(StoredRevision(**row))
+    for stored in await _fetched(db, STORED_REVISIONS, by_name, StoredRevision):
+        revisions.setdefault(stored.name, []).append(stored)
     return Snapshot(
-        accounts={row["id"]: StoredAccount(**row) for row in await _fetched(db, STORED_ACCOUNTS, accounts)},
-        pools={row["id"]: StoredPool(**row) for row in await _fetched(db, STORED_POOLS, pools)},
+        accounts={stored.id: stored for stored in await _fetched(db, STORED_ACCOUNTS, accounts, StoredAccount)},
+        pools={stored.id: stored for stored in await _fetched(db, STORED_POOLS, pools, StoredPool)},
         names=by_name,
         revisions=revisions,
     )
@@ -316,7 +316,8 @@ async def lock(tx: Connection, writes: Writes) -> None:
         (LOCK_ACCOUNTS, changed_accounts),
         (USE_ACCOUNTS, {revision.account_id for revision in writes.new_revisions}.difference(changed_accounts)),
     ):
-        await _fetched(tx, statement, ids)
+        for chunk in _chunks(sorted(set(ids))):
+            await tx.execute(statement.text, *statement.arguments(ids=chunk))
 
 
 async def put_accounts(tx: Connection, writes: Writes) -> None:
@@ -398,11 +399,11 @@ def _changed_names(writes: Writes) -> set[str]:
     return {name.name for name in writes.names} | {id_.partition("@")[0] for id_ in ids}
 
 
-async def _fetched(db: Connection, statement: Statement, ids: Iterable[str]) -> list[Any]:
-    """Rows of a statement that takes ids, asked for in chunks."""
-    rows: list[Any] = []
+async def _fetched(db: Connection, statement: Statement, ids: Iterable[str], kind: Callable[..., Row]) -> list[Row]:
+    """Rows of a statement that takes ids, asked for and made in chunks."""
+    rows: list[Row] = []
     for chunk in _chunks(sorted(set(ids))):
-        rows += await db.fetch(statement.text, *statement.arguments(ids=chunk))
+        rows += [kind(**row) for row in await db.fetch(statement.text, *statement.arguments(ids=chunk))]
     return rows
 
 
