@@ -127,7 +127,7 @@ _STOPPABLE: Final = (
     .limit(200)
 )
 LEFT: Final = Statement(_STOPPABLE)
-LEFT_WITHOUT_TASK: Final = Statement(_STOPPABLE.where(sa.or_(~in_states(REGISTERED), worker.c.idle_since.is_not(None))))
+LEFT_WITHOUT_TASK: Final = Statement(_STOPPABLE.where(WITHOUT_TASK))
 # Revisions without a live worker for the retention, with their names; locked like a roll-out before they are deleted.
 EXPIRED: Final = """
 SELECT DISTINCT pool_id, name FROM (
