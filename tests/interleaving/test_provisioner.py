@@ -315,7 +315,7 @@ async def test_a_locked_lease_does_not_block_a_launcher(provisioner: Provisioner
     async with provisioner.database.acquire() as db, db.transaction():
         await leases.lock(db, first.lease_id)
         await provisioner.launch()
-        assert [call.config["id"] for call in provisioner.cloud.calls] == ["zone-b"]
+        assert [call.config["id"] for call in provisioner.cloud.calls] == [revision_id("zone-b")]
 
 
 @locking("store.leases.LOCK", "store.leases.LOCK_MANY", "store.leases.END", "store.workers.BY_LEASE")
