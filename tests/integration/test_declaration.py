@@ -621,3 +621,35 @@ async def test_audit_of_commands(provisioner: Provisioner, tmp_path: Path) -> No
         *(("linux", action, "admin", "drill") for action in ("pause", "resume", "freeze", "unfreeze")),
         *(("zone-a", action, "admin", "drill") for action in ("pause", "resume")),
     ]
+
+
+async def test_a_confirmation_covers_what_is_created(provisioner: Provisioner) -> None:
+    """Nothing of it is shown by its change: another image after the question is asked about again."""
+    await provisioner.declare(with_image("linux-1", id="old"))
+    asked = with_image("linux-2", "zone-b")
+    async with provisioner.database.acquire() as db:
+        listed = await apply_body(db, asked, dry_run=True, confirm="")
+        assert listed.dangers == ["worker pool old is removed"]
+        other = with_image("linux-3", "zone-b")
+        with pytest.raises(ConfirmationRequired):
+            await apply_body(db, other, confirm=listed.digest)
+        assert (await apply_body(db, asked, confirm=listed.digest)).applied
+
+
+async def test_lines_without_an_owner_are_those_of_the_caller(provisioner: Provisioner, tmp_path: Path) -> None:
+    """They remove nothing that has no owner, such as imports. Unknown sections, and an id in two documents of one
+    owner, are refused."""
+    await provisioner.declare(declared() | {"metadata": {"owner": "a.yaml"}})
+    pool = declared("zone-b", id="imported")["worker_pools"][0]
+    header = {"version": 1, "sections": ["worker_pools"]}
+    async with administrator(provisioner, tmp_path) as client:
+        assert (await client.put("/pools/imported", json=pool)).is_success
+        answer = await client.put("/declaration", content=lines(header), headers=LINES)
+        assert (answer.status_code, answer.json()["items"]) == (200, [])
+        twice = lines(header, {"worker_pool": pool}, header, {"worker_pool": pool | {"max_capacity": 7}})
+        answer = await client.put("/declaration", content=twice, headers=LINES)
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "worker_pools[0].id")
+        answer = await client.put("/declaration", content=lines(head("a.yaml", "pools")), headers=LINES)
+        assert answer.status_code == 422
+        body = {"to_revision": 1 << 63, "reason": "drill"}
+        assert (await client.post("/pools/imported/rollback", json=body)).status_code == 422

@@ -186,6 +186,21 @@ async def test_a_revision_without_fallback_is_proven_for_later(provisioner: Prov
     assert await states(provisioner) == {OLD: "active", NEW: "archived", third: "draining"}
 
 
+async def test_a_revision_that_tripped_proves_itself_again(provisioner: Provisioner) -> None:
+    """The working revision stays as its fallback until it is healthy: it was proven long ago."""
+    await provisioner.declare()
+    await proves(provisioner, OLD)
+    await replaced(provisioner, strategy="now")
+    await proves(provisioner)
+    await provisioner.weights(record(OLD, 5, state="tripped", reason="tripped: 5 boots failed"), revision=10)
+    await provisioner.declare()
+    await provisioner.roll_out()
+    assert await states(provisioner) == {OLD: "active", NEW: "active"}
+    await provisioner.weights(record(OLD, 6), revision=11)
+    await provisioner.roll_out()
+    assert await states(provisioner) == {OLD: "active", NEW: "archived"}
+
+
 async def test_a_small_pool_proves_by_what_it_can_have(provisioner: Provisioner) -> None:
     """A pool of two workers needs two starts."""
     await provisioner.declare(declared(max_capacity=2))
@@ -195,6 +210,29 @@ async def test_a_small_pool_proves_by_what_it_can_have(provisioner: Provisioner)
 
 
 # Drains
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+async def test_a_leaked_secret_leaves_also_with_what_drains_already(provisioner: Provisioner, leave_out: bool) -> None:
+    """A replacement at once is for all revisions of a name; one that drains keeps its earlier deadline."""
+    await running(provisioner, 2)
+    await claim(provisioner, await provisioner.workers())
+    await replaced(provisioner, strategy="now", terminate=False, drain_seconds=100.0)
+    drains = (
+        "SELECT drain_terminate, extract(epoch FROM drain_until - drain_from)::int FROM launch_config WHERE id = $1"
+    )
+    assert tuple(await provisioner.database.fetchrow(drains, OLD)) == (False, 100)
+    await provisioner.set_clock(10)
+    await provisioner.declare(with_image("linux-3"), drain_seconds=20.0, terminate=False)
+    assert tuple(await provisioner.database.fetchrow(drains, OLD)) == (False, 100)
+    body = with_image("linux-4", "zone-b") if leave_out else with_image("linux-4")
+    await provisioner.declare(body, strategy="now", drain_seconds=30.0, terminate=True)
+    assert tuple(await provisioner.database.fetchrow(drains, OLD)) == (True, 40)
+    await provisioner.roll_out()
+    assert await provisioner.states() == {"running": 2}
+    await provisioner.set_clock(41)
+    await provisioner.roll_out()
+    assert await provisioner.states() == {"stopping": 2}
 
 
 async def test_a_draining_revision_launches_nothing(provisioner: Provisioner, tmp_path: Path) -> None:

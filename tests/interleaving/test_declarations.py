@@ -12,7 +12,7 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import declaration
-from slipway_provisioner.domain.declaration import DeclarationRefused
+from slipway_provisioner.domain.declaration import DeclarationRefused, OwnedByAnother
 from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs, pauses
 from slipway_provisioner.store.declarations import ChangedMeanwhile
@@ -110,7 +110,7 @@ async def test_a_declaration_waits_for_a_start_that_was_first(
 # Declarations of the same objects
 
 
-@locking("store.declarations.INSERT_POOLS", "store.declarations.INSERT_NAMES", "store.declarations.PUT_ACCOUNTS")
+@locking("store.declarations.INSERT_POOLS", "store.declarations.INSERT_NAMES", "store.declarations.INSERT_ACCOUNTS")
 async def test_two_declarations_of_the_same_new_objects(provisioner: Provisioner) -> None:
     """The second one finds nothing to change, also if it waits for the first one's commit."""
     body = declared("zone-a", "zone-b")
@@ -120,6 +120,20 @@ async def test_two_declarations_of_the_same_new_objects(provisioner: Provisioner
     changes = await asyncio.gather(first, *others)
     assert sorted(map(len, changes)) == [0, 0, 4]
     assert await provisioner.database.fetchval("SELECT count(*) FROM pool_revision") == 1
+
+
+@locking("store.declarations.INSERT_ACCOUNTS")
+async def test_two_owners_of_one_new_account(provisioner: Provisioner) -> None:
+    """The second one is refused, although the account did not exist when it was compared."""
+    accounts = declared()["accounts"]
+    first_body, body = ({"version": 1, "metadata": {"owner": owner}, "accounts": accounts} for owner in ("a", "b"))
+    async with stopped_at(provisioner, "audit", provisioner.declare(first_body)) as first:
+        second = provisioner.start(provisioner.declare(body))
+        await provisioner.until_waiting(first, second)
+    await first
+    with pytest.raises(OwnedByAnother, match="account sim-a belongs to a"):
+        await second
+    assert await provisioner.database.fetchval("SELECT owner FROM account") == "a"
 
 
 @locking("store.declarations.LOCK_POOLS", "store.declarations.UPDATE_POOLS")
@@ -166,7 +180,7 @@ async def test_two_pools_with_one_new_name(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT count(*) FROM worker_pool") == 1
 
 
-@locking("store.declarations.LOCK_ACCOUNTS", "store.declarations.USE_ACCOUNTS", "store.declarations.PUT_ACCOUNTS")
+@locking("store.declarations.LOCK_ACCOUNTS", "store.declarations.USE_ACCOUNTS", "store.declarations.UPDATE_ACCOUNTS")
 async def test_a_launch_config_in_an_account_that_moves(provisioner: Provisioner) -> None:
     """Whichever is first, the launch config is in the region of the account."""
     await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
@@ -198,6 +212,14 @@ async def test_a_launch_config_in_an_account_that_is_removed(provisioner: Provis
     with pytest.raises(DeclarationRefused, match="launch config zone-a of worker pool linux launches in it"):
         await removing
     assert not await provisioner.database.fetchval("SELECT removed FROM account")
+    await provisioner.declare(only_pools(owner="b.yaml"))
+    added = provisioner.declare(only_pools(pool_of("zone-a"), owner="b.yaml"))  # the same revision again
+    async with stopped_at(provisioner, "audit", added) as adding:
+        removing = provisioner.start(provisioner.declare({"version": 1, "accounts": []}))
+        await provisioner.until_waiting(adding, removing)
+    await adding
+    with pytest.raises(DeclarationRefused, match="launches in it"):
+        await removing
 
 
 # Revisions beside pauses and weight records

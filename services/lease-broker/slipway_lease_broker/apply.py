@@ -20,6 +20,7 @@ from slipway_lease_broker.domain.declaration import (
     change,
     compare,
     dangers,
+    digest,
     limit_events,
 )
 from slipway_lease_broker.domain.ledger import Entry, LeasePool
@@ -78,7 +79,7 @@ async def declare(database: Database, wanted: Declaration, act: Act, *, confirm:
         async with database.acquire() as db, db.transaction():
             await pools.take_turns(db, wanted.owners, prune=wanted.prune)
             changes = await asyncio.to_thread(compare, await pools.declared(db), wanted)
-            check_confirmed([made.shown() for made in changes], dangers(changes), confirm)
+            check_confirmed(digest(changes), dangers(changes), confirm)
             await record(db, changes, act)
         return changes
 
@@ -100,7 +101,7 @@ async def repeated(attempt: Callable[[], Awaitable[Made]]) -> Made:
 async def set_terms(tx: Connection, before: Declared, wanted: Declared, act: Act, *, confirm: str = "") -> PoolChange:
     """Change terms of a locked pool. Raises ConfirmationRequired."""
     made = change(before, wanted)
-    check_confirmed([made.shown()], dangers([made]), confirm)
+    check_confirmed(digest([made]), dangers([made]), confirm)
     await record(tx, [made], act)
     return made
 

@@ -45,6 +45,7 @@ REPLACED = [
     ([GOOD, GONE], "gone", "natural", None, ("good",)),  # the same body again
     ([GOOD, revision("older", state="draining")], "new", "natural", "good", ()),
     ([GOOD, revision("older", state="draining")], "older", "natural", "good", ()),
+    ([GOOD, revision("older", state="draining"), GONE], "new", "now", None, ("good", "older")),
 ]
 
 
@@ -53,7 +54,7 @@ def test_replacement(
     revisions: list[Revision], target: str, strategy: Strategy, fallback: str | None, drains: tuple[str, ...]
 ) -> None:
     """While the new revision is not proven, the one that is most likely to work stays as the fallback."""
-    steps = replace(revisions, target, strategy)
+    steps = replace(revisions, target, strategy, terminate=True)
     assert (steps.fallback_id, steps.drain_ids) == (fallback, drains)
 
 

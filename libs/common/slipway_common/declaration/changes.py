@@ -33,14 +33,18 @@ class ConfirmationRequired(Exception):
         self.dangers = tuple(dangers)
 
 
-def changes_digest(changes: Collection[Change]) -> str:
-    """Short digest of changes, which confirms exactly these; independent of their order."""
+def changes_digest(changes: Collection[Change], contents: Collection[str]) -> str:
+    """Short digest of changes, which confirms exactly these; independent of their order.
+
+    `contents`: texts that it covers beside what is shown of each change, such as the dangers and the digests of what is
+    declared.
+    """
     lines = sorted(
         msgspec.json.encode((made.kind, made.id, made.result, made.detail))
         for made in changes
         if made.result != "unchanged"
     )
-    return _digest(b"\n".join(lines))
+    return _digest(b"\n".join([*lines, msgspec.json.encode(sorted(contents))]))
 
 
 def combined_digest(digests: Sequence[str]) -> str:
@@ -52,9 +56,9 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def check_confirmed(changes: Collection[Change], dangers: Sequence[str], confirmed: str) -> None:
-    """Raise ConfirmationRequired for dangerous changes unless `confirmed` is their digest."""
-    if dangers and confirmed != (found := changes_digest(changes)):
+def check_confirmed(found: str, dangers: Sequence[str], confirmed: str) -> None:
+    """Raise ConfirmationRequired for dangerous changes unless `confirmed` is their digest, `found`."""
+    if dangers and confirmed != found:
         raise ConfirmationRequired(found, dangers)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.declaration.changes import Change, Result, maximum_danger, removed_danger
+from slipway_common.declaration.changes import Change, Result, changes_digest, maximum_danger, removed_danger
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Policy
 
@@ -117,6 +117,13 @@ def change(before: Declared | None, wanted: Declared | None) -> PoolChange:
         return PoolChange(result="unchanged", before=before, after=before)
     after = msgspec.structs.replace(wanted, revision=before.revision + 1)
     return PoolChange(result="reactivated" if before.archived else "updated", before=before, after=after)
+
+
+def digest(changes: Sequence[PoolChange]) -> str:
+    """Digest of changes with their dangers and the terms that are declared by them."""
+    made = [change for change in changes if change.result != "unchanged"]
+    terms = [msgspec.json.encode(shown_terms(change.after), order="sorted").decode() for change in made]
+    return changes_digest([change.shown() for change in made], [*dangers(made), *terms])
 
 
 def dangers(changes: Sequence[PoolChange]) -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from slipway_common.declaration.changes import changes_digest
-from slipway_lease_broker.domain.declaration import PoolChange, dangers
+from slipway_lease_broker.domain.declaration import PoolChange, dangers, digest
 from slipway_lease_broker.domain.ledger import Entry, Lease, Request
 from slipway_lease_broker.domain.queue_status import QueueStatus
 from slipway_lease_broker.domain.report import Report
@@ -115,6 +114,6 @@ def changes(made: Sequence[PoolChange]) -> dict[str, Any]:
     return {
         "items": [msgspec.structs.asdict(change.shown()) | {"fields": change.fields} for change in items],
         "unchanged": len(made) - len(items),
-        "digest": changes_digest([change.shown() for change in items]),
+        "digest": digest(items),
         "dangers": dangers(items),
     }

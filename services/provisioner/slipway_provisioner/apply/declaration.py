@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.declaration.changes import changes_digest, check_confirmed
+from slipway_common.declaration.changes import check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.reading import Declared, GivenPool
@@ -78,13 +78,13 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
         prepared = await _prepared(db, declared, request)
         writes = prepared.writes
         if not request.dry_run:
-            check_confirmed(writes.changes, writes.dangers, request.confirm)
+            check_confirmed(writes.digest, writes.dangers, request.confirm)
         if not request.dry_run and not writes.empty and not await _written(db, prepared, request):
             continue
         return Applied(
             changes=writes.changes,
             unchanged=_unchanged(declared, writes),
-            digest=changes_digest(writes.changes),
+            digest=writes.digest,
             dangers=writes.dangers,
             applied=not request.dry_run,
         )

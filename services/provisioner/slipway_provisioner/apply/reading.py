@@ -96,7 +96,7 @@ class DeclaredReader:
         self._index = index
         self._providers, self._times = providers, times
         self._places: dict[str, int] = {}
-        self._seen: dict[tuple[str, Any], tuple[str, str]] = {}
+        self._seen: dict[tuple[str, Any], tuple[str, tuple[int, int]]] = {}
         self._problems: list[DocumentProblem] = []
         self.declared = Declared()
 
@@ -160,12 +160,13 @@ class DeclaredReader:
             raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
 
     def _check_repeated(self, section: str, place: int, id_: str | None, owner: str) -> None:
-        here = f"{section}[{place}]"
-        before, where = self._seen.setdefault((section, id_), (owner, here))
+        here = (len(self.declared.documents), place)
+        before, first = self._seen.setdefault((section, id_), (owner, here))
         if before != owner:
             raise OwnedByAnother(KINDS[section], id_ or "", before, owner)
-        if where != here:
-            self._refuse([DocumentProblem(f"{here}.id", f"{id_!r} is already used by {where}")])
+        if first != here:
+            where = f"{section}[{first[1]}]"
+            self._refuse([DocumentProblem(f"{section}[{place}].id", f"{id_!r} is already used by {where}")])
 
     def _refuse(self, problems: Iterable[DocumentProblem]) -> None:
         self._problems += problems

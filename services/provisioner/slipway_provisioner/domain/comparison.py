@@ -2,11 +2,19 @@
 see, and the dangers among them. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from slipway_common.declaration.changes import Change, Result, archived_danger, maximum_danger, removed_danger
+from slipway_common.declaration.changes import (
+    Change,
+    Result,
+    archived_danger,
+    changes_digest,
+    maximum_danger,
+    removed_danger,
+)
 from slipway_provisioner.domain import ownership, revisions, roll_out
 from slipway_provisioner.domain.declaration import DeclarationRefused, Request
 from slipway_provisioner.domain.revisions import BODY, JUDGED, RevisionRow, StoredRevision
@@ -159,7 +167,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 class Writes(msgspec.Struct, kw_only=True):
     """Writes that make the rows match a declaration, by the statement that makes them."""
 
+    new_accounts: list[AccountRow] = []
     accounts: list[AccountRow] = []
+    used_accounts: set[str] = set()
     removed_accounts: list[str] = []
     new_pools: list[PoolRow] = []
     pools: list[PoolRow] = []
@@ -183,6 +193,12 @@ class Writes(msgspec.Struct, kw_only=True):
     def empty(self) -> bool:
         return not (self.changes or self.pools or self.accounts)
 
+    @property
+    def digest(self) -> str:
+        """Digest of the changes with all that is declared by them, which a change does not show of what it creates."""
+        declared: list[AccountRow | PoolRow] = [*self.new_accounts, *self.accounts, *self.new_pools, *self.pools]
+        return changes_digest(self.changes, [*self.dangers, *(f"{row.owner} {row.spec_digest}" for row in declared)])
+
 
 class Comparison:
     """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`."""
@@ -205,7 +221,7 @@ class Comparison:
         fields = _different(live, wanted, _columns(AccountRow))
         if live is None or fields:
             self._changed("account", wanted.id, result, _picked(live, fields), _picked(wanted, fields))
-        self.writes.accounts.append(wanted)
+        (self.writes.new_accounts if stored is None else self.writes.accounts).append(wanted)
 
     def pool(self, declared: DeclaredPool, released: Collection[str]) -> None:
         """Compare a worker pool with its launch configs. `released`: owners that may lose it."""
@@ -301,6 +317,7 @@ class Comparison:
     def _replace(self, wanted: RevisionRow, known: Sequence[StoredRevision], *, reused: bool) -> None:
         """Make a revision the current one of its name, and give the others their parts."""
         request, stored = self.request, self.seen.names.get(wanted.name)
+        self.writes.used_accounts.add(wanted.account_id)
         if reused:
             self.writes.current.append(wanted.id)
             if any(revision.id == wanted.id and revision.state == "archived" for revision in known):
@@ -316,7 +333,7 @@ class Comparison:
             )
             for revision in known
         ]
-        others_do = roll_out.replace(others, wanted.id, request.strategy)
+        others_do = roll_out.replace(others, wanted.id, request.strategy, terminate=request.terminate)
         if others_do.fallback_id is not None:
             self.writes.fallbacks.append(
                 Fallback(
@@ -342,11 +359,12 @@ class Comparison:
         """Archive the launch configs of a pool that are no longer declared."""
         declared = [stored for stored in self._by_pool.get(pool_id, ()) if stored.declared]
         gone = [stored for stored in declared if stored.name not in kept]
+        drainable = partial(roll_out.may_drain, strategy=self.request.strategy, terminate=self.request.terminate)
         for stored in gone:
             self.writes.removed_names.append(stored.name)
             known = self.seen.revisions.get(stored.name, ())
-            active = [revision.id for revision in known if revision.state == "active"]
-            self._drain(active, "the launch config is no longer declared")
+            drains = [revision.id for revision in known if drainable(revision.state)]
+            self._drain(drains, "the launch config is no longer declared")
             self._changed("launch config", stored.name, "archived", _described(stored, known), {})
         active_names = {stored.name for stored in declared if not stored.paused}
         if not removed:

@@ -50,13 +50,17 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     drain_terminate: bool = False
 
 
-def replace(revisions: Sequence[Revision], target_id: str, strategy: Strategy) -> Steps:
+def replace(revisions: Sequence[Revision], target_id: str, strategy: Strategy, *, terminate: bool = False) -> Steps:
     """Steps for the other revisions of a name whose current revision becomes `target_id`, which may be a new one.
 
     A proven target needs no fallback. Otherwise the fallback is the revision most likely to work: the current one if it
     is proven, else a fallback that is proven, else the current one.
     """
-    others = [revision for revision in revisions if revision.id != target_id and revision.state == "active"]
+    others = [
+        revision
+        for revision in revisions
+        if revision.id != target_id and may_drain(revision.state, strategy, terminate=terminate)
+    ]
     target_proven = any(revision.id == target_id and revision.proven for revision in revisions)
     fallback = None
     if strategy != "now" and not target_proven:
@@ -65,6 +69,12 @@ def replace(revisions: Sequence[Revision], target_id: str, strategy: Strategy) -
         fallback_id=fallback.id if fallback is not None else None,
         drain_ids=tuple(revision.id for revision in others if revision is not fallback),
     )
+
+
+def may_drain(state: str, strategy: str, *, terminate: bool) -> bool:
+    """True if a replacement drains a revision in this state: an active one, and one that drains already if all must
+    leave at once, since it may have the same leaked secret."""
+    return state == "active" or (state == "draining" and leaves_at_once(strategy, terminate=terminate))
 
 
 def needed_starts(strategy: str, maxima: Collection[int | None]) -> int:

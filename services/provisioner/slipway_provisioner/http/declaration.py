@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -71,7 +71,7 @@ class RollbackBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    to_revision: int | None = None
+    to_revision: int | None = Field(None, ge=1, lt=1 << 63)
     reason: str = Field(min_length=1, max_length=500)
     force: bool = False
     confirm: str = ""
@@ -99,7 +99,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
     version: int | None = None
     metadata: dict[str, Any] = {}
-    sections: list[str] = []
+    sections: list[Literal["lease_pools", "accounts", "worker_pools"]] = []
     account: msgspec.Raw = NOTHING
     worker_pool: msgspec.Raw = NOTHING
     lease_pool: msgspec.Raw = NOTHING
@@ -319,7 +319,7 @@ async def _read(request: Request, db: Database, by: str) -> Declared:
         index = await declarations.index(connection)
     reader = _reader(request, index)
     if request.headers.get("content-type", "").startswith(LINES):
-        await _read_lines(request, reader)
+        await _read_lines(request, reader, by)
     else:
         await _read_whole(await request.body(), reader, by)
     return reader.finished()
@@ -336,7 +336,7 @@ async def _read_whole(body: bytes, reader: DeclaredReader, by: str) -> None:
                 await asyncio.sleep(0)
 
 
-async def _read_lines(request: Request, reader: DeclaredReader) -> None:
+async def _read_lines(request: Request, reader: DeclaredReader, by: str) -> None:
     number = 0
     async for line in _lines(request):
         number += 1
@@ -346,7 +346,7 @@ async def _read_lines(request: Request, reader: DeclaredReader) -> None:
             known = ", ".join(SECTIONS)
             raise Invalid([DocumentProblem(f"line {number}", f"must have either a version or one of {known}")])
         if read.version is not None:
-            reader.document(_owner(read), read.sections)
+            reader.document(_owner(read) or by, read.sections)
         for kind, entry in entries:
             reader.entry(SECTIONS[kind], entry)
         if number % LINES_PER_TURN == 0:

@@ -61,9 +61,17 @@ STORED_POOLS: Final = Statement(
 _NAMES: Final = sa.select(*(N[name] for name in StoredName.__struct_fields__)).order_by(N.name)
 STORED_NAMES: Final = Statement(_NAMES.where(N.name == sa.any_(IDS)))
 STORED_NAMES_OF: Final = Statement(_NAMES.where(N.pool_id == sa.any_(IDS)))
+# A revision that was proven before it tripped has to prove itself again.
+_TRIPPED: Final = (
+    sa.exists()
+    .where(tables.weight.c.launch_config_id == C.id, tables.weight.c.record["state"].astext != "healthy")
+    .correlate(tables.launch_config)
+)
 _STORED: Final = [C[name] for name in StoredRevision.__struct_fields__ if name != "proven"]
 STORED_REVISIONS: Final = Statement(
-    sa.select(*_STORED, C.proven_at.is_not(None).label("proven")).where(C.name == sa.any_(IDS)).order_by(C.name, C.id)
+    sa.select(*_STORED, sa.and_(C.proven_at.is_not(None), ~_TRIPPED).label("proven"))
+    .where(C.name == sa.any_(IDS))
+    .order_by(C.name, C.id)
 )
 USERS: Final = Statement(
     sa.select(N.pool_id, N.name, C.account_id)
@@ -108,23 +116,25 @@ USE_ACCOUNTS: Final = Statement(
     sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update(read=True, key_share=True)
 )
 
-# Accounts.
+# Accounts. A row that another transaction has inserted meanwhile is not touched, and missing in the answer.
 _ACCOUNT: Final = given(*(A[name] for name in AccountRow.__struct_fields__))
-_NEW_ACCOUNT: Final = insert(tables.account).from_select(
-    list(AccountRow.__struct_fields__), sa.select(*_ACCOUNT.c).order_by(_ACCOUNT.c.id)
+INSERT_ACCOUNTS: Final = Statement(
+    insert(tables.account)
+    .from_select(list(AccountRow.__struct_fields__), sa.select(*_ACCOUNT.c).order_by(_ACCOUNT.c.id))
+    .on_conflict_do_nothing()
+    .returning(A.id)
 )
-PUT_ACCOUNTS: Final = Statement(
-    _NEW_ACCOUNT.on_conflict_do_update(
-        index_elements=[A.id],
-        set_={name: _NEW_ACCOUNT.excluded[name] for name in AccountRow.__struct_fields__ if name != "id"}
-        | {"removed": False},
-    )
+UPDATE_ACCOUNTS: Final = Statement(
+    sa.update(tables.account)
+    .where(A.id == _ACCOUNT.c.id)
+    .values({name: _ACCOUNT.c[name] for name in AccountRow.__struct_fields__ if name != "id"})
+    .values(removed=False)
 )
 REMOVE_ACCOUNTS: Final = Statement(
     sa.update(tables.account).where(A.id == sa.any_(IDS)).values(removed=True, owner="", spec_digest="")
 )
 
-# Pools. A row that another transaction has inserted meanwhile is not touched, and missing in the answer.
+# Pools, which are inserted like accounts.
 _POOL: Final = given(*(P[name] for name in PoolRow.__struct_fields__))
 INSERT_POOLS: Final = Statement(
     insert(tables.worker_pool)
@@ -199,6 +209,7 @@ ACTIVATE: Final = Statement(
         drain_from=sa.null(),
         drain_until=sa.null(),
         drain_terminate=False,
+        proven_at=sa.case((~_TRIPPED, C.proven_at)),
         declared_at=sa.case((C.state == "archived", sa.func.slipway_clock()), else_=C.declared_at),
         archived_at=sa.null(),
     )
@@ -314,15 +325,19 @@ async def lock(tx: Connection, writes: Writes) -> None:
             [*writes.current, *_ids(writes.fallbacks), *_ids(writes.drains), *_ids(writes.health)],
         ),
         (LOCK_ACCOUNTS, changed_accounts),
-        (USE_ACCOUNTS, {revision.account_id for revision in writes.new_revisions}.difference(changed_accounts)),
+        (USE_ACCOUNTS, writes.used_accounts.difference(changed_accounts)),
     ):
         for chunk in _chunks(sorted(set(ids))):
             await tx.execute(statement.text, *statement.arguments(ids=chunk))
 
 
 async def put_accounts(tx: Connection, writes: Writes) -> None:
-    for chunk in _chunks(sorted(writes.accounts, key=lambda account: account.id)):
-        await tx.execute(PUT_ACCOUNTS.text, *PUT_ACCOUNTS.rows(chunk))
+    """Insert, update and remove accounts. Raises ChangedMeanwhile if a new account exists."""
+    for chunk in _chunks(sorted(writes.new_accounts, key=lambda account: account.id)):
+        if len(await tx.fetch(INSERT_ACCOUNTS.text, *INSERT_ACCOUNTS.rows(chunk))) < len(chunk):
+            raise ChangedMeanwhile
+    for chunk in _chunks(writes.accounts):
+        await tx.execute(UPDATE_ACCOUNTS.text, *UPDATE_ACCOUNTS.rows(chunk))
     await tx.execute(REMOVE_ACCOUNTS.text, *REMOVE_ACCOUNTS.arguments(ids=writes.removed_accounts))
 
 

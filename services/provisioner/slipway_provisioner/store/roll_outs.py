@@ -96,15 +96,16 @@ DRAIN_SECONDS: Final = sa.func.coalesce(
     P.drain_seconds,
     sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), sa.cast(LONGEST_TASK_SECONDS, sa.Double)),
 )
+# A revision that drains already keeps the time at which that began, and an earlier deadline.
 DRAIN: Final = Statement(
     sa.update(launch_config)
-    .where(C.id == DRAINS.c.id, OF_NAME, P.id == C.pool_id, C.state == "active")
+    .where(C.id == DRAINS.c.id, OF_NAME, P.id == C.pool_id, C.state != "archived")
     .values(
         {field: DRAINS.c[field] for field in ("state_reason", "state_by", "replaced_by", "drain_terminate")}
         | {
             "state": "draining",
-            "drain_from": _NOW,
-            "drain_until": _NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, DRAIN_SECONDS),
+            "drain_from": sa.func.coalesce(C.drain_from, _NOW),
+            "drain_until": sa.func.least(C.drain_until, _NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, DRAIN_SECONDS)),
             "revision": C.revision + 1,
         }
     )
@@ -192,8 +193,8 @@ async def prove(tx: Connection, config_id: str) -> None:
 
 
 async def drain(tx: Connection, drains: Sequence[Drain]) -> list[str]:
-    """Drain active revisions: they launch nothing more, and their workers leave after their task. Returns the ids of
-    those that were active. Their names are locked."""
+    """Drain revisions: they launch nothing more, and their workers leave after their task. Returns the ids of those
+    that were not archived. Their names are locked."""
     if not drains:
         return []
     rows = [dict(row) for row in await tx.fetch(DRAIN.text, *DRAIN.rows(sorted(drains, key=lambda drain: drain.id)))]
