@@ -198,7 +198,7 @@ async def test_a_changed_body_makes_a_revision(provisioner: Provisioner) -> None
     first, second = revision_id(), revision_id(image="linux-2")
     assert await states(provisioner) == {first: "active"}
     await provisioner.events()
-    (change,) = await provisioner.declare(with_image("linux-2"), drain_seconds=60.0)
+    (change,) = await provisioner.declare(with_image("linux-2"), drain_seconds=60.0, terminate=True)
     assert (change.id, change.result) == ("zone-a", "updated")
     hashes = [id_.removeprefix("zone-a@") for id_ in (first, second)]
     assert change.detail == f"revision: {hashes[0]} → {hashes[1]}, image_revision: linux-1 → linux-2"

@@ -34,6 +34,7 @@ from tests.support.provisioner import (
 OLD: Final = revision_id()
 NEW: Final = revision_id(image="linux-2")
 DAY: Final = 86_400.0
+DRAINS: Final = "SELECT drain_terminate, drain_until FROM launch_config WHERE id = $1"
 
 
 @pytest.fixture
@@ -271,6 +272,19 @@ async def test_idle_workers_leave_a_quarter_at_a_time(provisioner: Provisioner) 
     await provisioner.demand(report(12, at=3))
     await provisioner.plan()
     assert (await provisioner.states())["stopping"] == 3
+
+
+async def test_now_ends_a_revision_that_drains_already(provisioner: Provisioner) -> None:
+    """A secret turns out to be leaked after the replacement: its machines must go by the new terms."""
+    drained = await running(provisioner, 2)
+    await replaced(provisioner, strategy="now", terminate=False, drain_seconds=3600.0)
+    assert await provisioner.database.fetchrow(DRAINS, OLD) == (False, after(3600))
+    (change,) = await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=60.0)
+    assert (change.id, change.result, change.detail) == ("zone-a", "updated", f"ending: None → {OLD}")
+    assert await provisioner.database.fetchrow(DRAINS, OLD) == (True, after(60))
+    assert not await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=60.0)
+    await provisioner.roll_out()
+    assert {w.state for w in await provisioner.workers() if w.id in {known.id for known in drained}} == {"stopping"}
 
 
 async def test_now_stops_idle_and_booting_workers_at_once(provisioner: Provisioner) -> None:

@@ -94,10 +94,10 @@ def revision_id(config: str = "zone-a", *, region: str = "sim-1", **changes: Any
     return f"{config}@{hashlib.sha256(body).hexdigest()[:6]}"
 
 
-async def read_body(db: Connection, body: dict[str, Any]) -> Declared:
+async def read_body(db: Connection, body: dict[str, Any], *, skips: bool = True) -> Declared:
     """Read a declaration as JSON; all that it declares belongs to its owner, or to "test"."""
     index = await declarations.index(db)
-    reader = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES)
+    reader = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES, skips=skips)
     sections = [name for name in ("lease_pools", "accounts", "worker_pools") if name in body]
     reader.document(body.get("metadata", {}).get("owner", "test"), sections)
     for section in sections:
@@ -108,7 +108,8 @@ async def read_body(db: Connection, body: dict[str, Any]) -> Declared:
 
 async def apply_body(db: Connection, body: dict[str, Any], **request: Any) -> Applied:
     """Apply a declaration, with its dangers confirmed unless `confirm` is given."""
-    wanted, usual = await read_body(db, body), {"by": "test"} | request
+    usual: dict[str, Any] = {"by": "test", "terminate": request.get("strategy") == "now"} | request
+    wanted = await read_body(db, body, skips=not Request(**usual).ends_others)
     if "confirm" not in request:
         usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})))).digest
     return await apply(db, wanted, Request(**usual))

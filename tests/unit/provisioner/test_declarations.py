@@ -29,6 +29,8 @@ EMPTY: Final = Snapshot(accounts={}, pools={}, names={}, revisions={})
 REQUEST: Final = Request(by="ann")
 DIGESTS: Final = st.text(alphabet="0123456789abcdef", min_size=64, max_size=64)
 
+ACTIVE: Final[dict[str, Any]] = {"state": "active", "replaced_by": "", "proven": False, "drain_terminate": False}
+
 
 def pool(*names: str, **changes: Any) -> dict[str, Any]:
     usual = {"account": "a", "zone": "z", "instance_type": "m5.large", "image": "i-1"}
@@ -59,7 +61,7 @@ def stored(writes: Writes) -> Snapshot:
     found: dict[str, list[StoredRevision]] = {}
     for row in writes.new_revisions:
         values = msgspec.structs.asdict(row)
-        found.setdefault(row.name, []).append(StoredRevision(**values, state="active", replaced_by="", proven=False))
+        found.setdefault(row.name, []).append(StoredRevision(**values, **ACTIVE))
     return Snapshot(accounts={}, pools=rows, names=names, revisions=found)
 
 

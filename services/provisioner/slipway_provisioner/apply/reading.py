@@ -92,8 +92,9 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 class DeclaredReader:
     """Reader of declared entries. Raises Invalid with the problems of all entries when it has read them."""
 
-    def __init__(self, index: Index, *, providers: Problems, times: Times) -> None:
-        self._index = index
+    def __init__(self, index: Index, *, providers: Problems, times: Times, skips: bool = True) -> None:
+        """`skips`: entries that are stored alike are not compared further."""
+        self._index, self._skips = index, skips
         self._providers, self._times = providers, times
         self._places: dict[str, int] = {}
         self._seen: dict[tuple[str, Any], tuple[str, tuple[int, int]]] = {}
@@ -130,7 +131,9 @@ class DeclaredReader:
         return self.declared
 
     def _stored_alike(self, section: str, id_: str | None, owner: str, digest: str) -> bool:
-        if section == "lease_pools" or id_ is None or self._index.of(section).get(id_) != Known(owner, digest):
+        if not self._skips or section == "lease_pools" or id_ is None:
+            return False
+        if self._index.of(section).get(id_) != Known(owner, digest):
             return False
         self.declared.unchanged[section, id_] = owner
         return True

@@ -297,7 +297,10 @@ class Comparison:
         moved = stored is None or not stored.declared or stored.current_id != wanted.id
         if moved:
             self._replace(wanted, known, reused=reused)
+        ended = self._end_others(wanted, known) if self.request.ends_others else []
         self._adapt(wanted, known)
+        if ended and not (fields or moved):
+            self._changed("launch config", config.name, "updated", {"ending": None}, {"ending": ", ".join(ended)})
         if fields or moved:
             result: Result = "reactivated" if moved and reused else "updated" if before else "created"
             gone = {field: before[field] for field in fields if field in before}
@@ -344,6 +347,13 @@ class Comparison:
                 )
             )
         self._drain(others_do.drain_ids, f"replaced by {wanted.id}")
+
+    def _end_others(self, wanted: RevisionRow, known: Sequence[StoredRevision]) -> list[str]:
+        """Let the other revisions of a name end, also those that drain by their own time. Returns their ids."""
+        others = [revision.id for revision in known if revision.id != wanted.id and not revision.ends]
+        planned = {drain.id for drain in self.writes.drains}
+        self._drain([id_ for id_ in others if id_ not in planned], f"replaced by {wanted.id}")
+        return others
 
     def _adapt(self, wanted: RevisionRow, known: Iterable[StoredRevision]) -> None:
         """Give the kept revisions of a name its health settings."""

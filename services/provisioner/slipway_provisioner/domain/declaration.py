@@ -60,9 +60,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     confirm: str = ""
     strategy: Strategy = "natural"
     drain_seconds: float | None = None
-    terminate: bool = True
+    terminate: bool = False
     if_match: str | None = None
     to_revision: int | None = None
+
+    @property
+    def ends_others(self) -> bool:
+        """True if every other revision shall end, also those that drain already: what they run must go."""
+        return self.strategy == "now" and self.terminate
 
 
 class Known(msgspec.Struct, frozen=True):

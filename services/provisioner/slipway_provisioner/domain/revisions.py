@@ -39,6 +39,14 @@ class StoredRevision(RevisionRow, frozen=True, kw_only=True):
     state: str
     replaced_by: str
     proven: bool
+    drain_terminate: bool
+
+    @property
+    def ends(self) -> bool:
+        """True if its workers end already, as after a replacement by `now`."""
+        return self.state == "archived" or (
+            self.state == "draining" and self.drain_terminate and self.replaced_by == "now"
+        )
 
 
 def split(id_: str) -> tuple[str, str]:

@@ -125,9 +125,10 @@ async def put_declaration(
     changes are refused with 409 `confirmation-required` unless `confirm` is their digest.
     """
     with _Problems():
-        declared = await _read(request, db, by)
+        asked = how.request(by, prune=prune)
+        declared = await _read(request, db, asked)
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, how.request(by, prune=prune))
+            applied = await declaration.apply(connection, declared, asked)
     return _answer(request, applied)
 
 
@@ -177,7 +178,7 @@ async def put_pool(
         body = await request.body()
         index = await declarations.index(db)
         stored = index.pools.get(pool_id)
-        reader = _reader(request, index)
+        reader = _reader(request, index, how.request(by))
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
         reader.entry("worker_pools", body)
         declared = reader.finished()
@@ -309,19 +310,20 @@ def _expected(headers: Mapping[str, str], stored: domain.Known | None) -> str | 
             return tag.removeprefix("W/").strip('"')
 
 
-def _reader(request: Request, index: domain.Index) -> DeclaredReader:
-    return DeclaredReader(index, providers=request.app.state.providers, times=request.app.state.times)
+def _reader(request: Request, index: domain.Index, asked: domain.Request) -> DeclaredReader:
+    state = request.app.state
+    return DeclaredReader(index, providers=state.providers, times=state.times, skips=not asked.ends_others)
 
 
-async def _read(request: Request, db: Database, by: str) -> Declared:
+async def _read(request: Request, db: Database, asked: domain.Request) -> Declared:
     """Read the declaration in the body of a request, line by line or as a whole."""
     async with db.acquire() as connection:
         index = await declarations.index(connection)
-    reader = _reader(request, index)
+    reader = _reader(request, index, asked)
     if request.headers.get("content-type", "").startswith(LINES):
-        await _read_lines(request, reader, by)
+        await _read_lines(request, reader, asked.by)
     else:
-        await _read_whole(await request.body(), reader, by)
+        await _read_whole(await request.body(), reader, asked.by)
     return reader.finished()
 
 
