@@ -75,11 +75,13 @@ async def test_entity_tags(client: httpx2.AsyncClient) -> None:
     assert (await client.put(PATH, json=pool(), headers={"If-None-Match": "*"})).status_code == 200
     again = await client.put(PATH, json=pool(max_capacity=7), headers={"If-None-Match": "*"})
     assert (again.status_code, kind(again)) == (412, "precondition-failed")
+    assert again.json()["detail"] == f"worker pool {ID} exists already; read it again, nothing was changed"
     tag = (await client.get(PATH)).headers["ETag"]
     first = await client.put(PATH, json=pool(max_capacity=7), headers={"If-Match": tag})
     assert first.status_code == 200
     stale = await client.put(PATH, json=pool(max_capacity=8), headers={"If-Match": tag})
     assert (stale.status_code, kind(stale)) == (412, "precondition-failed")
+    assert "has changed since it was read" in stale.json()["detail"]
     weak = await client.put(PATH, json=pool(max_capacity=8), headers={"If-Match": f"W/{first.headers['ETag']}"})
     assert weak.status_code == 200
     assert (await client.get(PATH)).json()["max_capacity"] == 8
@@ -91,6 +93,13 @@ async def test_put_pool_problems(client: httpx2.AsyncClient, provisioner: Provis
     assert (wrong.status_code, wrong.json()["errors"][0]["path"]) == (422, "id")
     unknown = await client.put(PATH, json=pool(maximum=3))
     assert unknown.json()["errors"][0]["reason"].startswith("unknown field; known: id, min_capacity")
+    misnamed = lines({"version": 1, "metadata": {"owner": "a b"}, "sections": ["accounts"]})
+    for refused in (
+        await client.put("/declaration", content=misnamed, headers=LINES),
+        await client.put("/declaration", json=declared() | {"metadata": {"owner": "a b"}}),
+    ):
+        assert refused.json()["errors"][0]["path"] == "metadata.owner"
+        assert refused.json()["errors"][0]["reason"].startswith('"a b" is not a valid name: use 1 to 200 visible')
     assert (await client.put(PATH, content=b"{")).status_code == 400
     assert (await client.put(PATH, json=[])).status_code == 422
     assert (await client.put(f"{PATH}?owner=a.yaml", json=pool())).status_code == 200

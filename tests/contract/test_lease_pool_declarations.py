@@ -80,8 +80,8 @@ async def test_a_pool_of_another_owner_is_refused(world: World) -> None:
     for query in ({}, {"dry_run": "true"}):
         refused = await put(world, {"b.yaml": [pool("x"), pool("new")]}, **query)
         assert refusal(refused) == (409, "owned-by-another")
-        assert refused.json()["owners"] == ["a.yaml", "b.yaml"]
-        assert "lease pool x is declared by a.yaml and now by b.yaml" in refused.json()["detail"]
+        assert (refused.json()["owner"], refused.json()["declared_by"]) == ("a.yaml", "b.yaml")
+        assert "lease pool x belongs to a.yaml and is also declared by b.yaml" in refused.json()["detail"]
     twice = await put(world, {"a.yaml": [pool("x")], "b.yaml": [pool("x")]})
     assert refusal(twice) == (422, "duplicate-id")
     assert "by a.yaml and b.yaml" in twice.json()["detail"]

@@ -7,12 +7,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.declaration.changes import ConfirmationRequired
+from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.pool import PoolCreated, PoolDeleted, PoolRolledBack, PoolUpdated
 from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.domain.declaration import DeclarationRefused, OwnedByAnother
+from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import revision_id as id_of
 from tests.support.provisioner import (
     Provisioner,

@@ -8,11 +8,12 @@ import pytest
 
 import slipway_provisioner
 from slipway_common.database.postgres import Connection
+from slipway_common.declaration.changes import OwnedByAnother
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import declaration
-from slipway_provisioner.domain.declaration import DeclarationRefused, OwnedByAnother
+from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs, pauses
 from slipway_provisioner.store.declarations import ChangedMeanwhile

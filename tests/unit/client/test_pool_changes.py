@@ -86,7 +86,7 @@ class Provisioner:
                 self.others -= 1
                 self.version += 1
             if request.headers["If-Match"] != f'"{self.version}"':
-                raise Problem(412, "changed-meanwhile", "The pool has changed", "read it again")
+                raise Problem(412, "precondition-failed", "The pool has changed", "read it again")
             return self.answer(pool, body, dict(request.query_params))
 
         @self.app.post("/pools/{pool:path}/rollback")

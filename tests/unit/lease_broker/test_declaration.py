@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_lease_broker.domain.declaration import Declaration, Declared, OwnedByAnother, compare, dangers
+from slipway_common.declaration.changes import OwnedByAnother
+from slipway_lease_broker.domain.declaration import Declaration, Declared, compare, dangers
 from slipway_lease_broker.domain.terms import Bounds, Policy
 
 POOL = Declared(id="p", limit_units=10, hold_seconds=60, ttl_seconds=60, reserve_seconds=60, owner="a")
@@ -50,7 +51,7 @@ def test_a_declaration_removes_only_what_its_owners_declared(wanted: Declaration
 
 def test_a_pool_has_one_owner() -> None:
     """Another owner is refused, and both are named; an archived pool has none."""
-    with pytest.raises(OwnedByAnother, match="lease pool other is declared by b and now by a"):
+    with pytest.raises(OwnedByAnother, match="lease pool other belongs to b and is also declared by a"):
         compare([pool("other", "b")], declaration(pool("other")))
     (made,) = compare([pool("mine")], declaration())
     assert (made.after.owner, made.after.limit_units, made.after.archived) == ("", 0, True)

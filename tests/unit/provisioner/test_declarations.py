@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.declaration.changes import OwnedByAnother
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_provisioner.apply.reading import DeclaredReader, spec_digest
 from slipway_provisioner.domain import ownership, revisions
@@ -16,7 +17,6 @@ from slipway_provisioner.domain.declaration import (
     DeclarationRefused,
     Index,
     Known,
-    OwnedByAnother,
     Owners,
     Request,
     Times,

@@ -24,6 +24,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class OwnedByAnother(Exception):
+    """A declared object belongs to another owner. Nothing was changed."""
+
+    def __init__(self, kind: str, id_: str, owner: str, declared_by: str) -> None:
+        super().__init__(f"{kind} {id_} belongs to {owner} and is also declared by {declared_by}")
+        self.kind, self.id, self.owner, self.declared_by = kind, id_, owner, declared_by
+
+
 class ConfirmationRequired(Exception):
     """The changes need a confirmation by their digest. Nothing was changed."""
 

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.declaration.changes import Change, Result, changes_digest, maximum_danger, removed_danger
+from slipway_common.declaration.changes import (
+    Change,
+    OwnedByAnother,
+    Result,
+    changes_digest,
+    maximum_danger,
+    removed_danger,
+)
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Policy
 
@@ -82,15 +89,6 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     after: dict[str, Any]
 
 
-class OwnedByAnother(Exception):
-    """A lease pool is declared by another owner."""
-
-    def __init__(self, pool: Declared, owner: str) -> None:
-        super().__init__(f"lease pool {pool.id} is declared by {pool.owner} and now by {owner}")
-        self.pool = pool
-        self.owner = owner
-
-
 def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange]:
     """One change per pool that is declared or archived, in order of ids. Raises OwnedByAnother."""
     known = {pool.id: pool for pool in current}
@@ -98,7 +96,7 @@ def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange
     for pool in wanted.pools:
         before = known.get(pool.id)
         if before and before.owner not in ("", *wanted.owners) and not wanted.adopt:
-            raise OwnedByAnother(before, pool.owner)
+            raise OwnedByAnother(KIND, pool.id, before.owner, pool.owner)
     left_out = {
         pool.id for pool in current if not pool.archived and (wanted.prune or pool.owner in wanted.owners)
     } - named.keys()

@@ -9,16 +9,17 @@ from pydantic import BaseModel, Field, ValidationError
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration.changes import ConfirmationRequired
+from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.declaration.models import LeasePool
 from slipway_common.web.access import require
+from slipway_common.web.declaring import changed_meanwhile, confirmation_required, owned_by_another
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile
 from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.admit import pacing_of
-from slipway_lease_broker.domain.declaration import Declared, OwnedByAnother
+from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import accrue_idle
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
@@ -26,7 +27,7 @@ from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
 from slipway_lease_broker.http.bodies import LeasePoolId, Moment, Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import Caller, Operator
-from slipway_lease_broker.http.refusals import changed_meanwhile, confirmation_required, owned_by_another, problem
+from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.metrics import UNLEASED_STARTS
 from slipway_lease_broker.store import answers, audit, history, leases, past_leases, pools, requests

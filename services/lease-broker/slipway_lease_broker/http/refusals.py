@@ -2,9 +2,7 @@
 
 from typing import Final
 
-from slipway_common.declaration.changes import ConfirmationRequired
 from slipway_common.web.problem import Problem
-from slipway_lease_broker.domain.declaration import OwnedByAnother
 from slipway_lease_broker.domain.ownership import Denial
 from slipway_lease_broker.domain.refusals import Kind, Refusal
 from slipway_lease_broker.metrics import REFUSED_COMMANDS
@@ -32,31 +30,3 @@ def refused(refusal: Refusal) -> Problem:
     if refusal.kind is Kind.FENCED:
         REFUSED_COMMANDS.labels(Denial.FENCED).inc()
     return problem(refusal)
-
-
-def owned_by_another(error: OwnedByAnother) -> Problem:
-    return Problem(
-        409,
-        "owned-by-another",
-        "Lease pool belongs to another owner",
-        f"{error}; remove it from one of them, or repeat with --adopt to take it over",
-        id=error.pool.id,
-        owners=[error.pool.owner, error.owner],
-    )
-
-
-def confirmation_required(error: ConfirmationRequired) -> Problem:
-    return Problem(
-        409,
-        "confirmation-required",
-        "Dangerous changes need a confirmation",
-        f"{error}; repeat with --confirm {error.digest} to make them",
-        digest=error.digest,
-        dangers=error.dangers,
-    )
-
-
-def changed_meanwhile() -> Problem:
-    return Problem(
-        409, "changed-meanwhile", "Lease pools were changed meanwhile", "nothing was changed; repeat the request"
-    )

@@ -11,6 +11,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.fields import Id
 from slipway_common.declaration.models import LeasePool
 from slipway_common.web.access import require
+from slipway_common.web.declaring import changed_meanwhile
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile, record, repeated
@@ -21,7 +22,7 @@ from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.slots import Listed, SlotChange
 from slipway_lease_broker.http.bodies import Body, Seconds, Text
 from slipway_lease_broker.http.declared import terms
-from slipway_lease_broker.http.refusals import changed_meanwhile, problem
+from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.store import answers, pools, slots
 
 router = APIRouter()

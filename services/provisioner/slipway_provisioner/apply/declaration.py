@@ -71,8 +71,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 async def apply(db: Connection, declared: Declared, request: Request) -> Applied:
     """Make the rows match what is declared, or only list the changes for a dry run, which takes no locks.
 
-    Raises DeclarationRefused, Invalid, ConfirmationRequired or PreconditionFailed, and ChangedMeanwhile if others keep
-    changing the same rows; then nothing was changed.
+    Raises DeclarationRefused, OwnedByAnother, Invalid, ConfirmationRequired or PreconditionFailed, and ChangedMeanwhile
+    if others keep changing the same rows; then nothing was changed.
     """
     for _ in range(ATTEMPTS):
         prepared = await _prepared(db, declared, request)
@@ -174,7 +174,9 @@ def _check_precondition(declared: Declared, index: Index, request: Request) -> N
     for id_ in declared.owners("worker_pools").entries:
         stored = index.pools.get(id_)
         if request.if_match != (stored.digest if stored is not None else ""):
-            raise PreconditionFailed
+            state = "has changed since it was read" if request.if_match else "exists already"
+            state = state if stored is not None else "does not exist"
+            raise PreconditionFailed(f"worker pool {id_} {state}; read it again, nothing was changed")
 
 
 def _known(index: Index, ids: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Known | None]:

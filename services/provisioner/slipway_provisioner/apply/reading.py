@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.declaration.changes import OwnedByAnother
 from slipway_common.declaration.identity import canonical_body, config_name
 from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, WorkerPool
 from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
@@ -16,7 +17,6 @@ from slipway_provisioner.domain.declaration import (
     Document,
     Index,
     Known,
-    OwnedByAnother,
     Owners,
     Times,
 )

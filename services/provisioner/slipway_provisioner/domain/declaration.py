@@ -12,17 +12,6 @@ class DeclarationRefused(Exception):
     """The declaration contradicts existing rows. Nothing was changed."""
 
 
-class OwnedByAnother(DeclarationRefused):
-    """An object that the declaration names belongs to another owner."""
-
-    def __init__(self, kind: str, id_: str, owner: str, declared_by: str) -> None:
-        super().__init__(
-            f"{kind} {id_} belongs to {owner} and is also declared by {declared_by}: remove it from one of them, or "
-            f"apply {declared_by} with --adopt"
-        )
-        self.kind, self.id, self.owner, self.declared_by = kind, id_, owner, declared_by
-
-
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Time settings of this service that constrain a declaration."""
 

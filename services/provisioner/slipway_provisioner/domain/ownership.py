@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from slipway_provisioner.domain.declaration import Known, OwnedByAnother, Owners, Request
+from slipway_common.declaration.changes import OwnedByAnother
+from slipway_provisioner.domain.declaration import Known, Owners, Request
 
 
 def check(kind: str, id_: str, owner: str, declared_by: str, request: Request, released: Collection[str]) -> None:

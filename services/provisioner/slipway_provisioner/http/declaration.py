@@ -6,13 +6,15 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway_common.database.postgres import Database
-from slipway_common.declaration.changes import ConfirmationRequired
+from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.declaration.models import Metadata
-from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+from slipway_common.declaration.parsing import problems
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
 from slipway_common.web.access import require
+from slipway_common.web.declaring import changed_meanwhile, confirmation_required, owned_by_another
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import declaration, rollback
@@ -20,7 +22,7 @@ from slipway_provisioner.apply.declaration import PreconditionFailed
 from slipway_provisioner.apply.reading import SECTIONS, Declared, DeclaredReader
 from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
-from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, OwnedByAnother
+from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
 from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import audit, declarations, history, pools, summaries
@@ -252,29 +254,21 @@ class _Problems:
             case msgspec.DecodeError() | RecursionError():
                 raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
             case Invalid():
-                problems = [msgspec.to_builtins(problem) for problem in error.problems]
+                errors = [msgspec.to_builtins(problem) for problem in error.problems]
                 detail = "; ".join(f"{p.path}: {p.reason}" for p in error.problems)
                 title = "The declaration is not valid"
-                raise Problem(422, "invalid-declaration", title, detail, errors=problems) from error
+                raise Problem(422, "invalid-declaration", title, detail, errors=errors) from error
             case OwnedByAnother():
-                more = {"kind": error.kind, "id": error.id, "owner": error.owner, "declared_by": error.declared_by}
-                title = "Another owner has declared it"
-                raise Problem(409, "owned-by-another", title, str(error), **more) from error
+                raise owned_by_another(error) from error
             case DeclarationRefused():
                 title = "The declaration cannot be applied"
                 raise Problem(409, "declaration-refused", title, str(error)) from error
             case ConfirmationRequired():
-                detail = f"{error}; repeat it with confirm={error.digest} if that is meant"
-                title, dangers = "The changes need a confirmation", list(error.dangers)
-                raise Problem(
-                    409, "confirmation-required", title, detail, digest=error.digest, dangers=dangers
-                ) from error
+                raise confirmation_required(error) from error
             case PreconditionFailed():
-                detail = "the stored pool is not the one that was read before; read it again"
-                raise Problem(412, "precondition-failed", "The pool has changed", detail) from error
+                raise Problem(412, "precondition-failed", "The pool is not the expected one", str(error)) from error
             case ChangedMeanwhile():
-                detail = "others keep changing the same objects; nothing was changed, repeat the request"
-                raise Problem(409, "changed-meanwhile", "The declared objects have changed", detail) from error
+                raise changed_meanwhile() from error
             case NothingToRollBack():
                 title = "There is nothing to roll back to"
                 raise Problem(409, "nothing-to-roll-back", title, str(error)) from error
@@ -375,8 +369,9 @@ def _owner(given: _Whole | _Line) -> str:
         raise Invalid([DocumentProblem("version", f"{given.version} is not known; must be 1")])
     try:
         return Metadata.model_validate(given.metadata).owner or ""
-    except ValueError as error:
-        raise Invalid([DocumentProblem("metadata", str(error).splitlines()[-1])]) from error
+    except ValidationError as error:
+        found = [(("metadata", *path), reason) for path, reason in problems(error, ("metadata",))]
+        raise Invalid([DocumentProblem(path_text(path), reason) for path, reason in found]) from error
 
 
 def _decoded(text: bytes, decoder: msgspec.json.Decoder[Any], where: str = "") -> Any:
