@@ -653,3 +653,12 @@ async def test_lines_without_an_owner_are_those_of_the_caller(provisioner: Provi
         assert answer.status_code == 422
         body = {"to_revision": 1 << 63, "reason": "drill"}
         assert (await client.post("/pools/imported/rollback", json=body)).status_code == 422
+
+
+async def test_a_change_of_a_credential_is_shown_and_stored(provisioner: Provisioner) -> None:
+    """Nothing but the declaration has it."""
+    await provisioner.declare()
+    accounts = [declared()["accounts"][0] | {"credential": "vault/aws"}]
+    (change,) = await provisioner.declare({"version": 1, "accounts": accounts})
+    assert (change.kind, change.result, change.detail) == ("account", "updated", "credential: none → vault/aws")
+    assert await provisioner.database.fetchval("SELECT spec ->> 'credential' FROM account") == "vault/aws"

@@ -236,6 +236,20 @@ async def test_a_leaked_secret_leaves_also_with_what_drains_already(provisioner:
     assert await provisioner.states() == {"stopping": 2}
 
 
+async def test_a_replacement_may_be_hastened(provisioner: Provisioner, tmp_path: Path) -> None:
+    """The same declaration at once: the fallback launches nothing more. Repeated, it changes nothing."""
+    await provisioner.declare()
+    await replaced(provisioner)
+    drained = {"kind": "launch config", "id": "zone-a", "result": "updated", "detail": f"ending: None → {OLD}"}
+    async with administrator(provisioner, tmp_path) as client:
+        body = (await client.get("/pools/linux")).json()["declared"]
+        for query, items in (("natural", []), ("now&dry_run=true", [drained]), ("now", [drained]), ("now", [])):
+            answer = await client.put(f"/pools/linux?replace={query}", json=body)
+            assert (answer.status_code, answer.json()["items"]) == (200, items), query
+    assert await states(provisioner) == {OLD: "draining", NEW: "active"}
+    assert await provisioner.database.fetchval("SELECT drain_terminate FROM launch_config WHERE id = $1", OLD)
+
+
 async def test_a_draining_revision_launches_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
     """Its waiting intents are cancelled, its admitted ones do not start, and the start statement refuses it."""
     grants = await provisioner.admitted(3)

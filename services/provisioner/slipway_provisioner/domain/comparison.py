@@ -218,9 +218,11 @@ class Comparison:
         if live is not None:
             ownership.check("account", live.id, live.owner, wanted.owner, self.request, released)
         result: Result = "created" if stored is None else "updated" if live is not None else "reactivated"
-        fields = _different(live, wanted, _columns(AccountRow))
-        if live is None or fields:
-            self._changed("account", wanted.id, result, _picked(live, fields), _picked(wanted, fields))
+        before = _declared(live) if live is not None else {}
+        after = {name: value for name, value in _declared(wanted).items() if live is None or before.get(name) != value}
+        if live is None or after:
+            gone = {name: before[name] for name in after if name in before}
+            self._changed("account", wanted.id, result, gone, after)
         (self.writes.new_accounts if stored is None else self.writes.accounts).append(wanted)
 
     def pool(self, declared: DeclaredPool, released: Collection[str]) -> None:
@@ -251,7 +253,7 @@ class Comparison:
 
     def remove_account(self, id_: str) -> None:
         self.writes.removed_accounts.append(id_)
-        self._changed("account", id_, "archived", _picked(self.seen.accounts[id_], _columns(AccountRow)), {})
+        self._changed("account", id_, "archived", _declared(self.seen.accounts[id_]), {})
 
     def remove_pool(self, id_: str) -> None:
         """Remove a worker pool: its launch configs drain."""
@@ -286,21 +288,23 @@ class Comparison:
         before, after = _described(stored, known), _described(row, [wanted])
         by_pool = set(inherited) - ({"profile"} if config.own_profile else set())
         fields = [field for field in after if field not in by_pool and before.get(field) != after[field]]
+        reused = any(revision.id == wanted.id for revision in known)
+        moved = stored is None or not stored.declared or stored.current_id != wanted.id
+        ending = self._others_do(wanted, known).drain_ids if self.request.ends_others and not moved else ()
         if stored is None:
             self.writes.new_names.append(row)
-        elif fields or not stored.declared:
+        elif fields or not stored.declared or ending:
             self.writes.names.append(row)
             if stored.max_capacity is not None:
                 most = pool.max_capacity if config.max_capacity is None else config.max_capacity
                 self._danger(maximum_danger("launch config", config.name, stored.max_capacity, most))
-        reused = any(revision.id == wanted.id for revision in known)
-        moved = stored is None or not stored.declared or stored.current_id != wanted.id
         if moved:
             self._replace(wanted, known, reused=reused)
-        ended = self._end_others(wanted, known) if self.request.ends_others else []
+        self._drain(ending, f"replaced by {wanted.id}")
         self._adapt(wanted, known)
-        if ended and not (fields or moved):
-            self._changed("launch config", config.name, "updated", {"ending": None}, {"ending": ", ".join(ended)})
+        if ending:
+            fields, before = [*fields, "ending"], before | {"ending": None}
+            after["ending"] = ", ".join(ending)
         if fields or moved:
             result: Result = "reactivated" if moved and reused else "updated" if before else "created"
             gone = {field: before[field] for field in fields if field in before}
@@ -319,7 +323,7 @@ class Comparison:
 
     def _replace(self, wanted: RevisionRow, known: Sequence[StoredRevision], *, reused: bool) -> None:
         """Make a revision the current one of its name, and give the others their parts."""
-        request, stored = self.request, self.seen.names.get(wanted.name)
+        request = self.request
         self.writes.used_accounts.add(wanted.account_id)
         if reused:
             self.writes.current.append(wanted.id)
@@ -327,16 +331,7 @@ class Comparison:
                 self.writes.renewed.add(wanted.id)
         else:
             self.writes.new_revisions.append(wanted)
-        others = [
-            roll_out.Revision(
-                id=revision.id,
-                state=revision.state,
-                current=stored is not None and stored.current_id == revision.id,
-                proven=revision.proven,
-            )
-            for revision in known
-        ]
-        others_do = roll_out.replace(others, wanted.id, request.strategy, terminate=request.terminate)
+        others_do = self._others_do(wanted, known)
         if others_do.fallback_id is not None:
             self.writes.fallbacks.append(
                 Fallback(
@@ -348,12 +343,20 @@ class Comparison:
             )
         self._drain(others_do.drain_ids, f"replaced by {wanted.id}")
 
-    def _end_others(self, wanted: RevisionRow, known: Sequence[StoredRevision]) -> list[str]:
-        """Let the other revisions of a name end, also those that drain by their own time. Returns their ids."""
-        others = [revision.id for revision in known if revision.id != wanted.id and not revision.ends]
-        planned = {drain.id for drain in self.writes.drains}
-        self._drain([id_ for id_ in others if id_ not in planned], f"replaced by {wanted.id}")
-        return others
+    def _others_do(self, wanted: RevisionRow, known: Sequence[StoredRevision]) -> roll_out.Steps:
+        """Steps for the other revisions of a name, but for those that end already."""
+        request, stored = self.request, self.seen.names.get(wanted.name)
+        others = [
+            roll_out.Revision(
+                id=revision.id,
+                state=revision.state,
+                current=stored is not None and stored.current_id == revision.id,
+                proven=revision.proven,
+            )
+            for revision in known
+            if revision.id == wanted.id or not revision.ends
+        ]
+        return roll_out.replace(others, wanted.id, request.strategy, terminate=request.terminate)
 
     def _adapt(self, wanted: RevisionRow, known: Iterable[StoredRevision]) -> None:
         """Give the kept revisions of a name its health settings."""
@@ -425,6 +428,11 @@ def revision_of(config: DeclaredConfig, known: Mapping[str, str]) -> RevisionRow
     """RevisionRow that a launch config stands for. `known`: digests of its revisions by their ids."""
     shared = {name: getattr(config, name) for name in RevisionRow.__struct_fields__ if name != "id"}
     return RevisionRow(id=revisions.revision_id(config.name, config.digest, known), **shared)
+
+
+def _declared(account: AccountRow) -> dict[str, Any]:
+    """Fields of an account as declared, with its owner."""
+    return {name: value for name, value in account.spec.items() if name != "id"} | {"owner": account.owner}
 
 
 def _columns(row: type[msgspec.Struct]) -> list[str]:
