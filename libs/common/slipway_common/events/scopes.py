@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from slipway_common.base.percent import decoded, encoded
 
 REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
-"""Retention of an archived revision, of its health and its counts: the provisioner deletes it then, and with it all
-others forget it."""
+"""Retention of an archived revision with its health and counts. Then the provisioner deletes it, and by its tombstone
+all others forget it."""
 
 
 class Key(NamedTuple):

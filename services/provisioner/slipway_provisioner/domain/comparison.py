@@ -3,7 +3,7 @@ see, and the dangers among them. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -17,11 +17,15 @@ from slipway_common.declaration.changes import (
 )
 from slipway_provisioner.domain import ownership, revisions, roll_out
 from slipway_provisioner.domain.declaration import DeclarationRefused, Request
-from slipway_provisioner.domain.revisions import BODY, JUDGED, RevisionRow, StoredRevision
+from slipway_provisioner.domain.revisions import (
+    BODY,
+    HEALTH_SETTINGS,
+    DeclaredRevision,
+    HealthSettings,
+    RevisionRow,
+    StoredRevision,
+)
 from slipway_provisioner.domain.roll_out import Drain
-
-DECLARED: Final = ("owner", "spec", "spec_digest")
-"""Columns of what was declared, beside the columns that it sets."""
 
 
 class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,30 +86,16 @@ class StoredName(NameRow, frozen=True, kw_only=True):
     declared: bool
 
 
-class DeclaredConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Launch config as declared: the columns of its name, its body with the `digest` of it, and its health settings.
+class DeclaredConfig(DeclaredRevision, frozen=True, kw_only=True):
+    """Launch config as declared: the columns of its name, and its revision.
 
     `own_profile`: the profile is its own, not its pool's.
     """
 
-    name: str
-    digest: str
-    pool_id: str
-    account_id: str
-    region: str
-    zone: str
-    instance_type: str
-    image_revision: str
-    settings: dict[str, Any]
     base_weight: float
     price_factor: float
     max_capacity: int | None
     own_profile: bool
-    profile: str
-    boot_evidence: str
-    claim_evidence: str
-    on_bad_image: str
-    freeze_after: int
 
 
 class DeclaredPool(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,15 +143,10 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     drain_terminate: bool
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class Health(HealthSettings, frozen=True, kw_only=True):
     """Changed health settings of one revision."""
 
     id: str
-    profile: str
-    boot_evidence: str
-    claim_evidence: str
-    on_bad_image: str
-    freeze_after: int
 
 
 class Writes(msgspec.Struct, kw_only=True):
@@ -237,7 +222,7 @@ class Comparison:
         result: Result = "created" if stored is None else "updated" if live is not None else "reactivated"
         if live is None or fields:
             self._changed("worker pool", wanted.id, result, _picked(live, fields), _picked(wanted, fields))
-        inherited = set(fields).intersection(JUDGED) if live is not None else set[str]()
+        inherited = set(fields).intersection(HEALTH_SETTINGS) if live is not None else set[str]()
         for config in declared.configs:
             self._config(config, inherited, wanted)
         self._leave_out(wanted.id, {config.name for config in declared.configs})
@@ -360,7 +345,7 @@ class Comparison:
 
     def _adapt(self, wanted: RevisionRow, known: Iterable[StoredRevision]) -> None:
         """Give the kept revisions of a name its health settings."""
-        health = {name: getattr(wanted, name) for name in JUDGED}
+        health = {name: getattr(wanted, name) for name in HEALTH_SETTINGS}
         self.writes.health += [
             Health(id=revision.id, **health)
             for revision in known
@@ -425,8 +410,8 @@ class Comparison:
 
 
 def revision_of(config: DeclaredConfig, known: Mapping[str, str]) -> RevisionRow:
-    """RevisionRow that a launch config stands for. `known`: digests of its revisions by their ids."""
-    shared = {name: getattr(config, name) for name in RevisionRow.__struct_fields__ if name != "id"}
+    """Revision that a declared launch config stands for. `known`: digests of its revisions by their ids."""
+    shared = {name: getattr(config, name) for name in DeclaredRevision.__struct_fields__}
     return RevisionRow(id=revisions.revision_id(config.name, config.digest, known), **shared)
 
 
@@ -456,7 +441,7 @@ def _described(name: NameRow | None, known: Iterable[RevisionRow]) -> dict[str, 
         return {}
     of_name = {field: getattr(name, field) for field in ("base_weight", "price_factor", "max_capacity")}
     _, hash_ = revisions.split(current.id)
-    return {"revision": hash_} | {field: getattr(current, field) for field in (*BODY, *JUDGED)} | of_name
+    return {"revision": hash_} | {field: getattr(current, field) for field in (*BODY, *HEALTH_SETTINGS)} | of_name
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[str]:

@@ -9,14 +9,24 @@ HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
 BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings")
 """Columns of the body. It never changes, since the revision's history belongs to it."""
-JUDGED: Final = ("profile", "boot_evidence", "claim_evidence", "on_bad_image", "freeze_after")
-"""Columns of the health settings, which each revision copies from its launch config and its pool."""
 
 
-class RevisionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Revision of a launch config in the columns of its row: its identity, its body and its health settings."""
+class HealthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Health settings of a revision, which it copies from its launch config and its pool."""
 
-    id: str
+    profile: str
+    boot_evidence: str
+    claim_evidence: str
+    on_bad_image: str
+    freeze_after: int
+
+
+HEALTH_SETTINGS: Final = HealthSettings.__struct_fields__
+
+
+class DeclaredRevision(HealthSettings, frozen=True, kw_only=True):
+    """Revision of a launch config as declared: its name, the `digest` of its body, its body and its health settings."""
+
     name: str
     digest: str
     pool_id: str
@@ -26,11 +36,12 @@ class RevisionRow(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str
     image_revision: str
     settings: dict[str, Any]
-    profile: str
-    boot_evidence: str
-    claim_evidence: str
-    on_bad_image: str
-    freeze_after: int
+
+
+class RevisionRow(DeclaredRevision, frozen=True, kw_only=True):
+    """Revision with its id, in the columns of its row."""
+
+    id: str
 
 
 class StoredRevision(RevisionRow, frozen=True, kw_only=True):

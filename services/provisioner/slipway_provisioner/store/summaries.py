@@ -11,7 +11,7 @@ from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_WINDOWS, Key
 from slipway_provisioner.domain import revisions, roll_out
 from slipway_provisioner.domain.pool import Share, Shared
-from slipway_provisioner.domain.revisions import JUDGED
+from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, states, worker, worker_pool
@@ -20,7 +20,7 @@ P: Final = worker_pool.c
 C: Final = launch_config.c
 N: Final = launch_config_name.c
 SWITCHES: Final = ("paused", "paused_reason", "paused_by", "paused_until", "frozen", "frozen_reason", "frozen_by")
-POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, *SWITCHES]
+POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *HEALTH_SETTINGS, *SWITCHES]
 IDS: Final = C["id", "name", "pool_id", "account_id"]
 PLACE: Final = ("region", "zone", "instance_type", "image_revision")
 DRAIN: Final = ("replaced_by", "proven_at", "drain_from", "drain_until", "drain_terminate")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client.cli import options
+from slipway_client.cli.commands.declared import CHANGE_FIELDS
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
 from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Strategy, Terminate, now
 from slipway_client.cli.tables import Field, Output, as_json, show
@@ -113,7 +114,7 @@ def set_pool(
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
     with confirmable(command_line(context)):
         answer = _changed(context.obj, pool, lambda spec: spec | wanted, {"confirm": confirm})
-    show(answer["items"], CHANGES, output, nothing=f"pool {pool} is unchanged")
+    show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
 
 
 @app.command("history")
@@ -179,9 +180,6 @@ def roll_back(
         _print_replaced(api, pool, before, answer["items"])
 
 
-CHANGES: Final[tuple[Field, ...]] = ("kind", "id", "result", "detail")
-
-
 def _summary(row: Row) -> str:
     """Changes of one revision of a pool, in one sentence; those of many launch configs are counted."""
     pools = [change["detail"] or change["result"] for change in row["changes"] if change["kind"] == "worker pool"]
@@ -233,14 +231,22 @@ def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Ma
 
 def _current(api: Api, pool: str) -> dict[str, Row]:
     """Current revision of each launch config of the pool."""
-    rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
+    return _by_name(_revisions(api, pool))
+
+
+def _revisions(api: Api, pool: str) -> list[Row]:
+    rows: list[Row] = api.get("provisioner", "/launch-configs", pool=pool)["items"]
+    return rows
+
+
+def _by_name(rows: Sequence[Row]) -> dict[str, Row]:
     return {name_of(row["id"]): row for row in rows if row["current"]}
 
 
 def _print_replaced(api: Api, pool: str, before: Mapping[str, Row], changes: Sequence[Row]) -> None:
     """Print a line for each launch config that has another current revision than before, and other changes below."""
-    rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
-    after = {name_of(row["id"]): row for row in rows if row["current"]}
+    rows = _revisions(api, pool)
+    after = _by_name(rows)
     results = {change["id"]: change["result"] for change in changes if change["kind"] == "launch config"}
     replaced = {name for name, row in after.items() if name in before and row["id"] != before[name]["id"]}
     for name in sorted(replaced):
@@ -249,7 +255,7 @@ def _print_replaced(api: Api, pool: str, before: Mapping[str, Row], changes: Seq
         print(_replaced(before[name], after[name], made, old))
     rest = [change for change in changes if change["kind"] != "launch config" or change["id"] not in replaced]
     if rest or not replaced:
-        show(rest, CHANGES, Output.TABLE, nothing=f"pool {pool} is unchanged")
+        show(rest, CHANGE_FIELDS, Output.TABLE, nothing=f"pool {pool} is unchanged")
 
 
 def _replaced(before: Row, after: Row, made: str, old: Row | None) -> str:
