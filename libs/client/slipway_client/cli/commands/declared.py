@@ -34,7 +34,7 @@ From = Annotated[
 IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if a launch config is already declared")]
 Speed = Annotated[float, typer.Option(metavar="FACTOR", min=0.001, help="Divisor of all durations, as in the demo")]
 Prune = Annotated[bool, typer.Option("--prune", help="Removal of what no file declares, of any owner")]
-Adopt = Annotated[bool, typer.Option("--adopt", help="Change of the owner of what others declared")]
+Adopt = Annotated[bool, typer.Option("--adopt", help="Takeover of what other owners declared")]
 
 Send = Callable[..., dict[str, Any]]
 
@@ -63,8 +63,8 @@ def apply(
       slipway apply slipway.yaml
       slipway apply -f declarations/ -o json
       slipway apply --if-empty slipway.yaml
-      slipway apply slipway.yaml --replace now --terminate     a secret has leaked
-      slipway apply slipway.yaml --confirm 3f2c9a81d07e        dangerous changes, as shown by diff
+      slipway apply slipway.yaml --replace now             a secret has leaked
+      slipway apply slipway.yaml --confirm 3f2c9a81d07e    dangerous changes, as shown by diff
     """
     api = context.obj.within(TIMEOUT_SECONDS)
     if if_empty and api.get("provisioner", "/launch-configs", all=True)["items"]:

@@ -55,7 +55,7 @@ def set_image(
     Examples:
       slipway pool set-image linux linux-2
       slipway pool set-image linux linux-2 --config linux-zone-a --replace rolling
-      slipway pool set-image linux linux-3 --replace now --drain-for 30m --terminate
+      slipway pool set-image linux linux-3 --replace now --drain-for 30m
     """
     parameters = options.roll_out(replace, drain_for, terminate)
 
@@ -87,9 +87,11 @@ def set_pool(
     pool: PoolId,
     max_: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Maximum number of workers")] = None,
     min_: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Minimum number of workers")] = None,
-    mode: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="observe, canary or enforce")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="Mode: observe, canary or enforce")] = None,
     ratio: Annotated[str | None, typer.Option("--ratio", metavar="RATIO", help="Workers per task, as 1 or 1/3")] = None,
-    drain_for: DrainFor = None,
+    drain_for: Annotated[
+        str | None, typer.Option("--drain-for", metavar="DURATION", help="Default time limit of drains, such as 2h")
+    ] = None,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
