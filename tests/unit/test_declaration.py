@@ -10,8 +10,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from slipway_common.declaration import strict_yaml
+from slipway_common.declaration.fields import Settings
 from slipway_common.declaration.identity import Known, canonical_body, config_name
 from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import json_schema, load, parse
@@ -364,3 +366,17 @@ def _without_durations(declared: Declaration) -> str:
     seconds = {"hold_seconds", "ttl_seconds", "reserve_seconds", "ageing_seconds", "backoff"}
     configs = {"__all__": {"launch_configs": {"__all__": {"settings"}}}}
     return declared.model_dump_json(exclude={"lease_pools": {"__all__": seconds}, "worker_pools": configs})
+
+
+@pytest.mark.parametrize(("depth", "valid"), [(32, True), (33, False)])
+def test_depth_of_settings(depth: int, valid: bool) -> None:
+    """Deeper ones could be stored, but not be read by all that show them."""
+    settings: Any = 1
+    for _ in range(depth):
+        settings = {"a": settings}
+    adapter: TypeAdapter[Any] = TypeAdapter(Settings)
+    if valid:
+        assert adapter.validate_python(settings) == settings
+    else:
+        with pytest.raises(ValidationError, match="is nested deeper than 32"):
+            adapter.validate_python(settings)

@@ -20,6 +20,8 @@ PLACE_PATTERN: Final = r"^[!-.0-~]{1,100}$"
 # Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
 SETTINGS_BYTES_MAX: Final = 16_384
+SETTINGS_DEPTH_MAX: Final = 32
+"""Depth of nested settings, which all programs that read them as JSON can handle."""
 
 
 def _ratio(given: object) -> Fraction:
@@ -31,6 +33,8 @@ def _ratio(given: object) -> Fraction:
 
 
 def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if _depth(settings) > SETTINGS_DEPTH_MAX:
+        raise ValueError(f"is nested deeper than {SETTINGS_DEPTH_MAX}")
     for value in _leaves(settings):
         if isinstance(value, float) and not isfinite(value):
             raise ValueError("contains a number that is not finite")
@@ -71,6 +75,13 @@ def _leaves(value: JsonValue) -> Iterator[JsonValue]:
             yield from _leaves(inner)
     else:
         yield value
+
+
+def _depth(value: JsonValue) -> int:
+    """Number of mappings and lists around the innermost value."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def _is_utf8(text: str) -> bool:
