@@ -209,3 +209,15 @@ async def test_large_bodies(client: httpx2.AsyncClient) -> None:
     assert answer.status_code == 200
     huge = await client.put("/declaration", content=b"[" + b" " * 20_000_001, headers=LINES)
     assert (huge.status_code, kind(huge)) == (413, "body-too-large")
+
+
+async def test_a_rollback_returns_to_what_was_really_different(client: httpx2.AsyncClient) -> None:
+    """Another order of the launch configs is another declaration, but nothing to return from."""
+    two = declared("zone-a", "zone-b", id=ID)["worker_pools"][0]
+    await client.put(PATH, json=two | {"max_capacity": 50})
+    await client.put(PATH, json=two | {"max_capacity": 60})
+    reordered = two | {"max_capacity": 60, "launch_configs": two["launch_configs"][::-1]}
+    assert (await client.put(PATH, json=reordered)).json()["items"] == []
+    answer = await client.post(f"{PATH}/rollback", json={"reason": "drill"})
+    assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
+    assert [item["detail"] for item in answer.json()["items"]] == ["max_capacity: 60 → 50"]

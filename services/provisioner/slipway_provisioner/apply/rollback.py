@@ -33,20 +33,28 @@ async def roll_back(
     """
     index = await declarations.index(db)
     stored = index.pools.get(pool_id, Known("", ""))
-    entry = await _target(db, pool_id, to_revision, stored)
-    pool = WorkerPool.model_validate(entry["spec"])
-    spec = pool.model_dump(mode="json")
-    given = GivenPool(stored.owner or entry["owner"], spec, spec_digest(spec), pool)
-    if not force:
-        await _check_healthy(db, given.rows(index.regions))
-    declared = Declared(pools={pool_id: given})
-    change = msgspec.structs.replace(request, to_revision=entry["revision"])
-    return entry["revision"], given.digest, await declaration.apply(db, declared, change)
+    below = None
+    while True:
+        entry = await _target(db, pool_id, to_revision, stored, below)
+        pool = WorkerPool.model_validate(entry["spec"])
+        spec = pool.model_dump(mode="json")
+        given = GivenPool(stored.owner or entry["owner"], spec, spec_digest(spec), pool)
+        if not force:
+            await _check_healthy(db, given.rows(index.regions))
+        declared = Declared(pools={pool_id: given})
+        change = msgspec.structs.replace(request, to_revision=entry["revision"])
+        applied = await declaration.apply(db, declared, change)
+        if applied.changes or to_revision is not None:
+            return entry["revision"], given.digest, applied
+        below = entry["revision"]  # the same in other words, such as another order of launch configs
 
 
-async def _target(db: Connection, pool_id: str, to_revision: int | None, stored: Known) -> dict[str, Any]:
+async def _target(
+    db: Connection, pool_id: str, to_revision: int | None, stored: Known, below: int | None
+) -> dict[str, Any]:
+    """Entry of the history to return to: a given one, else the newest other one, `below` a revision if given."""
     if to_revision is None:
-        entry = await history.before(db, pool_id, stored.digest)
+        entry = await history.before(db, pool_id, stored.digest, below)
         missing = f"worker pool {pool_id} was never declared otherwise"
     else:
         entry = await history.get(db, pool_id, to_revision)

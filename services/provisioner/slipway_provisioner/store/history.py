@@ -37,9 +37,15 @@ LISTED: Final = Statement(
 GET: Final = Statement(
     sa.select(*_SHOWN).where(R.pool_id == sa.bindparam("pool_id"), R.revision == sa.bindparam("revision"))
 )
+_BELOW: Final = sa.bindparam("below", type_=sa.BigInteger)
 BEFORE: Final = Statement(
     sa.select(*_SHOWN)
-    .where(R.pool_id == sa.bindparam("pool_id"), R.spec_digest != sa.bindparam("spec_digest"), R.spec_digest != "")
+    .where(
+        R.pool_id == sa.bindparam("pool_id"),
+        R.spec_digest != sa.bindparam("spec_digest"),
+        R.spec_digest != "",
+        sa.or_(_BELOW.is_(None), R.revision < _BELOW),
+    )
     .order_by(R.revision.desc())
     .limit(1)
 )
@@ -70,7 +76,7 @@ async def get(db: Connection, pool_id: str, revision: int) -> dict[str, Any] | N
     return None if row is None else dict(row)
 
 
-async def before(db: Connection, pool_id: str, spec_digest: str) -> dict[str, Any] | None:
-    """Newest entry with another declaration than this one; None if there is none."""
-    row = await db.fetchrow(BEFORE.text, *BEFORE.arguments(pool_id=pool_id, spec_digest=spec_digest))
+async def before(db: Connection, pool_id: str, spec_digest: str, below: int | None) -> dict[str, Any] | None:
+    """Newest entry with another declaration than this one, of a revision `below` if given; None if there is none."""
+    row = await db.fetchrow(BEFORE.text, *BEFORE.arguments(pool_id=pool_id, spec_digest=spec_digest, below=below))
     return None if row is None else dict(row)
