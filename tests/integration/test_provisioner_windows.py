@@ -11,13 +11,13 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_common.base.revisions import name_of
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.lifecycle import State
 from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.domain.revisions import split
 from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import plan
@@ -91,10 +91,6 @@ async def config_reason(provisioner: Provisioner, name: str, pool_id: str = "lin
     (reason,) = [note["reason"] for id_, note in decision["details"]["configs"].items() if name_of(id_) == name]
     assert isinstance(reason, str)
     return reason
-
-
-def name_of(config_id: str) -> str:
-    return split(config_id)[0]
 
 
 async def level(provisioner: Provisioner, key: Key = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:

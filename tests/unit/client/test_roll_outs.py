@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_client.view import narration, screen
-from slipway_client.view.phrases import drain, is_overdue, name_of, progress, revision_of
+from slipway_client.view.phrases import drain, is_overdue, progress
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, label, labels, shares
+from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.events.pool import PoolRolledBack
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -258,8 +259,8 @@ def test_drain(seconds: float, live: int, terminate: bool, text: str, overdue: b
 
 
 def test_a_name_may_contain_slashes() -> None:
-    assert (name_of("gecko-t/t-linux-large@3f2c9a"), revision_of("gecko-t/t-linux-large@3f2c9a")) == (
+    assert (name_of("gecko-t/t-linux-large@3f2c9a"), hash_of("gecko-t/t-linux-large@3f2c9a")) == (
         "gecko-t/t-linux-large",
         "3f2c9a",
     )
-    assert (name_of("a"), revision_of("a")) == ("a", "")
+    assert (name_of("a"), hash_of("a")) == ("a", "")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.declaration.changes import OwnedByAnother
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_provisioner.apply.reading import DeclaredReader, spec_digest
@@ -78,7 +79,7 @@ def test_ids_of_revisions(digests: list[str]) -> None:
     assert sorted(known.values()) == sorted(digests)
     for id_, digest in known.items():
         assert revisions.revision_id("linux", digest, known) == id_
-        assert revisions.split(id_) == ("linux", digest[: len(id_) - len("linux@")])
+        assert (name_of(id_), hash_of(id_)) == ("linux", digest[: len(id_) - len("linux@")])
 
 
 def test_ids_with_the_same_digits() -> None:

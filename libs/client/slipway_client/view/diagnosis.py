@@ -15,13 +15,13 @@ from slipway_client.view.phrases import (
     is_overdue,
     is_tripped,
     launch_stop,
-    name_of,
     paused,
     some,
     start_launching,
     stopped,
     tripped,
 )
+from slipway_common.base.revisions import name_of
 
 OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
 SKEW_SECONDS: Final = 5.0  # leases and worker deadlines tolerate as much

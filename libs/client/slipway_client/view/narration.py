@@ -8,8 +8,9 @@ from typing import Final
 import msgspec
 
 from slipway_client.view import roll_outs
-from slipway_client.view.phrases import HEALTHY, count, name_of, next_probe, trip_cause
+from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, labels, shares
+from slipway_common.base.revisions import name_of
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.events.pool import PoolRolledBack
 from slipway_common.events.weight import WeightChanged

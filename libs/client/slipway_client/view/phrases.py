@@ -84,16 +84,6 @@ def is_tripped(config: Row) -> bool:
     return bool(config["state"] == "active" and config.get("health_state", HEALTHY) != HEALTHY)
 
 
-def name_of(config_id: str) -> str:
-    """Name of the launch config of which this is a revision, as "name@hash", or the name itself."""
-    return config_id.partition("@")[0]
-
-
-def revision_of(config_id: str) -> str:
-    """Hash of a revision in its id; empty for a name."""
-    return config_id.partition("@")[2]
-
-
 def is_fallback(config: Row) -> bool:
     """True for an active revision that only launches what the current one of its name does not."""
     return config["state"] == "active" and not config.get("current", True)

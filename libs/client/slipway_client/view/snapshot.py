@@ -6,17 +6,8 @@ from datetime import datetime
 
 import msgspec
 
-from slipway_client.view.phrases import (
-    HEALTHY,
-    PROBING,
-    STAGES,
-    TRIPPED,
-    brief,
-    count,
-    name_of,
-    revision_of,
-    trip_cause,
-)
+from slipway_client.view.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, count, trip_cause
+from slipway_common.base.revisions import hash_of, name_of
 
 ROLLING = "rolling"
 
@@ -120,7 +111,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def revision(self) -> str:
-        return revision_of(self.id)
+        return hash_of(self.id)
 
     @property
     def launches(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from slipway_common.base.revisions import hash_of
 from slipway_common.declaration.changes import (
     Change,
     Result,
@@ -440,8 +441,11 @@ def _described(name: NameRow | None, known: Iterable[RevisionRow]) -> dict[str, 
     if name is None or current is None:
         return {}
     of_name = {field: getattr(name, field) for field in ("base_weight", "price_factor", "max_capacity")}
-    _, hash_ = revisions.split(current.id)
-    return {"revision": hash_} | {field: getattr(current, field) for field in (*BODY, *HEALTH_SETTINGS)} | of_name
+    return (
+        {"revision": hash_of(current.id)}
+        | {field: getattr(current, field) for field in (*BODY, *HEALTH_SETTINGS)}
+        | of_name
+    )
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[str]:

@@ -60,12 +60,6 @@ class StoredRevision(RevisionRow, frozen=True, kw_only=True):
         )
 
 
-def split(id_: str) -> tuple[str, str]:
-    """Name and hash of a revision's id; the hash of a mere name is empty."""
-    name, _, hash_ = id_.partition("@")
-    return name, hash_
-
-
 def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:
     """Id of the revision of a launch config with this digest. `known`: digests of its revisions by their ids."""
     for id_, other in known.items():

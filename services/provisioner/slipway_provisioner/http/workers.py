@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.base.ids import hash_secret, new_secret
+from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import IllegalTransition
 from slipway_common.web.access import Credentials, bearer
@@ -19,7 +20,6 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.reports import Agent, Answer
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.domain.revisions import split
 from slipway_provisioner.domain.workers import AlreadyStopped
 
 router = APIRouter(prefix="/workers", tags=["workers"])
@@ -143,8 +143,8 @@ async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credent
     standing = answer.standing
     return _answer(answer) | {
         "config": standing.name,
-        "revision": split(standing.id)[1],
-        "current": split(standing.current_id)[1],
+        "revision": hash_of(standing.id),
+        "current": hash_of(standing.current_id),
         "state": standing.state,
         "deadline": standing.drain_until,
     }

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from slipway_common.base.revisions import name_of
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, matches, names
 from slipway_common.events import launch_config as config_events
@@ -411,7 +412,7 @@ def _config_event(row: Any, writes: Writes) -> config_events.LaunchConfigState:
 def _changed_names(writes: Writes) -> set[str]:
     """Names of launch configs of which a revision that is neither new nor drained may have changed."""
     ids = [*writes.current, *_ids(writes.fallbacks), *_ids(writes.health)]
-    return {name.name for name in writes.names} | {id_.partition("@")[0] for id_ in ids}
+    return {name.name for name in writes.names} | set(map(name_of, ids))
 
 
 async def _fetched(db: Connection, statement: Statement, ids: Iterable[str], kind: Callable[..., Row]) -> list[Row]:

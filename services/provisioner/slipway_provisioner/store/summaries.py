@@ -5,11 +5,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
 from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_WINDOWS, Key
-from slipway_provisioner.domain import revisions, roll_out
+from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
@@ -135,7 +136,7 @@ def _config(row: Any) -> dict[str, Any]:
     started = roll_out.succeeded_starts(record or None, row["claim_evidence"])
     needed = roll_out.needed_starts(strategy, [row["pool_max_capacity"], row["max_capacity"]])
     values |= {
-        "revision": revisions.split(row["id"])[1],
+        "revision": hash_of(row["id"]),
         "proven": values.pop("proven_at") is not None,
         "succeeded_starts": started,
         "needed_starts": needed,

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.percent import encoded
+from slipway_common.base.revisions import name_of
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
 from slipway_common.events.worker import WorkerEvent
@@ -138,7 +139,7 @@ def undeclared(event: WorkerEvent, at: float) -> Config:
     return config_of(
         LaunchConfigState(
             launch_config_id=event.launch_config_id,
-            name=event.launch_config_id.partition("@")[0],  # an id is "name@hash"
+            name=name_of(event.launch_config_id),
             pool_id=event.pool_id,
             account_id=event.account_id,
             region="",

@@ -9,7 +9,7 @@ from slipway_client.cli.options import AsOutput, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed
 from slipway_client.view import moments
-from slipway_client.view.phrases import name_of
+from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:

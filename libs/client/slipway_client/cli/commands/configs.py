@@ -10,7 +10,8 @@ from slipway_client.cli.options import AsOutput, ConfigId, ConfigName, For, OfPo
 from slipway_client.cli.tables import Field, Output, as_json, pairs, short, show
 from slipway_client.transport.http import Api, path
 from slipway_client.view import moments
-from slipway_client.view.phrases import is_fallback, name_of, progress, revision_of
+from slipway_client.view.phrases import is_fallback, progress
+from slipway_common.base.revisions import hash_of, name_of
 
 app = noun("Manage launch configs")
 
@@ -27,7 +28,7 @@ def current_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 FIELDS: Final[tuple[Field, ...]] = (
     ("name", lambda row: name_of(row["id"])),
-    ("revision", lambda row: revision_of(row["id"])),
+    ("revision", lambda row: hash_of(row["id"])),
     ("state", state),
     "health_state",
     "weight",
@@ -113,7 +114,7 @@ def _show_others(api: Api, row: Mapping[str, Any]) -> None:
     rows = api.get("provisioner", "/launch-configs", pool=row["pool_id"], all=True)["items"]
     others = [other for other in rows if name_of(other["id"]) == name and other["id"] != row["id"]]
     fields: tuple[Field, ...] = (
-        ("other revision", lambda other: revision_of(other["id"])),
+        ("other revision", lambda other: hash_of(other["id"])),
         ("state", state),
         ("image", lambda other: other["image_revision"]),
         PROGRESS,

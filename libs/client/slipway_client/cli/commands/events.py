@@ -14,7 +14,7 @@ from slipway_client.cli.options import noun, now, pools, revisions, workers
 from slipway_client.cli.tables import short
 from slipway_client.transport.http import Api
 from slipway_client.view import moments
-from slipway_client.view.phrases import name_of
+from slipway_common.base.revisions import name_of
 
 if TYPE_CHECKING:
     from slipway_client.transport.log import Entry

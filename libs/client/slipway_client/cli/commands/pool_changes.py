@@ -12,7 +12,8 @@ from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Repla
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, is_fallback, name_of, revision_of
+from slipway_client.view.phrases import count, is_fallback
+from slipway_common.base.revisions import hash_of, name_of
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -265,7 +266,7 @@ def _replaced(before: Row, after: Row, made: str, old: Row | None) -> str:
     images = f"{before['image_revision']} → {after['image_revision']}"
     if before["image_revision"] == after["image_revision"]:
         images = after["image_revision"]
-    revisions = f"{revision_of(before['id'])} → {revision_of(after['id'])} ({made})"
+    revisions = f"{hash_of(before['id'])} → {hash_of(after['id'])} ({made})"
     return f"{name_of(after['id'])}: {images}, revision {revisions}, {_fate(after, old)}"
 
 

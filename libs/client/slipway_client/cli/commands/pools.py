@@ -11,8 +11,9 @@ from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, nou
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
-from slipway_client.view.phrases import name_of, progress, revision_of
+from slipway_client.view.phrases import progress
 from slipway_common.base.clock import utc_now
+from slipway_common.base.revisions import hash_of, name_of
 
 app = noun("Manage worker pools")
 demand = noun("Report demand for worker pools")
@@ -46,7 +47,7 @@ FIELDS: Final[tuple[Field, ...]] = (
 
 CHANGING: Final[tuple[Field, ...]] = (
     ("launch config", lambda row: name_of(row["id"])),
-    ("revision", lambda row: revision_of(row["id"])),
+    ("revision", lambda row: hash_of(row["id"])),
     ("image", lambda row: row["image_revision"]),
     ("state", state),
     PROGRESS,

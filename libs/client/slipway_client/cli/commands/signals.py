@@ -11,7 +11,8 @@ from slipway_client.cli.options import AsOutput, Reason, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Failed
 from slipway_client.view import moments
-from slipway_client.view.phrases import name_of, some
+from slipway_client.view.phrases import some
+from slipway_common.base.revisions import name_of
 from slipway_common.events.lifecycle import ENDED, WAITING
 from slipway_common.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, TTL_SECONDS_MAX, VALUED
 

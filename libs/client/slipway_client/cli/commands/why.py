@@ -15,7 +15,7 @@ from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
 from slipway_client.cli.options import AsOutput, now
 from slipway_client.cli.tables import Output, as_json
 from slipway_client.transport.http import Api, Failed, path
-from slipway_client.view.phrases import name_of
+from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from slipway_client.view.phrases import (
     frozen,
     is_overdue,
     launch_stop,
-    name_of,
     paused,
     queue,
     start_launching,
     stopped,
 )
 from slipway_client.view.why.explanation import NOTHING, Cause, Facts
+from slipway_common.base.revisions import name_of
 
 
 def interventions(

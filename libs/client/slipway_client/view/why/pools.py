@@ -14,9 +14,7 @@ from slipway_client.view.phrases import (
     is_fallback,
     is_overdue,
     is_tripped,
-    name_of,
     queue,
-    revision_of,
     some,
     tripped,
     unproven,
@@ -33,6 +31,7 @@ from slipway_client.view.why.causes import (
     tripped_since,
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
+from slipway_common.base.revisions import hash_of, name_of
 
 
 def of_pool(
@@ -87,7 +86,7 @@ def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
 
 def _roll_outs(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
     """Roll-outs that are not proven yet, and drains."""
-    fallbacks = {name_of(config["id"]): revision_of(config["id"]) for config in configs if is_fallback(config)}
+    fallbacks = {name_of(config["id"]): hash_of(config["id"]) for config in configs if is_fallback(config)}
     new = [config for config in configs if unproven(config) and name_of(config["id"]) in fallbacks]
     if new:
         parts = [f"{row['id']} ({unproven(row)}, fallback {fallbacks[name_of(row['id'])]})" for row in new]
