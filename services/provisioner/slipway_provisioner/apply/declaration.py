@@ -77,14 +77,15 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
     for _ in range(ATTEMPTS):
         prepared = await _prepared(db, declared, request)
         writes = prepared.writes
+        digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:
-            check_confirmed(writes.digest, writes.dangers, request.confirm)
+            check_confirmed(digest, writes.dangers, request.confirm)
         if not request.dry_run and not writes.empty and not await _written(db, prepared, request):
             continue
         return Applied(
             changes=writes.changes,
             unchanged=_unchanged(declared, writes),
-            digest=writes.digest,
+            digest=digest,
             dangers=writes.dangers,
             applied=not request.dry_run,
         )
