@@ -38,7 +38,7 @@ from slipway_local.servers.supervisor import Service, Supervisor, http_ready, ru
 from tests.support.harness import until
 
 POOLS: Final = 2_000
-ROUNDS: Final = 3
+ROUNDS: Final = 2
 REPEATS: Final = 3
 CONFIGS: Final = 3
 ACCOUNTS: Final = 20
