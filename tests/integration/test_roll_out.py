@@ -1,5 +1,6 @@
 """Roll-outs of launch configs on a real database: proof, fallback, drain, its end, and what is kept for how long."""
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from slipway_common.events.scopes import REVISION_KEPT_SECONDS, image_key
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.events.worker import WorkerStopping
+from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed
 from slipway_provisioner.loops import plan
@@ -208,6 +210,43 @@ async def test_a_small_pool_proves_by_what_it_can_have(provisioner: Provisioner)
     await provisioner.declare(with_image("linux-2", max_capacity=2))
     await proves(provisioner, starts=2)
     assert (await states(provisioner))[OLD] == "archived"
+
+
+async def test_a_roll_out_that_fails_stops_no_other_one(provisioner: Provisioner) -> None:
+    """It is counted, and goes on as soon as it can."""
+    names = ("zone-a", "zone-b")
+    await provisioner.declare(declared(*names))
+    await provisioner.declare(with_image("linux-2", *names))
+    await provisioner.weights(record(NEW, 5), record(revision_id("zone-b", image="linux-2"), 5))
+    damage = "UPDATE weight SET record = record - 'stages' WHERE launch_config_id = $1"
+    await provisioner.database.execute(damage, NEW)
+    failures = LOOP_FAILURES.labels("roll-out")._value
+    before = failures.get()
+    with contextlib.suppress(KeyError):  # of the damaged record, as in the loop of a service
+        await provisioner.roll_out()
+    assert {id_ for id_, state in (await states(provisioner)).items() if state == "archived"} == {revision_id("zone-b")}
+    assert failures.get() > before
+    await proves(provisioner, revision=2)
+    assert (await states(provisioner))[OLD] == "archived"
+
+
+async def test_a_deletion_that_fails_stops_no_other_one(provisioner: Provisioner) -> None:
+    """Revisions of other names go in time."""
+    names = ("zone-a", "zone-b")
+    await provisioner.declare(declared(*names))
+    await provisioner.declare(with_image("linux-2", *names), strategy="now")
+    await provisioner.roll_out()
+    await provisioner.set_clock(REVISION_KEPT_SECONDS + 1)
+    await provisioner.database.execute("CREATE TABLE kept (id text REFERENCES launch_config)")
+    try:
+        await provisioner.database.execute("INSERT INTO kept VALUES ($1)", OLD)
+        await provisioner.roll_out()
+        assert OLD in await states(provisioner)
+        assert revision_id("zone-b") not in await states(provisioner)
+    finally:
+        await provisioner.database.execute("DROP TABLE kept")
+    await provisioner.roll_out()
+    assert OLD not in await states(provisioner)
 
 
 # Drains

@@ -64,7 +64,7 @@ def build(settings: Settings) -> Service:
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
-            Loop("roll-out", roll_out.roll_out_next),
+            Loop(roll_out.LOOP, roll_out.roll_out_next),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),

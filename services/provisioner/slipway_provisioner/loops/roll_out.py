@@ -3,23 +3,52 @@
 Each launch config takes its steps in a small transaction of its own; one without a due step is not locked.
 """
 
-from slipway_common.database.postgres import Database
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+
+from slipway_common.database.postgres import Connection, Database, is_infrastructure
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS
+from slipway_common.observability.telemetry import LOOP_FAILURES, logger
 from slipway_provisioner.apply import roll_out
-from slipway_provisioner.domain.roll_out import verdict
+from slipway_provisioner.domain.roll_out import Progress, verdict
 from slipway_provisioner.store import pools, roll_outs
+from slipway_provisioner.store.roll_outs import Name
+
+LOG = logger(__name__)
+LOOP: Final = "roll-out"
+Step = Callable[[Connection, Name], Awaitable[bool]]
 
 
 async def roll_out_next(database: Database) -> bool:
     """Take the steps that are due for every launch config; False if there were none."""
-    changed = False
     async with database.acquire() as db:
-        now = await pools.now(db)
-        for name, revisions in (await roll_outs.due(db)).items():
-            if verdict(revisions, now):
-                async with db.transaction():
-                    changed |= await roll_out.step(db, name)
-        for name in await roll_outs.expired(db, REVISION_KEPT_SECONDS):
-            async with db.transaction():
-                changed |= await roll_out.delete_expired(db, name, REVISION_KEPT_SECONDS)
-    return changed
+        due = await roll_outs.due(db)
+        changed = [await _isolated(db, name, partial(_step, revisions=revisions)) for name, revisions in due.items()]
+        expired = await roll_outs.expired(db, REVISION_KEPT_SECONDS)
+        changed += [await _isolated(db, name, _delete_expired) for name in expired]
+    return any(changed)
+
+
+async def _isolated(db: Connection, name: Name, step: Step) -> bool:
+    """Take a step of one launch config. If it fails, the others go on, and the next round tries again."""
+    try:
+        return await step(db, name)
+    except Exception as error:
+        if is_infrastructure(error):
+            raise
+        LOG.exception("roll-out of a launch config failed", config=name.name)
+        LOOP_FAILURES.labels(LOOP).inc()
+        return False
+
+
+async def _step(db: Connection, name: Name, *, revisions: Sequence[Progress]) -> bool:
+    if not verdict(revisions, await pools.now(db)):
+        return False
+    async with db.transaction():
+        return await roll_out.step(db, name)
+
+
+async def _delete_expired(db: Connection, name: Name) -> bool:
+    async with db.transaction():
+        return await roll_out.delete_expired(db, name, REVISION_KEPT_SECONDS)
