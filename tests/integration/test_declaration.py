@@ -608,6 +608,39 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
     assert await everything(provisioner) == before
 
 
+async def test_settings_are_shown_by_their_names(
+    provisioner: Provisioner, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their values may be secrets: no answer, history, audit, event or log has them. A rollback brings them back."""
+    bodies = []
+    for secret in ("hunter2-first", "hunter2-second"):
+        body = declared(settings={"token": secret})
+        body["worker_pools"][0]["launch_configs"][0]["settings"] = {"user_data": secret, "tags": {"k": [secret]}}
+        bodies.append(body | {"metadata": {"owner": "test"}})
+    answers = []
+    async with administrator(provisioner, tmp_path) as client:
+        for body in bodies:
+            answers += [await client.put(f"/declaration{query}", json=body) for query in ("?dry_run=true", "")]
+        answers.append(await client.post("/pools/linux/rollback", json={"reason": "leaked"}))
+        details = [[item["detail"] for item in answer.json()["items"]] for answer in answers]
+        (spec,) = (await client.get("/pools/linux")).json()["declared"]["launch_configs"]
+        assert spec["settings"] == {"user_data": "hunter2-first", "tags": {"k": ["hunter2-first"]}}
+        gone = declared() | {"metadata": {"owner": "test"}, "worker_pools": []}
+        confirm = (await client.put("/declaration?dry_run=true", json=gone)).json()["digest"]
+        answers.append(await client.put(f"/declaration?confirm={confirm}", json=gone))
+        answers += [await client.get(path) for path in ("/pools/linux/history", "/audit")]
+    assert {answer.status_code for answer in answers} == {200}
+    assert details[2] == details[3]
+    assert details[3][0] == "settings.token: changed"
+    assert details[3][1].endswith(", settings.tags: changed, settings.user_data: changed")
+    stored = "SELECT (SELECT jsonb_agg(a) FROM audit a)::text, (SELECT jsonb_agg(r.changes) FROM pool_revision r)::text"
+    shown = [*(answer.text for answer in answers), *await provisioner.database.fetchrow(stored)]
+    rows = await provisioner.database.fetch("SELECT convert_from(value, 'UTF8') AS value FROM outbox WHERE value <> ''")
+    assert rows
+    shown += [*(row["value"] for row in rows), caplog.text, *capsys.readouterr()]
+    assert not [text for text in shown if "hunter2" in text]
+
+
 async def test_audit_of_commands(provisioner: Provisioner, tmp_path: Path) -> None:
     """A pause, a freeze and their ends are recorded under their own names."""
     await provisioner.declare()

@@ -119,10 +119,26 @@ def test_the_body_makes_a_revision_and_the_rest_does_not() -> None:
 
 
 def test_differences_of_settings() -> None:
-    """Only the keys that differ are shown."""
-    seen = stored(compared(pool("one", one={"settings": {"disk_gb": 40, "key": "k"}})))
-    (change,) = compared(pool("one", one={"settings": {"disk_gb": 80, "key": "k"}}), seen).changes
-    assert change.detail.endswith("settings.disk_gb: 40 → 80")
+    """Only the keys that differ are shown, without their values."""
+    seen = stored(compared(pool("one", one={"settings": {"disk_gb": 40, "key": "k", "old": "x"}})))
+    changed = {"settings": {"disk_gb": 80, "key": "k", "new": {"password": "y"}}}
+    (change,) = compared(pool("one", one=changed), seen).changes
+    assert change.detail.endswith(", settings.disk_gb: changed, settings.new: added, settings.old: removed")
+
+
+TEXTS: Final = st.text(alphabet="xyz", max_size=3)
+SETTINGS: Final = st.dictionaries(
+    st.sampled_from(["a", "b"]), st.one_of(TEXTS, st.dictionaries(st.sampled_from(["c"]), TEXTS))
+)
+
+
+@given(st.lists(SETTINGS, min_size=2, max_size=2, unique_by=lambda some: msgspec.json.encode(some, order="sorted")))
+def test_digests_of_two_contents_differ(settings: list[dict[str, Any]]) -> None:
+    """A confirmation of one content confirms no other one, although neither is shown."""
+    seen = stored(compared(pool("one", one={"settings": {"disk_gb": 40}})))
+    first, second = (compared(pool("one", one={"settings": some}), seen) for some in settings)
+    assert first.digest != second.digest
+    assert first.audit[0].after != second.audit[0].after
 
 
 def test_owners() -> None:

@@ -1,6 +1,7 @@
 """Comparison of declared entries with the stored rows: the writes that make the rows match, the changes that people
 see, and the dangers among them. Pure."""
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import msgspec
 
 from slipway_common.base.revisions import hash_of
 from slipway_common.declaration.changes import (
+    DIGEST_CHARACTERS,
     Change,
     Result,
     archived_danger,
@@ -116,7 +118,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of one declared object, in the columns of the audit: the fields that changed, before and after."""
+    """Change of one declared object, in the columns of the audit: the fields that changed, before and after.
+
+    Of settings, which may hold secrets, only digests.
+    """
 
     kind: str
     subject_id: str
@@ -388,7 +393,8 @@ class Comparison:
     def _changed(
         self, kind: str, id_: str, result: Result, before: dict[str, Any] | None, after: dict[str, Any]
     ) -> None:
-        detail = ", ".join(_differences(before or {}, after)) if result in ("updated", "reactivated") else ""
+        before, after = _without_secrets(before or {}), _without_secrets(after)
+        detail = ", ".join(_differences(before, after)) if result in ("updated", "reactivated") else ""
         self.writes.changes.append(Change(kind=kind, id=id_, result=result, detail=detail))
         self.writes.audit.append(
             Audit(kind=kind, subject_id=id_, result=result, before=before or None, after=after or None)
@@ -448,13 +454,27 @@ def _described(name: NameRow | None, known: Iterable[RevisionRow]) -> dict[str, 
     )
 
 
+def _without_secrets(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an object for people, with the digest of each setting for its value, which may hold secrets."""
+    if "settings" not in fields:
+        return dict(fields)
+    digests = {key: _digest(value) for key, value in fields["settings"].items()}
+    return dict(fields) | {"settings": digests}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:DIGEST_CHARACTERS]
+
+
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[str]:
     """Differing fields for people, for example `zone: a → b`; of settings only the keys that differ."""
     for field, value in after.items():
         old = before.get(field)
-        if isinstance(old, dict) and isinstance(value, dict):
-            for key in sorted(old.keys() | value.keys()):
-                if old.get(key) != value.get(key):
-                    yield f"{field}.{key}: {old.get(key)} → {value.get(key)}"
+        if field == "settings":
+            digests = old or {}
+            for key in sorted(digests.keys() | value.keys()):
+                if digests.get(key) != value.get(key):
+                    state = "removed" if key not in value else "changed" if key in digests else "added"
+                    yield f"settings.{key}: {state}"
         elif old != value:
             yield f"{field}: {old} → {value}"
