@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from slipway_common.base.ids import hash_secret
+from slipway_common.declaration.fields import ID_PATTERN
 from slipway_common.declaration.models import LeasePool
+from slipway_common.declaration.parsing import PATTERN_MEANS
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged
 from slipway_common.events.topics import ALERT, LEASE_LIFECYCLE
@@ -20,6 +22,7 @@ from tests.support.lease_broker_http import World, world_on
 
 TIMES: Final = {"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
 LARGE: Final = "gecko-t/t-linux-large"
+UNKNOWN_OF_OPERATION: Final = "unknown field; known: weight, reserved_units, max_wait_seconds"
 
 
 @pytest.fixture
@@ -83,11 +86,42 @@ async def test_a_pool_of_another_owner_is_refused(world: World) -> None:
         assert (refused.json()["owner"], refused.json()["declared_by"]) == ("a.yaml", "b.yaml")
         assert "lease pool x belongs to a.yaml and is also declared by b.yaml" in refused.json()["detail"]
     twice = await put(world, {"a.yaml": [pool("x")], "b.yaml": [pool("x")]})
-    assert refusal(twice) == (422, "duplicate-id")
-    assert "by a.yaml and b.yaml" in twice.json()["detail"]
+    assert refusal(twice) == (422, "invalid-declaration")
+    assert twice.json()["detail"] == "b.yaml: lease_pools[0].id: 'x' is already used by lease_pools[0] of a.yaml"
     assert await world.rows() == before
     adopted = (await put(world, {"b.yaml": [pool("x")]}, adopt="true")).json()["items"]
     assert [(item["result"], item["detail"]) for item in adopted] == [("updated", "owner a.yaml → b.yaml")]
+
+
+async def test_problems_are_shown_like_those_of_a_file(world: World) -> None:
+    """Each with its document, its path and its value, and with what to do; nothing of the tools that found it."""
+    before = await world.rows()
+    limited = pool("x", operations={"build": {"weigth": 2}}, pacing={"interval_seconds": "soon"})
+    refused = await put(world, {"a.yaml": [pool("X Y"), pool("fine")], "b.yaml": [limited, pool("y", -1), 7]})
+    assert refusal(refused) == (422, "invalid-declaration")
+    assert [(error["document"], error["path"], error["reason"]) for error in refused.json()["errors"]] == [
+        ("a.yaml", "lease_pools[0].id", f'"X Y" {PATTERN_MEANS[ID_PATTERN]}'),
+        ("b.yaml", "lease_pools[0].pacing.interval_seconds", '"soon": must be a valid number'),
+        ("b.yaml", "lease_pools[0].operations.build.weigth", UNKNOWN_OF_OPERATION),
+        ("b.yaml", "lease_pools[1].limit", "-1: must be greater than or equal to 0"),
+        ("b.yaml", "lease_pools[2]", "must be a mapping with fields, not 7"),
+    ]
+    assert refused.json()["detail"].startswith('a.yaml: lease_pools[0].id: "X Y" is not a valid id')
+    assert refused.json()["detail"].endswith("; and 4 more")
+    misnamed = await put(world, {"a b": []})
+    assert misnamed.json()["detail"].startswith('documents[0].owner: "a b" is not a valid name: use')
+    change = {"limit": 1, "hold_seconds": 1, "reason": "why"}
+    terms = await world.replica.call("PATCH", "/lease-pools/sim-a", change, by="operator")
+    assert (*refusal(terms), terms.json()["detail"]) == (
+        422,
+        "invalid-terms",
+        "ttl_seconds 300 is above hold_seconds 1",
+    )
+    deep = b'{"documents": [{"owner": "a", "lease_pools": [%s]}]}' % (b"[" * 100_000 + b"]" * 100_000)
+    for body in (b"{", deep):
+        async with world.replica.client("operator") as client:
+            assert refusal(await client.put("/lease-pools", content=body)) == (400, "not-json")
+    assert await world.rows() == before
 
 
 async def test_dangerous_changes_need_their_digest(world: World) -> None:
@@ -220,10 +254,10 @@ async def test_a_large_declaration_is_accepted(world: World) -> None:
     pools = [pool(f"p{number}", tenants={f"tenant-{n}": 1.5 for n in range(100)}) for number in range(1_000)]
     before = await world.rows()
     refused = await put(world, {"a.yaml": [*pools, pool("bad", -1), pool("worse", hold_seconds=0)]})
-    assert refusal(refused) == (422, "invalid-request")
-    assert [error["where"] for error in refused.json()["errors"]] == [
-        "body/documents/0/lease_pools/1000/limit",
-        "body/documents/0/lease_pools/1001/hold_seconds",
+    assert refusal(refused) == (422, "invalid-declaration")
+    assert [error["path"] for error in refused.json()["errors"]] == [
+        "lease_pools[1000].limit",
+        "lease_pools[1001].hold_seconds",
     ]
     assert await world.rows() == before
     assert len(await declared(world, {"a.yaml": pools})) == 1_000

@@ -414,12 +414,17 @@ async def test_documents_of_one_request(provisioner: Provisioner, tmp_path: Path
         first = await put(head("a.yaml"), account, {"worker_pool": pool}, head("b.yaml"), {"worker_pool": other})
         assert len(first.json()["items"]) == 5
         both = await put(head("a.yaml"), account, {"worker_pool": pool}, head("b.yaml"), {"worker_pool": pool})
-        assert (both.status_code, both.json()["type"]) == (409, "urn:slipway:problem:owned-by-another")
-        assert (both.json()["owner"], both.json()["declared_by"]) == ("a.yaml", "b.yaml")
+        assert both.status_code == 422
+        assert both.json()["type"] == "urn:slipway:problem:invalid-declaration"
+        (problem,) = both.json()["errors"]
+        assert (problem["document"], problem["path"]) == ("b.yaml", "worker_pools[0].id")
+        assert problem["reason"] == "'linux' is already used by worker_pools[0] of a.yaml"
         moved = await put(head("a.yaml"), account, head("b.yaml"), {"worker_pool": other}, {"worker_pool": pool})
         assert [(item["id"], item["detail"]) for item in moved.json()["items"]] == [("linux", "owner: a.yaml → b.yaml")]
-        twice = await put(head("a.yaml"), account, account)
-        assert twice.json()["errors"][0]["reason"] == "'sim-a' is already used by accounts[0]"
+        for more in ([], [head("a.yaml")]):
+            twice = await put(head("a.yaml"), account, *more, account)
+            assert twice.status_code == 422
+            assert twice.json()["errors"][0]["reason"] == "'sim-a' is already used by accounts[0]"
 
 
 async def test_removed_accounts(provisioner: Provisioner) -> None:

@@ -1128,7 +1128,7 @@ async def test_bad_declarations_change_nothing(broker: Broker, client: httpx2.As
         sent = document(good, *body) if isinstance(body, list) else body
         answer = await client.put("/lease-pools", json=sent)
         assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), body
-        assert answer.json()["type"] in {"urn:slipway:problem:invalid-request", "urn:slipway:problem:duplicate-id"}
+        assert answer.json()["type"] == "urn:slipway:problem:invalid-declaration"
     assert await broker.pool.fetchval("SELECT count(*) FROM lease_pools") == 1
     assert await broker.events() == []
 

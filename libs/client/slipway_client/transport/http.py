@@ -186,7 +186,9 @@ def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
         return Failed(text, status=answer.status_code, path=path)
     lines = [": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))]
     for entry in problem.get("errors", []):
-        lines.append("  " + ": ".join(str(entry[part]) for part in ("where", "path", "reason") if entry.get(part)))
+        lines.append(
+            "  " + ": ".join(str(entry[part]) for part in ("document", "where", "path", "reason") if entry.get(part))
+        )
     slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
     if slug in ADVICE:
         lines.append(ADVICE[slug])

@@ -73,7 +73,7 @@ class Identities:
 
     def add(self, file: str, path: Path, entry: LeasePool | Account | WorkerPool) -> Iterator[tuple[Path, str]]:
         """Add an entry of a file; yields the problems of its ids."""
-        yield from self._claim(str(path[0]), entry.id, Place(file, (*path, "id")))
+        yield from self.claim(str(path[0]), entry.id, Place(file, (*path, "id")))
         if isinstance(entry, Account):
             self._refer("lease_pools", entry.lease_pool, Place(file, (*path, "lease_pool")))
         if not isinstance(entry, WorkerPool):
@@ -82,8 +82,15 @@ class Identities:
             here = (*path, "launch_configs", number)
             if problem := name_problem(entry, config):
                 yield (*here, "name"), problem
-            yield from self._claim("launch_configs", config_name(entry, config), Place(file, (*here, "name")))
+            yield from self.claim("launch_configs", config_name(entry, config), Place(file, (*here, "name")))
             self._refer("accounts", config.account, Place(file, (*here, "account")))
+
+    def claim(self, kind: str, id_: str, place: Place) -> Iterator[tuple[Path, str]]:
+        """Note that an id is used at a place; yields a problem if it is used elsewhere already. Another entry may have
+        the same place in a further document of the same owner."""
+        if (before := self._first.setdefault((kind, id_), place)) is not place:
+            file = f" of {before.file}" if before.file != place.file else ""
+            yield place.path, f"{id_!r} is already used by {path_text(before.path[:-1])}{file}"
 
     def missing(self, section: str) -> bool:
         """True if entries of this section are referred to that are not declared here."""
@@ -97,11 +104,6 @@ class Identities:
                 names = ", ".join(ids[:10]) or "none"
                 for place in places:
                     yield place, f"no {_NOUNS[section]} {id_!r} is declared; declared: {names}"
-
-    def _claim(self, kind: str, id_: str, place: Place) -> Iterator[tuple[Path, str]]:
-        if (before := self._first.setdefault((kind, id_), place)) != place:
-            file = f" of {before.file}" if before.file != place.file else ""
-            yield place.path, f"{id_!r} is already used by {path_text(before.path[:-1])}{file}"
 
     def _refer(self, kind: str, id_: str, place: Place) -> None:
         self._references.setdefault((kind, id_), []).append(place)

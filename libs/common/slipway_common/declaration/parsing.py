@@ -8,7 +8,15 @@ from pydantic import BaseModel, ValidationError
 
 from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PLACE_PATTERN, PROVIDER_PATTERN
 from slipway_common.declaration.identity import Identities, Known, inconsistencies
-from slipway_common.declaration.models import ALTERNATIVES, ENTRIES_MAX, Account, Declaration, LeasePool, WorkerPool
+from slipway_common.declaration.models import (
+    ALTERNATIVES,
+    ENTRIES_MAX,
+    Account,
+    Declaration,
+    LeasePool,
+    Metadata,
+    WorkerPool,
+)
 from slipway_common.declaration.strict_yaml import (
     DocumentProblem,
     Invalid,
@@ -72,6 +80,15 @@ def parse_entry(section: str, place: int, body: object) -> Entry:
     if found := list(Identities().add("", path, entry)):
         raise Invalid([DocumentProblem(path_text(where), reason) for where, reason in found])
     return entry
+
+
+def parse_owner(metadata: object, path: Path = ("metadata",)) -> str:
+    """Owner in the metadata at a path, empty if there is none; raises Invalid with its problems."""
+    try:
+        return Metadata.model_validate(metadata).owner or ""
+    except ValidationError as error:
+        found = [((*path, *inner), reason) for inner, reason in problems(error, path)]
+        raise Invalid([DocumentProblem(path_text(where), reason) for where, reason in found]) from error
 
 
 class Reading:

@@ -40,11 +40,16 @@ Path = tuple[str | int, ...]
 
 
 class DocumentProblem(msgspec.Struct, frozen=True):
-    """An error in a document: its path, the reason, and the line if known."""
+    """An error in a document: its path, the reason, and the line if known. `document` is the owner of the document,
+    where a request may have several."""
 
     path: str
     reason: str
     line: int | None = None
+    document: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.document, self.path, self.reason) if part)
 
 
 class Invalid(Exception):

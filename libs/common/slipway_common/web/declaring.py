@@ -1,7 +1,37 @@
 """Refusals of declarations as HTTP Problems, alike in every service."""
 
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
 from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
+from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.web.problem import Problem
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Raise Problem for a declaration that is refused."""
+    try:
+        yield
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
+    except Invalid as error:
+        raise invalid_declaration(error) from error
+    except OwnedByAnother as error:
+        raise owned_by_another(error) from error
+    except ConfirmationRequired as error:
+        raise confirmation_required(error) from error
+
+
+def invalid_declaration(error: Invalid) -> Problem:
+    """Refusal with all problems in `errors`: the document by its owner, the path in it, and the reason with the value;
+    the first one in words."""
+    more = len(error.problems) - 1 + error.more
+    detail = f"{error.problems[0]}" + (f"; and {more:,} more" if more else "")
+    errors = [msgspec.to_builtins(problem) for problem in error.problems]
+    return Problem(422, "invalid-declaration", "The declaration is not valid", detail, errors=errors)
 
 
 def owned_by_another(error: OwnedByAnother) -> Problem:

@@ -1,19 +1,18 @@
 """Bodies of declarations of lease pools, decoded beside the event loop: they may be large."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from pydantic import ValidationError
 
-from slipway_common.declaration.fields import NAME_PATTERN
+from slipway_common.declaration.identity import Identities, Place
 from slipway_common.declaration.models import LeasePool
-from slipway_common.web.problem import Problem
+from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry, parse_owner
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
 from slipway_lease_broker.domain.declaration import Declaration, Declared
 
 BODY_BYTES_MAX: Final = 128_000_000
-ERRORS_MAX: Final = 100
+SECTION: Final = "lease_pools"
 DOCUMENTED: Final = {
     "required": True,
     "description": "Lease pools by owner, each as in slipway.yaml.",
@@ -44,7 +43,7 @@ DOCUMENTED: Final = {
 class Document(msgspec.Struct, forbid_unknown_fields=True):
     """The lease pools of one owner, complete."""
 
-    owner: Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+    owner: str
     lease_pools: list[msgspec.Raw]
 
 
@@ -53,43 +52,36 @@ class Documents(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def read(body: bytes, *, prune: bool, adopt: bool) -> Declaration:
-    """Declaration of a body. Raises Problem 422."""
+    """Declaration of a body. Raises Invalid, or msgspec.DecodeError for a body that is not JSON."""
     return await asyncio.to_thread(_declaration, body, prune, adopt)
 
 
 def _declaration(body: bytes, prune: bool, adopt: bool) -> Declaration:
     try:
         documents = msgspec.json.decode(body, type=Documents).documents
-    except msgspec.MsgspecError as error:
-        raise invalid([{"where": "body", "reason": str(error)}]) from error
-    found: dict[str, Declared] = {}
-    errors: list[dict[str, str]] = []
+    except msgspec.ValidationError as error:
+        raise Invalid([DocumentProblem("", str(error))]) from error
+    identities = Identities()
+    found: list[Declared] = []
+    refused: list[DocumentProblem] = []
     for place, document in enumerate(documents):
+        owner = parse_owner({"owner": document.owner}, ("documents", place))
         for number, raw in enumerate(document.lease_pools):
-            where = ("body", "documents", place, "lease_pools", number)
             try:
-                pool = terms(LeasePool.model_validate_json(bytes(raw)), document.owner)
-            except ValidationError as error:
-                errors += _errors(where, error)
-                continue
-            if (other := found.setdefault(pool.id, pool)) is not pool:
-                owners = " and ".join(dict.fromkeys((other.owner, pool.owner)))
-                title, detail = "Lease pool declared twice", f"lease pool {pool.id} is declared twice, by {owners}"
-                raise Problem(422, "duplicate-id", title, detail, ids=[pool.id])
-    if errors:
-        raise invalid(errors)
+                pool = parse_entry(SECTION, number, msgspec.json.decode(raw))
+            except Invalid as error:
+                refused += [msgspec.structs.replace(problem, document=owner) for problem in error.problems]
+            else:
+                assert isinstance(pool, LeasePool)
+                repeated = identities.claim(SECTION, pool.id, Place(owner, (SECTION, number, "id")))
+                refused += [DocumentProblem(path_text(path), reason, document=owner) for path, reason in repeated]
+                found.append(terms(pool, owner))
+            if len(refused) >= PROBLEMS_MAX:
+                raise Invalid(refused)
+    if refused:
+        raise Invalid(refused)
     given = frozenset(document.owner for document in documents)
-    return Declaration(owners=given, pools=list(found.values()), prune=prune, adopt=adopt)
-
-
-def _errors(where: tuple[str | int, ...], error: ValidationError) -> Iterator[dict[str, str]]:
-    for problem in error.errors():
-        yield {"where": "/".join(map(str, (*where, *problem["loc"]))), "reason": problem["msg"]}
-
-
-def invalid(errors: list[dict[str, str]]) -> Problem:
-    first = f"{errors[0]['where']}: {errors[0]['reason']}"
-    return Problem(422, "invalid-request", "The request is not valid", first, errors=errors[:ERRORS_MAX])
+    return Declaration(owners=given, pools=found, prune=prune, adopt=adopt)
 
 
 def terms(pool: LeasePool, owner: str = "") -> Declared:

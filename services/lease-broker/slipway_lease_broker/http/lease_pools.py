@@ -9,10 +9,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.declaration.models import LeasePool
+from slipway_common.declaration.parsing import problems
+from slipway_common.declaration.strict_yaml import path_text
 from slipway_common.web.access import require
-from slipway_common.web.declaring import changed_meanwhile, confirmation_required, owned_by_another
+from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_lease_broker import apply
@@ -62,18 +63,15 @@ async def put_lease_pools(
     owner's document is given too. Dangerous changes need their digest in `confirm`, which a `dry_run` answers.
     Declaring the same again changes nothing.
     """
-    wanted = await declared.read(await request.body(), prune=options.prune, adopt=options.adopt)
     try:
-        if options.dry_run:
-            changes = await apply.preview(database, wanted)
-        else:
-            act = Act(action=Action.APPLY, by=caller, reason=options.reason or f"declared by {caller}")
-            changes = await apply.declare(database, wanted, act, confirm=options.confirm)
-            wake(request)
-    except OwnedByAnother as error:
-        raise owned_by_another(error) from error
-    except ConfirmationRequired as error:
-        raise confirmation_required(error) from error
+        with refusing():
+            wanted = await declared.read(await request.body(), prune=options.prune, adopt=options.adopt)
+            if options.dry_run:
+                changes = await apply.preview(database, wanted)
+            else:
+                act = Act(action=Action.APPLY, by=caller, reason=options.reason or f"declared by {caller}")
+                changes = await apply.declare(database, wanted, act, confirm=options.confirm)
+                wake(request)
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
     return answered(shown.changes(changes) | {"applied": not options.dry_run})
@@ -110,11 +108,9 @@ async def change_lease_pool(
                 revision=before.revision,
             )
         act = Act(action=Action.SET, by=call.name, reason=body.reason)
-        try:
+        with refusing():
             wanted = changed(before, body.terms())
             made = await apply.set_terms(db, before, wanted, act, confirm=body.confirm or confirm)
-        except ConfirmationRequired as error:
-            raise confirmation_required(error) from error
         if body.pinned is not None:
             action = Action.PIN if body.pinned else Action.UNPIN
             await apply.pin(db, pool, msgspec.structs.replace(act, action=action))
@@ -264,6 +260,6 @@ def changed(pool: Declared, given: dict[str, Any]) -> Declared:
     try:
         return declared.terms(LeasePool.model_validate(declaration.shown_terms(pool) | given), pool.owner)
     except ValidationError as error:
-        first = error.errors()[0]
-        detail = ": ".join(filter(None, ("/".join(map(str, first["loc"])), first["msg"])))
+        found = problems(error, ("lease_pools", 0))
+        detail = "; ".join(": ".join(filter(None, (path_text(path), reason))) for path, reason in found)
         raise Problem(422, "invalid-terms", "Invalid terms of a lease pool", detail) from error

@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.declaration.changes import OwnedByAnother
-from slipway_common.declaration.identity import canonical_body, config_name
+from slipway_common.declaration.identity import Identities, Place, canonical_body, config_name
 from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, WorkerPool
 from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
-from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
 from slipway_provisioner.domain.comparison import AccountRow, DeclaredConfig, DeclaredPool, PoolRow
 from slipway_provisioner.domain.declaration import (
     DeclarationRefused,
@@ -25,8 +24,6 @@ Problems = Mapping[str, Callable[[Mapping[str, Any]], str]]
 """Provider → function that returns the problem with an account's settings."""
 SECTIONS: Final = {"account": "accounts", "worker_pool": "worker_pools", "lease_pool": "lease_pools"}
 """Section of slipway.yaml by the kind of its entries."""
-KINDS: Final = {"accounts": "account", "worker_pools": "worker pool", "lease_pools": "lease pool"}
-"""Kind of the entries of a section, for people."""
 
 
 class GivenPool(msgspec.Struct, frozen=True):
@@ -49,6 +46,7 @@ class GivenPool(msgspec.Struct, frozen=True):
             DocumentProblem(
                 f"worker pool {pool.id}: launch_configs[{number}].account",
                 f"no account {config.account!r} is declared; declared: {', '.join(sorted(regions)[:10]) or 'none'}",
+                document=self.owner,
             )
             for number, config in enumerate(pool.launch_configs)
             if config.account not in regions
@@ -97,7 +95,7 @@ class DeclaredReader:
         self._index, self._skips = index, skips
         self._providers, self._times = providers, times
         self._places: dict[str, int] = {}
-        self._seen: dict[tuple[str, Any], tuple[str, tuple[int, int]]] = {}
+        self._identities = Identities()
         self._problems: list[DocumentProblem] = []
         self.declared = Declared()
 
@@ -122,7 +120,8 @@ class DeclaredReader:
                 return
             id_ = entry.id
             self._add(section, place, owner, entry)
-        self._check_repeated(section, place, id_, owner)
+        found = self._identities.claim(section, id_ or "", Place(owner, (section, place, "id")))
+        self._refuse(DocumentProblem(path_text(path), reason) for path, reason in found)
 
     def finished(self) -> Declared:
         """All that was declared. Raises Invalid if there were problems."""
@@ -162,17 +161,9 @@ class DeclaredReader:
         if problem := self._providers[account.provider](account.settings):
             raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
 
-    def _check_repeated(self, section: str, place: int, id_: str | None, owner: str) -> None:
-        here = (len(self.declared.documents), place)
-        before, first = self._seen.setdefault((section, id_), (owner, here))
-        if before != owner:
-            raise OwnedByAnother(KINDS[section], id_ or "", before, owner)
-        if first != here:
-            where = f"{section}[{first[1]}]"
-            self._refuse([DocumentProblem(f"{section}[{place}].id", f"{id_!r} is already used by {where}")])
-
     def _refuse(self, problems: Iterable[DocumentProblem]) -> None:
-        self._problems += problems
+        owner = self.declared.documents[-1].owner
+        self._problems += [msgspec.structs.replace(problem, document=owner) for problem in problems]
         if len(self._problems) >= PROBLEMS_MAX:
             raise Invalid(self._problems)
 

@@ -1,20 +1,19 @@
 """Routes of the declaration: the whole of it, and single worker pools with their history."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
-from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
-from slipway_common.declaration.models import Metadata
-from slipway_common.declaration.parsing import problems
-from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
+from slipway_common.declaration.parsing import parse_owner
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web.access import require
-from slipway_common.web.declaring import changed_meanwhile, confirmation_required, owned_by_another
+from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import declaration, rollback
@@ -126,7 +125,7 @@ async def put_declaration(
     `unchanged` (the number of entries stored alike), `digest` (of the changes), `dangers` and `applied`. Dangerous
     changes are refused with 409 `confirmation-required` unless `confirm` is their digest.
     """
-    with _Problems():
+    with _refusing():
         asked = how.request(by, prune=prune)
         declared = await _read(request, db, asked)
         async with db.acquire() as connection:
@@ -176,7 +175,7 @@ async def put_pool(
     `If-Match: "DIGEST"` refuses with 412 unless the stored pool has this ETag, `If-None-Match: *` if there is one.
     Answers like PUT /declaration, with the new ETag.
     """
-    with _Problems():
+    with _refusing():
         body = await request.body()
         index = await declarations.index(db)
         stored = index.pools.get(pool_id)
@@ -223,7 +222,7 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
         drain_seconds=body.drain_seconds,
         terminate=body.terminate,
     )
-    with _Problems():
+    with _refusing():
         async with db.acquire() as connection:
             to_revision, digest, applied = await rollback.roll_back(
                 connection, pool_id, body.to_revision, change, force=body.force
@@ -243,37 +242,22 @@ async def get_audit(
     return {"items": await audit.listed(db, kind=kind, subject_id=id_, limit=limit)}
 
 
-class _Problems:
-    """Context that turns refusals into problems."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        match error:
-            case msgspec.DecodeError() | RecursionError():
-                raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
-            case Invalid():
-                errors = [msgspec.to_builtins(problem) for problem in error.problems]
-                detail = "; ".join(f"{p.path}: {p.reason}" for p in error.problems)
-                title = "The declaration is not valid"
-                raise Problem(422, "invalid-declaration", title, detail, errors=errors) from error
-            case OwnedByAnother():
-                raise owned_by_another(error) from error
-            case DeclarationRefused():
-                title = "The declaration cannot be applied"
-                raise Problem(409, "declaration-refused", title, str(error)) from error
-            case ConfirmationRequired():
-                raise confirmation_required(error) from error
-            case PreconditionFailed():
-                raise Problem(412, "precondition-failed", "The pool is not the expected one", str(error)) from error
-            case ChangedMeanwhile():
-                raise changed_meanwhile() from error
-            case NothingToRollBack():
-                title = "There is nothing to roll back to"
-                raise Problem(409, "nothing-to-roll-back", title, str(error)) from error
-            case TargetTripped():
-                raise Problem(409, "rollback-tripped", "A target of the rollback is tripped", str(error)) from error
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise Problem for a declaration or a rollback that is refused."""
+    try:
+        with refusing():
+            yield
+    except DeclarationRefused as error:
+        raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
+    except PreconditionFailed as error:
+        raise Problem(412, "precondition-failed", "The pool is not the expected one", str(error)) from error
+    except ChangedMeanwhile as error:
+        raise changed_meanwhile() from error
+    except NothingToRollBack as error:
+        raise Problem(409, "nothing-to-roll-back", "There is nothing to roll back to", str(error)) from error
+    except TargetTripped as error:
+        raise Problem(409, "rollback-tripped", "A target of the rollback is tripped", str(error)) from error
 
 
 def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -> Response:
@@ -367,11 +351,7 @@ def _owner(given: _Whole | _Line) -> str:
     """Owner that a document names. Raises Invalid for another version or an invalid owner."""
     if given.version != 1:
         raise Invalid([DocumentProblem("version", f"{given.version} is not known; must be 1")])
-    try:
-        return Metadata.model_validate(given.metadata).owner or ""
-    except ValidationError as error:
-        found = [(("metadata", *path), reason) for path, reason in problems(error, ("metadata",))]
-        raise Invalid([DocumentProblem(path_text(path), reason) for path, reason in found]) from error
+    return parse_owner(given.metadata)
 
 
 def _decoded(text: bytes, decoder: msgspec.json.Decoder[Any], where: str = "") -> Any:
