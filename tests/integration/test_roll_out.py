@@ -11,7 +11,7 @@ import pytest
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigPaused
-from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS, image_key
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
@@ -290,8 +290,8 @@ async def test_a_replacement_may_be_hastened(provisioner: Provisioner, tmp_path:
 
 
 async def test_a_draining_revision_launches_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Its waiting intents are cancelled, its admitted ones do not start, and the start statement refuses it."""
-    grants = await provisioner.admitted(3)
+    """The start statement refuses it; its intents are cancelled, and admitted ones release their units at once."""
+    (grant,) = await provisioner.admitted(3)
     await provisioner.demand(report(6, at=1))
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 6}
@@ -301,9 +301,14 @@ async def test_a_draining_revision_launches_nothing(provisioner: Provisioner, tm
     async with provisioner.database.acquire() as db, db.transaction():
         assert await configs.startable(db, OLD) is None
         assert (await configs.startable(db, NEW))["id"] == NEW
-    assert grants
     await provisioner.plan()
-    assert (await launches(provisioner))[OLD] == 3, "those with a lease wait for its end"
+    assert OLD not in await launches(provisioner)
+    events = await provisioner.events()
+    (released,) = [event for event in events if isinstance(event, LeaseReleaseRequested)]
+    assert (released.lease_id, released.units, released.result) == (grant.lease_id, 3, "cancelled")
+    assert [event.units for event in events if isinstance(event, LeaseCancelRequested)] == [3]
+    await provisioner.roll_out()
+    assert await states(provisioner) == {OLD: "archived", NEW: "active"}
 
 
 async def test_idle_workers_leave_a_quarter_at_a_time(provisioner: Provisioner) -> None:

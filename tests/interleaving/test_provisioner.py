@@ -416,6 +416,40 @@ async def test_a_cancel_skips_locked_workers(provisioner: Provisioner) -> None:
     assert len(await provisioner.published(LeaseCancelRequested)) == 1
 
 
+async def admitted_and_drained(provisioner: Provisioner) -> lease_events.LeaseGranted:
+    """Grant for two intents whose revision drains."""
+    (grant,) = await provisioner.admitted(2)
+    await provisioner.declare(declared("zone-b"), strategy="now")
+    return grant
+
+
+@locking("store.leases.LEASES_OF", "store.leases.LOCK_MANY", "store.leases.END")
+async def test_a_lease_that_ends_while_its_drained_intents_are_cancelled(provisioner: Provisioner) -> None:
+    """They request no admission again, and their units are released once."""
+    grant = await admitted_and_drained(provisioner)
+    async with stopped_at(provisioner, "outbox", provisioner.plan()) as planning:
+        ending = provisioner.start(provisioner.leases(lost(grant)))
+        await provisioner.until_waiting(planning, ending)
+    await asyncio.gather(planning, ending)
+    events = await provisioner.events()
+    assert not any(isinstance(event, WorkerDelayed) for event in events)
+    assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [2]
+    assert (await provisioner.states())["stopped"] == 2
+
+
+@locking("store.leases.LEASES_OF", "store.leases.LOCK_MANY", "store.leases.END")
+async def test_a_cancel_skips_a_lease_that_ends(provisioner: Provisioner) -> None:
+    """Its intents are cancelled by the next plan, and nothing is released."""
+    grant = await admitted_and_drained(provisioner)
+    async with stopped_at(provisioner, "outbox", provisioner.leases(lost(grant))) as ending:
+        await provisioner.plan()
+        assert "stopped" not in await provisioner.states()
+    await ending
+    await provisioner.plan()
+    assert (await provisioner.states())["stopped"] == 2
+    assert await provisioner.published(LeaseReleaseRequested) == []
+
+
 @locking("store.workers.DELAYED", "store.leases.RESEND", "store.leases.DELETE_REQUEST")
 async def test_two_replicas_resend_a_request_once(provisioner: Provisioner) -> None:
     """Each delayed intent gets one request; an unanswered request is resent once per period."""

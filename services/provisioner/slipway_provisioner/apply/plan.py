@@ -11,6 +11,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.observability.telemetry import child_of
 from slipway_provisioner.apply.freezing import freeze_for
+from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
@@ -75,13 +76,16 @@ async def _stop(tx: Connection, plan: Plan, now: datetime) -> None:
 
 
 async def _cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:
-    """Cancel waiting intents and withdraw their units from the queue. Requests are locked before workers, as
-    everywhere, since a grant may be binding them at this moment. Rows locked by others are left to the next plan."""
+    """Cancel waiting intents, and withdraw their units from the queue or release them. Leases and requests are locked
+    before workers, as everywhere, since a grant may be binding them at this moment. Rows locked by others are left to
+    the next plan."""
+    leased = await leases.lock_of(tx, ids)
     requests = await leases.lock_requests_of(tx, ids)
-    locked = await workers.lock(tx, sorted(ids), skip_locked=True)
-    waiting = [w for w in locked if w.state in WAITING and w.lease_id is None]
-    waiting = [w for w in waiting if w.request_id is None or w.request_id in requests]
-    await workers.save(tx, [cancelled(worker, reason, now) for worker in waiting])
+    locked = [w for w in await workers.lock(tx, sorted(ids), skip_locked=True) if w.state in WAITING]
+    granted = [w for w in locked if w.lease_id is not None and w.lease_id in leased]
+    queued = [w for w in locked if w.lease_id is None and (w.request_id is None or w.request_id in requests)]
     for request_id in requests:
-        if units := sum(worker.request_id == request_id for worker in waiting):
+        if units := sum(worker.request_id == request_id for worker in queued):
             await leases.cancel(tx, request_id, units, reason)
+    withdrawn = [*queued, *await release(tx, granted, "cancelled")]
+    await workers.save(tx, [cancelled(worker, reason, now) for worker in withdrawn])

@@ -53,7 +53,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that waits for admission; `permit` is set if it is a probe."""
+    """A worker that waits for admission, or is admitted and its revision drains; `permit` is set if it is a probe."""
 
     worker_id: str
     config_id: str

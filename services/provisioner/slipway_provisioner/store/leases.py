@@ -121,6 +121,12 @@ REQUESTS_OF: Final = Statement(
     .order_by(REQUEST.id)
     .with_for_update()
 )
+LEASES_OF: Final = Statement(
+    sa.select(C.id)
+    .where(C.id.in_(sa.select(worker.c.lease_id).where(worker.c.id == sa.any_(array("ids", worker.c.id)))))
+    .order_by(C.id)
+    .with_for_update(skip_locked=True)
+)
 REQUESTED_CONFIG: Final = Statement(sa.select(REQUEST.launch_config_id).where(_REQUEST_ID))
 TAKE: Final = Statement(
     sa.update(lease_request)
@@ -169,6 +175,11 @@ async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterab
     """Lock leases, then requests, before several are changed."""
     await tx.execute(LOCK_MANY.text, *LOCK_MANY.arguments(ids=sorted(set(lease_ids))))
     await tx.execute(LOCK_REQUESTS.text, *LOCK_REQUESTS.arguments(ids=sorted(set(request_ids))))
+
+
+async def lock_of(tx: Connection, worker_ids: Sequence[str]) -> list[str]:
+    """Lock the leases of waiting workers that no other transaction has locked; returns the lease ids."""
+    return [row["id"] for row in await tx.fetch(LEASES_OF.text, *LEASES_OF.arguments(ids=worker_ids))]
 
 
 async def lock_requests_of(tx: Connection, worker_ids: Sequence[str]) -> list[str]:

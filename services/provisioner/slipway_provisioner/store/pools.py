@@ -129,14 +129,19 @@ SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.un
 FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
-# Only workers without a lease may be cancelled: a call may start for the others at any moment.
+# A call may start at any moment for workers with a lease, unless their revision drains.
 WAITING_WORKERS: Final = Statement(
     sa.select(
         sa.cast(worker.c.id, sa.Text).label("worker_id"),
         worker.c.launch_config_id.label("config_id"),
         worker.c.probe_permit.label("permit"),
     )
-    .where(worker.c.pool_id == sa.bindparam("pool_id"), in_states(WAITING), worker.c.lease_id.is_(None))
+    .join(launch_config, launch_config.c.id == worker.c.launch_config_id)
+    .where(
+        worker.c.pool_id == sa.bindparam("pool_id"),
+        in_states(WAITING),
+        sa.or_(worker.c.lease_id.is_(None), launch_config.c.state != "active"),
+    )
     .order_by(worker.c.id)
 )
 IDLE_WORKERS: Final = Statement(
