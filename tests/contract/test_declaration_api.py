@@ -53,6 +53,7 @@ async def test_put_and_get_a_pool(client: httpx2.AsyncClient) -> None:
             {"kind": "worker pool", "id": ID, "result": "created", "detail": ""},
             {"kind": "launch config", "id": "zone-a", "result": "created", "detail": ""},
         ],
+        "more": 0,
         "unchanged": 0,
         "digest": answer.json()["digest"],
         "dangers": [],

@@ -74,6 +74,10 @@ async def test_an_owner_removes_only_its_own_pools(world: World) -> None:
     assert await owners(world) == {"sim-a": "", "x": "a.yaml", "z": "b.yaml"}
     assert await declared(world, {"a.yaml": [pool("x")]}, prune="true") == {"sim-a": "archived", "z": "archived"}
     assert await declared(world, {"b.yaml": [pool("z")]}) == {"z": "reactivated"}
+    assert await declared(world, {}, prune="true") == {}
+    await put(world, {"a.yaml": []}, prune="true")
+    assert await owners(world) == {"x": "a.yaml", "z": "b.yaml"}
+    assert await declared(world, {"a.yaml": []}, prune="true") == {"x": "archived", "z": "archived"}
 
 
 async def test_a_pool_of_another_owner_is_refused(world: World) -> None:

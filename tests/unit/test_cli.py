@@ -44,6 +44,7 @@ class Services:
         self.queries: list[dict[str, str]] = []
         self.refused = ""
         self.dangers: dict[str, list[str]] = {}
+        self.more = 0
 
     def _route(self) -> None:
         @self.app.put("/lease-pools")
@@ -106,6 +107,7 @@ class Services:
             self.kept[kind] = body
         return {
             "items": changes,
+            "more": self.more,
             "unchanged": 0,
             "digest": digest,
             "dangers": dangers,
@@ -225,7 +227,7 @@ def test_dangers_need_a_confirmation_by_their_digest(
     services: Services, url: str, tmp_path: Path, dangerous: str
 ) -> None:
     """Without it, exit code 4 and no change in either service; the printed command makes the change."""
-    services.dangers = {dangerous: ["worker pool windows is removed"]}
+    services.dangers, services.more = {dangerous: ["worker pool windows is removed"]}, 1_000
     folder = tmp_path / "two words"
     folder.mkdir()
     (folder / "slipway.yaml").write_text(Path(EXAMPLE).read_text())
@@ -235,6 +237,7 @@ def test_dangers_need_a_confirmation_by_their_digest(
     assert "worker pool windows is removed" in refused.stderr
     shown = slipway("diff", *options, url=url)
     assert (shown.exit_code, services.puts) == (3, [])
+    assert "and 2,000 more changes, which are not listed" in shown.stderr
     command = shown.stderr.splitlines()[-1]
     assert command == refused.stderr.splitlines()[-1]
     words = shlex.split(command.removeprefix("To make them: "))

@@ -79,13 +79,18 @@ async def declare(database: Database, wanted: Declaration, act: Act, *, confirm:
         async with database.acquire() as db, db.transaction():
             await pools.take_turns(db, wanted.owners, prune=wanted.prune)
             changes = await asyncio.to_thread(compare, await pools.declared(db), wanted)
-            check_confirmed(digest(changes), dangers(changes), confirm)
+            await asyncio.to_thread(_check, changes, confirm)
             await record(db, changes, act)
         return changes
 
     changes = await repeated(attempt)
     count_limits(changes)
     return changes
+
+
+def _check(changes: Sequence[PoolChange], confirm: str) -> None:
+    """Raise ConfirmationRequired for dangerous changes that were not confirmed."""
+    check_confirmed(digest(changes), dangers(changes), confirm)
 
 
 async def repeated(attempt: Callable[[], Awaitable[Made]]) -> Made:
@@ -101,7 +106,7 @@ async def repeated(attempt: Callable[[], Awaitable[Made]]) -> Made:
 async def set_terms(tx: Connection, before: Declared, wanted: Declared, act: Act, *, confirm: str = "") -> PoolChange:
     """Change terms of a locked pool. Raises ConfirmationRequired."""
     made = change(before, wanted)
-    check_confirmed(digest([made]), dangers([made]), confirm)
+    _check([made], confirm)
     await record(tx, [made], act)
     return made
 

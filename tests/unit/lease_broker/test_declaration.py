@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.declaration.changes import OwnedByAnother
+from slipway_common.declaration.changes import CHANGES_MAX, DANGERS_MAX, ConfirmationRequired, OwnedByAnother
 from slipway_lease_broker.domain.declaration import Declaration, Declared, compare, dangers
 from slipway_lease_broker.domain.terms import Bounds, Policy
+from slipway_lease_broker.http import shown
 
 POOL = Declared(id="p", limit_units=10, hold_seconds=60, ttl_seconds=60, reserve_seconds=60, owner="a")
 
@@ -36,6 +37,7 @@ def results(current: list[Declared], wanted: Declaration) -> dict[str, str]:
         (declaration(owners="c"), {}),
         (declaration(owners=""), {}),
         (declaration(prune=True), {"mine": "archived", "other": "archived", "unowned": "archived"}),
+        (declaration(owners="", prune=True), {}),
         (declaration(pool("mine"), pool("new")), {"mine": "unchanged", "new": "created"}),
         (declaration(pool("mine"), pool("unowned")), {"mine": "unchanged", "unowned": "updated"}),
         (declaration(pool("mine"), pool("gone")), {"mine": "unchanged", "gone": "reactivated"}),
@@ -47,6 +49,19 @@ def test_a_declaration_removes_only_what_its_owners_declared(wanted: Declaration
     """Unless it prunes. A pool may move between the documents of one declaration; one without an owner is adopted."""
     current = [pool("mine"), pool("other", "b"), pool("unowned", ""), archived("gone")]
     assert results(current, wanted) == expected
+
+
+def test_an_answer_is_bounded() -> None:
+    """It counts what it does not list, and its digest covers that too."""
+    current = [pool(f"p{number:05}") for number in range(CHANGES_MAX + 1)]
+    answer, fewer = (shown.changes(compare(pools, declaration(prune=True))) for pools in (current, current[:-1]))
+    assert (len(answer["items"]), answer["more"], fewer["more"]) == (CHANGES_MAX, 1, 0)
+    assert answer["items"] == fewer["items"]
+    assert answer["digest"] != fewer["digest"]
+    expected = [f"lease pool p{number:05} is removed" for number in range(DANGERS_MAX)]
+    assert answer["dangers"] == [*expected, f"and {CHANGES_MAX + 1 - DANGERS_MAX:,} more dangers"]
+    refused = ConfirmationRequired(answer["digest"], dangers(compare(current, declaration())))
+    assert [*refused.dangers] == answer["dangers"]
 
 
 def test_a_pool_has_one_owner() -> None:

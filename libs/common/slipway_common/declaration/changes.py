@@ -12,6 +12,9 @@ ARCHIVED_SHARE_MAX: Final = 0.25
 MAXIMUM_FACTOR_MAX: Final = 2
 """Factor by which a declaration may raise a maximum without confirmation."""
 DIGEST_CHARACTERS: Final = 12
+DANGERS_MAX: Final = 100
+CHANGES_MAX: Final = 10_000
+"""Changes that an answer lists. It counts the others, and its digest covers them."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +39,9 @@ class ConfirmationRequired(Exception):
     """The changes need a confirmation by their digest. Nothing was changed."""
 
     def __init__(self, changes_digest: str, dangers: Sequence[str]) -> None:
-        super().__init__("; ".join(dangers))
         self.digest = changes_digest
-        self.dangers = tuple(dangers)
+        self.dangers = tuple(listed_dangers(dangers))
+        super().__init__("; ".join(self.dangers))
 
 
 def changes_digest(changes: Collection[Change], contents: Collection[str]) -> str:
@@ -68,6 +71,12 @@ def check_confirmed(found: str, dangers: Sequence[str], confirmed: str) -> None:
     """Raise ConfirmationRequired for dangerous changes unless `confirmed` is their digest, `found`."""
     if dangers and confirmed != found:
         raise ConfirmationRequired(found, dangers)
+
+
+def listed_dangers(dangers: Sequence[str]) -> list[str]:
+    """The first dangers, with the number of the others: an apply may remove every pool of a deployment."""
+    more = len(dangers) - DANGERS_MAX
+    return [*dangers[:DANGERS_MAX], *([f"and {more:,} more dangers"] if more > 0 else [])]
 
 
 def archived_danger(pool_id: str, *, active: int, archived: int, added: int) -> str:

@@ -97,8 +97,9 @@ def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange
         before = known.get(pool.id)
         if before and before.owner not in ("", *wanted.owners) and not wanted.adopt:
             raise OwnedByAnother(KIND, pool.id, before.owner, pool.owner)
+    prune = wanted.prune and bool(wanted.owners)  # who declares nothing has not left anything out
     left_out = {
-        pool.id for pool in current if not pool.archived and (wanted.prune or pool.owner in wanted.owners)
+        pool.id for pool in current if not pool.archived and (prune or pool.owner in wanted.owners)
     } - named.keys()
     return [change(known.get(name), named.get(name)) for name in sorted(named.keys() | left_out)]
 

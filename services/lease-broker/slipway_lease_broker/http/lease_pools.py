@@ -1,5 +1,6 @@
 """HTTP routes of lease pools: declaration, overview, changes at run time, history and report."""
 
+import asyncio
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -59,9 +60,9 @@ async def put_lease_pools(
     """Declare lease pools: `{"documents": [{"owner": "a.yaml", "lease_pools": […]}]}`, all or nothing.
 
     Each document is complete for its owner: what the owner declared before and leaves out now is archived. With `prune`
-    this holds for the lease pools of all owners. A lease pool of another owner is refused unless `adopt` is set or that
-    owner's document is given too. Dangerous changes need their digest in `confirm`, which a `dry_run` answers.
-    Declaring the same again changes nothing.
+    this holds for the lease pools of all owners; a request without documents archives nothing. A lease pool of another
+    owner is refused unless `adopt` is set or that owner's document is given too. Dangerous changes need their digest in
+    `confirm`, which a `dry_run` answers. Declaring the same again changes nothing.
     """
     try:
         with refusing():
@@ -74,7 +75,7 @@ async def put_lease_pools(
                 wake(request)
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
-    return answered(shown.changes(changes) | {"applied": not options.dry_run})
+    return answered(await asyncio.to_thread(shown.changes, changes) | {"applied": not options.dry_run})
 
 
 @router.get("/lease-pools")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
+from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
 from slipway_lease_broker.domain.declaration import PoolChange, dangers, digest
 from slipway_lease_broker.domain.ledger import Entry, Lease, Request
 from slipway_lease_broker.domain.queue_status import QueueStatus
@@ -109,11 +110,14 @@ def flat(report: Report) -> dict[str, Any]:
 
 
 def changes(made: Sequence[PoolChange]) -> dict[str, Any]:
-    """Changes of a declaration; `fields` holds [before, after] of each changed field."""
+    """Changes of a declaration; `fields` holds [before, after] of each changed field. `more` counts those that are not
+    listed."""
     items = [change for change in made if change.result != "unchanged"]
+    listed = items[:CHANGES_MAX]
     return {
-        "items": [msgspec.structs.asdict(change.shown()) | {"fields": change.fields} for change in items],
+        "items": [msgspec.structs.asdict(change.shown()) | {"fields": change.fields} for change in listed],
+        "more": len(items) - len(listed),
         "unchanged": len(made) - len(items),
         "digest": digest(items),
-        "dangers": dangers(items),
+        "dangers": listed_dangers(dangers(items)),
     }

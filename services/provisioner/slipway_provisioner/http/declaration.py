@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
+from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
 from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web.access import require
@@ -121,9 +122,10 @@ async def put_declaration(
     `{"worker_pool": …}` follow. What an owner declared before in one of its sections and leaves out is removed, with
     `prune` also what nobody in this request declares. `adopt` takes over what belongs to another owner.
 
-    Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived),
-    `unchanged` (the number of entries stored alike), `digest` (of the changes), `dangers` and `applied`. Dangerous
-    changes are refused with 409 `confirmation-required` unless `confirm` is their digest.
+    Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived), of
+    which up to 10,000 are listed and `more` counted, `unchanged` (the number of entries stored alike), `digest` (of all
+    changes), `dangers` and `applied`. Dangerous changes are refused with 409 `confirmation-required` unless `confirm`
+    is their digest.
     """
     with _refusing():
         asked = how.request(by, prune=prune)
@@ -265,10 +267,11 @@ def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -
     if applied.applied:
         wake(request)
     content = {
-        "items": applied.changes,
+        "items": applied.changes[:CHANGES_MAX],
+        "more": len(applied.changes[CHANGES_MAX:]),
         "unchanged": applied.unchanged,
         "digest": applied.digest,
-        "dangers": applied.dangers,
+        "dangers": listed_dangers(applied.dangers),
         "applied": applied.applied,
     }
     headers = {"ETag": f'"{digest}"'} if digest else {}

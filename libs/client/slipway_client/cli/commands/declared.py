@@ -74,7 +74,7 @@ def apply(
     if planned.dangers and confirm != planned.digest:
         raise ConfirmationNeeded(command_line(context, "apply"), planned.dangers, planned.digest)
     planned.carry_out()
-    show(planned.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+    planned.show(output)
 
 
 def diff(
@@ -100,7 +100,7 @@ def diff(
     """
     api = context.obj.within(TIMEOUT_SECONDS)
     planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
-    show(planned.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+    planned.show(output)
     if planned.dangers:
         command = command_line(context, "apply")
         lines = ["These changes need a confirmation:", *(f"  {danger}" for danger in planned.dangers)]
@@ -132,8 +132,15 @@ class _Plan:
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
         answers = self._answers.values()
         self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
+        self._more = sum(answer["more"] for answer in answers)
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
         self.digest = combined_digest([answer["digest"] for answer in answers])
+
+    def show(self, output: Output) -> None:
+        """Print the changes; those that the services only counted are mentioned."""
+        show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+        if self._more:
+            print(f"and {self._more:,} more changes, which are not listed", file=sys.stderr)
 
     def carry_out(self) -> None:
         """Make the changes, in one service after the other."""
