@@ -674,6 +674,22 @@ async def test_a_confirmation_covers_what_is_created(provisioner: Provisioner) -
         assert (await apply_body(db, asked, confirm=listed.digest)).applied
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [{"strategy": "now", "terminate": True}, {"strategy": "rolling"}, {"drain_seconds": 9.0}, {"terminate": True}],
+)
+async def test_a_confirmation_covers_the_replacement(provisioner: Provisioner, terms: dict[str, Any]) -> None:
+    """One for a natural replacement confirms no other, which stops workers at once or at a deadline."""
+    await provisioner.declare(declared("zone-a", max_capacity=10))
+    asked = with_image("linux-2", "zone-a", max_capacity=30)
+    async with provisioner.database.acquire() as db:
+        listed = await apply_body(db, asked, dry_run=True, confirm="")
+        assert listed.dangers
+        with pytest.raises(ConfirmationRequired):
+            await apply_body(db, asked, confirm=listed.digest, **terms)
+        assert (await apply_body(db, asked, confirm=listed.digest)).applied
+
+
 async def test_lines_without_an_owner_are_those_of_the_caller(provisioner: Provisioner, tmp_path: Path) -> None:
     """They remove nothing that has no owner, such as imports. Unknown sections, and an id in two documents of one
     owner, are refused."""

@@ -340,9 +340,25 @@ async def test_now_ends_a_revision_that_drains_already(provisioner: Provisioner)
     (change,) = await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=60.0)
     assert (change.id, change.result, change.detail) == ("zone-a", "updated", f"ending: None → {OLD}")
     assert await provisioner.database.fetchrow(DRAINS, OLD) == (True, after(60))
-    assert not await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=60.0)
+    await provisioner.set_clock(1)
+    for seconds in (60.0, 5000.0, None):
+        assert not await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=seconds)
+    assert await provisioner.database.fetchrow(DRAINS, OLD) == (True, after(60))
     await provisioner.roll_out()
     assert {w.state for w in await provisioner.workers() if w.id in {known.id for known in drained}} == {"stopping"}
+
+
+@pytest.mark.parametrize("image", ["linux-2", "linux-3"])
+async def test_a_second_now_may_shorten_the_drain(provisioner: Provisioner, image: str) -> None:
+    """Workers with a task stop at the earlier deadline."""
+    await claim(provisioner, await running(provisioner, 2))
+    await replaced(provisioner, strategy="now", drain_seconds=3600.0)
+    await provisioner.set_clock(10)
+    assert await provisioner.declare(with_image(image), strategy="now", drain_seconds=60.0)
+    assert await provisioner.database.fetchrow(DRAINS, OLD) == (True, after(70))
+    await provisioner.set_clock(70)
+    await provisioner.roll_out()
+    assert await provisioner.states() == {"stopping": 2}
 
 
 async def test_now_stops_idle_and_booting_workers_at_once(provisioner: Provisioner) -> None:

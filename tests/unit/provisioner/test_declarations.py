@@ -1,6 +1,7 @@
 """Comparison of declared entries with stored rows, their owners, and ids of revisions."""
 
 import hashlib
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +31,13 @@ EMPTY: Final = Snapshot(accounts={}, pools={}, names={}, revisions={})
 REQUEST: Final = Request(by="ann")
 DIGESTS: Final = st.text(alphabet="0123456789abcdef", min_size=64, max_size=64)
 
-ACTIVE: Final[dict[str, Any]] = {"state": "active", "replaced_by": "", "proven": False, "drain_terminate": False}
+ACTIVE: Final[dict[str, Any]] = {
+    "state": "active",
+    "replaced_by": "",
+    "proven": False,
+    "drain_terminate": False,
+    "drain_until": None,
+}
 
 
 def pool(*names: str, **changes: Any) -> dict[str, Any]:
@@ -48,7 +55,7 @@ def reader(index: Index = NOTHING) -> DeclaredReader:
 def compared(body: dict[str, Any], seen: Snapshot = EMPTY, request: Request = REQUEST) -> Writes:
     reading = reader()
     reading.entry("worker_pools", msgspec.json.encode(body))
-    found = Comparison(request, seen)
+    found = Comparison(request, seen, datetime(2026, 1, 1, tzinfo=UTC))
     found.pool(reading.finished().pools["linux"].rows({"a": "here"}), ())
     return found.writes
 

@@ -18,7 +18,7 @@ from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, ownership
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, Writes
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
-from slipway_provisioner.store import audit, declarations, history, roll_outs
+from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
 from slipway_provisioner.store.declarations import ChangedMeanwhile, User
 
 ATTEMPTS: Final = 3
@@ -103,7 +103,7 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
         pools=[*declared.pools, *scope.gone["worker_pools"], *scope.restated],
         config_names=[name for given in declared.pools.values() for name in given.names()],
     )
-    writes = await _compared(declared, scope, Comparison(request, seen))
+    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db)))
     return Prepared(writes=writes, scope=scope, seen=seen)
 
 

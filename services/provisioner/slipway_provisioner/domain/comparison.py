@@ -3,6 +3,7 @@ see, and the dangers among them. Pure."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -156,8 +157,10 @@ class Health(HealthSettings, frozen=True, kw_only=True):
 
 
 class Writes(msgspec.Struct, kw_only=True):
-    """Writes that make the rows match a declaration, by the statement that makes them."""
+    """Writes that make the rows match a declaration, by the statement that makes them. `terms` are those of
+    replacements."""
 
+    terms: str
     new_accounts: list[AccountRow] = []
     accounts: list[AccountRow] = []
     used_accounts: set[str] = set()
@@ -186,17 +189,20 @@ class Writes(msgspec.Struct, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Digest of the changes with all that is declared by them, which a change does not show of what it creates."""
+        """Digest of the changes with all that is declared by them, which a change does not show of what it creates, and
+        with the terms of replacements."""
         declared: list[AccountRow | PoolRow] = [*self.new_accounts, *self.accounts, *self.new_pools, *self.pools]
-        return changes_digest(self.changes, [*self.dangers, *(f"{row.owner} {row.spec_digest}" for row in declared)])
+        contents = [*self.dangers, *(f"{row.owner} {row.spec_digest}" for row in declared)]
+        return changes_digest(self.changes, [self.terms, *contents])
 
 
 class Comparison:
     """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`."""
 
-    def __init__(self, request: Request, seen: Snapshot) -> None:
+    def __init__(self, request: Request, seen: Snapshot, now: datetime) -> None:
         self.request, self.seen = request, seen
-        self.writes = Writes()
+        self.deadline = now + timedelta(seconds=request.drain_seconds) if request.drain_seconds is not None else None
+        self.writes = Writes(terms=request.terms)
         self._by_pool: dict[str, list[StoredName]] = {}
         self._pool_of_name: dict[str, str] = {}
         for stored in seen.names.values():
@@ -335,7 +341,7 @@ class Comparison:
         self._drain(others_do.drain_ids, f"replaced by {wanted.id}")
 
     def _others_do(self, wanted: RevisionRow, known: Sequence[StoredRevision]) -> roll_out.Steps:
-        """Steps for the other revisions of a name, but for those that end already."""
+        """Steps for the other revisions of a name, but for those that end in time already."""
         request, stored = self.request, self.seen.names.get(wanted.name)
         others = [
             roll_out.Revision(
@@ -345,7 +351,7 @@ class Comparison:
                 proven=revision.proven,
             )
             for revision in known
-            if revision.id == wanted.id or not revision.ends
+            if revision.id == wanted.id or not revision.ends_by(self.deadline)
         ]
         return roll_out.replace(others, wanted.id, request.strategy, terminate=request.terminate)
 

@@ -54,6 +54,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     to_revision: int | None = None
 
     @property
+    def terms(self) -> str:
+        """Terms of replacements, as text."""
+        return f"{self.strategy}, drain {self.drain_seconds}, terminate {self.terminate}"
+
+    @property
     def ends_others(self) -> bool:
         """True if every other revision shall end, also those that drain already: what they run must go."""
         return self.strategy == "now" and self.terminate

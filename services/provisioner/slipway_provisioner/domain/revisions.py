@@ -1,6 +1,7 @@
 """Revisions of launch configs: their columns and their ids. Pure."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -45,19 +46,19 @@ class RevisionRow(DeclaredRevision, frozen=True, kw_only=True):
 
 
 class StoredRevision(RevisionRow, frozen=True, kw_only=True):
-    """Revision with its state: active, draining or archived."""
+    """Revision with its state: active, draining or archived. `drain_until` is the deadline of its drain."""
 
     state: str
     replaced_by: str
     proven: bool
     drain_terminate: bool
+    drain_until: datetime | None
 
-    @property
-    def ends(self) -> bool:
-        """True if its workers end already, as after a replacement by `now`."""
-        return self.state == "archived" or (
-            self.state == "draining" and self.drain_terminate and self.replaced_by == "now"
-        )
+    def ends_by(self, deadline: datetime | None) -> bool:
+        """True if its workers end already, as after a replacement by `now`, and not later than at a given deadline."""
+        ends = self.state == "draining" and self.drain_terminate and self.replaced_by == "now"
+        in_time = deadline is None or self.drain_until is None or self.drain_until <= deadline
+        return self.state == "archived" or (ends and in_time)
 
 
 def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:
