@@ -14,18 +14,19 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from slipway_common.events.scopes import Key
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_simulator import facts
 
 STAGES: Final = ("launch", "boot", "claim")
-# Windows before the first record of a config.
-UNSEEN: Final = {"launch": 4, "boot": 8, "claim": 64}
 UNAVAILABLE_WINDOW: Final = 4
 KINDS: Final = {"launch": "config launch", "boot": "config boot", "claim": "config claim"}
-# Windows of shared keys: kind, index of the key, stage, and the window before the first record.
-SHARED: Final = (("image boot", 0, "boot", 8), ("image claim", 0, "claim", 64), ("quota", 1, "launch", 64))
-
+# Windows of shared keys: kind, index of the key, and its kind and stage.
+SHARED: Final = (
+    ("image boot", 0, ("image", "boot")),
+    ("image claim", 0, ("image", "claim")),
+    ("quota", 1, ("quota", "launch")),
+)
 
 T = TypeVar("T")
 
@@ -250,7 +251,7 @@ class _Levels:
         """All levels that count for a config, without failures."""
         keys = self.configs[config]
         levels = {KINDS[stage]: self.arriving(config, stage) for stage in STAGES}
-        for kind, place, stage, _ in SHARED:
+        for kind, place, (_, stage) in SHARED:
             levels[kind] = sum(self.arriving(member, stage) for member in self.members[keys.shared[place]])
         return levels
 
@@ -320,13 +321,13 @@ class _Readable:
             return None
         free = {}
         for stage in STAGES:
-            window = record.stages[stage].window if record is not None else UNSEEN[stage]
+            window = record.stages[stage].window if record is not None else NEW_WINDOWS[stage]
             free[KINDS[stage]] = self._capped(window, moment) - self._level(levels, config, stage, moment)
-        for kind, place, stage, unseen in SHARED:
+        for kind, place, (of, stage) in SHARED:
             key = keys.shared[place]
             known = self.shared[key][stage].newest(moment)
             level = sum(self._level(levels, member, stage, moment) for member in levels.members[key])
-            free[kind] = self._capped(unseen if known is None else known.window, moment) - level
+            free[kind] = self._capped(NEW_SHARED_WINDOWS[of, stage] if known is None else known.window, moment) - level
         return free
 
     def _level(self, levels: _Levels, config: str, stage: str, moment: float) -> int:

@@ -111,15 +111,15 @@ async def end(provisioner: Provisioner, some: Sequence[Worker], outcome: Outcome
 
 
 async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
-    """Four launches per config and eight boots per image, however many configs use it; each decision gives the
+    """Four launches per config and twelve boots per image, however many configs use it; each decision gives the
     reason."""
-    await provisioner.declare(declared("zone-a", "zone-b", "zone-c"))
-    assert sum((await demanded(provisioner)).values()) == 8
-    assert await provisioner.last_reason() == "50 needed, room for 8"
+    await provisioner.declare(declared("zone-a", "zone-b", "zone-c", "zone-d"))
+    assert sum((await demanded(provisioner)).values()) == 12
+    assert await provisioner.last_reason() == "50 needed, room for 12"
     await demanded(provisioner, at=1)
     assert await config_reason(provisioner, "zone-c") == "the boot window of image linux-1 is full"
     await provisioner.weights(weight("zone-a", shared=(shared(window=64),)))
-    assert await demanded(provisioner, at=2) == {"zone-a": 42, "zone-b": 4, "zone-c": 4}
+    assert await demanded(provisioner, at=2) == {"zone-a": 38, "zone-b": 4, "zone-c": 4, "zone-d": 4}
     await demanded(provisioner, pending=60, at=3)
     assert await config_reason(provisioner, "zone-b") == "the launch window is full"
 
@@ -127,14 +127,14 @@ async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
 async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> None:
     """Both services use the same keys."""
     await provisioner.declare()
-    rows = await provisioner.database.fetch("SELECT key, stage, size FROM shared_window")
+    rows = await provisioner.database.fetch("SELECT key, stage FROM shared_window")
     image, quota = image_key("linux-1"), quota_key("sim-a", "sim-1", "m5.large")
     assert {tuple(row) for row in rows} == {
-        (image.text, "boot", 8),
-        (image.text, "claim", 64),
-        (image.text, "launch", None),
-        (quota.text, "launch", 64),
-        (credential_key("sim-a").text, "launch", None),
+        (image.text, "boot"),
+        (image.text, "claim"),
+        (image.text, "launch"),
+        (quota.text, "launch"),
+        (credential_key("sim-a").text, "launch"),
     }
 
 
@@ -185,7 +185,7 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
     await provisioner.declare(two_pools())
     tripped = shared(*key_stage, state="tripped", reason="5 image errors (boot_timeout)")
     await provisioner.weights(record("zone-c", pool_id="other", shared=(tripped,)))
-    assert await demanded(provisioner, "linux", "other") == {"zone-c": 8}
+    assert await demanded(provisioner, "linux", "other") == {"zone-c": 12}
     words = f"tripped: {key_stage[0]}: 5 image errors (boot_timeout); no probe is due"
     assert await config_reason(provisioner, "zone-a") == await config_reason(provisioner, "zone-b", "other") == words
     await provisioner.weights(
@@ -199,7 +199,7 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
         weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True),
         revision=2,
     )
-    assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": 8}
+    assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": 12}
     assert await config_reason(provisioner, "zone-b", "other") == words
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs?pool=linux")).json()["items"]

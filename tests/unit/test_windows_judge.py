@@ -82,7 +82,7 @@ def visible(
     config: str = "c",
     *,
     launch: int = 4,
-    boot: int = 8,
+    boot: int = 12,
     folded: int = 0,
     boots_folded: int = 0,
     state: str = "healthy",
@@ -138,9 +138,9 @@ def test_the_window_of_a_config_that_was_never_seen() -> None:
 
 
 def test_a_success_frees_its_unit_at_once_and_counts_in_the_next_stage() -> None:
-    first = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4))
-    assert judged(*first).reached == {"config launch": 2, "config boot": 1, "image boot": 1}
-    more = judged(*first, given(4, "2", 4), call(5, "3"))
+    first = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4), given(4, "2", 4), call(5, "3", 4))
+    assert judged(*first).reached == {"config launch": 3, "config boot": 1, "image boot": 1}
+    more = judged(*first, given(6, "3", 4), call(7, "4"))
     assert texts(more) == ["1 started: config boot window exceeded by 1, image boot window exceeded by 1"]
 
 
@@ -174,10 +174,10 @@ def test_a_smaller_window_applies_once_a_decision_must_have_read_it() -> None:
 
 def test_windows_of_shared_keys_limit_all_their_configs() -> None:
     image = [visible(0.0, launch=64, boot=64), visible(0.0, "d", launch=64, boot=64)]
-    full = (call(1, "1", 5), given(2, "1", 5), call(3, "2", 3, "d"))
+    full = (call(1, "1", 5), given(2, "1", 5), call(3, "2", 7, "d"))
     assert judged(*full, seen=image).reached == {"image boot": 1}
     assert texts(judged(*full, call(4, "3", 1, "d"), seen=image)) == ["1 started: image boot window exceeded by 1"]
-    grown = SharedWindow(kind="image", id="i", stage="boot", version=7, window=9)
+    grown = SharedWindow(kind="image", id="i", stage="boot", version=7, window=13)
     stale = SharedWindow(kind="image", id="i", stage="boot", version=6, window=64)
     records = [
         *image,
@@ -191,11 +191,12 @@ def test_windows_of_shared_keys_limit_all_their_configs() -> None:
 
 
 def test_a_machine_that_does_not_register_in_time_has_failed() -> None:
-    run = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4), given(4, "2", 4))
-    assert len(texts(judged(*run, call(100, "3")))) == 1
-    assert judged(*run, call(100, "3")).failures == 8
-    folded = visible(99.0, boots_folded=8)
-    assert texts(judged(*run, call(100, "3", 4), seen=[folded])) == []
+    calls = [(call(at, name, 4), given(at + 1, name, 4)) for at, name in ((1, "1"), (3, "2"), (5, "3"))]
+    run = [step for pair in calls for step in pair]
+    assert len(texts(judged(*run, call(100, "4")))) == 1
+    assert judged(*run, call(100, "4")).failures == 12
+    folded = visible(99.0, boots_folded=12)
+    assert texts(judged(*run, call(100, "4", 4), seen=[folded])) == []
     registers: list[Facts] = [
         call(1, "1", 4),
         given(2, "1", 4, boots_at=40.0),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slipway_common.events.lifecycle import State
 from slipway_common.events.scopes import Key
+from slipway_common.events.weight import BOUNDLESS
 from slipway_provisioner.domain.accounting import shortfall, surplus, tasks, wanted
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.choice import Candidate, choose
@@ -109,9 +110,10 @@ def config(launch: Counts, boot: Counts = (0, 0, 0), claim: Counts = (0, 0, 0), 
     return Config(**(usual | stages | changes))
 
 
-def without_claim_evidence(given: Config) -> Config:
-    """The config without a claim window."""
-    return msgspec.structs.replace(given, claim=msgspec.structs.replace(given.claim, window=None))
+def without_windows(given: Config, *stages: str) -> Config:
+    """The config without the windows of these stages."""
+    unlimited = {name: msgspec.structs.replace(getattr(given, name), window=None) for name in stages}
+    return msgspec.structs.replace(given, **unlimited)
 
 
 LINUX = Key("image", "i")
@@ -125,7 +127,8 @@ ROOMS = [
     (config((0, 12, 0)), (0, "launch window")),
     (config((4, 0, 0), (5, 0, 0)), (1, "boot window")),  # starts in flight will boot
     (config((4, 0, 0), (4, 0, 0), (3, 1, 0)), (0, "claim window")),
-    (without_claim_evidence(config((4, 0, 0), (2, 0, 0), (9, 1, 0))), (4, "boot window")),
+    (without_windows(config((4, 0, 0), (2, 0, 0), (9, 1, 0)), "claim"), (4, "boot window")),
+    (without_windows(config((9, 3, 0), (2, 0, 0), (1, 0, 0)), "launch", "boot", "claim"), (BOUNDLESS, "no window")),
     (
         config((4, 0, 0), shares=[(Key("image", "i"), "boot"), (Key("image", "i"), "claim")]),
         (5, "boot window of image i"),

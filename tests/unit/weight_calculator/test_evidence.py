@@ -303,7 +303,7 @@ def test_a_late_start_counts_as_failed_until_it_ends() -> None:
     for key in ("a", IMAGE):
         stage = after.row(key).boot
         assert (stage.late, stage.failures, stage.failed, stage.folded) == (1, 1.0, 1, 0)
-        assert stage.window == pytest.approx(8 * 0.7)
+        assert stage.window == pytest.approx(12 * 0.7)
         assert [failure.late for failure in stage.trip.run] == [True]
     assert after.record("a", 300).stages["boot"].late == 1
 

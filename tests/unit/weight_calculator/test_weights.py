@@ -186,7 +186,7 @@ def test_first_record() -> None:
     assert first.health == pytest.approx(0.95**3)
     assert {stage: (health.window, health.failures_folded) for stage, health in first.stages.items()} == {
         "launch": (4, 0),
-        "boot": (8, 0),
+        "boot": (12, 0),
         "claim": (64, 0),
     }
     assert (first.reason, first.shared, first.signals) == ("a healthy", (), ())
@@ -197,12 +197,12 @@ def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
     story = Story(A)
     story.fold(0, *(event for n in range(100) for event in healthy(A, n)))
     windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
-    assert windows == {"launch": 64, "boot": 108, "claim": 1000}
+    assert windows == {"launch": 64, "boot": 112, "claim": 1000}
     shared = {(Key(each.kind, each.id), each.stage): each.window for each in story.record("a", 0).shared}
-    assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
+    assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 112, (IMAGE, "claim"): 1000}
     story.fold(1, *failing(A, 100))
     windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
-    assert windows == {"launch": 32, "boot": 75, "claim": 700}
+    assert windows == {"launch": 32, "boot": 78, "claim": 700}
 
 
 def test_an_image_or_a_credential_limits_no_launches() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import exp2
 from typing import Final
 
+from slipway_common.events.weight import BOUNDLESS
 from slipway_provisioner.domain.pool import MAXIMUM, Config, Share, Shared
 
 UNAVAILABLE_WINDOW: Final = 4  # without a calculator no config would trip
@@ -62,14 +63,14 @@ def room(config: Config, shared_room: Mapping[Share, int], *, calculator_unavail
     """Room of a config in starts, and what limits it. `shared_room` joins `shared_rooms` and `maximum_rooms`.
 
     Starts in an earlier stage will arrive in the later ones, so they count there too: otherwise a full launch window
-    could overflow a boot window that has one unit left.
+    could overflow a boot window that has one unit left. Without any window the room is unlimited.
     """
     found = [
         (window - level, f"{name} window")
         for name, window, level in _levels(config, calculator_unavailable, failures=True)
     ]
     found += [(shared_room[share], _described(share)) for share in config.limits if share in shared_room]
-    tightest, window = min(found, default=(0, "no window"))
+    tightest, window = min(found, default=(BOUNDLESS, "no window"))
     return max(0, tightest), window
 
 

@@ -242,7 +242,7 @@ TOUCH: Final = Statement(
     .values(revision=C.revision + 1)
     .returning(*configs.FIELDS)
 )
-SHARE: Final = shared_window.c["key", "stage", "size"]
+SHARE: Final = shared_window.c["key", "stage"]
 # One statement, in the common lock order. Shares that exist are not locked.
 SHARED: Final = f"""
 INSERT INTO shared_window ({names(SHARE)})

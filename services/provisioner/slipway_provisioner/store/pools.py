@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
-from slipway_common.events.scopes import NEW_WINDOWS, Key
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import demand, launch_stops
@@ -88,10 +88,12 @@ LEFT JOIN LATERAL (
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Locked after the pool and before starts are counted, so that pools which share an image or a quota decide in turn.
-LOCK_SHARED: Final = """
+# Shares without a window limit nothing, so nobody waits for them.
+LIMITED: Final = ", ".join(f"('{kind}', '{stage}')" for kind, stage in NEW_SHARED_WINDOWS)
+LOCK_SHARED: Final = f"""
 SELECT FROM shared_window WHERE (key, stage) IN (
     SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-    WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
+    WHERE c.pool_id = $1 AND c.state <> 'archived' AND (k.kind, k.stage) IN ({LIMITED}))
 ORDER BY key, stage FOR UPDATE"""
 # A config without live workers and failures adds nothing to its shares. Thousands may have one image.
 ACTIVE: Final = f"""(
@@ -102,7 +104,7 @@ ACTIVE: Final = f"""(
 # are ignored: by then their weight records have folded them.
 SHARED: Final = f"""
 WITH mine AS (
-    SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+    SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived'),
 keys AS MATERIALIZED (SELECT array_agg(DISTINCT key) AS given FROM mine),
 counted AS (
@@ -122,8 +124,8 @@ levels AS (
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
     LEFT JOIN weight g ON g.launch_config_id = c.id
     GROUP BY k.key, k.stage)
-SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
-    CASE WHEN m.size IS NOT NULL THEN coalesce(s.size, m.size) END AS window,
+SELECT m.kind, m.key, m.stage, s.size,
+    coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
     coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
     coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
 FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
@@ -248,7 +250,7 @@ async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Conf
     shared = await tx.fetch(SHARED, pool_id, at - timedelta(seconds=LATE_RECORD_SECONDS))
     return (
         [_config(row) for row in configs],
-        [Shared(**dict(row) | {"key": Key.of(row["key"])}) for row in shared],
+        [_shared(row) for row in shared],
     )
 
 
@@ -277,6 +279,18 @@ def _config(row: Any) -> Config:
     )
 
 
+def _shared(row: Any) -> Shared:
+    values = dict(row)
+    window = shared_window_size(values.pop("kind"), row["stage"], values.pop("size"))
+    return Shared(**values | {"key": Key.of(row["key"]), "window": window})
+
+
+def shared_window_size(kind: str, stage: str, published: int | None) -> int | None:
+    """Window of a share, the one of new keys before its first weight record; None if the share is unlimited."""
+    new = NEW_SHARED_WINDOWS.get((kind, stage))
+    return new if new is None or published is None else published
+
+
 def shares(row: Any) -> list[Share]:
     """Shares of a config, from SHARES."""
     return [(Key.of(key), stage) for key, stage in row["shares"]]
@@ -289,7 +303,9 @@ def stages(row: Any) -> dict[str, Stage]:
     """
     published = (row["record"] or {}).get("stages", {})
     failures = row["failures"] or {}
-    windows = {name: published.get(name, {}).get("window", window) for name, window in NEW_WINDOWS.items()}
+    windows: dict[str, int | None] = {
+        name: published.get(name, {}).get("window", window) for name, window in NEW_WINDOWS.items()
+    }
     if row["claim_evidence"] == "none":
         windows["claim"] = None
     return {

@@ -14,7 +14,7 @@ from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
-from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shares, stages
+from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shared_window_size, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, states, worker, worker_pool
 
 P: Final = worker_pool.c
@@ -64,9 +64,8 @@ LEFT JOIN LATERAL (
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
 CROSS JOIN LATERAL ({STARTS}) AS u
 LEFT JOIN LATERAL (
-    SELECT jsonb_agg(jsonb_build_object('key', k.key, 'stage', k.stage, 'window', CASE WHEN k.size IS NOT NULL
-        THEN s.size END, 'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason)
-        ORDER BY k.key, k.stage) AS shared
+    SELECT jsonb_agg(jsonb_build_object('key', k.key, 'stage', k.stage, 'window', s.size,
+        'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason) ORDER BY k.key, k.stage) AS shared
     FROM shared_keys(c) AS k JOIN shared_window s ON s.key = k.key AND s.stage = k.stage) AS s ON true
 WHERE {{given}} ORDER BY c.pool_id, c.id"""
 LISTED: Final = CONFIGS.format(given="c.state <> 'archived' AND ($1::text IS NULL OR c.pool_id = $1)")
@@ -169,9 +168,10 @@ def _config(row: Any) -> dict[str, Any]:
 
 
 def _shared(of: Mapping[str, Any]) -> dict[str, Any]:
-    """A share as shown, with its key by kind and id."""
-    values = dict(of)
-    return Key.of(values.pop("key"))._asdict() | values
+    """A share as shown, with its key by kind and id, and the window in force."""
+    key = Key.of(of["key"])
+    values = key._asdict() | {name: value for name, value in of.items() if name != "key"}
+    return values | {"window": shared_window_size(key.kind, of["stage"], of["window"])}
 
 
 def _by_share(shared: Sequence[Mapping[str, Any]]) -> dict[Share, Shared]:

@@ -26,7 +26,6 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ENDED, WAITING, State
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 
 FALSE: Final = text("false")
@@ -237,17 +236,14 @@ Index("launch_config_image", launch_config.c.image_key, postgresql_where=_NOT_AR
 Index("launch_config_quota", launch_config.c.quota_key, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_credential", launch_config.c.credential_key, postgresql_where=_NOT_ARCHIVED)
 
-# Shares of a config, with the window that each has until its first weight record. A share without a window can only
-# trip. Claims without claim evidence have no share.
-_BOOT, _CLAIM = NEW_SHARED_WINDOWS["image", "boot"], NEW_SHARED_WINDOWS["image", "claim"]
-_LAUNCH = NEW_SHARED_WINDOWS["quota", "launch"]
-SHARED_KEYS: Final = f"""
-CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
+# Shares of a config. Claims without claim evidence have no share.
+SHARED_KEYS: Final = """
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT k.key, k.stage, k.size FROM (VALUES
-        (c.image_key, 'boot', {_BOOT}), (c.image_key, 'claim', {_CLAIM}), (c.image_key, 'launch', NULL),
-        (c.quota_key, 'launch', {_LAUNCH}), (c.credential_key, 'launch', NULL)
-    ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
+    SELECT k.kind, k.key, k.stage FROM (VALUES
+        ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
+        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
+    ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$"""
 metadata.info["after"] = [SHARED_KEYS, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
 
@@ -266,7 +262,8 @@ launch_config_outcomes = Table(
     PrimaryKeyConstraint("launch_config_id", "stage"),
 )
 
-# Newest state of each share in the weight records. A planner locks those of its pool, since other pools share them.
+# Newest state of each share in the weight records, without a `size` before the first. A planner locks those of its
+# pool, since other pools share them.
 shared_window = Table(
     "shared_window",
     metadata,

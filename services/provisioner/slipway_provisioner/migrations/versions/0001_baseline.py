@@ -81,14 +81,13 @@ CREATE INDEX launch_config_archived ON launch_config (archived_at) WHERE state =
 CREATE INDEX launch_config_image ON launch_config (image_key) WHERE state <> 'archived';
 CREATE INDEX launch_config_quota ON launch_config (quota_key) WHERE state <> 'archived';
 CREATE INDEX launch_config_credential ON launch_config (credential_key) WHERE state <> 'archived';
--- Shares of a config, with the initial window of each. A share without a window can only trip. Claims without claim
--- evidence have no share.
-CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
+-- Shares of a config. Claims without claim evidence have no share.
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT k.key, k.stage, k.size FROM (VALUES
-        (c.image_key, 'boot', 8), (c.image_key, 'claim', 64), (c.image_key, 'launch', NULL),
-        (c.quota_key, 'launch', 64), (c.credential_key, 'launch', NULL)
-    ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
+    SELECT k.kind, k.key, k.stage FROM (VALUES
+        ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
+        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
+    ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$;
 -- Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
 -- registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
@@ -98,7 +97,8 @@ CREATE TABLE launch_config_outcomes (
     successes bigint NOT NULL DEFAULT 0, written_off bigint NOT NULL DEFAULT 0, unfolded_since timestamptz,
     PRIMARY KEY (launch_config_id, stage)
 );
--- Newest state of each share in the weight records. A planner locks those of its pool, since other pools share them.
+-- Newest state of each share in the weight records, without a `size` before the first. A planner locks those of its
+-- pool, since other pools share them.
 CREATE TABLE shared_window (
     key text NOT NULL, stage text NOT NULL, version bigint NOT NULL DEFAULT 0, size integer,
     state text NOT NULL DEFAULT 'healthy' CHECK (state IN ('healthy', 'tripped')),
