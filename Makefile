@@ -17,7 +17,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS PROCESSES SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
+	SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.

@@ -4,9 +4,11 @@ Arguments are read from the environment:
 
     (none)                             a short form: a few scenarios, 2 seeds
     ONLY=all-out,slipway               only these scenarios and policies
-    SCENARIO=FILE                      a scenario file (format: scenario.py), or the name of a built-in one
+    SCENARIO=FILE                      a scenario file (format: scenario.py), or the name of a built-in one or a family
     DEMAND=FILE AVAILABILITY=FOLDER    real traces [default: a synthetic pair]
-    SEEDS=3                            runs of each scenario and policy
+    SEEDS=3 SEED=1                     runs of each scenario and policy, and the first seed
+    BOOTS=20,90,480 RATE=24 BURST=100  median boots in seconds, launches per minute and burst of a family's scenarios
+    BEFORE=COMMIT                      commit whose rules are the policy `before` [default: the last before evidence]
     CALIBRATE=1                        check that the simulator reproduces published figures
     FULL=1                             all scenarios and policies, 20 seeds
     FULL=1 KEEP=1                      the same; writes bench/results/policies.{json,md} and charts
@@ -23,14 +25,25 @@ from typing import Final
 import msgspec
 
 from bench import committed
-from bench.policies import plots, results, synthetic, traces
+from bench.policies import earlier, plots, results, synthetic, traces
 from bench.policies.calibrate import calibrate
-from bench.policies.cells import POLICIES, Cell, compute, compute_all, needs_traces, plan, run
+from bench.policies.cells import COMPARED, POLICIES, Cell, compute_all, needs_traces, plan, run
 from bench.policies.claims import OURS, Summaries, Verdict, counted, verdicts
+from bench.policies.earlier import UnknownCommit
+from bench.policies.families import FAMILIES, Sizes, family_of
 from bench.policies.figures import Figures
 from bench.policies.published import TRACES as PUBLISHED_TRACES
 from bench.policies.results import Results
-from bench.policies.scenario import BUILT_IN, BadScenario, Scenario, read
+from bench.policies.scenario import (
+    BOOT_SECONDS_MAX,
+    BOOT_SECONDS_MIN,
+    BUILT_IN,
+    PUSH_MAX,
+    RATE_MAX,
+    BadScenario,
+    Scenario,
+    read,
+)
 from bench.policies.table import LEGEND, detail, overview
 from bench.policies.traces import BadTrace, Traces
 
@@ -39,6 +52,7 @@ FILES: Final = ("policies.json", "policies.md", *CHARTS)
 COMMITTED: Final = f"{committed.NAME}/{FILES[0]}"
 SHORT: Final = ("healthy", "one-out", "all-out", "steady-30", "bad-image", "always-bad-nine")
 SHORT_SEEDS, FULL_SEEDS = 2, 20
+FRACTIONS: Final = ("BOOTS", "RATE")
 DRAWN: Final = ("rfc191", "ttl", "autoscaler", "thompson", "recommended", "slipway")
 
 
@@ -46,27 +60,45 @@ class BadArgument(Exception):
     """An invalid argument; the message names the allowed values."""
 
 
+KNOWN: Final = BUILT_IN | {
+    scenario.name: scenario for family in FAMILIES.values() for scenario in family.scenarios(Sizes())
+}
+"""Scenarios by name, with those of the families by default sizes."""
+
+
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Scenarios, policies and number of seeds selected by the arguments."""
+    """Scenarios, policies and seeds selected by the arguments; without `policies` each scenario has its own.
+
+    `of_family`: the scenarios are those of a family, perhaps by other sizes than the default.
+    """
 
     scenarios: Sequence[Scenario]
-    policies: Sequence[str]
+    policies: Sequence[str] = ()
     seeds: int
+    first_seed: int = 1
+    commit: str = earlier.COMMIT
+    of_family: bool = False
+
+    def policies_of(self, scenario: Scenario) -> Sequence[str]:
+        """Policies that a scenario is run with."""
+        family = family_of(scenario.name)
+        return self.policies or (FAMILIES[family].policies if family else COMPARED)
 
 
 def main(environment: Mapping[str, str], folder: Path = committed.FOLDER) -> int:
     """Run by the arguments in `environment`; CELL is compared with the results in `folder`."""
     try:
+        commit = environment.get("BEFORE") or earlier.COMMIT
         if name := environment.get("CELL"):
             cell = _cell(name)
-            return again(cell, _traces(environment) if needs_traces(cell.scenario) else None, folder)
+            return again(cell, _traces(environment) if needs_traces(cell.scenario) else None, folder, commit)
         selection = _selection(environment)
         if environment.get("CALIBRATE"):
             return _calibrate(_traces(environment), selection.seeds)
         given = _used(environment, selection.scenarios)
         target = committed.folder_to_write(environment, *FILES, folder=folder) if environment.get("FULL") else None
         return compare(selection, given, target)
-    except (BadArgument, BadScenario, BadTrace) as error:
+    except (BadArgument, BadScenario, BadTrace, UnknownCommit) as error:
         print(f"policies: {error}", file=sys.stderr)
         return 2
 
@@ -97,28 +129,67 @@ def _used(environment: Mapping[str, str], scenarios: Sequence[Scenario]) -> Trac
 
 def _selection(environment: Mapping[str, str]) -> Selection:
     is_full, path = bool(environment.get("FULL")), environment.get("SCENARIO")
-    scenarios = [BUILT_IN[name] for name in (BUILT_IN if is_full else SHORT)]
+    sizes = _sizes(environment)
+    scenarios = [KNOWN[name] for name in (KNOWN if is_full else SHORT)]
     if path:
-        scenarios = [BUILT_IN[path] if path in BUILT_IN and not Path(path).exists() else read(Path(path))]
+        scenarios = _scenarios(path, sizes)
         if environment.get("DEMAND") or environment.get("AVAILABILITY"):
             scenarios += [BUILT_IN["real"]] if scenarios[0].name != "real" else []
-    policies = list(POLICIES)
+    policies: list[str] = []
     if names := [name for name in environment.get("ONLY", "").split(",") if name]:
-        known = {scenario.name: scenario for scenario in scenarios} | BUILT_IN
+        known = {scenario.name: scenario for scenario in scenarios} | KNOWN
         if unknown := [name for name in names if name not in known and name not in POLICIES]:
             raise BadArgument(
-                f"ONLY={unknown[0]}: no such scenario or policy; available: {', '.join((*BUILT_IN, *POLICIES))}"
+                f"ONLY={unknown[0]}: no such scenario or policy; available: {', '.join((*KNOWN, *POLICIES))}"
             )
         scenarios = [known[name] for name in names if name in known] or scenarios
-        policies = [name for name in POLICIES if name in names] or policies
-    return Selection(scenarios=scenarios, policies=policies, seeds=_seeds(environment, is_full=is_full))
+        policies = [name for name in POLICIES if name in names]
+    in_family = bool(path) and path in FAMILIES and not Path(path).exists()
+    if sizes != Sizes() and not in_family:
+        raise BadArgument(f"BOOTS, RATE and BURST: only for a family; SCENARIO={' | '.join(FAMILIES)} selects one")
+    return Selection(
+        scenarios=scenarios,
+        policies=policies,
+        seeds=int(_number(environment, "SEEDS", FULL_SEEDS if is_full else SHORT_SEEDS, 1, 1000)),
+        first_seed=int(_number(environment, "SEED", 1, 1, 1_000_000)),
+        commit=environment.get("BEFORE") or earlier.COMMIT,
+        of_family=in_family,
+    )
 
 
-def _seeds(environment: Mapping[str, str], *, is_full: bool) -> int:
-    text = environment.get("SEEDS") or str(FULL_SEEDS if is_full else SHORT_SEEDS)
-    if not text.isdigit() or not 1 <= int(text) <= 1000:
-        raise BadArgument(f"SEEDS={text}: must be a number from 1 to 1000")
-    return int(text)
+def _scenarios(path: str, sizes: Sizes) -> list[Scenario]:
+    if not Path(path).exists():
+        if path in FAMILIES:
+            return FAMILIES[path].scenarios(sizes)
+        if path in KNOWN:
+            return [KNOWN[path]]
+    return [read(Path(path))]
+
+
+def _sizes(environment: Mapping[str, str]) -> Sizes:
+    default = Sizes()
+    boots = [
+        _number({"BOOTS": part}, "BOOTS", 0, BOOT_SECONDS_MIN, BOOT_SECONDS_MAX)
+        for part in (environment.get("BOOTS") or "").split(",")
+        if part
+    ]
+    return Sizes(
+        boots=tuple(dict.fromkeys(boots)) or default.boots,
+        rate=_number(environment, "RATE", default.rate, 0.001, RATE_MAX),
+        burst=int(_number(environment, "BURST", default.burst, 1, PUSH_MAX)),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+    """Argument within bounds; a default that is a whole number asks for one."""
+    text = environment.get(name) or f"{default:g}"
+    try:
+        found = float(text) if name in FRACTIONS else float(int(text))
+    except ValueError:
+        found = float("nan")
+    if not least <= found <= most:
+        raise BadArgument(f"{name}={text}: must be a number from {least:g} to {most:g}")
+    return found
 
 
 def _calibrate(given: Traces, seeds: int) -> int:
@@ -134,13 +205,20 @@ def _calibrate(given: Traces, seeds: int) -> int:
 def compare(selection: Selection, given: Traces | None, folder: Path | None) -> int:
     """Run all cells, print tables and claims, write results to `folder`; return 1 if a claim is false."""
     offsets = len(given.offsets()) if given is not None else 1
-    cells = plan(selection.scenarios, selection.policies, selection.seeds, offsets)
+    cells = [
+        cell
+        for scenario in selection.scenarios
+        for cell in plan(
+            [scenario], selection.policies_of(scenario), selection.seeds, offsets, first=selection.first_seed
+        )
+    ]
     of = f"; {given.of}" if given is not None else ""
     scenarios = "1 scenario" if len(selection.scenarios) == 1 else f"{len(selection.scenarios)} scenarios"
-    policies = "1 policy" if len(selection.policies) == 1 else f"{len(selection.policies)} policies"
+    names = list(dict.fromkeys(cell.policy for cell in cells))
+    policies = "1 policy" if len(names) == 1 else f"{len(names)} policies"
     print(f"{scenarios} × {policies}, {len(cells)} runs{of}", flush=True)
     found: dict[Cell, Figures] = {}
-    for cell, figures in compute_all(cells, given):
+    for cell, figures in compute_all(cells, given, selection.commit):
         found[cell] = figures
         if len(found) % 100 == 0:
             print(f"  {len(found)} of {len(cells)} runs", flush=True)
@@ -156,17 +234,19 @@ def compare(selection: Selection, given: Traces | None, folder: Path | None) -> 
 
 
 def _is_claimed(selection: Selection, name: str, given: Traces | None) -> bool:
-    """True if claims apply to a scenario: it is built in, and its traces, if any, are the published ones."""
+    """True if claims apply to a scenario: it is built in or of a family, and traces, if any, are the published ones."""
     scenario = next(scenario for scenario in selection.scenarios if scenario.name == name)
     known = given is not None and results.digest(given) == PUBLISHED_TRACES
-    return scenario == BUILT_IN.get(name) and (known or not needs_traces(scenario))
+    is_ours = selection.of_family or scenario == KNOWN.get(name)
+    return is_ours and (known or not needs_traces(scenario))
 
 
 def _text(selection: Selection, sums: Summaries, judged: Sequence[Verdict]) -> list[str]:
-    lines = ["", *overview(selection.scenarios, selection.policies, sums), "", LEGEND]
+    policies = [policy for policy in POLICIES if any(policy == run_policy for _, run_policy in sums)]
+    lines = ["", *overview(selection.scenarios, policies, sums), "", LEGEND]
     for scenario in selection.scenarios:
         about = ["", scenario.about] if scenario.about else []
-        lines += ["", f"## {scenario.name}", *about, "", *detail(scenario, selection.policies, sums)]
+        lines += ["", f"## {scenario.name}", *about, "", *detail(scenario, selection.policies_of(scenario), sums)]
     if judged:
         lines += ["", "## Claims", "", *(f"- {verdict}" for verdict in judged)]
     return lines
@@ -205,23 +285,23 @@ def _write(
         "![failed/ok](policies-ratios.png)",
     ]
     (folder / "policies.md").write_text("\n".join([*head, *text]) + "\n")
-    drawn = [policy for policy in DRAWN if policy in selection.policies]
+    drawn = [policy for policy in DRAWN if policy in (selection.policies or COMPARED)]
     for name, draw in (("one-out", plots.shares), ("all-out", plots.failures)):
         if any(scenario.name == name for scenario in selection.scenarios):
             file = folder / f"policies-{draw.__name__}.png"
             draw(file, {policy: run(Cell(BUILT_IN[name], policy, 1), given) for policy in drawn})
     if ("real", OURS) in sums:
-        plots.ratios(folder / "policies-ratios.png", sums, selection.policies)
+        plots.ratios(folder / "policies-ratios.png", sums, selection.policies or COMPARED)
 
 
 def _cell(name: str) -> Cell:
     parts = name.split("/")
-    if len(parts) != 3 or parts[0] not in BUILT_IN or parts[1] not in POLICIES or not parts[2].isdigit():
+    if len(parts) != 3 or parts[0] not in KNOWN or parts[1] not in POLICIES or not parts[2].isdigit():
         raise BadArgument(f"CELL={name}: must be scenario/policy/seed, such as all-out/slipway/7")
-    return Cell(BUILT_IN[parts[0]], parts[1], int(parts[2]))
+    return Cell(KNOWN[parts[0]], parts[1], int(parts[2]))
 
 
-def again(cell: Cell, given: Traces | None, folder: Path) -> int:
+def again(cell: Cell, given: Traces | None, folder: Path, commit: str) -> int:
     """Recompute one cell and compare it with the committed results; return 1 if it differs."""
     try:
         saved = results.read(folder / "policies.json")
@@ -235,9 +315,9 @@ def again(cell: Cell, given: Traces | None, folder: Path) -> int:
         raise BadArgument(
             f"CELL={cell.name}: computed from {saved.traces}; give these traces as DEMAND and AVAILABILITY"
         )
-    then, now = saved.figures(cell.name), compute(cell, given)
-    differing = [field for field in results.FIELDS if getattr(then, field) != getattr(now, field)]
-    for field in results.FIELDS:
+    then, ((_, now),) = saved.figures(cell.name), compute_all([cell], given, commit)
+    differing = [field for field in saved.fields if getattr(then, field) != getattr(now, field)]
+    for field in saved.fields:
         mark = f"   committed: {getattr(then, field)}" if field in differing else ""
         print(f"{field:<18} {getattr(now, field)}{mark}")
     print(f"differs from {COMMITTED} in {', '.join(differing)}" if differing else f"equal to {COMMITTED}")

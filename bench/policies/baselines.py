@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from bench.policies.conditions import Conditions
+from bench.policies.conditions import Conditions, either
 from bench.policies.policy import Policy
 from bench.policies.scenario import TICK_SECONDS
 from slipway_local.demo.rfc191 import EVENTS_SECONDS, ErrorRates
@@ -186,13 +186,17 @@ class Thompson(Weighted):
 
 
 class Oracle(Weighted):
-    """Knows each config's current chance of refusal, and launches nothing while all configs are down."""
+    """Knows each config's current chances of failure, and launches nothing while all configs are down."""
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         super().__init__(conditions, rng)
         self.refusal = conditions.refusal
         self.caps = conditions.caps
         self.bad = conditions.unregistered
+        self.images = [
+            [revision for revision in reversed(conditions.revisions) if revision.config == config]
+            for config in self.places
+        ]
         self.held = [0] * conditions.configs
 
     def weights(self, now: float) -> Sequence[float]:
@@ -204,7 +208,11 @@ class Oracle(Weighted):
     def _refused(self, config: int, tick: int) -> float:
         bad, cap = self.bad[config], self.caps.get(config)
         is_full = cap is not None and cap[0] <= tick < cap[1] and self.held[config] >= cap[2]
-        return 1.0 if is_full or (bad is not None and bad[tick]) else self.refusal[config][tick]
+        if is_full:
+            return 1.0
+        image = next(revision for revision in self.images[config] if revision.since <= tick)
+        of_boot = either(image.unregistered, bad[tick] if bad is not None else 0.0)
+        return either(self.refusal[config][tick], of_boot)
 
     def accepted(self, now: float, config: int, worker: int) -> None:
         self.held[config] += 1

@@ -3,26 +3,29 @@
 Cells are computed in worker processes in any order; their figures depend only on the three values and the traces.
 """
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
+from pathlib import Path
 from random import Random
 from typing import Final
 
 import msgspec
 
-from bench.policies import baselines
+from bench.policies import baselines, earlier
 from bench.policies.conditions import Conditions, conditions
 from bench.policies.figures import Figures, figures
 from bench.policies.policy import Policy
 from bench.policies.recommended import Recommended
 from bench.policies.scenario import Scenario
 from bench.policies.simulator import Run, simulate
-from bench.policies.slipway import Slipway
+from bench.policies.slipway import UNLIMITED, Slipway
 from bench.policies.traces import Traces
 
 PROCESSES: Final = 2
+NO_WINDOWS: Final = "no-windows"
 POLICIES: Final[dict[str, Callable[[Conditions, Random], Policy]]] = {
     "uniform": baselines.Uniform,
     "rfc191": baselines.ErrorRate,
@@ -33,7 +36,12 @@ POLICIES: Final[dict[str, Callable[[Conditions, Random], Policy]]] = {
     "recommended": Recommended,
     "slipway": Slipway,
     "oracle": baselines.Oracle,
+    NO_WINDOWS: partial(Slipway, policies=UNLIMITED),
+    earlier.BEFORE: Slipway,
 }
+OURS: Final = ("slipway", NO_WINDOWS, earlier.BEFORE)
+COMPARED: Final = tuple(name for name in POLICIES if name not in OURS[1:])
+"""Policies of scenarios that do not select their own."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -74,23 +82,36 @@ def _conditions(scenario: Scenario, traces: Traces | None, offset_seconds: float
     return conditions(scenario, traces, offset_seconds)
 
 
-def compute_all(cells: Sequence[Cell], traces: Traces | None) -> Iterator[tuple[Cell, Figures]]:
-    """Figures of all cells, in the order given. Long runs start first, so that both processes end at the same time."""
+def compute_all(
+    cells: Sequence[Cell], traces: Traces | None, commit: str = earlier.COMMIT
+) -> Iterator[tuple[Cell, Figures]]:
+    """Figures of all cells, those of `before` first: they are computed with the packages of `commit`."""
+    past = [cell for cell in cells if cell.policy == earlier.BEFORE]
+    if past:
+        with earlier.checked_out(commit) as tree:
+            yield from _computed(past, traces, tree)
+    yield from _computed([cell for cell in cells if cell.policy != earlier.BEFORE], traces, None)
+
+
+def _computed(cells: Sequence[Cell], traces: Traces | None, tree: Path | None) -> Iterator[tuple[Cell, Figures]]:
+    """Figures of cells in the order given. Long runs start first, so that both processes end at the same time."""
+    given = (tree, pickle.dumps(traces))
     context = get_context("spawn")
-    with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=_set_traces, initargs=(traces,)) as executor:
+    with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=earlier.begin, initargs=given) as executor:
         begun = {cell: executor.submit(_compute, cell) for cell in sorted(cells, key=_weight, reverse=True)}
         for cell in cells:
             yield cell, begun[cell].result()
 
 
 def _weight(cell: Cell) -> tuple[float, bool, bool]:
-    return cell.scenario.hours, cell.policy == "slipway", cell.policy == "thompson"
+    return cell.scenario.hours, cell.policy in OURS, cell.policy == "thompson"
 
 
 _traces: list[Traces | None] = []  # in a worker process, set at its start
 
 
-def _set_traces(traces: Traces | None) -> None:
+def set_traces(traces: Traces | None) -> None:
+    """Set the traces of this worker process."""
     _traces[:] = [traces]
 
 
@@ -98,11 +119,18 @@ def _compute(cell: Cell) -> Figures:
     return compute(cell, _traces[0])
 
 
-def plan(scenarios: Iterable[Scenario], policies: Iterable[str], seeds: int, offsets: int) -> list[Cell]:
-    """Cells of seeds 1 to `seeds`, rounded up to a multiple of the offsets where availability comes from a trace."""
+def plan(
+    scenarios: Iterable[Scenario],
+    policies: Iterable[str],
+    seeds: int,
+    offsets: int,
+    first: int = 1,
+) -> list[Cell]:
+    """Cells of `seeds` seeds from `first` on, rounded up to a multiple of the offsets where availability comes from a
+    trace."""
     policies = list(policies)
     found = []
     for scenario in scenarios:
         rounded = -(-seeds // offsets) * offsets if scenario.availability == "trace" else seeds
-        found += [Cell(scenario, policy, seed) for policy in policies for seed in range(1, rounded + 1)]
+        found += [Cell(scenario, policy, seed) for policy in policies for seed in range(first, first + rounded)]
     return found

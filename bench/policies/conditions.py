@@ -1,7 +1,7 @@
 """Conditions of one run, the same for all policies: arrivals, and the outcome of a try at each config and tick."""
 
 from collections.abc import Sequence
-from math import exp
+from math import ceil, exp
 from random import Random
 from typing import Final
 
@@ -13,18 +13,30 @@ from bench.policies.traces import Traces
 POISSON_MAX: Final = 30.0  # beyond it exp(-mean) times chances is drawn in parts
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Per config, then per tick: `refusal`, the chance that a try is refused, and `unregistered`, 1 if boots fail.
+class Revision(msgspec.Struct, frozen=True, kw_only=True):
+    """One image of a config, from the tick `since` on. A boot of it never registers with the chance `unregistered`."""
 
-    `caps` maps a config to (first tick, tick after the last, workers). `scopes` are the scopes of refusals by config.
-    `shares` are the fair shares of configs in all launches when all are healthy.
+    config: int
+    since: int
+    image: str
+    boot_seconds: float
+    unregistered: float
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Per config, then per tick: `refusal` and `unregistered`, the chances that a try is refused and that a boot fails.
+
+    `revisions` are the images of the configs: first one per config for the start of the run, then those of the changes
+    in the order of their times. `caps` maps a config to (first tick, tick after the last, workers). `scopes` are the
+    scopes of refusals by config. `shares` are the fair shares of configs in all launches when all are healthy.
     """
 
     scenario: Scenario
     names: Sequence[str]
     regions: Sequence[str]
     refusal: Sequence[Sequence[float]]
-    unregistered: Sequence[bytes | None]
+    unregistered: Sequence[Sequence[float] | None]
+    revisions: Sequence[Revision]
     caps: dict[int, tuple[int, int, int]]
     scopes: Sequence[str]
     shares: Sequence[float]
@@ -57,7 +69,7 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
         names = [f"config-{place}" for place in range(scenario.configs)]
         regions = [f"region-{place}" for place in range(scenario.configs)]
         refusal = [[0.0] * ticks for _ in names]
-    unregistered: list[bytes | None] = [None] * len(names)
+    unregistered: list[list[float] | None] = [None] * len(names)
     caps: dict[int, tuple[int, int, int]] = {}
     scopes = ["capacity"] * len(names)
     minutes = [tick * TICK_SECONDS / 60 for tick in range(ticks)]
@@ -65,17 +77,17 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
         active = [fault.active(minute) for minute in minutes]
         for config in fault.configs:
             scopes[config] = fault.scope
-            if fault.kind == "refused":
-                for tick, is_active in enumerate(active):
-                    if is_active:
-                        here = fault.probability_at(minutes[tick])
-                        refusal[config][tick] = 1 - (1 - refusal[config][tick]) * (1 - here)
-            elif fault.kind == "capped":
+            if fault.kind == "capped":
                 first = active.index(True)  # a cap has no periods, and every fault a tick
                 caps[config] = (first, first + sum(active), fault.workers)
+                continue
+            if fault.kind == "refused":
+                chances = refusal[config]
             else:
-                before = unregistered[config] or bytes(ticks)
-                unregistered[config] = bytes(a or b for a, b in zip(active, before, strict=True))
+                chances = unregistered[config] = unregistered[config] or [0.0] * ticks
+            for tick, is_active in enumerate(active):
+                if is_active:
+                    chances[tick] = either(chances[tick], fault.probability_at(minutes[tick]))
     factors = scenario.price_factors or (1.0,) * len(names)
     return Conditions(
         scenario=scenario,
@@ -83,12 +95,44 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
         regions=regions,
         refusal=refusal,
         unregistered=unregistered,
+        revisions=_revisions(scenario, len(names)),
         caps=caps,
         scopes=scopes,
         shares=[factor / sum(factors) for factor in factors],
         faulty=sorted({config for fault in scenario.faults for config in fault.configs}),
         rates=_rates(scenario, traces),
     )
+
+
+def either(one: float, other: float) -> float:
+    """Chance of at least one of two independent events."""
+    return 1 - (1 - one) * (1 - other)
+
+
+def _revisions(scenario: Scenario, configs: int) -> list[Revision]:
+    is_shared = scenario.image == "shared"
+    found = [
+        Revision(
+            config=config,
+            since=0,
+            image="image" if is_shared else f"image-{config}",
+            boot_seconds=scenario.boot_seconds,
+            unregistered=0.0,
+        )
+        for config in range(configs)
+    ]
+    for number, change in sorted(enumerate(scenario.image_changes, 2), key=lambda item: item[1].minute):
+        found += [
+            Revision(
+                config=config,
+                since=ceil(change.minute * 60 / TICK_SECONDS),
+                image=f"image@{number}" if is_shared else f"image-{config}@{number}",
+                boot_seconds=change.boot_seconds or scenario.boot_seconds,
+                unregistered=change.unregistered,
+            )
+            for config in change.configs
+        ]
+    return found
 
 
 def _rates(scenario: Scenario, traces: Traces | None) -> Sequence[float]:
@@ -107,7 +151,10 @@ def _rates(scenario: Scenario, traces: Traces | None) -> Sequence[float]:
 def arrivals(conditions: Conditions, seed: int) -> list[int]:
     """Tasks that arrive in each tick; the same for every policy."""
     rng = Random(f"arrivals/{seed}")
-    return [_poisson(rng, rate) for rate in conditions.rates]
+    found = [_poisson(rng, rate) for rate in conditions.rates]
+    for push in conditions.scenario.pushes:
+        found[int(push.minute * 60 / TICK_SECONDS)] += push.tasks
+    return found
 
 
 def _poisson(rng: Random, mean: float) -> int:

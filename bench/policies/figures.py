@@ -10,6 +10,7 @@ from bench.policies.simulator import Run
 TICKS_A_MINUTE = round(60 / TICK_SECONDS)
 DETECTED = 0.25  # of the fair share
 RECOVERED = 0.8
+NEW_MINUTES = 15.0
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +23,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `share_left` is what they got while the faults lasted, of all tries. `unfairness` is the difference between the
     largest and the smallest share of tries in an hour, each relative to its fair share and in parts of all, in the
     mean over the hours. `jain` is Jain's index of accepted launches relative to fair shares. `on_bad_image` launches
-    were accepted with an image that was bad at that time. Waits are until a machine registers, in seconds. `surge`
-    counts tries at the first fault's configs in the minute after its end; `peak` is the most failures in one minute.
+    were accepted with an image that was bad at that time, and never registered. Waits are until a machine registers, in
+    seconds; `wait_new` is the mean over the tasks that arrive in the first 15 minutes of the newest image, those that
+    still wait at the end with their wait so far. `surge` counts tries at the first fault's configs in the minute after
+    its end; `peak` is the most failures in one minute.
     """
 
     accepted: int
@@ -40,6 +43,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     wait_p95: float
     peak: int
     surge: int | None
+    wait_new: float | None = None  # absent from older results
 
     @property
     def ratio(self) -> float:
@@ -85,7 +89,20 @@ def figures(run: Run) -> Figures:
         wait_p95=_significant(waits[int(0.95 * len(waits))] if waits else 0.0),
         peak=max(sum(run.failing[tick : tick + TICKS_A_MINUTE]) for tick in range(0, ticks, TICKS_A_MINUTE)),
         surge=surge,
+        wait_new=_rounded(_wait_new(run)),
     )
+
+
+def _wait_new(run: Run) -> float | None:
+    """Mean wait of the tasks of the 15 minutes since the newest image. Tasks are served in the order of arrival."""
+    begin = max(revision.since for revision in run.conditions.revisions)
+    end = begin + round(NEW_MINUTES * TICKS_A_MINUTE)
+    first, last = sum(run.coming[:begin]), sum(run.coming[:end])
+    waits = run.waits[first:last]
+    ends = run.conditions.scenario.ticks * TICK_SECONDS
+    arrived = [tick * TICK_SECONDS for tick in range(begin, min(end, len(run.coming))) for _ in range(run.coming[tick])]
+    waits += [ends - at for at in arrived[len(waits) :]]
+    return _part(sum(waits), len(waits)) if waits else None
 
 
 def _tick(minute: float | None, ticks: int) -> int:

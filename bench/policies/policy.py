@@ -8,7 +8,11 @@ class Policy:
 
     Outcomes arrive in the order of their times and before the next choice: acceptance or refusal 2 s after the try, a
     registration at the end of the boot, a failed boot at the registration time-out. Times are seconds of the run.
+
+    A policy that `names_revisions` chooses places in the run's revisions instead, and gets the outcomes by them.
     """
+
+    names_revisions = False
 
     def choose(self, now: float, tries: int) -> Sequence[int]:
         """Configs to try now, at most `tries`."""

@@ -11,6 +11,7 @@ there is one config per zone of the availability trace and a launch is refused w
 at the beginning of the trace and last for `hours`, at most 96.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -31,6 +32,8 @@ LATE_SECONDS_MAX: Final = 3600.0  # of records and events; far later than any bu
 REPLICAS_MAX: Final = 10
 TIMEOUT_SECONDS_MIN: Final = TICK_SECONDS  # answers are known earlier
 TIMEOUT_SECONDS_MAX: Final = 30 * 86_400.0
+BOOT_SECONDS_MIN, BOOT_SECONDS_MAX = 1.0, 86_400.0
+PUSH_MAX: Final = 10_000
 
 Source = Literal["made", "trace"]
 
@@ -43,10 +46,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A fault of some configs from `begin_minute` to `end_minute` (absent: to the end of the run).
 
     `refused`: each launch fails with `probability`, which grows from 0 during the first `ramp_minutes`. `capped`:
-    launches of one config beyond `workers` in flight and running fail. `unregistered`: machines whose boot would end
-    in this time never register. With `period_minutes` the fault is active only in the first `active_minutes` of each
-    period; a cap has no periods, and a config has one cap. `scope` is the scope of the provider's error: capacity,
-    quota, image or config; all faults of a config have the same.
+    launches of one config beyond `workers` in flight and running fail. `unregistered`: a machine whose boot would end
+    in this time never registers, with the same `probability`. With `period_minutes` the fault is active only in the
+    first `active_minutes` of each period; a cap has no periods, and a config has one cap. `scope` is the scope of the
+    provider's error: capacity, quota, image or config; all faults of a config have the same.
     """
 
     kind: Literal["refused", "capped", "unregistered"]
@@ -69,7 +72,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return (minute - self.begin_minute) % self.period_minutes < self.active_minutes
 
     def probability_at(self, minute: float) -> float:
-        """Chance of a refusal at a minute of the run."""
+        """Chance of a failure at a minute of the run."""
         passed = minute - self.begin_minute
         return self.probability * passed / self.ramp_minutes if passed < self.ramp_minutes else self.probability
 
@@ -82,12 +85,36 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     launches_per_minute: float = 0.0
 
 
+class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`tasks` that arrive together at an instant, on top of the demand."""
+
+    minute: float
+    tasks: int
+
+
+class ImageChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Change of the image of `configs` at an instant: each gets a new revision with a new image.
+
+    Boots of the new image take `boot_seconds` (absent: those of the scenario), and each never registers with the
+    probability `unregistered`. The new image is shared by these configs or own, as the scenario's `image`.
+    """
+
+    minute: float
+    configs: tuple[int, ...]
+    boot_seconds: float | None = None
+    unregistered: float = 0.0
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scenario of one run. Rates are per minute; `background` is the chance that any launch is refused at random.
 
-    `bursts` replace the rate for a time. `price_factors` scale the fair share of each config. `image` and `account`
-    are shared by all configs or own. A start that has not registered after `registration_timeout_seconds` is stopped,
-    and its task waits again.
+    `bursts` replace the rate for a time, `pushes` add to it. `price_factors` scale the fair share of each config.
+    `image` and `account` are shared by all configs or own. `boot_seconds` is the median of boots (log-normal, sigma
+    0.35); `image_changes` replace images while the run goes on, and a config has at most one per tick. A failed boot is
+    known `registration_timeout_seconds` after its start, and its task waits again.
+
+    Slipway rolls new images out by the strategy `natural`: until the new revision of a config is proven, the old one
+    launches what the new one may not. Other policies launch the newest image of a config at once.
 
     Only for Slipway: `profile` is the weight profile; weight records reach the first provisioner `record_lag_seconds`
     late, and each further one of its `replicas` another `replica_lag_seconds` later; events are delivered twice with
@@ -105,9 +132,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     availability: Source = "made"
     faults: tuple[Fault, ...] = ()
     bursts: tuple[Span, ...] = ()
+    pushes: tuple[Push, ...] = ()
     price_factors: tuple[float, ...] = ()
     account: Literal["shared", "own"] = "own"
     image: Literal["shared", "own"] = "own"
+    boot_seconds: float = 90.0
+    image_changes: tuple[ImageChange, ...] = ()
     registration_timeout_seconds: float = 900.0
     profile: str = "on-demand"
     replicas: int = 1
@@ -146,6 +176,7 @@ def checked(scenario: Scenario) -> Scenario:
     _check_within("launches_per_minute", scenario.launches_per_minute, 0, RATE_MAX)
     if not 0 <= scenario.background < 1:
         raise BadScenario(f"background: must be from 0 to below 1, not {scenario.background:g}")
+    _check_within("boot_seconds", scenario.boot_seconds, BOOT_SECONDS_MIN, BOOT_SECONDS_MAX)
     _check_within("duplicates", scenario.duplicates, 0, 1)
     _check_within("reordered_seconds", scenario.reordered_seconds, 0, LATE_SECONDS_MAX)
     _check_within("record_lag_seconds", scenario.record_lag_seconds, 0, LATE_SECONDS_MAX)
@@ -164,6 +195,10 @@ def checked(scenario: Scenario) -> Scenario:
         for place, span in enumerate(spans):
             _check_span(f"{name}[{place}]", span.begin_minute, span.end_minute, scenario)
             _check_within(f"{name}[{place}].launches_per_minute", span.launches_per_minute, 0, RATE_MAX)
+    for place, push in enumerate(scenario.pushes):
+        _check_minute(f"pushes[{place}]", push.minute, scenario)
+        _check_within(f"pushes[{place}].tasks", push.tasks, 1, PUSH_MAX)
+    _check_changes(scenario)
     capped: set[int] = set()
     scopes: dict[int, str] = {}
     for place, fault in enumerate(scenario.faults):
@@ -186,13 +221,14 @@ def checked(scenario: Scenario) -> Scenario:
 def check_configs(scenario: Scenario, configs: int) -> None:
     """Check the indexes of configs and the number of price factors against `configs`; raises BadScenario."""
     if scenario.price_factors and len(scenario.price_factors) != configs:
-        given = len(scenario.price_factors)
-        raise BadScenario(f"price_factors: {given} given for {configs} configs; one per config is needed")
-    for place, fault in enumerate(scenario.faults):
-        if outside := [config for config in fault.configs if not 0 <= config < configs]:
-            raise BadScenario(
-                f"faults[{place}].configs: no config {outside[0]}; configs are numbered from 0 to {configs - 1}"
-            )
+        raise BadScenario(
+            f"price_factors: {len(scenario.price_factors)} given for {configs} configs; one per config is needed"
+        )
+    named = [(f"faults[{place}]", fault.configs) for place, fault in enumerate(scenario.faults)]
+    named += [(f"image_changes[{place}]", change.configs) for place, change in enumerate(scenario.image_changes)]
+    for where, given in named:
+        if outside := [config for config in given if not 0 <= config < configs]:
+            raise BadScenario(f"{where}.configs: no config {outside[0]}; configs are numbered from 0 to {configs - 1}")
 
 
 def _check_within(where: str, value: float, least: float, most: float) -> None:
@@ -207,12 +243,39 @@ def _check_span(where: str, begin: float, end: float | None, scenario: Scenario)
         raise BadScenario(f"{where}.begin_minute: must be below {last:g}, where the run ends, not {begin}")
 
 
+def _check_minute(where: str, minute: float, scenario: Scenario) -> None:
+    if not 0 <= minute < (last := scenario.hours * 60):
+        raise BadScenario(f"{where}.minute: must be from 0 to below {last:g}, where the run ends, not {minute}")
+
+
+def _check_changes(scenario: Scenario) -> None:
+    last: dict[int, float] = {}
+    for place, change in enumerate(scenario.image_changes):
+        where = f"image_changes[{place}]"
+        _check_minute(where, change.minute, scenario)
+        _check_named(where, change.configs)
+        if change.boot_seconds is not None:
+            _check_within(f"{where}.boot_seconds", change.boot_seconds, BOOT_SECONDS_MIN, BOOT_SECONDS_MAX)
+        _check_within(f"{where}.unregistered", change.unregistered, 0, 1)
+        for config in change.configs:
+            if config in last and change.minute < last[config] + TICK_SECONDS / 60:
+                raise BadScenario(
+                    f"{where}.minute: config {config} changes at {last[config]:g}; its changes must be in the order of "
+                    f"their times and {TICK_SECONDS:g} s apart"
+                )
+            last[config] = change.minute
+
+
+def _check_named(where: str, configs: Sequence[int]) -> None:
+    if not configs:
+        raise BadScenario(f"{where}.configs: must name at least one config")
+    if twice := [config for place, config in enumerate(configs) if config in configs[:place]]:
+        raise BadScenario(f"{where}.configs: names config {twice[0]} twice")
+
+
 def _check_fault(where: str, fault: Fault, scenario: Scenario) -> None:
     _check_span(where, fault.begin_minute, fault.end_minute, scenario)
-    if not fault.configs:
-        raise BadScenario(f"{where}.configs: must name at least one config")
-    if twice := [config for place, config in enumerate(fault.configs) if config in fault.configs[:place]]:
-        raise BadScenario(f"{where}.configs: names config {twice[0]} twice")
+    _check_named(where, fault.configs)
     _check_within(f"{where}.probability", fault.probability, 0, 1)
     for name, value in (("ramp_minutes", fault.ramp_minutes), ("workers", fault.workers)):
         if value < 0:

@@ -2,8 +2,9 @@
 
 Random numbers come from one stream per purpose, derived from the seed, so that all policies face the same arrivals and
 outages. Each tick of 10 s: outcomes due by now; arrivals; tries from the backlog, each accepted or refused at once and
-known 2 s later. The task of a refused try then returns to the backlog. An accepted try boots; a failed boot is known at
-the registration time-out, and its task returns to the backlog. Machines take the task that has waited longest.
+known 2 s later. The task of a refused try then returns to the backlog. An accepted try boots the newest image of its
+config, or of the revision that the policy names; a failed boot is known at the registration time-out, and its task
+returns to the backlog. Machines take the task that has waited longest.
 """
 
 from collections import deque
@@ -14,11 +15,10 @@ from typing import Final
 
 import msgspec
 
-from bench.policies.conditions import Conditions, arrivals
+from bench.policies.conditions import Conditions, arrivals, either
 from bench.policies.policy import Policy
 from bench.policies.scenario import ANSWER_SECONDS, TICK_SECONDS, TRIES_MAX
 
-BOOT_SECONDS_MEDIAN: Final = 90.0
 BOOT_SIGMA: Final = 0.35
 LIFE_SECONDS_MEAN: Final = 1800.0
 
@@ -30,6 +30,7 @@ class Run(msgspec.Struct, kw_only=True):
 
     Tries are accepted or refused; of the accepted, some never register: `accepted` = registered + unregistered +
     booting. `arrived` = registered + waiting, where waiting tasks are in the backlog or have a start in progress.
+    `coming` are the tasks that arrive per tick; they are served in this order, so `waits` has it too.
     """
 
     conditions: Conditions
@@ -37,6 +38,7 @@ class Run(msgspec.Struct, kw_only=True):
     accepted: list[list[int]]
     refused: list[list[int]]
     failing: list[int]
+    coming: list[int]
     waits: list[float]
     arrived: int = 0
     registered: int = 0
@@ -51,8 +53,11 @@ class Run(msgspec.Struct, kw_only=True):
 def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
     """Run one policy under given conditions."""
     scenario, ticks, configs = conditions.scenario, conditions.scenario.ticks, conditions.configs
-    luck, boots, lives = (Random(f"{purpose}/{seed}") for purpose in ("luck", "boots", "lives"))
-    log_median, timeout = log(BOOT_SECONDS_MEDIAN), scenario.registration_timeout_seconds
+    luck, boots, lives, flaws = (Random(f"{purpose}/{seed}") for purpose in ("luck", "boots", "lives", "flaws"))
+    revisions, timeout = conditions.revisions, scenario.registration_timeout_seconds
+    log_medians = [log(revision.boot_seconds) for revision in revisions]
+    changes = deque(range(configs, len(revisions)))
+    newest = list(range(configs))
     coming = arrivals(conditions, seed)
     refusal, unregistered, background = conditions.refusal, conditions.unregistered, scenario.background
     caps = [conditions.caps.get(config) for config in range(configs)]
@@ -63,6 +68,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
         accepted=[[0] * ticks for _ in range(configs)],
         refused=[[0] * ticks for _ in range(configs)],
         failing=[0] * ticks,
+        coming=coming,
         waits=[],
     )
     accepted, refused, failing = run.accepted, run.refused, run.failing
@@ -75,7 +81,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
     def pass_outcomes(until: float) -> None:
         nonlocal backlog, under_way
         while due and due[0][0] <= until:
-            at, kind, config, worker, boot_seconds = heappop(due)
+            at, kind, chosen, worker, boot_seconds = heappop(due)
             if kind == REGISTERED:
                 under_way -= 1
                 run.registered += 1
@@ -85,63 +91,72 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
                     queue.popleft()
                 else:
                     oldest[1] -= 1
-                policy.registered(at, config, worker, boot_seconds)
-                heappush(due, (at + lives.expovariate(1 / LIFE_SECONDS_MEAN), ENDED, config, worker, 0.0))
+                policy.registered(at, chosen, worker, boot_seconds)
+                heappush(due, (at + lives.expovariate(1 / LIFE_SECONDS_MEAN), ENDED, chosen, worker, 0.0))
             elif kind == ENDED:
-                held[config] -= 1
-                policy.ended(at, config, worker)
+                held[revisions[chosen].config] -= 1
+                policy.ended(at, chosen, worker)
             else:
-                held[config] -= 1
+                held[revisions[chosen].config] -= 1
                 under_way -= 1
                 backlog += 1
                 run.unregistered += 1
                 failing[min(last_tick, int(at / TICK_SECONDS))] += 1
-                policy.unregistered(at, config, worker)
+                policy.unregistered(at, chosen, worker)
 
     for tick in range(ticks):
         now = tick * TICK_SECONDS
         pass_outcomes(now)
+        while changes and revisions[changes[0]].since <= tick:
+            changed = changes.popleft()
+            newest[revisions[changed].config] = changed
         if coming[tick]:
             backlog += coming[tick]
             run.arrived += coming[tick]
             queue.append([now, coming[tick]])
-        for config in policy.choose(now, min(backlog, TRIES_MAX)) if backlog else ():
+        for chosen in policy.choose(now, min(backlog, TRIES_MAX)) if backlog else ():
+            config = revisions[chosen].config
+            launched = chosen if policy.names_revisions else newest[config]
+            revision = revisions[launched]
             workers += 1
             backlog -= 1
             under_way += 1
             chance = luck.random()
-            is_bad = refusal[config][tick]
+            refuses = refusal[config][tick]
             cap = caps[config]
-            if chance < is_bad or (cap is not None and cap[0] <= tick < cap[1] and held[config] >= cap[2]):
+            if chance < refuses or (cap is not None and cap[0] <= tick < cap[1] and held[config] >= cap[2]):
                 scope = conditions.scopes[config]
-            elif chance < is_bad + (1 - is_bad) * background:
+            elif chance < refuses + (1 - refuses) * background:
                 scope = scenario.background_scope
             else:
                 accepted[config][tick] += 1
                 held[config] += 1
-                boot_seconds = exp(log_median + BOOT_SIGMA * boots.gauss(0.0, 1.0))
-                bad = unregistered[config]
-                if bad is not None and bad[min(last_tick, int((now + boot_seconds) / TICK_SECONDS))]:
-                    run.on_bad_image += bad[tick]
-                    heappush(due, (now + timeout, UNREGISTERED, config, workers, 0.0))
+                boot_seconds = exp(log_medians[launched] + BOOT_SIGMA * boots.gauss(0.0, 1.0))
+                bad = fails = revision.unregistered
+                if (faults := unregistered[config]) is not None:
+                    bad = either(bad, faults[tick])
+                    fails = either(fails, faults[min(last_tick, int((now + boot_seconds) / TICK_SECONDS))])
+                if fails and flaws.random() < fails:
+                    run.on_bad_image += bad > 0
+                    heappush(due, (now + timeout, UNREGISTERED, chosen, workers, 0.0))
                 else:
-                    heappush(due, (now + boot_seconds, REGISTERED, config, workers, boot_seconds))
-                answers.append((config, workers, ""))
+                    heappush(due, (now + boot_seconds, REGISTERED, chosen, workers, boot_seconds))
+                answers.append((chosen, workers, ""))
                 continue
             refused[config][tick] += 1
             failing[tick] += 1
-            answers.append((config, workers, scope))
+            answers.append((chosen, workers, scope))
         run.waiting_seconds += (backlog + under_way) * TICK_SECONDS
         if answers:
             known = now + ANSWER_SECONDS
             pass_outcomes(known)
-            for config, worker, scope in answers:
+            for chosen, worker, scope in answers:
                 if scope:
                     backlog += 1
                     under_way -= 1
-                    policy.refused(known, config, worker, scope)
+                    policy.refused(known, chosen, worker, scope)
                 else:
-                    policy.accepted(known, config, worker)
+                    policy.accepted(known, chosen, worker)
             answers.clear()
     run.waiting = backlog + under_way
     run.booting = sum(kind != ENDED for _, kind, *_ in due)

@@ -1,8 +1,8 @@
 """Slipway's production cores on the virtual clock: the weight-calculator's world and the provisioner's planning.
 
 The work of the services around these cores is restated in a few lines each: the log (order per partition, sequence
-numbers that detect duplicates), publishing of changed weights, the view of the newest records, and the provisioner's
-counts of workers in flight and of failures. The rules themselves are the production code.
+numbers that detect duplicates), publishing of changed weights, the view of the newest records, the provisioner's counts
+of workers in flight and of failures, and the steps of a roll-out. The rules themselves are the production code.
 """
 
 from collections import deque
@@ -21,10 +21,10 @@ from bench.policies.policy import Policy
 from bench.policies.scenario import TICK_SECONDS, Span
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
-from slipway_provisioner.domain import planning, pool
+from slipway_provisioner.domain import planning, pool, roll_out
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.policy import Policy as Coefficients
@@ -40,11 +40,19 @@ HOP_SECONDS: Final = 0.1  # from an event to the record that counts it, and from
 UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 ATTEMPT_SECONDS: Final = 30.0
 CAPACITY: Final = 1_000_000
-# Stages of each kind of shared key, with the window that the provisioner assumes before the first record.
-SHARE_WINDOWS: Final = {
-    kind: {stage: NEW_SHARED_WINDOWS.get((kind, stage)) for stage in stages}
-    for kind, stages in (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
+SHARED_STAGES: Final = {"image": ("launch", "boot", "claim"), "quota": ("launch",), "credential": ("launch",)}
+STRATEGY: Final = "natural"
+EVIDENCE: Final = "hook"  # of claims
+UNLIMITED: Final = {
+    name: msgspec.structs.replace(
+        policy,
+        new_launch_window=policy.launch_window,
+        new_boot_window=policy.boot_window,
+        new_claim_window=policy.claim_window,
+    )
+    for name, policy in PROFILES.items()
 }
+"""The same coefficients with every new window at its maximum."""
 CODES: Final = {
     Scope.CAPACITY: "InsufficientInstanceCapacity",
     Scope.QUOTA: "VcpuLimitExceeded",
@@ -64,9 +72,9 @@ class Log:
         self.number = 0
         self.last = [0] * PARTITIONS  # sequence number applied last
         self.free_at = [0.0] * PARTITIONS  # arrival of the newest record of the partition
-        self.queue: list[tuple[float, int, int, WorkerEvent, float]] = []
+        self.queue: list[tuple[float, int, int, WorkerEvent | LaunchConfigCreated, float]] = []
 
-    def append(self, worker: int, event: WorkerEvent, at: float) -> None:
+    def append(self, worker: int, event: WorkerEvent | LaunchConfigCreated, at: float) -> None:
         """Append an event that occurred at `at`."""
         partition = worker % PARTITIONS
         self.number += 1
@@ -81,7 +89,7 @@ class Log:
         """Arrival of the next record."""
         return self.queue[0][0] if self.queue else None
 
-    def take(self, until: float) -> list[tuple[float, WorkerEvent, float]]:
+    def take(self, until: float) -> list[tuple[float, WorkerEvent | LaunchConfigCreated, float]]:
         """Events arrived by `until`, as (arrival, event, time of occurrence), without duplicates."""
         taken = []
         while self.queue and self.queue[0][0] <= until:
@@ -121,7 +129,10 @@ class Calculator:
             draft = Draft(self.world)
             for arrived, event, at in log.take(end):
                 advance(draft, EPOCH_SECONDS + max(arrived, instant))
-                fold(draft, event, EPOCH_SECONDS + at)
+                if isinstance(event, LaunchConfigCreated):
+                    declare(draft, event, EPOCH_SECONDS + at)
+                else:
+                    fold(draft, event, EPOCH_SECONDS + at)
             advance(draft, EPOCH_SECONDS + end)
             if published := self._publish(draft, EPOCH_SECONDS + end):
                 found.append((end, published))
@@ -179,7 +190,7 @@ class View:
 
 
 class Counts(msgspec.Struct):
-    """The provisioner's counts of one config: workers in flight and failures, by stage."""
+    """The provisioner's counts of one revision: workers in flight and failures, by stage."""
 
     launching: int = 0
     booting: int = 0
@@ -188,15 +199,62 @@ class Counts(msgspec.Struct):
     failed_boots: int = 0
 
 
+class RollOut:
+    """Revisions of one launch config, by their places: the `current` one, its `fallback`, and those proven."""
+
+    def __init__(self, current: int) -> None:
+        self.current = current
+        self.fallback: int | None = None
+        self.proven: set[int] = set()
+
+    def replace(self, new: int, ids: Sequence[str]) -> None:
+        """Make a new revision the current one; production code selects the fallback, all others drain."""
+        others = [place for place in (self.current, self.fallback) if place is not None]
+        revisions = [
+            roll_out.Revision(id=ids[place], state="active", current=place == self.current, proven=place in self.proven)
+            for place in others
+        ]
+        steps = roll_out.replace(revisions, ids[new], STRATEGY)
+        self.fallback = next((place for place in others if ids[place] == steps.fallback_id), None)
+        self.current = new
+
+    def prove(self, known: WeightChanged | None) -> None:
+        """Drain the fallback once the record of the current revision proves it."""
+        if self.current in self.proven or known is None:
+            return
+        needed = roll_out.needed_starts(STRATEGY, [None])
+        if roll_out.is_proven(msgspec.to_builtins(known), EVIDENCE, needed):
+            self.proven.add(self.current)
+            self.fallback = None
+
+    def state(self, place: int) -> str:
+        return "active" if place in (self.current, self.fallback) else "draining"
+
+
 class Slipway(Policy):
-    """Slipway as a launch policy; `policies` are the coefficients by profile."""
+    """Slipway as a launch policy; `policies` are the coefficients by profile.
+
+    Lists are by revision, and have those that are not declared yet too: without workers, they count nothing.
+    """
+
+    names_revisions = True
 
     def __init__(self, conditions: Conditions, rng: Random, policies: Mapping[str, Coefficients] = PROFILES) -> None:
         scenario = conditions.scenario
-        self.configs = [_declared(conditions, place) for place in range(conditions.configs)]
-        self.place_of = {config.launch_config_id: place for place, config in enumerate(self.configs)}
+        self.revisions = conditions.revisions
+        self.configs = [_declared(conditions, place) for place in range(len(self.revisions))]
+        self.ids = [config.launch_config_id for config in self.configs]
+        self.place_of = {config_id: place for place, config_id in enumerate(self.ids)}
+        self.roll_outs = [RollOut(place) for place in range(conditions.configs)]
+        self.declared = conditions.configs
         self.log = Log(scenario.duplicates, scenario.reordered_seconds, rng)
-        self.calculator = Calculator(self.configs, policies, scenario.calculator_down)
+        coefficients = policies[scenario.profile]
+        self.new_windows = {
+            "launch": int(coefficients.new_launch_window),
+            "boot": int(coefficients.new_boot_window),
+            "claim": int(coefficients.new_claim_window),
+        }
+        self.calculator = Calculator(self.configs[: self.declared], policies, scenario.calculator_down)
         self.views = [
             View(HOP_SECONDS + scenario.record_lag_seconds + replica * scenario.replica_lag_seconds)
             for replica in range(scenario.replicas)
@@ -204,10 +262,21 @@ class Slipway(Policy):
         for view in self.views:
             view.coming.append((-view.lag_seconds, self.calculator.first))
         self.shares = [_shares(config) for config in self.configs]
+        # Windows of shares that the provisioner assumes before the first record; the others only have a health state.
+        assumed = {
+            ("image", "boot"): self.new_windows["boot"],
+            ("image", "claim"): self.new_windows["claim"],
+            ("quota", "launch"): int(coefficients.launch_window),
+        }
         self.sharing = [
-            (key, stage, size, [place for place, shares in enumerate(self.shares) if (key, stage) in shares])
+            (
+                key,
+                stage,
+                assumed.get((key.kind, stage)),
+                [place for place, shares in enumerate(self.shares) if (key, stage) in shares],
+            )
             for key in dict.fromkeys(key for shares in self.shares for key, _ in shares)
-            for stage, size in SHARE_WINDOWS[key.kind].items()
+            for stage in SHARED_STAGES[key.kind]
         ]
         self.counts = [Counts() for _ in self.configs]
         self.permits: dict[int, int] = {}
@@ -218,11 +287,16 @@ class Slipway(Policy):
         self.attempted_at = -ATTEMPT_SECONDS
 
     def choose(self, now: float, tries: int) -> Sequence[int]:
+        while self.declared < len(self.revisions) and self.revisions[self.declared].since * TICK_SECONDS <= now:
+            self._replace(self.declared, now)
         published = self.calculator.step(self.log, now - HOP_SECONDS)
         found: list[int] = []
         for view in self.views:
             view.coming.extend(published)
             view.catch_up(now)
+        if self.declared > len(self.roll_outs):
+            for names in self.roll_outs:
+                names.prove(self.views[0].records.get(self.ids[names.current]))
         # Replicas plan in random order, each by its own view; they share the counts of launches.
         views = self.order.sample(self.views, len(self.views)) if len(self.views) > 1 else self.views
         for left, view in zip(range(len(views), 0, -1), views, strict=True):
@@ -230,8 +304,14 @@ class Slipway(Policy):
                 found += self._plan(view, now, share)
         return found
 
+    def _replace(self, place: int, now: float) -> None:
+        """Declare the next revision, which replaces the current one of its config."""
+        self.roll_outs[self.revisions[place].config].replace(place, self.ids)
+        self.declared += 1
+        self.log.append(place, self.configs[place], now)
+
     def _plan(self, view: View, now: float, tries: int) -> list[int]:
-        """Configs of the launches that one replica plans, in order; probes first."""
+        """Revisions of the launches that one replica plans, in order; probes first."""
         plan = planning.plan(self._observed(view, now, tries), now=BEGIN + timedelta(seconds=now))
         found = []
         for launch in plan.launches:
@@ -260,7 +340,7 @@ class Slipway(Policy):
                 )
             ],
             fleet=pool.Fleet(serving=under_way + running, leaving=0),
-            configs=[self._config(view, place) for place in range(len(self.configs))],
+            configs=[self._config(view, place) for place in range(self.declared)],
             shared=self._shared(view),
             idle_timeout_seconds=300.0,
             calculator_unavailable_seconds=0.0 if since is None else max(0.0, now - since - UNAVAILABLE_AFTER_SECONDS),
@@ -269,6 +349,7 @@ class Slipway(Policy):
 
     def _config(self, view: View, place: int) -> pool.Config:
         config, counts = self.configs[place], self.counts[place]
+        of_name = self.roll_outs[self.revisions[place].config]
         known = view.records.get(config.launch_config_id)
         prior = config.base_weight * config.price_factor
         permit = known.probe_permit if known is not None else None
@@ -276,19 +357,30 @@ class Slipway(Policy):
         return pool.Config(
             id=config.launch_config_id,
             name=config.name,
-            current_id=config.launch_config_id,
+            current_id=self.ids[of_name.current],
             account_id=config.account_id,
             lease_pool_id=config.account_id,
             image_revision=config.image_revision,
+            state=of_name.state(place),
+            replaced_by="" if place == of_name.current else STRATEGY,
             weight=known.weight if known is not None else prior,
             prior_weight=prior,
             tripped=known is not None and known.state != "healthy",
             permit=permit if is_free and known is not None and known.state != "healthy" else None,
             last_permit=permit,
-            launch=_stage(known, "launch", counts.launching, counts.failed_launches),
-            boot=_stage(known, "boot", counts.booting, counts.failed_boots),
-            claim=_stage(known, "claim", 0, 0),
+            launch=self._stage(known, "launch", counts.launching, counts.failed_launches),
+            boot=self._stage(known, "boot", counts.booting, counts.failed_boots),
+            claim=self._stage(known, "claim", 0, 0),
             shares=self.shares[place],
+        )
+
+    def _stage(self, known: WeightChanged | None, name: str, in_flight: int, failures: int) -> pool.Stage:
+        stage = known.stages[name] if known is not None else None
+        return pool.Stage(
+            in_flight=in_flight,
+            failures=failures,
+            folded=stage.failures_folded if stage is not None else 0,
+            window=stage.window if stage is not None else self.new_windows[name],
         )
 
     def _shared(self, view: View) -> list[pool.Shared]:
@@ -313,7 +405,7 @@ class Slipway(Policy):
         return found
 
     def _unfolded(self, view: View, stage: str) -> list[int]:
-        """Failures of each config that its record does not count yet."""
+        """Failures of each revision that its record does not count yet."""
         found = []
         for config, counts in zip(self.configs, self.counts, strict=True):
             failed = {"launch": counts.failed_launches, "boot": counts.failed_boots}.get(stage, 0)
@@ -399,18 +491,19 @@ class Slipway(Policy):
 
 
 def _declared(conditions: Conditions, place: int) -> LaunchConfigCreated:
-    scenario = conditions.scenario
+    scenario, revision = conditions.scenario, conditions.revisions[place]
+    config, name = revision.config, conditions.names[revision.config]
     return LaunchConfigCreated(
-        launch_config_id=conditions.names[place],
-        name=conditions.names[place],
+        launch_config_id=name if place == config else f"{name}@{place}",
+        name=name,
         pool_id=POOL,
-        account_id="account" if scenario.account == "shared" else f"account-{place}",
-        region=conditions.regions[place],
-        zone=conditions.names[place],
+        account_id="account" if scenario.account == "shared" else f"account-{config}",
+        region=conditions.regions[config],
+        zone=name,
         instance_type=f"{FAMILY}.large",
-        image_revision="image" if scenario.image == "shared" else f"image-{place}",
+        image_revision=revision.image,
         base_weight=1.0,
-        price_factor=scenario.price_factors[place] if scenario.price_factors else 1.0,
+        price_factor=scenario.price_factors[config] if scenario.price_factors else 1.0,
         state="active",
         revision=1,
         profile=scenario.profile,
@@ -425,13 +518,3 @@ def _shares(config: LaunchConfigCreated) -> list[pool.Share]:
         (quota, "launch"),
         (credential_key(config.account_id), "launch"),
     ]
-
-
-def _stage(known: WeightChanged | None, name: str, in_flight: int, failures: int) -> pool.Stage:
-    stage = known.stages[name] if known is not None else None
-    return pool.Stage(
-        in_flight=in_flight,
-        failures=failures,
-        folded=stage.failures_folded if stage is not None else 0,
-        window=stage.window if stage is not None else NEW_WINDOWS[name],
-    )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bench.policies.claims import Summaries, text
+from bench.policies.families import IMAGES, ROLL_OUT, family_of
 from bench.policies.published import RECOMMENDED
 from bench.policies.results import Summary
 from bench.policies.scenario import Scenario
@@ -18,6 +19,7 @@ COLUMNS: Final = {
     "on_bad_image": "on bad image",
     "wait_mean": "wait s",
     "wait_p95": "wait p95 s",
+    "wait_new": "wait new s",
     "peak": "peak/min",
     "surge": "surge",
     "regret": "regret",
@@ -27,9 +29,10 @@ COLUMNS: Final = {
 LEGEND: Final = (
     "Means and 95 % confidence intervals. `meanwhile`: failures between the first fault's begin and the last one's "
     "end. `detect`: until the faulty configs got below a quarter of their fair share of tries within a minute; "
-    "`recover`: until they got 80 % of it again. `share left`: of all tries, while the first fault lasted. `surge`: "
-    "tries there in the first minute after it. `peak`: most failures in a minute. `regret`: workers that registered "
-    "under the oracle and not here. `unfairness`: largest less smallest share of an hour."
+    "`recover`: until they got 80 % of it again. `share left`: of all tries, while the first fault lasted. `wait new`: "
+    "of the tasks that arrive in the first 15 minutes of the newest image. `peak`: most failures in a minute. `surge`: "
+    "tries at the first fault's configs in the minute after it. `regret`: workers that registered under the oracle and "
+    "not here. `unfairness`: largest less smallest share of an hour."
 )
 
 
@@ -39,7 +42,7 @@ def overview(scenarios: Sequence[Scenario], policies: Sequence[str], found: Summ
     for scenario in scenarios:
         metric = headline(scenario)
         published = getattr(RECOMMENDED.get(scenario.name), metric, None)
-        cells = [text(found[scenario.name, policy][metric]) for policy in policies]
+        cells = [text(found.get((scenario.name, policy), {}).get(metric)) for policy in policies]
         rows.append([scenario.name, COLUMNS[metric], *cells, "" if published is None else f"{published:g}"])
     return _markdown(rows)
 
@@ -50,7 +53,9 @@ def headline(scenario: Scenario) -> str:
         return "ratio"
     if scenario.name == "healthy":
         return "unfairness"
-    return "on_bad_image" if scenario.name.startswith("always-bad") else "failed"
+    if family_of(scenario.name) == IMAGES:
+        return "wait_new"
+    return "on_bad_image" if scenario.name.startswith(("always-bad", f"{ROLL_OUT}-")) else "failed"
 
 
 def detail(scenario: Scenario, policies: Sequence[str], found: Summaries) -> list[str]:

@@ -41,7 +41,15 @@ PLAIN = Figures(
 
 def made(accepted: list[list[int]], refused: list[list[int]]) -> Run:
     failing = [sum(column) for column in zip(*refused, strict=True)]
-    run = Run(conditions=conditions(OUTAGE), seed=1, accepted=accepted, refused=refused, failing=failing, waits=[])
+    run = Run(
+        conditions=conditions(OUTAGE),
+        seed=1,
+        accepted=accepted,
+        refused=refused,
+        failing=failing,
+        coming=[0] * 180,
+        waits=[],
+    )
     run.arrived, run.registered, run.waiting_seconds = 100, sum(map(sum, accepted)), 2500.0
     run.waits = [float(wait) for wait in range(1, 101)]
     return run

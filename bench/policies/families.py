@@ -1,0 +1,116 @@
+"""Families: scenarios that differ by boot time, demand and kind of change, and are judged by the same claim.
+
+The arguments BOOTS, RATE and BURST replace the boot times, the steady demand and the size of the burst.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from bench.policies.scenario import Fault, ImageChange, Push, Scenario, checked
+
+CONFIGS: Final = (0, 1, 2, 3)
+CHANGE_MINUTE: Final = 60.0
+AFTER_HOURS: Final = 2.0  # from the first start of the new image to the end of the run
+IMAGES: Final = "new-image"
+ROLL_OUT: Final = "bad-roll-out"
+THIRD, MOSTLY = "third-bad", "mostly-bad"
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Median boot times in seconds, steady launches per minute, and tasks of a burst."""
+
+    boots: Sequence[float] = (20.0, 90.0, 480.0)
+    rate: float = 24.0
+    burst: int = 100
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """Scenarios by sizes, and the policies that they compare."""
+
+    policies: Sequence[str]
+    scenarios: Callable[[Sizes], list[Scenario]]
+
+
+def _new_images(sizes: Sizes) -> list[Scenario]:
+    """A good image that is new at the start of the run, or replaces another; with steady demand, with a burst of tasks
+    on top, and with that burst alone."""
+    found = []
+    for boot in sizes.boots:
+        for kind, minute, changes in (
+            ("cold", 0.0, ()),
+            ("roll-out", CHANGE_MINUTE, (ImageChange(minute=CHANGE_MINUTE, configs=CONFIGS),)),
+        ):
+            push = Push(minute=minute, tasks=sizes.burst)
+            for more, pushes, rate in (("", (), sizes.rate), ("-burst", (push,), sizes.rate), ("-alone", (push,), 0.0)):
+                if kind == "roll-out" and not rate:
+                    continue
+                found.append(
+                    _scenario(
+                        f"{IMAGES}-{kind}-{boot:g}s{more}",
+                        f"a new image, {kind}, boots of {boot:g} s, "
+                        + (f"{rate:g} launches a minute" if rate else "no demand")
+                        + (f", a burst of {sizes.burst}" if pushes else ""),
+                        sizes,
+                        boot_seconds=boot,
+                        hours=minute / 60 + AFTER_HOURS,
+                        launches_per_minute=rate,
+                        pushes=pushes,
+                        image_changes=changes,
+                    )
+                )
+    return found
+
+
+def _bad_roll_outs(sizes: Sizes) -> list[Scenario]:
+    """An image that never registers replaces a healthy one after an hour."""
+    change = ImageChange(minute=CHANGE_MINUTE, configs=CONFIGS, unregistered=1.0)
+    return [
+        _scenario(
+            f"{ROLL_OUT}-{boot:g}s" + (f"-{replicas}r" if replicas > 1 else ""),
+            f"after 1 h an image that never registers, boots of {boot:g} s"
+            + (f", {replicas} replicas" if replicas > 1 else ""),
+            sizes,
+            boot_seconds=boot,
+            hours=CHANGE_MINUTE / 60 + AFTER_HOURS,
+            image_changes=(change,),
+            replicas=replicas,
+        )
+        for boot in sizes.boots
+        for replicas in (1, 3)
+    ]
+
+
+def _partly_bad(name: str, probability: float) -> Callable[[Sizes], list[Scenario]]:
+    """An image of whose boots a part never registers."""
+    fault = Fault(kind="unregistered", configs=CONFIGS, probability=probability, scope="image")
+    return lambda sizes: [
+        _scenario(
+            f"{name}-{boot:g}s",
+            f"{probability:.0%} of an image's boots never register, boots of {boot:g} s",
+            sizes,
+            boot_seconds=boot,
+            hours=AFTER_HOURS,
+            faults=(fault,),
+        )
+        for boot in sizes.boots
+    ]
+
+
+def _scenario(name: str, about: str, sizes: Sizes, **fields: object) -> Scenario:
+    given = {"launches_per_minute": sizes.rate, "configs": len(CONFIGS), "background": 0.0, "image": "shared"} | fields
+    return checked(Scenario(name=name, about=about, **given))  # type: ignore[arg-type]
+
+
+FAMILIES: Final = {
+    IMAGES: Family(policies=("no-windows", "slipway"), scenarios=_new_images),
+    ROLL_OUT: Family(policies=("before", "slipway"), scenarios=_bad_roll_outs),
+    THIRD: Family(policies=("before", "slipway"), scenarios=_partly_bad(THIRD, 0.3)),
+    MOSTLY: Family(policies=("before", "slipway"), scenarios=_partly_bad(MOSTLY, 0.8)),
+}
+
+
+def family_of(name: str) -> str:
+    """Family of the scenario `name`; empty if it has none."""
+    return next((family for family in FAMILIES if name.startswith(f"{family}-")), "")
