@@ -245,6 +245,11 @@ BROKEN = [
     (observed(9), made(launch(1, PAUSED)), "launches on a, which is not active"),
     (observed(9), made(launch(1, STOPPED)), "launches on a, which is not active"),
     (observed(0, serving=1), made(stop=("busy",)), "stops a worker that is not idle"),
+    (
+        observed(0, config(launching=3), serving=4, idle=[idle("i1", 500), idle("i2", 500)]),
+        made(stop=("i1", "i2")),
+        "stops 2 workers, although 1 registered ones are not wanted",
+    ),
     (observed(0, serving=1), made(cancel=("admitted",)), "cancels a worker that is not waiting"),
 ]
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import count, pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pytest
@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.scopes import Key
 from slipway_provisioner.domain import planning, roll_out
 from slipway_provisioner.domain.planning import Plan, check_plan
-from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Stage
+from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage
 from slipway_provisioner.domain.roll_out import Progress, Revision, Standing, Strategy, replace, verdict
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
 STRATEGIES: Final[tuple[Strategy, ...]] = ("natural", "rolling", "now")
@@ -279,8 +282,8 @@ OLD: Final = config("a@1", "a@2", replaced_by="natural")
 FIRST: Final = "the current revision a@2 launches first"
 
 
-def changed(given_config: Config, **changes: Any) -> Config:
-    return msgspec.structs.replace(given_config, **changes)
+def changed(given_value: T, **changes: Any) -> T:
+    return msgspec.structs.replace(given_value, **changes)
 
 
 def narrow(given_config: Config, window: int) -> Config:
@@ -309,6 +312,61 @@ def test_a_fallback_launches_what_the_current_revisions_do_not(
     made = plan(observed(10, *configs))
     assert launched(made) == launches
     assert made.details["configs"]["a@1"].get("reason") == reason
+
+
+IMAGE: Final = (Key("image", "new"), "boot")
+FULL_IMAGE: Final = Shared(key=IMAGE[0], stage=IMAGE[1], window=12, in_flight=12)
+BOOTING: Final = changed(NEW, boot=Stage(window=64, in_flight=12), live=12, shares=[IMAGE])
+OTHER: Final = config("b@2", "b@2", shares=[IMAGE])
+OTHER_OLD: Final = config("b@1", "b@2", replaced_by="natural")
+#          configs, shares, launches for ten tasks without a worker
+EXPLORED = [
+    ([changed(NEW, boot=Stage(window=12, in_flight=12)), OLD], [], {"a@1": 10}),  # its own window binds
+    ([changed(NEW, claim=Stage(window=64, in_flight=60, failures=2)), OLD], [], {"a@2": 2, "a@1": 8}),
+    ([BOOTING, OLD], [FULL_IMAGE], {"a@1": 10}),  # the window of its image binds
+    ([BOOTING, OLD], [changed(FULL_IMAGE, in_flight=9)], {"a@2": 3, "a@1": 7}),
+    ([BOOTING, OLD], [changed(FULL_IMAGE, in_flight=0, tripped=True)], {"a@1": 10}),  # known from its image alone
+    ([changed(BOOTING, tripped=True, permit=1, last_permit=1), OLD], [FULL_IMAGE], {"a@2": 1, "a@1": 9}),
+    ([BOOTING, OLD, OTHER, OTHER_OLD], [FULL_IMAGE], {"a@1": 5, "b@1": 5}),  # both changed
+    ([BOOTING, OLD, config("c@1", "c@1", window=3)], [FULL_IMAGE], {"c@1": 3, "a@1": 7}),  # one did not change
+    ([changed(BOOTING, max_capacity=20), changed(OLD, max_capacity=20, live=4)], [FULL_IMAGE], {"a@1": 4}),
+    ([changed(BOOTING, max_capacity=16), changed(OLD, max_capacity=16, live=4)], [FULL_IMAGE], {}),
+]
+
+
+@pytest.mark.parametrize(("configs", "shared", "launches"), EXPLORED)
+def test_while_an_image_proves_itself_the_old_one_takes_the_demand(
+    configs: list[Config], shared: list[Shared], launches: dict[str, int]
+) -> None:
+    """The new one is held back by its own window, by its image's, by a trip or by the room of its name."""
+    assert launched(plan(observed(10, *configs, shared=shared))) == launches
+
+
+#        wanted, minimum, idle old ones, starts that hang, idle ones that stop
+HANGING = [
+    (0, 0, 8, 12, 8),  # nothing is wanted
+    (5, 0, 8, 12, 3),
+    (8, 0, 8, 12, 0),
+    (0, 8, 8, 12, 0),  # the minimum is wanted although there is no task
+    (30, 0, 8, 12, 0),
+    (0, 4, 8, 0, 4),
+]
+
+
+@pytest.mark.parametrize(("wanted", "minimum", "idle_ones", "hanging", "stopped"), HANGING)
+@pytest.mark.parametrize("state", ["active", "draining"])
+def test_no_idle_worker_stops_for_a_start_that_may_hang(
+    wanted: int, minimum: int, idle_ones: int, hanging: int, stopped: int, state: str
+) -> None:
+    """Starts of a new image fill the pool to its maximum of 20: the idle workers that are wanted stay."""
+    limits = Pool(id="linux", min_capacity=minimum, max_capacity=20, scaling_ratio=Fraction(1))
+    booting = changed(NEW, boot=Stage(window=12, in_flight=hanging), live=hanging)
+    old = changed(OLD, state=state, live=idle_ones)
+    overdue = [changed(worker, since=NOW - timedelta(hours=1)) for worker in idle(*range(idle_ones))]
+    given_observed = observed(wanted, booting, old, serving=hanging + idle_ones, idle=overdue)
+    made = plan(msgspec.structs.replace(given_observed, pool=limits))
+    assert len(made.stop) == stopped
+    assert len({*made.stop, *made.drain}) == stopped
 
 
 def test_a_rolling_replacement_launches_by_shares() -> None:

@@ -60,6 +60,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         max(0, spare - len(withdrawn)),
         [w.worker_id for w in observed.waiting if w.worker_id not in withdrawn],
         observed.idle,
+        registered_surplus=spare - _starting(observed),
         idle_timeout_seconds=observed.idle_timeout_seconds,
         now=now,
     )
@@ -103,7 +104,12 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
 
 def _missing(observed: Observed) -> int:
     """Workers that take no task now: leaving ones and those that have not registered."""
-    return observed.fleet.leaving + sum(config.starting for config in observed.configs)
+    return observed.fleet.leaving + _starting(observed)
+
+
+def _starting(observed: Observed) -> int:
+    """Workers that have not registered."""
+    return sum(config.starting for config in observed.configs)
 
 
 def _reconsider(observed: Observed, now: datetime, spare: int, missing: int) -> float | None:
@@ -298,6 +304,8 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
     idle = {w.worker_id: w.config_id for w in observed.idle}
     if not {*plan.stop, *plan.drain} <= idle.keys():
         problems.append("stops a worker that is not idle")
+    if len(plan.stop) > (unwanted := max(0, fleet.serving - _starting(observed) - plan.wanted)):
+        problems.append(f"stops {len(plan.stop)} workers, although {unwanted} registered ones are not wanted")
     draining = {config.id for config in observed.configs if config.state == "draining"}
     if not {idle.get(worker_id) for worker_id in plan.drain} <= draining:
         problems.append("drains a worker whose revision does not drain")

@@ -1,5 +1,6 @@
-"""Scale-down: cancels workers that wait for admission first, then stops idle ones, never busy ones. Idle workers of
-draining revisions stop even if they are wanted, a part at a time, so that their replacements can boot. Pure."""
+"""Scale-down: cancels workers that wait for admission first, then stops idle ones, never busy ones. Starts may fail,
+so they replace no idle worker before they have registered. Idle workers of draining revisions stop even if they are
+wanted, a part at a time, so that their replacements can boot. Pure."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -12,15 +13,22 @@ DRAINED_SHARE_MAX: Final = 0.25
 
 
 def select(
-    surplus: int, waiting: Sequence[str], idle: Sequence[Idle], *, idle_timeout_seconds: float, now: datetime
+    surplus: int,
+    waiting: Sequence[str],
+    idle: Sequence[Idle],
+    *,
+    registered_surplus: int,
+    idle_timeout_seconds: float,
+    now: datetime,
 ) -> tuple[list[str], list[str]]:
-    """(waiting workers to cancel, idle workers to stop), together at most `surplus`.
+    """(waiting workers to cancel, idle workers to stop), together at most `surplus`, of which `registered_surplus` have
+    registered.
 
     The newest waiting workers come first, since the oldest are admitted next; then the longest idle ones.
     """
     cancel = list(reversed(waiting))[:surplus]
     overdue = [w.worker_id for w in idle if now - w.since >= timedelta(seconds=idle_timeout_seconds)]
-    return cancel, overdue[: surplus - len(cancel)]
+    return cancel, overdue[: max(0, min(surplus - len(cancel), registered_surplus))]
 
 
 def drained(idle: Sequence[Idle], draining: Collection[str], *, wanted: int, missing: int) -> list[str]:
