@@ -149,7 +149,7 @@ bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
-policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
+policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=new-image SEEDS=3 SEED=1 BOOTS=20,90,480 RATE=24, SCENARIO=FILE, CELL=all-out/slipway/7, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies
 
 square-wave: $(READY) ## Fifty installations at once, then two hundred: starts per minute with and without pacing: SEED=3

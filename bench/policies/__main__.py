@@ -151,7 +151,7 @@ def _selection(environment: Mapping[str, str]) -> Selection:
         scenarios=scenarios,
         policies=policies,
         seeds=int(_number(environment, "SEEDS", FULL_SEEDS if is_full else SHORT_SEEDS, 1, 1000)),
-        first_seed=int(_number(environment, "SEED", 1, 1, 1_000_000)),
+        first_seed=int(_number(environment, "SEED", 1, 1, 100_000)),
         commit=environment.get("BEFORE") or earlier.COMMIT,
         of_family=in_family,
     )

@@ -89,11 +89,11 @@ def compute_all(
     past = [cell for cell in cells if cell.policy == earlier.BEFORE]
     if past:
         with earlier.checked_out(commit) as tree:
-            yield from _computed(past, traces, tree)
-    yield from _computed([cell for cell in cells if cell.policy != earlier.BEFORE], traces, None)
+            yield from computed(past, traces, tree)
+    yield from computed([cell for cell in cells if cell.policy != earlier.BEFORE], traces, None)
 
 
-def _computed(cells: Sequence[Cell], traces: Traces | None, tree: Path | None) -> Iterator[tuple[Cell, Figures]]:
+def computed(cells: Sequence[Cell], traces: Traces | None, tree: Path | None) -> Iterator[tuple[Cell, Figures]]:
     """Figures of cells in the order given. Long runs start first, so that both processes end at the same time."""
     given = (tree, pickle.dumps(traces))
     context = get_context("spawn")

@@ -12,7 +12,8 @@ from bench.policies.scenario import Fault, ImageChange, Push, Scenario, checked
 
 CONFIGS: Final = (0, 1, 2, 3)
 CHANGE_MINUTE: Final = 60.0
-AFTER_HOURS: Final = 2.0  # from the first start of the new image to the end of the run
+WAIT_HOURS: Final = 1.0  # after a change to a good image: until the tasks of its first 15 minutes have been served
+AFTER_HOURS: Final = 2.0  # of a bad image, to the end of the run
 IMAGES: Final = "new-image"
 ROLL_OUT: Final = "bad-roll-out"
 THIRD, MOSTLY = "third-bad", "mostly-bad"
@@ -54,7 +55,7 @@ def _new_images(sizes: Sizes) -> list[Scenario]:
                         + (f", a burst of {sizes.burst}" if pushes else ""),
                         sizes,
                         boot_seconds=boot,
-                        hours=minute / 60 + AFTER_HOURS,
+                        hours=minute / 60 + WAIT_HOURS,
                         launches_per_minute=rate,
                         pushes=pushes,
                         image_changes=changes,

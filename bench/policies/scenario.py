@@ -244,7 +244,8 @@ def _check_span(where: str, begin: float, end: float | None, scenario: Scenario)
 
 
 def _check_minute(where: str, minute: float, scenario: Scenario) -> None:
-    if not 0 <= minute < (last := scenario.hours * 60):
+    last = scenario.hours * 60
+    if not 0 <= minute < last:
         raise BadScenario(f"{where}.minute: must be from 0 to below {last:g}, where the run ends, not {minute}")
 
 

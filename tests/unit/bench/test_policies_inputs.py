@@ -14,6 +14,7 @@ from bench.policies.traces import BadTrace, Traces, Zone
 
 LONG_ENOUGH = 2000  # samples of 195 s: more than 96 h
 CAP = {"kind": "capped", "configs": [0], "workers": 10}
+CHANGE = {"minute": 60, "configs": [0]}
 MINUTE = {"begin_minute": 1, "end_minute": 2}
 
 
@@ -86,6 +87,42 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
             "calculator_down[0].begin_minute: must be below 60, where the run ends, not 60",
         ),
         ({"name": "x", "profile": "cheap"}, "profile: unknown profile cheap"),
+        ({"name": "x", "boot_seconds": 0}, "boot_seconds: must be from 1 to 86400, not 0"),
+        (
+            {"name": "x", "pushes": [{"minute": 360, "tasks": 1}]},
+            "pushes[0].minute: must be from 0 to below 360, where",
+        ),
+        ({"name": "x", "pushes": [{"minute": 1, "tasks": 0}]}, "pushes[0].tasks: must be from 1 to 10000, not 0"),
+        (
+            {"name": "x", "pushes": [{"minute": 1, "tasks": 1.5}]},
+            "Expected `int`, got `float` - at `$.pushes[0].tasks`",
+        ),
+        ({"name": "x", "image_changes": [CHANGE | {"minute": -1}]}, "image_changes[0].minute: must be from 0 to below"),
+        (
+            {"name": "x", "image_changes": [CHANGE | {"configs": []}]},
+            "image_changes[0].configs: must name at least one",
+        ),
+        (
+            {"name": "x", "image_changes": [CHANGE | {"configs": [0, 0]}]},
+            "image_changes[0].configs: names config 0 twice",
+        ),
+        (
+            {"name": "x", "image_changes": [CHANGE | {"configs": [4]}]},
+            "image_changes[0].configs: no config 4; configs are",
+        ),
+        (
+            {"name": "x", "image_changes": [CHANGE | {"boot_seconds": 1e9}]},
+            "image_changes[0].boot_seconds: must be from",
+        ),
+        (
+            {"name": "x", "image_changes": [CHANGE | {"unregistered": 2}]},
+            "image_changes[0].unregistered: must be from 0",
+        ),
+        (
+            {"name": "x", "image_changes": [CHANGE, CHANGE | {"minute": 60.1}]},
+            "image_changes[1].minute: config 0 changes at 60; its changes must be in the order of their times and 10 s",
+        ),
+        ({"name": "x", "image_changes": [CHANGE | {"minutes": 1}]}, "unknown field `minutes`"),
         ([], "Expected `object`, got `array`"),
     ],
 )
