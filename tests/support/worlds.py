@@ -117,6 +117,12 @@ def registered(
     return WorkerRegistered(instance_id="i", boot_seconds=seconds, outcome=ok, **of(c, worker_id, permit))
 
 
+def known_boots(c: LaunchConfigState, *seconds: float) -> list[WorkerEvent]:
+    """Boots of these durations [default: five of 100 s], so that others of the image can be slow or late."""
+    workers = [(f"known-{n}", each) for n, each in enumerate(seconds or (100.0,) * 5)]
+    return [event for id_, each in workers for event in (launched(c, id_), registered(c, id_, seconds=each))]
+
+
 def claimed(c: LaunchConfigState, worker_id: str = "w", permit: int | None = None) -> WorkerClaimed:
     ok = Outcome(Stage.CLAIM, Result.OK)
     return WorkerClaimed(task_id="t", source="q", outcome=ok, **of(c, worker_id, permit))

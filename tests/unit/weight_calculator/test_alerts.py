@@ -29,6 +29,7 @@ from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.alerts import NOTICE, PAGE
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold
+from tests.support.worlds import known_boots
 
 START = 1_900_000_000.0
 CONFIGS = ("zone-a", "zone-b", "zone-c")
@@ -249,8 +250,9 @@ def test_a_bad_image_is_one_page_with_evidence(alerted: Alerted) -> None:
 
 def test_late_boots_name_their_machines(alerted: Alerted) -> None:
     """The boots have not timed out yet; their consoles are known since the launch."""
+    alerted.commit(*known_boots(alerted.world.configs["zone-a"].declared))
     alerted.commit(*(alerted.launched(console=f"/log/{n}") for n in range(5)))
-    alerted.commit(seconds=301)
+    alerted.commit(seconds=201)
     page = alerted.open["weight-calculator/image-tripped/image/linux-1"]
     assert page.evidence == tuple(f"worker w-{n + 1}, instance i-7, console /log/{n}" for n in range(5))
 

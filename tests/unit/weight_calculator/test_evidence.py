@@ -17,6 +17,7 @@ from slipway_weight_calculator.domain.blame import charged
 from slipway_weight_calculator.domain.evidence import Stage, change, combined, masses, probability
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.trips import HEALTHY
+from slipway_weight_calculator.domain.windows import size
 from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
@@ -30,6 +31,7 @@ from tests.support.worlds import (
     config,
     delayed,
     fails,
+    known_boots,
     launched,
     lost,
     of,
@@ -284,42 +286,67 @@ def test_claims_no_longer_evaluated_end_their_trip() -> None:
     assert story.record("a", 2).state == "healthy"
 
 
-# Late starts
+# Slow and late starts
 
 
-def late_ones(count: int = 1, *, at: float = 300.0) -> Story:
-    """Boots started at 0 that are late and have not registered."""
+def late_ones(count: int = 1, *, at: float = 200.0) -> Story:
+    """Boots started at 0 that have not registered, of an image whose known boots took 100 s."""
     story = Story(A, B)
+    story.fold(-1000, *known_boots(A))
     story.fold(0, *(launched(A, f"w-{n}") for n in range(count)))
     story.advance_to(at)
     return story
 
 
 def test_a_late_start_counts_as_failed_until_it_ends() -> None:
-    """It counts for the config and the image, from 300 s on while few boots are known."""
-    before, after = late_ones(at=299), late_ones(at=300)
-    assert before.row("a").boot.late == 0
-    assert IMAGE not in before.world.rows
+    """From twice the slowest known boot on it counts for the config and the image."""
+    before, after = late_ones(at=199), late_ones(at=200)
     for key in ("a", IMAGE):
+        assert (before.row(key).boot.late, before.row(key).boot.failed) == (0, 0)
         stage = after.row(key).boot
         assert (stage.late, stage.failures, stage.failed, stage.folded) == (1, 1.0, 1, 0)
-        assert stage.window == pytest.approx(12 * 0.7)
         assert [failure.late for failure in stage.trip.run] == [True]
-    assert after.record("a", 300).stages["boot"].late == 1
+    assert after.record("a", 200).stages["boot"].late == 1
+
+
+def test_a_slow_start_counts_in_windows_until_it_ends() -> None:
+    """From one and a half times the slowest known boot on, once: when it becomes late its window stays."""
+    windows = {at: [late_ones(at=at).row(key).boot.window for key in ("a", IMAGE)] for at in (149, 150, 200)}
+    assert windows[149] == [pytest.approx(size(5, 0, POLICY))] * 2
+    assert windows[150] == windows[200] == [pytest.approx(size(5, 1, POLICY))] * 2
+    slow = late_ones(at=150)
+    assert (slow.row(IMAGE).boot.slow, slow.row(IMAGE).boot.failed, slow.trip(IMAGE, "boot").run) == (1, 0, ())
 
 
 NOT_FAILED: Final[list[Any]] = [registered(A, "w-0", seconds=400.0), stopping(A, None, "w-0"), stopped(A, "w-0")]
 
 
 @pytest.mark.parametrize("event", NOT_FAILED, ids=lambda event: type(event).__name__)
-def test_a_late_start_that_registers_or_that_we_stop_has_not_failed(event: WorkerEvent) -> None:
-    story = late_ones()
-    story.fold(400, event)
+@pytest.mark.parametrize("ended", [160, 400])
+def test_a_slow_start_that_registers_or_that_we_stop_has_not_failed(event: WorkerEvent, ended: float) -> None:
+    """Nothing is left in evidence, trips and windows, as if it had been in time, slow or late."""
+    story, quick = late_ones(at=ended), late_ones(at=100)
+    story.fold(ended, event)
+    quick.fold(100, event)
     for key in ("a", IMAGE):
-        stage = story.row(key).boot
-        assert (stage.late, stage.failed, stage.trip.run, stage.trip.unconfirmed) == (0, 0, (), 0)
+        stage, other = story.row(key).boot, quick.row(key).boot
+        assert (stage.late, stage.slow, stage.failed, stage.trip.run, stage.trip.unconfirmed) == (0, 0, 0, (), 0)
         assert stage.failures == pytest.approx(0, abs=1e-9)
+        assert (stage.good, stage.bad, stage.window) == (other.good, other.bad, other.window)
     assert "w-0" not in story.world.boots
+
+
+def test_a_late_start_at_the_cap_leaves_its_window_too() -> None:
+    """Withdrawn failures were never mixed into the evidence, which is scaled at the cap."""
+    story = Story(A)
+    story.fold(-1000, *known_boots(A, *[100.0] * 50))
+    story.fold(-900, *(stopping(A, fails(Scope.IMAGE, WorkerStage.BOOT), f"bad-{n}") for n in range(3)))
+    before = story.row(IMAGE).boot
+    story.fold(0, *(launched(A, f"w-{n}") for n in range(4)))
+    story.advance_to(200)
+    assert story.row(IMAGE).boot.window < before.window
+    story.fold(300, *(stopping(A, None, f"w-{n}") for n in range(4)))
+    assert story.row(IMAGE).boot.window == before.window
 
 
 def test_a_late_start_that_fails_is_charged_once() -> None:
@@ -329,7 +356,8 @@ def test_a_late_start_that_fails_is_charged_once() -> None:
     story.fold(900, stopping(A, fails(Scope.IMAGE, WorkerStage.BOOT), "w-0"), stopped(A, "w-0"))
     for key in ("a", IMAGE):
         stage = story.row(key).boot
-        assert (stage.failures, stage.failed, stage.late) == (before[key].failures, 1, 0)
+        assert (stage.failures, stage.failed, stage.late, stage.slow) == (before[key].failures, 1, 0, 0)
+        assert (stage.good, stage.bad, stage.window) == (5, 1, before[key].window)
         assert [(failure.code, failure.late) for failure in stage.trip.run] == [("image", False)]
     assert story.row("a").boot.folded == 1
 
@@ -339,30 +367,65 @@ def test_a_late_start_that_fails_for_another_reason_is_charged_to_that() -> None
     story = late_ones()
     story.fold(900, lost(A, fails(Scope.CONFIG, WorkerStage.BOOT), "w-0"))
     assert (story.row("a").boot.failed, story.row(IMAGE).boot.failed) == (1, 0)
+    assert (story.row("a").boot.bad, story.row(IMAGE).boot.bad) == (1, 0)
     assert story.row(IMAGE).boot.trip.run == ()
 
 
-def test_a_start_that_is_late_where_boots_are_known() -> None:
-    """Twice the 95 % quantile of boots: of 20 samples the second longest."""
+def test_no_start_is_late_before_five_boots_of_its_image_are_known() -> None:
+    """However long it takes; boots of other images say nothing about it."""
+    other = config("o", image_revision="other")
+    story = Story(A, other)
+    story.fold(0, *known_boots(A, 90.0, 90.0, 90.0, 90.0), *known_boots(other, *[90.0] * 9), launched(A, "w"))
+    story.advance_to(86_400)
+    assert (story.row(IMAGE).boot.slow, story.row(IMAGE).boot.late, story.world.boots["w"].judged_at) == (0, 0, 0)
+
+
+def test_the_fifth_known_boot_has_the_boots_in_progress_judged() -> None:
+    """Each by its own age, without those that have registered before the reply."""
+    story = Story(A, B)
+    story.fold(0, launched(A, "old"), registered(A, "early"), *known_boots(A, 90.0, 80.0, 70.0, 60.0))
+    story.fold(100, launched(B, "young"), registered(A, "fifth", seconds=100.0))
+    story.advance_to(149)
+    assert story.row(IMAGE).boot.slow == 0
+    story.advance_to(150)
+    assert [story.row(key).boot.slow for key in (IMAGE, "a", "b")] == [1, 1, 0]
+    story.advance_to(250)
+    assert [story.row(key).boot.slow for key in (IMAGE, "a", "b")] == [2, 1, 1]
+    assert story.row(IMAGE).boot.late == 1
+
+
+def test_lateness_is_judged_again_when_slower_boots_are_known() -> None:
+    """A boot is compared with those that are known when its time has come."""
+    story = late_ones(at=149)
+    story.fold(149, registered(A, "slow", seconds=149.0))
+    story.advance_to(223)
+    assert story.row(IMAGE).boot.slow == 0
+    story.advance_to(224)
+    assert (story.row(IMAGE).boot.slow, story.row(IMAGE).boot.late) == (1, 0)
+    story.fold(225, registered(A, "slower", seconds=160.0))
+    story.advance_to(319)
+    assert story.row(IMAGE).boot.late == 0
+    story.advance_to(320)
+    assert story.row(IMAGE).boot.late == 1
+
+
+def test_lateness_has_a_minimum() -> None:
+    """Boots of a second vary by more than their duration."""
     story = Story(A)
-    for n in range(20):
-        story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=100.0 + n))
-    story.fold(1000, launched(A, "slow"))
-    story.advance_to(1000 + 2 * 118 - 1)
-    assert story.row("a").boot.late == 0
-    story.advance_to(1000 + 2 * 118)
-    assert story.row("a").boot.late == 1
+    story.fold(0, *known_boots(A, *[1.0] * 5), launched(A, "w"))
+    for at, counts in ((22, (0, 0)), (22.5, (1, 0)), (29, (1, 0)), (30, (1, 1))):
+        story.advance_to(at)
+        assert (story.row(IMAGE).boot.slow, story.row(IMAGE).boot.late) == counts
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=80))
-def test_the_quantile_of_boot_times_is_that_of_the_newest(seconds: list[float]) -> None:
-    """Maintained incrementally, without sorting all of them each time."""
+def test_boots_are_compared_with_the_slowest_of_the_newest(seconds: list[float]) -> None:
+    """Maintained incrementally, without looking at all of them each time."""
     story = Story(A)
     for n, each in enumerate(seconds):
         story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=each))
-    newest = sorted(seconds[-POLICY.boot_samples :])
-    expected = newest[-max(1, len(newest) // 20 + 1)] if len(newest) >= POLICY.late_samples else 0.0
-    assert story.row("a").slow_seconds == expected
+    slowest = max(*seconds[-POLICY.boot_samples :], POLICY.slowest_min_seconds)
+    assert story.row(IMAGE).slowest_seconds == (slowest if len(seconds) >= POLICY.late_samples else 0.0)
 
 
 def test_a_start_that_registers_before_the_reply_is_never_late() -> None:
@@ -387,8 +450,8 @@ def test_a_stopped_start_is_never_late() -> None:
 
 def test_masses_of_late_starts_are_removed_from_sums() -> None:
     story = late_ones(3)
-    story.fold(301, *(registered(A, f"w-{n}", seconds=301.0) for n in range(3)), claimed(A, "w-0"))
+    story.fold(201, *(registered(A, f"w-{n}", seconds=201.0) for n in range(3)), claimed(A, "w-0"))
     for key, (successes, place_failures, _) in story.world.sums.items():
         if decoded(key)[-1] == "boot":
-            assert successes == pytest.approx(3)
+            assert successes == pytest.approx(3 + 5 * 2 ** (-1201 / 600))
             assert place_failures == pytest.approx(0, abs=1e-9)

@@ -21,6 +21,7 @@ from tests.support.worlds import (
     Story,
     claimed,
     config,
+    known_boots,
     launched,
     refused,
     registered,
@@ -187,7 +188,7 @@ def test_an_archived_revision_keeps_its_health_until_its_tombstone() -> None:
     assert story.row("a@1").launch == before.launch
     story.declare(replace(FIRST, revision=3), 29 * 86_400)
     assert story.record("a@1", 29 * 86_400).state != "healthy"
-    assert story.row("a@1").boots == before.boots
+    assert story.row("a@1").boot == before.boot
     story.forget("a@1", 30 * 86_400)
     story.declare(FIRST, 30 * 86_400 + 1)
     assert story.row("a@1") == Story(FIRST).row("a@1")
@@ -220,8 +221,8 @@ def test_a_forgotten_revision_releases_its_probe_and_its_late_starts() -> None:
     """Other revisions may then probe the key that they shared, and rows that nobody shares are deleted."""
     second = config("a@2", instance_type="c5.large")
     story = Story(FIRST, second)
-    story.fold(0, launched(FIRST, "slow"))
-    story.advance_to(400)
+    story.fold(0, *known_boots(FIRST), launched(FIRST, "slow"))
+    story.advance_to(200)
     assert story.row(IMAGE).boot.late == 1
     story.trip_config(FIRST, 401, Scope.CREDENTIAL)
     story.fold(402, refused(FIRST, Scope.QUOTA, "q"))

@@ -27,6 +27,7 @@ from tests.support.worlds import (
     config,
     delayed,
     fails,
+    known_boots,
     launched,
     lost,
     refused,
@@ -95,11 +96,12 @@ def test_five_boots_or_claims_trip_the_config_and_the_image(stage: Stage) -> Non
 def test_late_boots_trip_too() -> None:
     """Late boots count before their registration timeout, however long it is."""
     story = Story(A)
+    story.fold(-1000, *known_boots(A))
     story.fold(0, *(launched(A, f"w-{n}") for n in range(5)))
-    story.advance_to(299)
-    assert story.record("a", 299).state == "healthy"
-    story.advance_to(300)
-    assert (story.record("a", 300).state, story.record("a", 300).tripped_stage) == ("tripped", "boot")
+    story.advance_to(199)
+    assert story.record("a", 199).state == "healthy"
+    story.advance_to(200)
+    assert (story.record("a", 200).state, story.record("a", 200).tripped_stage) == ("tripped", "boot")
 
 
 def test_row_is_counted_in_event_time() -> None:
@@ -280,17 +282,32 @@ def test_a_lost_probe_is_repeated(events: list[WorkerEvent], stage: Stage, secon
 
 
 def test_a_probe_is_not_lost_while_it_boots() -> None:
-    """A boot may take long; a late one resolves the probe anyway."""
-    slow = POLICY.probe_timeout_seconds * 3
-    story = Story(A, B, policies={"on-demand": msgspec.structs.replace(POLICY, late_seconds=slow)})
+    """It has the time in which boots of its image are not late; a late one resolves the probe anyway."""
+    slow = POLICY.probe_timeout_seconds
+    story = Story(A, B)
+    story.fold(-1, *known_boots(A, *[slow] * 5))
     story.fold(0, *(launched(A, str(n)) for n in range(5)))
     story.fold(1, *(stopping(A, fails(Scope.CONFIG, Stage.BOOT), str(n)) for n in range(5)))
     permit = story.probe("a", 20)
     story.fold(20, requested(A, "p", permit), launched(A, "p", permit))
-    story.advance_to(slow)
+    story.advance_to(19 + 2 * slow)
     assert story.trip("a", "boot").probe == Probe("a", 1)
-    story.fold(slow, registered(A, "p", permit))
+    story.fold(19 + 2 * slow, registered(A, "p", permit))
     assert not story.trip("a", "boot").tripped
+
+
+def test_a_probe_of_an_unknown_image_may_boot_as_long_as_its_profile_allows() -> None:
+    """Then it counts as lost, so that one machine that hangs for days does not end all probes."""
+    story = Story(A)
+    story.fold(0, *(stopping(A, fails(Scope.CONFIG, Stage.BOOT), str(n)) for n in range(5)))
+    permit = story.probe("a", 20)
+    story.fold(20, requested(A, "p", permit), launched(A, "p", permit))
+    lost_at = 20 + POLICY.boot_seconds + POLICY.probe_timeout_seconds
+    story.advance_to(lost_at - 1)
+    assert story.trip("a", "boot").probe == Probe("a", 1)
+    story.advance_to(lost_at)
+    assert story.trip("a", "boot").probe is None
+    assert story.probe("a", lost_at + 15) == 2
 
 
 def test_permit_numbers_continue_after_a_config_was_deleted() -> None:
@@ -344,27 +361,28 @@ def test_a_relapse_continues_with_its_delay() -> None:
 def test_a_probe_of_a_boot_is_answered_by_its_boot() -> None:
     """An accepted launch is no evidence for an image; a late boot fails the probe until it registers."""
     story = Story(A)
+    story.fold(-1000, *known_boots(A))
     story.fold(0, *(launched(A, f"w-{n}") for n in range(5)))
-    permit = story.probe("a", 320)
-    story.fold(320, requested(A, "p", permit), launched(A, "p", permit))
+    permit = story.probe("a", 220)
+    story.fold(220, requested(A, "p", permit), launched(A, "p", permit))
     assert story.trip("a", "boot").probe == story.trip(IMAGE, "boot").probe == Probe("a", 1)
-    story.advance_to(620)
+    story.advance_to(420)
     assert story.trip(IMAGE, "boot").failed_probes == story.trip("a", "boot").failed_probes == 1
-    story.fold(710, registered(A, "p", permit, seconds=390.0))
-    assert story.record("a", 710).state == "healthy"
-    assert story.row(IMAGE).boot.window == 2
+    story.fold(510, registered(A, "p", permit, seconds=290.0))
+    assert story.record("a", 510).state == "healthy"
 
 
 def test_a_trip_by_late_boots_ends_when_they_register_and_not_when_we_stop_them() -> None:
     """Slow boots are not failures, but stopping them ourselves is no evidence of success."""
     for ends, recovers in ((registered, True), (stopped, False)):
         story = Story(A)
+        story.fold(-1000, *known_boots(A))
         story.fold(0, *(launched(A, f"w-{n}") for n in range(7)))
-        story.advance_to(301)
-        story.fold(302, ends(A, "w-0"), ends(A, "w-1"))
-        assert story.record("a", 303).state != "healthy", "five are still late"
-        story.fold(304, ends(A, "w-2"))
-        assert (story.record("a", 305).state == "healthy") is recovers
+        story.advance_to(201)
+        story.fold(202, ends(A, "w-0"), ends(A, "w-1"))
+        assert story.record("a", 203).state != "healthy", "five are still late"
+        story.fold(204, ends(A, "w-2"))
+        assert (story.record("a", 205).state == "healthy") is recovers
 
 
 # Several trips, several configs

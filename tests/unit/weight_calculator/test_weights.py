@@ -18,6 +18,7 @@ from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
+from slipway_weight_calculator.domain.windows import size
 from slipway_weight_calculator.domain.world import declare, fold
 from tests.support.worlds import (
     IMAGE,
@@ -193,16 +194,16 @@ def test_first_record() -> None:
 
 
 def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
-    """A claim shows that workers find tasks, so many idle workers are allowed then."""
+    """A claim shows that workers find tasks, so many idle workers are allowed then. Boot windows follow evidence."""
     story = Story(A)
     story.fold(0, *(event for n in range(100) for event in healthy(A, n)))
     windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
-    assert windows == {"launch": 64, "boot": 112, "claim": 1000}
+    assert windows == {"launch": 64, "boot": 1000, "claim": 1000}
     shared = {(Key(each.kind, each.id), each.stage): each.window for each in story.record("a", 0).shared}
-    assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 112, (IMAGE, "claim"): 1000}
+    assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 1000, (IMAGE, "claim"): 1000}
     story.fold(1, *failing(A, 100))
     windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
-    assert windows == {"launch": 32, "boot": 78, "claim": 700}
+    assert windows == {"launch": 32, "boot": int(size(30 * 30 / 31, 30 / 31, POLICY)), "claim": 700}
 
 
 def test_an_image_or_a_credential_limits_no_launches() -> None:
@@ -279,12 +280,13 @@ def test_a_tripped_row_trips_every_config_in_its_scope() -> None:
 
 def test_counts_over_life_and_late_starts_are_published() -> None:
     story = Story(A)
-    story.fold(0, *healthy(A, 0), *failing(A, 1), launched(A, "late"), refused(A, Scope.LIMITER))
-    story.advance_to(300)
-    stages = story.record("a", 300).stages
-    assert (stages["launch"].succeeded, stages["launch"].failed, stages["launch"].failures_folded) == (2, 1, 2)
-    assert (stages["boot"].succeeded, stages["boot"].failed, stages["boot"].late) == (1, 2, 1)
-    assert stages["claim"].failures == pytest.approx(2 ** (-300 / 600))
+    healthies = [event for n in range(5) for event in healthy(A, n)]
+    story.fold(0, *healthies, *failing(A, 9), launched(A, "late"), refused(A, Scope.LIMITER))
+    story.advance_to(180)
+    stages = story.record("a", 180).stages
+    assert (stages["launch"].succeeded, stages["launch"].failed, stages["launch"].failures_folded) == (6, 1, 2)
+    assert (stages["boot"].succeeded, stages["boot"].failed, stages["boot"].late) == (5, 2, 1)
+    assert stages["claim"].failures == pytest.approx(2 ** (-180 / 600))
 
 
 def test_offsets_are_those_that_are_given() -> None:

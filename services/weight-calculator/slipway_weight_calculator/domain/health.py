@@ -1,8 +1,7 @@
-"""Outcomes applied to rows: evidence, windows and trips after a success, a failure, a late boot or a recovery. Pure."""
+"""Outcomes applied to rows: evidence, windows and trips after a success, a failure or a recovery. Pure."""
 
-from collections.abc import Callable, Collection, Iterable
-from math import ceil
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,13 +11,11 @@ from slipway_weight_calculator.domain import evidence, trips, windows
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.rows import CONFIG, Boot, Config, Row, new_shared_row
+from slipway_weight_calculator.domain.rows import CONFIG, Config, Row, new_shared_row
 from slipway_weight_calculator.domain.trips import Failure, Trip
 
-LATE_CODE: Final = "late"
 
-
-def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: float = 0.0) -> None:
+def succeed(draft: Draft, config: Config, name: str, at: float) -> None:
     """Record a success in the config's own row and in shared ones. Optimized: most effective events end here."""
     own, policy, rows, stored = config.key, draft.world.policies[config.profile], draft.rows, draft.world.rows
     row: Row | None = rows.get(own, UNCHANGED)
@@ -31,14 +28,7 @@ def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: fl
     if name == "launch":
         rows[own] = replace(row, launch=_after_success(row.launch, name, at, policy), version=row.version + 1)
     elif name == "boot":
-        boots = (*row.boots[1 - policy.boot_samples :], boot_seconds)
-        rows[own] = replace(
-            row,
-            boot=_after_success(row.boot, name, at, policy),
-            version=row.version + 1,
-            boots=boots,
-            slow_seconds=_boot_quantile(row, boots, policy),
-        )
+        rows[own] = replace(row, boot=_after_success(row.boot, name, at, policy), version=row.version + 1)
     else:
         rows[own] = replace(row, claim=_after_success(row.claim, name, at, policy), version=row.version + 1)
     for key in config.credited[name]:
@@ -46,10 +36,11 @@ def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: fl
         if shared is UNCHANGED:
             shared = stored.get(key)
         if shared is None:
-            # Launches are assumed to succeed until one fails; boots and claims have to be proven.
-            if name == "launch":
+            # Launches are assumed to succeed until one fails; boots and claims have to be proven. The event may name an
+            # image that no config shares any more.
+            if name == "launch" or not draft.members(key):
                 continue
-            shared = new_shared_row(policy, at)
+            shared = rows[key] = new_shared_row(policy, at)
         stage: Stage = getattr(shared, name)
         if not _is_saturated(stage, name, policy):
             changed: dict[str, Any] = {name: _after_success(stage, name, at, policy), "version": shared.version + 1}
@@ -57,7 +48,10 @@ def succeed(draft: Draft, config: Config, name: str, at: float, boot_seconds: fl
 
 
 def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, *, place: bool) -> None:
-    """Record a failure of a row's stage; `place`: the failure also counts against the location."""
+    """Record a failure of a row's stage; `place`: the failure also counts against the location.
+
+    A late boot does not change the window: it counts there since it is slow.
+    """
     policy, at = draft.policy(config), failure.at
     row = draft.row(key)
     if row is None:
@@ -65,14 +59,18 @@ def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, 
             return  # the last config that shared it is gone
         row = draft.rows[key] = new_shared_row(policy, at)
     stage: Stage = getattr(row, name)
-    trip, window = stage.trip, stage.window
-    if trip.tripped_at == 0:
+    trip, window, known = stage.trip, stage.window, (stage.good, stage.bad)
+    if name == "boot":
+        if not failure.late:
+            known = windows.counted(*known, policy, failed=True)
+        window = boot_window(known, stage.slow, policy)
+    elif not trip.tripped:
         window = windows.shrunk(window, name, policy)
     if at >= stage.ok_at:
         # A quota that fails again as soon as it is used has been reached: the successes before prove nothing.
         proven = stage.window >= policy.proven_window and failure.scope is not Scope.QUOTA
         trip = trips.failed(trip, failure, _trip_threshold(name, policy), _seed(key), policy, proven=proven)
-    draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, failed=True, place=place))
+    draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, known, failed=True, place=place))
 
 
 def count_folded(draft: Draft, config_id: str, name: str, by: int = 1) -> None:
@@ -84,73 +82,6 @@ def count_folded(draft: Draft, config_id: str, name: str, by: int = 1) -> None:
         draft.set_stage(config.key, name, replace(stage, folded=stage.folded + by))
 
 
-# Late boots
-
-
-def late_seconds(draft: Draft, config: Config) -> float:
-    """Seconds after which a boot counts as late, from the boots observed of this config."""
-    policy, row = draft.world.policies[config.profile], draft.row(config.key)
-    if row is None or not row.slow_seconds:
-        return policy.late_seconds
-    return max(policy.late_min_seconds, policy.late_factor * row.slow_seconds)
-
-
-def begin_late(draft: Draft, config: Config, worker_id: str, boot: Boot, now: float) -> None:
-    """Count a boot that takes too long as failed until it ends."""
-    draft.boots[worker_id] = replace(boot, late=True, late_at=now)
-    failure = Failure(
-        now, Scope.IMAGE, LATE_CODE, True, worker_id, late=True, instance_id=boot.instance_id, console=boot.console
-    )
-    for key in (boot.image, config.key):
-        charge(draft, config, key, "boot", failure, place=True)
-        row = draft.row(key)
-        if row is not None:
-            draft.set_stage(key, "boot", replace(row.boot, late=row.boot.late + 1))
-
-
-def end_boot(
-    draft: Draft,
-    config: Config,
-    worker_id: str,
-    boot: Boot,
-    at: float,
-    *,
-    registered: bool = False,
-    failure: Failure | None = None,
-    charged: Collection[Key] = (),
-) -> None:
-    """End a boot. A late one stays a failure of the `charged` keys and is withdrawn elsewhere.
-
-    A row that tripped by late boots alone recovers only when one of them has `registered`.
-    """
-    draft.boots[worker_id] = None
-    if not boot.late:
-        return
-    policy = draft.policy(config)
-    for key in (boot.image, config.key):
-        row = draft.row(key)
-        if row is None:
-            continue
-        stage, late = row.boot, max(0, row.boot.late - 1)
-        if failure is not None and key in charged:
-            draft.set_trip(key, "boot", trips.confirmed(stage.trip, failure), late=late)
-            continue
-        mass = evidence.remaining(max(0.0, stage.at - boot.late_at), policy)
-        trip, window = trips.withdrawn(stage.trip, worker_id), stage.window
-        if registered and trips.unfounded(trip, late, policy.trip_boot):
-            trip, window = trips.recovered(trip, at), policy.recovered_window
-        draft.set_trip(
-            key,
-            "boot",
-            trip,
-            failures=max(0.0, stage.failures - mass),
-            place_failures=max(0.0, stage.place_failures - mass),
-            failed=max(0, stage.failed - 1),
-            late=late,
-            window=window,
-        )
-
-
 # Recovery
 
 
@@ -158,20 +89,26 @@ def recover(draft: Draft, config: Config, key: Key, name: str, at: float) -> Non
     """Recover a row after a successful probe.
 
     Its failures belong to the outage that has ended. They decay once more by the duration of the trip, so a long
-    outage is forgotten and a short one is remembered.
+    outage is forgotten and a short one is remembered. So does what the window of boots is computed from.
     """
     row = draft.row(key)
     if row is None:
         return
     stage, policy = getattr(row, name), draft.policy(config)
     kept = evidence.remaining(max(0.0, at - stage.trip.tripped_at), policy)
+    good, bad, window = stage.good, stage.bad, policy.recovered_window
+    if name == "boot":
+        good, bad = windows.recovered(good, bad, kept)
+        window = boot_window((good, bad), stage.slow, policy)
     draft.set_trip(
         key,
         name,
         trips.recovered(stage.trip, at),
         failures=stage.failures * kept,
         place_failures=stage.place_failures * kept,
-        window=policy.recovered_window,
+        good=good,
+        bad=bad,
+        window=window,
     )
     if name == "launch":
         _bring_siblings_forward(draft, config, stage.trip.tripped_at, at)
@@ -202,11 +139,22 @@ def bring_forward(
             draft.set_trip(key, name, sooner)
 
 
+def boot_window(known: tuple[float, float], slow: int, policy: Policy) -> float:
+    """Window of boots after `known` successes and failures. Slow boots in progress count as failed until they end."""
+    good, bad = known
+    return windows.size(good, bad + slow, policy)
+
+
 def _after_success(stage: Stage, name: str, at: float, policy: Policy) -> Stage:
     """Stage after one more success."""
     trip, window = stage.trip, stage.window
     if trip.unconfirmed:
         trip = trips.succeeded(trip, at if at > stage.ok_at else stage.ok_at)
+    if name == "boot":
+        if _is_at_most(stage, policy):
+            return evidence.after(stage, at, window, trip, policy)
+        known = windows.counted(stage.good, stage.bad, policy)
+        return evidence.after(stage, at, boot_window(known, stage.slow, policy), trip, policy, known)
     if not trip.tripped_at:
         window = windows.grown(window, name, policy)
     return evidence.after(stage, at, window, trip, policy)
@@ -215,17 +163,15 @@ def _after_success(stage: Stage, name: str, at: float, policy: Policy) -> Stage:
 def _is_saturated(stage: Stage, name: str, policy: Policy) -> bool:
     """True if a success would change neither the trip nor the window."""
     trip = stage.trip
-    return not (trip.unconfirmed or trip.tripped_at) and stage.window >= windows.grown(stage.window, name, policy)
+    if trip.unconfirmed or trip.tripped_at:
+        return False
+    return _is_at_most(stage, policy) if name == "boot" else stage.window >= windows.grown(stage.window, name, policy)
 
 
-def _boot_quantile(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
-    """The policy's quantile of boot times. Unchanged if both the added and the dropped sample lie below it."""
-    slow = row.slow_seconds
-    if slow > boots[-1] and slow > row.boots[0] and len(boots) == len(row.boots):
-        return slow
-    if len(boots) < policy.late_samples:
-        return 0.0
-    return sorted(boots)[max(0, ceil(policy.late_quantile * len(boots)) - 1)]
+def _is_at_most(stage: Stage, policy: Policy) -> bool:
+    """True if a window of boots is at its maximum and its evidence at the cap: another success adds nothing."""
+    at_cap = stage.good + stage.bad > policy.window_mass_cap - 0.5  # such sums are rounded
+    return at_cap and stage.window >= policy.boot_window
 
 
 def _seed(key: Key) -> str:

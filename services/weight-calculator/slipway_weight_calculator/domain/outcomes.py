@@ -1,20 +1,18 @@
-"""Handlers of worker events and of timers, which apply them by health.py and probes.py. Pure."""
+"""Handlers of worker events and of timers, which apply them by health.py, boots.py and probes.py. Pure."""
 
 from collections.abc import Callable, Collection
-from heapq import heappush
 from typing import Any, Final
 
 from slipway_common.events import worker
 from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
-from slipway_weight_calculator.domain import blame, health, health_signals, probes
+from slipway_common.events.worker import Outcome, Result, WorkerEvent
+from slipway_weight_calculator.domain import blame, boots, health, health_signals, probes
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import UNDECLARED, Boot, Config
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, Failure
 
 OK, FAILED = Result.OK, Result.FAILED
 LAUNCH, BOOT = worker.Stage.LAUNCH, worker.Stage.BOOT
-LATE: Final = Outcome(BOOT, FAILED, Scope.IMAGE, "", health.LATE_CODE)
 
 
 def _requested(draft: Draft, config: Config, event: worker.WorkerRequested, at: float) -> None:
@@ -28,26 +26,13 @@ def _delayed(draft: Draft, config: Config, event: worker.WorkerDelayed, at: floa
 
 
 def _launched(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float) -> None:
-    worker_id, outcome, boots = event.worker_id, event.outcome, draft.boots
+    worker_id, outcome, known = event.worker_id, event.outcome, draft.boots
     if outcome.stage is LAUNCH and outcome.result is OK:
         health.succeed(draft, config, "launch", at)
-    if (boots[worker_id] if worker_id in boots else draft.world.boots.get(worker_id)) is not None:
-        boots[worker_id] = None  # it registered before the reply
+    if (known[worker_id] if worker_id in known else draft.world.boots.get(worker_id)) is not None:
+        known[worker_id] = None  # it registered before the reply
     elif not event.leaving:
-        late_at = at + health.late_seconds(draft, config)
-        boots[worker_id] = Boot(
-            config.id,
-            config.shared["image"],
-            at,
-            late_at,
-            event.instance_id,
-            event.probe_permit,
-            False,
-            event.console,
-        )
-        heappush(draft.world.timers, (late_at, "boot", worker_id))
-        if event.probe_permit is not None:
-            probes.extend(draft, config, event.probe_permit, late_at)
+        boots.begin(draft, config, event, at)
     if event.probe_permit is not None:
         probes.settle(draft, config, event.probe_permit, at, outcome)
 
@@ -60,14 +45,15 @@ def _registered(draft: Draft, config: Config, event: worker.WorkerRegistered, at
     outcome, boot = event.outcome, draft.boot(event.worker_id)
     registered = outcome.stage is BOOT and outcome.result is OK
     if boot is not None:
-        health.end_boot(draft, config, event.worker_id, boot, at, registered=registered)
+        boots.end(draft, config, event.worker_id, boot, at, registered=registered)
     elif registered:
         # The reply to the launch call arrives later.
-        draft.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)
+        draft.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, registered=True)
     if not registered:
         _fail(draft, config, event, outcome, at)  # terminated before it registered
         return
-    health.succeed(draft, config, "boot", at, event.boot_seconds)
+    health.succeed(draft, config, "boot", at)
+    boots.learn(draft, config, event.boot_seconds)
     if boot is not None and boot.late and boot.permit is not None:
         # A probe that counted as failed because it was late has succeeded.
         for key, name, _ in draft.trips_on(config):
@@ -90,11 +76,11 @@ def _ended(draft: Draft, config: Config, event: worker.WorkerStopping | worker.W
     boot, outcome = draft.boot(event.worker_id), event.outcome
     if boot is not None and outcome is not None and outcome.stage is BOOT:
         charged, failure = _charged_keys(draft, config, outcome), _failure(event, outcome, at)
-        health.end_boot(draft, config, event.worker_id, boot, at, failure=failure, charged=charged)
+        boots.end(draft, config, event.worker_id, boot, at, failure=failure, charged=charged)
         _fail(draft, config, event, outcome, at, already_charged=(boot.image, config.key) if boot.late else ())
     else:
         if boot is not None:
-            health.end_boot(draft, config, event.worker_id, boot, at)
+            boots.end(draft, config, event.worker_id, boot, at)
         if outcome is not None or event.probe_permit is not None:
             _fail(draft, config, event, outcome, at)
 
@@ -102,7 +88,7 @@ def _ended(draft: Draft, config: Config, event: worker.WorkerStopping | worker.W
 def _stopped(draft: Draft, config: Config, event: worker.WorkerStopped, at: float) -> None:
     boot = draft.boot(event.worker_id)
     if boot is not None:
-        health.end_boot(draft, config, event.worker_id, boot, at)
+        boots.end(draft, config, event.worker_id, boot, at)
     if event.probe_permit is not None:
         probes.settle(draft, config, event.probe_permit, at, None, ended=True)
 
@@ -152,16 +138,6 @@ def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
 # Timers
 
 
-def _boot_late(draft: Draft, worker_id: str, when: float, now: float) -> None:
-    boot = draft.boot(worker_id)
-    config = draft.config(boot.config_id) if boot is not None else None
-    if boot is None or config is None or boot.late or boot.late_at != when:
-        return
-    health.begin_late(draft, config, worker_id, boot, now)
-    if boot.permit is not None:
-        probes.settle(draft, config, boot.permit, now, LATE, (boot.image, config.key), ended=True)
-
-
 def _forget_undeclared(draft: Draft, own: Key, when: float, now: float) -> None:
     """Forget a config that was never declared."""
     config = draft.config(own.id)
@@ -176,7 +152,7 @@ def forget(draft: Draft, config: Config, now: float) -> None:
     for worker_id in [*draft.world.boots, *draft.boots]:
         boot = draft.boot(worker_id)
         if boot is not None and boot.config_id == config.id:
-            health.end_boot(draft, config, worker_id, boot, now)
+            boots.end(draft, config, worker_id, boot, now)
     row = draft.row(config.key)
     if row is not None:
         probes.abandon(draft, config.id, row.permit, now)
@@ -200,7 +176,7 @@ TIMER_HANDLERS: Final[dict[str, Callable[[Draft, Any, float, float], None]]] = {
     "pool": probes.pool_probe_due,
     "permit": probes.permit_unspent,
     "lost": probes.permit_lost,
-    "boot": _boot_late,
+    "boot": boots.judge,
     "signal": health_signals.expire,
     "forget": _forget_undeclared,
 }

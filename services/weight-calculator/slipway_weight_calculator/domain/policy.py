@@ -16,8 +16,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `prior_mass` outcomes; it comes from siblings in the zone, account and pool, else it is `prior`.
     Weight: a config keeps at least `floor` of its share; with `sharpness` the rest shrinks faster than its health.
 
-    Windows: a new config or image revision starts at `new_*_window`; each success adds one up to `*_window`; a failure
-    multiplies by `*_shrink`, but not below `*_window_min`; after a recovery a window starts at `recovered_window`.
+    Windows: a new config or image revision starts at `new_*_window`, and windows stay between `*_window_min` and
+    `*_window`. Boot windows follow from the newest `window_mass_cap` boots by `boot_shrink`, `bad_prior` and
+    `bad_success`, as windows.py derives. Of launches and claims each success adds one, a failure multiplies by
+    `*_shrink`, and after a recovery a window starts at `recovered_window`.
 
     Trips: `trip_capacity` definite refusals of capacity, quota or credential in a row trip a row, or `trip_launch`,
     `trip_boot`, `trip_claim` failures of any kind. The first probe comes after `probe_initial_seconds`; the delay
@@ -32,9 +34,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     its lookup and the delivery of a record take less. An issued permit without news for `permit_expiry_seconds` may
     have been spent unnoticed, and ends without an answer too.
 
-    Boots: a boot that takes longer than `late_factor` times the `late_quantile` of the last `boot_samples` boots, and
-    longer than `late_min_seconds`, counts as failed until it ends; with fewer than `late_samples` samples the limit is
-    `late_seconds`.
+    Boots are compared with the slowest of the last `boot_samples` boots of their image, or with `slowest_min_seconds`
+    if that is longer. One that takes longer than `slow_factor` times that counts in windows as failed until it ends,
+    and from `late_factor` times on also in evidence and trips. With fewer than `late_samples` known boots none does;
+    the boot of a probe is then allowed `boot_seconds`.
     """
 
     half_life_seconds: float = 600.0
@@ -57,6 +60,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claim_window: float = 1000.0
     claim_window_min: float = 2.0
     claim_shrink: float = 0.7
+    window_mass_cap: float = 30.0
+    bad_prior: float = 0.28
+    bad_success: float = 0.02
     recovered_window: float = 2.0
 
     trip_capacity: int = 2
@@ -73,11 +79,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probe_timeout_seconds: float = 1800.0
     permit_expiry_seconds: float = 86_400.0
 
+    slow_factor: float = 1.5
     late_factor: float = 2.0
-    late_quantile: float = 0.95
-    late_seconds: float = 300.0
-    late_min_seconds: float = 30.0
-    late_samples: int = 20
+    slowest_min_seconds: float = 15.0
+    boot_seconds: float = 300.0
+    late_samples: int = 5
     boot_samples: int = 32
 
 
@@ -92,8 +98,8 @@ PROFILES: Final[Mapping[str, Policy]] = {
         half_life_seconds=3600.0,
         probe_initial_seconds=60.0,
         probe_max_seconds=1800.0,
-        late_seconds=1800.0,
-        late_min_seconds=300.0,
+        slowest_min_seconds=150.0,
+        boot_seconds=1800.0,
     ),
 }
 DEFAULT_PROFILE: Final = "on-demand"

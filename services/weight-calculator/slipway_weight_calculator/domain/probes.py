@@ -71,7 +71,7 @@ def spend(draft: Draft, config: Config, permit: int, at: float) -> None:
     lost_at = at + draft.policy(config).probe_timeout_seconds
     draft.set_permit(config, ready=True, spent=True, lost_at=lost_at)
     # A permit that was withdrawn meanwhile again covers the trips that no other probe covers.
-    for key, name, trip in draft.trips_on(config):
+    for key, name, trip in draft.trips_on(_declared(draft, config)):
         if not trip.probe:
             draft.set_trip(key, name, trips.issued(trip, _probe(config, row), at))
 
@@ -95,16 +95,19 @@ def settle(
     *,
     ended: bool = False,
 ) -> None:
-    """Resolve the trips that wait for the newest permit; `ended`: no more events of its holder will arrive."""
+    """Resolve the trips that wait for the newest permit; `ended`: no more events of its holder will arrive.
+
+    An outcome answers for the keys of the `config` as its event names it.
+    """
     row = draft.row(config.key)
     if row is None or permit != row.permit:
         return
     probe, policy = _probe(config, row), draft.policy(config)
     resolved = answered = False
-    for key, name, trip in draft.trips_on(config):
+    for key, name, trip in draft.trips_on(_declared(draft, config)):
         if trip.probe != probe:
             continue
-        decisive = outcome is not None and outcome.stage.value == name
+        decisive = outcome is not None and outcome.stage.value == name and key in config.keys
         if decisive and outcome is not None and outcome.result is Result.OK:
             health.recover(draft, config, key, name, at)
             answered = True
@@ -255,6 +258,11 @@ def _turn(draft: Draft, config_id: str, tripped_at: float) -> Turn:
 def _probe(config: Config, row: Row) -> Probe:
     """Probe of a config's newest permit, as trips hold it."""
     return Probe(config.id, row.permit)
+
+
+def _declared(draft: Draft, config: Config) -> Config:
+    """The config as declared: its trips wait for its permits."""
+    return draft.config(config.id) or config
 
 
 def _unanswered_since(row: Row, tripped_at: float) -> float:

@@ -82,17 +82,19 @@ BOUNDS: Final = (
     ("_seconds", (TINY, math.inf)),
     ("prior_mass", (TINY, math.inf)),
     ("prior", (TINY, 1.0 - TINY)),
+    ("bad_success", (TINY, 1.0 - TINY)),
     ("floor", (TINY, 1.0)),
     ("sharpness", (0.0, math.inf)),
     ("threshold", (0.0, math.inf)),
+    ("boot_shrink", (TINY, 1.0 - TINY)),
     ("_shrink", (TINY, 1.0)),
-    ("quantile", (TINY, 1.0)),
-    ("late_factor", (TINY, math.inf)),
+    ("_factor", (TINY, math.inf)),
 )
 # Pairs of coefficients of which the first must not exceed the second.
 ORDERED: Final = (
     *((f"{stage}_window_min", f"{stage}_window") for stage in STAGES),
     ("probe_initial_seconds", "probe_max_seconds"),
+    ("slow_factor", "late_factor"),
     ("late_samples", "boot_samples"),
 )
 

@@ -31,9 +31,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `permit` is the newest probe permit issued to a config, for its own and for shared trips: `ready` while its outcome
     is unresolved, `spent` once a worker holds it; at `lost_at` it counts as lost unless an event about it arrives
-    first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. `boots` are the
-    durations of the newest boots in seconds, `slow_seconds` the policy's quantile of them, 0 while too few are known.
-    `version` grows with each change.
+    first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. An image has
+    `boots`, the durations of its newest boots in seconds, and `slowest_seconds`, the longest of them, 0 while too few
+    are known. `version` grows with each change.
     """
 
     launch: Stage
@@ -46,24 +46,32 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     boots: tuple[float, ...] = ()
     version: int = 0
     unanswered_at: float = 0.0
-    slow_seconds: float = 0.0
+    slowest_seconds: float = 0.0
     lost_at: float = 0.0
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A start that the provider accepted and that has not registered.
 
-    It counts as failed from `late_at` on. `late_at` 0: it registered before the provider's reply arrived.
+    `judged_at` is when it is judged next: first whether it is `slow`, then whether it is late; 0 if it is late, or if
+    too few boots of its image are known. `late_at` is the time since when it counts as failed, 0: it does not.
+    `registered`: it registered before the provider's reply arrived.
     """
 
     config_id: str
     image: Key
     at: float
-    late_at: float
+    judged_at: float = 0.0
     instance_id: str = ""
     permit: int | None = None
-    late: bool = False
+    slow: bool = False
+    late_at: float = 0.0
     console: str = ""
+    registered: bool = False
+
+    @property
+    def late(self) -> bool:
+        return self.late_at > 0
 
 
 class Config(msgspec.Struct, frozen=True, gc=False):
@@ -91,6 +99,17 @@ class Config(msgspec.Struct, frozen=True, gc=False):
     stages: tuple[str, ...]
     credited: dict[str, tuple[Key, ...]]
     parents: dict[str, tuple[Location, ...]]
+
+
+def named_by(event: WorkerEvent, config: Config) -> Config:
+    """The config as an event names it: with the event's image instead of the declared one.
+
+    A start belongs to the image that it was launched with, whatever has been declared since.
+    """
+    image = image_key(event.image_revision)
+    shared = config.shared | {"image": image}
+    credited = {stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()}
+    return msgspec.structs.replace(config, shared=shared, keys=(config.key, *shared.values()), credited=credited)
 
 
 def pool_key(pool_id: str) -> Key:

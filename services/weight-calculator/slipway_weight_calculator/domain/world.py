@@ -17,7 +17,7 @@ from slipway_weight_calculator.domain import health, health_signals, probes
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft, Values
 from slipway_weight_calculator.domain.outcomes import EVENT_HANDLERS, TIMER_HANDLERS
 from slipway_weight_calculator.domain.outcomes import forget as forget_config
-from slipway_weight_calculator.domain.rows import Boot, Config, Row, config_of, undeclared
+from slipway_weight_calculator.domain.rows import Boot, Config, Row, config_of, named_by, undeclared
 from slipway_weight_calculator.domain.signals import Signal
 
 
@@ -40,8 +40,8 @@ class World(Values):
         for key, signal in signals.items():
             draft.set_signal(key, signal)
         for worker_id, boot in boots.items():
-            if boot.late_at and not boot.late:
-                heappush(self.timers, (boot.late_at, "boot", worker_id))
+            if boot.judged_at:
+                heappush(self.timers, (boot.judged_at, "boot", worker_id))
         commit(draft)
 
     def due(self) -> float | None:
@@ -102,6 +102,8 @@ def fold(draft: Draft, event: WorkerEvent, at: float, partition: str = "", next_
     if config is None:
         config = undeclared(event, at)
         draft.add_config(config, at)
+    if event.image_revision != config.declared.image_revision:
+        config = named_by(event, config)
     handler(draft, config, event, at)
     if partition:
         seen = draft.seen.get(config_id)
@@ -131,7 +133,7 @@ def abandon_probe(draft: Draft, config_id: str, permit: int, now: float) -> None
 
 
 def advance(draft: Draft, now: float) -> None:
-    """Fire all timers up to `now`: permits that are due, starts that are late, signals that expire."""
+    """Fire all timers up to `now`: permits that are due, starts that are slow or late, signals that expire."""
     probes.schedule(draft)
     timers, scheduled = draft.world.timers, draft.world.scheduled
     while timers and timers[0][0] <= now:

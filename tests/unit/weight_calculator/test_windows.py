@@ -1,0 +1,209 @@
+"""Boot windows by evidence: laws of the pure rule, and of the windows of any history."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from slipway_common.events.scopes import Key
+from slipway_common.events.worker import Scope, Stage
+from slipway_weight_calculator.domain.policy import Policy
+from slipway_weight_calculator.domain.replay import policies
+from slipway_weight_calculator.domain.windows import counted, failure_probability, recovered, size
+from tests.support.worlds import IMAGE, POLICY, A, B, Story, fails, known_boots, launched, registered, stopping
+
+CAP: Final = POLICY.window_mass_cap
+masses = st.floats(0, CAP)
+few = st.integers(0, 15)
+boots = st.lists(st.booleans(), max_size=80)
+"""True: registered."""
+
+
+def probability(good: float, bad: float, policy: Policy = POLICY) -> float:
+    return failure_probability(good, bad, policy.bad_prior, policy.bad_success, policy.prior, policy.prior_mass)
+
+
+def after(history: Sequence[bool], policy: Policy = POLICY) -> tuple[float, float]:
+    known = (0.0, 0.0)
+    for ok in history:
+        known = counted(*known, policy, failed=not ok)
+    return known
+
+
+# The rule
+
+
+@given(masses, masses, masses)
+def test_more_successes_never_shrink_and_more_failures_never_grow(good: float, bad: float, more: float) -> None:
+    assert size(good + more, bad, POLICY) >= size(good, bad, POLICY) - 1e-9
+    assert size(good, bad + more, POLICY) <= size(good, bad, POLICY) + 1e-9
+
+
+@given(masses, masses)
+def test_windows_stay_within_their_bounds(good: float, bad: float) -> None:
+    assert POLICY.boot_window_min <= size(good, bad, POLICY) <= POLICY.boot_window
+    assert size(good, 0, POLICY) >= POLICY.new_boot_window
+
+
+@given(masses, masses)
+def test_a_window_balances_additive_increase_and_multiplicative_decrease(good: float, bad: float) -> None:
+    """Adding 1 per success and multiplying by `boot_shrink` per failure would leave it where it is, on average."""
+    p, window = probability(good, bad), size(good, bad, POLICY)
+    if POLICY.new_boot_window < window < POLICY.boot_window:
+        assert (1 - p) * 1 == pytest.approx(p * (window - POLICY.boot_shrink * window))
+
+
+@given(masses, masses)
+def test_at_most_three_and_a_third_failures_are_expected_of_a_window(good: float, bad: float) -> None:
+    """Unless the window is at its minimum or that of a new row."""
+    window = size(good, bad, POLICY)
+    if window > POLICY.new_boot_window:
+        assert probability(good, bad) * window <= 1 / (1 - POLICY.boot_shrink) + 1e-9
+
+
+@given(few, few)
+def test_the_probability_is_that_of_the_mixture(good: int, bad: int) -> None:
+    """By counting: the probability of such a history and a failure, over the probability of the history."""
+
+    def likelihood(good: int, bad: int) -> float:
+        fine, successes, failures = 1.0, POLICY.prior_mass * POLICY.prior, POLICY.prior_mass * (1 - POLICY.prior)
+        for n in range(good):
+            fine *= (successes + n) / (POLICY.prior_mass + n)
+        for n in range(bad):
+            fine *= (failures + n) / (POLICY.prior_mass + good + n)
+        hopeless = POLICY.bad_success**good * (1 - POLICY.bad_success) ** bad
+        return POLICY.bad_prior * hopeless + (1 - POLICY.bad_prior) * fine
+
+    assert probability(good, bad) == pytest.approx(likelihood(good, bad + 1) / likelihood(good, bad), rel=1e-6)
+
+
+@given(boots, st.booleans())
+def test_an_outcome_moves_a_window_in_its_direction(history: list[bool], ok: bool) -> None:
+    """At the cap too, where older outcomes lose weight."""
+    known = after(history)
+    assert sum(known) <= CAP + 1e-9
+    before, now = size(*known, POLICY), size(*after([*history, ok]), POLICY)
+    assert now >= before - 1e-9 if ok else now <= before + 1e-9
+
+
+@given(st.lists(st.booleans(), max_size=int(CAP)), st.randoms(use_true_random=False))
+def test_the_order_of_outcomes_is_irrelevant_below_the_cap(history: list[bool], chance: Random) -> None:
+    assert after(history) == after(chance.sample(history, len(history)))
+
+
+@given(boots, st.floats(0, 1))
+def test_a_recovery_keeps_the_newest_success(history: list[bool], kept: float) -> None:
+    """A short trip is remembered, a long one leaves what a new row has after its first success."""
+    known = after([*history, True])
+    good, bad = recovered(*known, kept)
+    assert min(1.0, known[0]) <= good <= known[0]
+    assert 0 <= bad <= known[1]
+    assert recovered(*known, 1.0) == pytest.approx(known)
+    assert recovered(*known, 0.0) == (min(1.0, known[0]), 0)
+
+
+@given(masses, masses, st.dictionaries(st.sampled_from(["bad_prior", "bad_success", "prior"]), st.floats(1e-6, 0.99)))
+@example(30.0, 0.0, {"bad_success": 1e-6, "bad_prior": 0.99})
+@example(0.0, 30.0, {"prior": 0.99})
+def test_any_valid_coefficients_give_a_window(good: float, bad: float, changes: dict[str, float]) -> None:
+    policy = msgspec.structs.replace(POLICY, **changes)
+    assert policies(changes)["on-demand"] == policy
+    assert 0 < probability(good, bad, policy) < 1
+    assert policy.boot_window_min <= size(good, bad, policy) <= policy.boot_window
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "window"),
+    [
+        (0, 0, POLICY.new_boot_window),
+        (1, 0, 77),
+        (2, 0, 129),
+        (30, 0, POLICY.boot_window),
+        (0, 1, POLICY.boot_window_min),
+        (21, 9, 8),  # 30 % fail
+        (6, 24, POLICY.boot_window_min),  # 80 % fail
+    ],
+)
+def test_sizes(good: int, bad: int, window: float) -> None:
+    assert int(size(good, bad, POLICY)) == window
+
+
+# Windows of rows
+
+
+def window(story: Story, key: Key | str = IMAGE) -> float:
+    return story.row(key).boot.window
+
+
+def boot(story: Story, at: float, worker_id: str, *, ok: bool) -> None:
+    end = registered(A, worker_id, seconds=100.0) if ok else stopping(A, fails(Scope.IMAGE, Stage.BOOT), worker_id)
+    story.fold(at, launched(A, worker_id), end)
+
+
+def test_a_window_opens_with_the_first_success_and_closes_with_the_first_failure() -> None:
+    for ok, expected in ((True, size(1, 0, POLICY)), (False, POLICY.boot_window_min)):
+        story = Story(A)
+        boot(story, 0, "w", ok=ok)
+        assert window(story) == window(story, "a") == expected
+
+
+@given(boots)
+@settings(max_examples=40, deadline=None)
+def test_windows_follow_the_evidence_of_any_history(history: list[bool]) -> None:
+    """Also while a row is tripped; of the config and the image alike."""
+    story = Story(A, B)
+    for n, ok in enumerate(history):
+        boot(story, 0, f"w-{n}", ok=ok)
+    for key in ("a", IMAGE) if history else ():
+        stage = story.row(key).boot
+        assert (stage.good, stage.bad) == pytest.approx(after(history), abs=0.02)
+        assert stage.window == pytest.approx(size(stage.good, stage.bad, POLICY))
+
+
+@given(boots, st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_a_slow_start_that_registers_leaves_its_window_as_if_in_time(history: list[bool], slow: int) -> None:
+    """Exactly, whatever was known before and whether it became slow or late: below and at the cap."""
+    sizes = []
+    for delay in (10.0, 160.0, 900.0):
+        story = Story(A)
+        story.fold(-1000, *known_boots(A))
+        for n, ok in enumerate(history):
+            boot(story, -900, f"w-{n}", ok=ok)
+        before = window(story)
+        story.fold(0, *(launched(A, f"slow-{n}") for n in range(slow)))
+        story.advance_to(delay)
+        assert window(story) <= before
+        story.fold(delay, *(registered(A, f"slow-{n}", seconds=100.0) for n in range(slow)))
+        sizes.append([window(story), window(story, "a"), story.row(IMAGE).boot.slow])
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_a_row_that_begins_at_its_maximum_is_published() -> None:
+    """Otherwise consumers would go on assuming the window of a new image."""
+    most = msgspec.structs.replace(POLICY, new_boot_window=POLICY.boot_window, new_claim_window=POLICY.claim_window)
+    story = Story(A, policies={"on-demand": most})
+    story.fold(0, *known_boots(A, 100.0))
+    shared = {(each.kind, each.stage): each.window for each in story.record("a", 1).shared}
+    assert shared["image", "boot"] == POLICY.boot_window
+    assert shared["image", "claim"] == POLICY.claim_window
+
+
+def test_a_recovered_window_remembers_a_short_trip() -> None:
+    """After a short trip the failures count on; after a long one the row is about as new, with one success."""
+    sizes = []
+    for seconds in (20.0, 86_400.0):
+        story = Story(A)
+        for n in range(35):
+            boot(story, 0, f"w-{n}", ok=n < 30)
+        assert story.trip(IMAGE, "boot").tripped
+        permit = story.probe("a", seconds)
+        story.fold(seconds, launched(A, "p", permit), registered(A, "p", permit))
+        assert not story.trip(IMAGE, "boot").tripped
+        sizes.append(window(story))
+    assert sizes[0] == pytest.approx(20, abs=1)
+    assert sizes[1] == pytest.approx(size(1, 0, POLICY), rel=0.01)
