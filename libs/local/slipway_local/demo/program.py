@@ -25,10 +25,11 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import load
 from slipway_local.check import evidence, path_check
-from slipway_local.demo import agents, recovery, rfc191_replay
+from slipway_local.demo import agents, recovery
 from slipway_local.demo.agents import Agents
 from slipway_local.demo.deployment import PARTITIONS, Deployment
 from slipway_local.demo.narrate import narrate
+from slipway_local.demo.replay.comparison import compared
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
@@ -391,12 +392,12 @@ def summarise(
 def comparison(
     arguments: Arguments, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float
 ) -> str:
-    """Wasted launches of this run beside those of a simpler rule; no part of the verdict. `busy`: CPU share in use."""
+    """Waste and wait of this run beside those of a simpler rule; no part of the verdict. `busy`: CPU share in use."""
     if arguments.provider != "simulated":
         return "Not compared with RFC 191's rule, which cannot be replayed on real processes."
-    text = rfc191_replay.compared(found.ledger, declared, until=started_at + arguments.duration_seconds)
+    text = compared(found.ledger, declared, until=started_at + arguments.duration_seconds)
     if busy > BUSY:
-        text += f"\n  NOTE the machine was {busy:.0%} busy, which delayed Slipway but not the computed rule"
+        text += f"\n  NOTE the machine was {busy:.0%} busy, which delayed Slipway but not what is computed"
     return text
 
 
