@@ -5,6 +5,7 @@ Arguments are read from the environment:
     (none)                             a short form: a few scenarios, 2 seeds
     ONLY=all-out,slipway               only these scenarios and policies
     SCENARIO=FILE                      a scenario file (format: scenario.py), or the name of a built-in one or a family
+    SCENARIO=demo                      RFC 191's rule and Slipway in the cloud of `make demo` (arguments: demo.py)
     DEMAND=FILE AVAILABILITY=FOLDER    real traces [default: a synthetic pair]
     SEEDS=3 SEED=1                     runs of each scenario and policy, and the first seed
     BOOTS=20,90,480 RATE=24 BURST=100  median boots in seconds, launches per minute and burst of a family's scenarios
@@ -25,10 +26,11 @@ from typing import Final
 import msgspec
 
 from bench import committed
-from bench.policies import earlier, plots, results, synthetic, traces
+from bench.policies import demo, earlier, plots, results, synthetic, traces
 from bench.policies.calibrate import calibrate
 from bench.policies.cells import COMPARED, POLICIES, Cell, compute_all, needs_traces, plan, run
 from bench.policies.claims import OURS, Summaries, Verdict, counted, verdicts
+from bench.policies.demo import BadDemo
 from bench.policies.earlier import UnknownCommit
 from bench.policies.families import FAMILIES, Sizes, family_of
 from bench.policies.figures import Figures
@@ -88,6 +90,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def main(environment: Mapping[str, str], folder: Path = committed.FOLDER) -> int:
     """Run by the arguments in `environment`; CELL is compared with the results in `folder`."""
     try:
+        if environment.get("SCENARIO") == demo.NAME:
+            return demo.main(environment)
         commit = environment.get("BEFORE") or earlier.COMMIT
         if name := environment.get("CELL"):
             cell = _cell(name)
@@ -98,7 +102,7 @@ def main(environment: Mapping[str, str], folder: Path = committed.FOLDER) -> int
         given = _used(environment, selection.scenarios)
         target = committed.folder_to_write(environment, *FILES, folder=folder) if environment.get("FULL") else None
         return compare(selection, given, target)
-    except (BadArgument, BadScenario, BadTrace, UnknownCommit) as error:
+    except (BadArgument, BadDemo, BadScenario, BadTrace, UnknownCommit) as error:
         print(f"policies: {error}", file=sys.stderr)
         return 2
 

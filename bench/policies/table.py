@@ -44,7 +44,7 @@ def overview(scenarios: Sequence[Scenario], policies: Sequence[str], found: Summ
         published = getattr(RECOMMENDED.get(scenario.name), metric, None)
         cells = [text(found.get((scenario.name, policy), {}).get(metric)) for policy in policies]
         rows.append([scenario.name, COLUMNS[metric], *cells, "" if published is None else f"{published:g}"])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def headline(scenario: Scenario) -> str:
@@ -64,7 +64,7 @@ def detail(scenario: Scenario, policies: Sequence[str], found: Summaries) -> lis
     columns = [name for name in COLUMNS if any(_has_value(summary, name) for summary in sums.values())]
     rows = [["policy", *(COLUMNS[name] for name in columns)]]
     rows += [[policy, *(text(summary[name]) for name in columns)] for policy, summary in sums.items()]
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _has_value(summary: Summary, name: str) -> bool:
@@ -72,7 +72,8 @@ def _has_value(summary: Summary, name: str) -> bool:
     return value is not None and (name != "on_bad_image" or value.mean > 0)
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table whose first row is its head."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     rule = "|-" + "-|-".join("-" * width for width in widths) + "-|"
