@@ -10,7 +10,12 @@ import msgspec
 import pytest
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigPaused
+from slipway_common.events.launch_config import (
+    LaunchConfigArchived,
+    LaunchConfigDraining,
+    LaunchConfigPaused,
+    LaunchConfigUpdated,
+)
 from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS, image_key
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE
@@ -589,7 +594,54 @@ async def test_a_bad_new_image_does_not_freeze_what_still_launches(provisioner: 
     assert await launches(provisioner) == {OLD: 7}
     await provisioner.database.execute("UPDATE launch_config SET state = 'draining' WHERE id = $1", OLD)
     await bad_image(provisioner, "linux-2", revision=6)
+    assert not await is_frozen(provisioner), "the old revision returns once the new one has tripped"
+    await provisioner.database.execute("UPDATE launch_config SET replaced_by = 'now' WHERE id = $1", OLD)
+    await bad_image(provisioner, "linux-2", revision=7)
     assert await is_frozen(provisioner)
+
+
+def went_bad(by: str = "image", stage: str = "boot") -> WeightChanged:
+    """Record of the new revision, which has tripped after nine successful starts."""
+    return record(NEW, 9, state="tripped", reason="tripped: 5 boots failed", tripped_by=by, tripped_stage=stage)
+
+
+async def test_an_image_that_goes_bad_after_its_roll_out(provisioner: Provisioner) -> None:
+    """While the old revision drains, it takes the demand again, until the new one has proven itself anew."""
+    await running(provisioner, 6)
+    await provisioner.trust()
+    await replaced(provisioner, drain_seconds=500.0)
+    await proves(provisioner)
+    assert (await states(provisioner))[OLD] == "draining"
+    await provisioner.set_clock(100)
+    await provisioner.events()
+    await provisioner.weights(went_bad(), revision=10)
+    assert await demanded(provisioner, 9, 1) == {OLD: 6}
+    await provisioner.roll_out()
+    assert await states(provisioner) == {OLD: "active", NEW: "active"}
+    (returned,) = await provisioner.published(LaunchConfigUpdated)
+    assert (returned.launch_config_id, returned.state, returned.drain_until) == (OLD, "active", None)
+    await provisioner.plan()
+    assert await launches(provisioner) == {OLD: 9}
+    rows = await listed(provisioner)
+    assert (rows[NEW]["proven"], rows[NEW]["succeeded_starts"], rows[NEW]["needed_starts"]) == (False, 0, 5)
+    await proves(provisioner, starts=13, revision=11)
+    assert (await listed(provisioner))[NEW]["succeeded_starts"] == 4
+    assert (await states(provisioner))[OLD] == "active"
+    await proves(provisioner, starts=14, revision=12)
+    assert (await states(provisioner))[OLD] == "draining"
+    assert await provisioner.database.fetchrow(DRAINS, OLD) == (False, after(600))
+
+
+@pytest.mark.parametrize("strategy", ["natural", "now"])
+async def test_what_does_not_return(provisioner: Provisioner, strategy: str) -> None:
+    """An image with a leaked secret, and any image where only capacity is missing."""
+    await running(provisioner, 2)
+    await claim(provisioner, await provisioner.workers())
+    await replaced(provisioner, strategy=strategy)
+    await proves(provisioner)
+    await provisioner.weights(went_bad() if strategy == "now" else went_bad("", "launch"), revision=10)
+    await provisioner.roll_out()
+    assert (await states(provisioner))[OLD] == "draining"
 
 
 async def test_an_image_that_only_drains_freezes_nothing(provisioner: Provisioner) -> None:

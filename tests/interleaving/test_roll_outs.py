@@ -11,7 +11,7 @@ import pytest
 import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining
+from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -85,6 +85,39 @@ async def test_replicas_take_each_step_once(provisioner: Provisioner) -> None:
     kinds = [type(event) for event in await provisioner.events()]
     assert (kinds.count(LaunchConfigDraining), kinds.count(LaunchConfigArchived)) == (1, 1)
     assert await state_of(provisioner, OLD) == "archived"
+
+
+async def goes_bad(provisioner: Provisioner) -> None:
+    """Drain the old revision, and trip the new one by its image."""
+    await provisioner.starting(2)
+    await provisioner.declare(with_image("linux-2"))
+    await proves(provisioner)
+    await provisioner.roll_out()
+    assert await state_of(provisioner, OLD) == "draining"
+    bad = weight(NEW, state="tripped", tripped_by="image", tripped_stage="boot", reason="tripped: 5 boots failed")
+    await provisioner.weights(bad, revision=9)
+    await provisioner.events()
+
+
+@locking(*LOCKS, "store.roll_outs.DISPROVE", "store.roll_outs.REINSTATE")
+async def test_replicas_reinstate_a_revision_once(provisioner: Provisioner) -> None:
+    """The second one sees that it is the fallback already."""
+    await goes_bad(provisioner)
+    await asyncio.gather(*(in_transaction(provisioner, lambda db: roll_out.step(db, ZONE_A)) for _ in range(4)))
+    assert len(await provisioner.published(LaunchConfigUpdated)) == 1
+    assert await state_of(provisioner, OLD) == "active"
+
+
+@locking(*LOCKS, "store.roll_outs.REINSTATE")
+async def test_a_reinstatement_that_waited_for_a_replacement_at_once(provisioner: Provisioner) -> None:
+    """A leaked secret does not return: what was read before the lock is out of date."""
+    await goes_bad(provisioner)
+    declaring = provisioner.declare(with_image("linux-3"), strategy="now", terminate=True)
+    async with stopped_at(provisioner, "outbox", declaring) as replacing:
+        ending = provisioner.start(roll_out_next(provisioner.database))
+        await provisioner.until_waiting(replacing, ending)
+    await asyncio.gather(replacing, ending)
+    assert await state_of(provisioner, OLD) == "draining"
 
 
 @locking("store.roll_outs.SET_ALERTED")

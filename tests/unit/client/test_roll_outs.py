@@ -65,6 +65,12 @@ STEPS: list[tuple[str, list[Config], list[Config], list[tuple[str, str]]]] = [
             ("a@3f2c9a drains: replaced by a@8b1d00 (3 workers left, until 13:00:00)", ""),
         ],
     ),
+    (
+        "gone bad",
+        [PROVEN, DRAINING],
+        [NEW, FALLBACK],
+        [("a@3f2c9a is the fallback again: 8b1d00 has gone bad", "bad")],
+    ),
     ("drained", [PROVEN, DRAINING], [PROVEN], [("a@3f2c9a drained and archived", "good")]),
     (
         "rolled back",

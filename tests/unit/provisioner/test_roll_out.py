@@ -195,7 +195,7 @@ DRAINING = [
 
 def due(*revisions: Progress) -> set[str]:
     made = verdict(revisions, NOW)
-    named = {name for name in ("prove", "drain", "archive", "alert", "resolve") if getattr(made, name)}
+    named = {name for name in ("prove", "reinstate", "drain", "archive", "alert", "resolve") if getattr(made, name)}
     assert bool(made) == bool(named or made.stop)
     return named | {"stop all" if overdue else "stop" for _, overdue in made.stop}
 
@@ -216,6 +216,63 @@ def test_a_fallback_drains_once_the_current_revision_is_proven() -> None:
     rolling = msgspec.structs.replace(fallback, replaced_by="rolling")
     assert due(rolling, msgspec.structs.replace(current, record=record(19))) == set()
     assert due(rolling, msgspec.structs.replace(current, record=record(20))) == {"prove", "drain"}
+
+
+def tripped_by(by: str, stage: str) -> dict[str, Any]:
+    return record(9) | {"state": "tripped", "tripped_by": by, "tripped_stage": stage}
+
+
+#          changes of the current revision's record, changes of the draining one, does it return?
+RETURNS = [
+    (tripped_by("image", "boot"), {}, True),
+    (tripped_by("image", "launch"), {}, True),
+    (tripped_by("", "boot"), {}, True),
+    (tripped_by("", "claim"), {"replaced_by": "rolling"}, True),
+    (tripped_by("image", "boot") | {"state": "probing"}, {"record": record(9)}, True),
+    (tripped_by("image", "boot"), {"live": 0}, True),
+    (tripped_by("", "launch"), {}, False),  # no capacity: the image is not to blame
+    (tripped_by("quota", "launch"), {}, False),
+    (tripped_by("credential", "launch"), {}, False),
+    (tripped_by("signal", "launch"), {}, False),
+    (record(9), {}, False),
+    (None, {}, False),
+    (tripped_by("image", "boot"), {"replaced_by": "now"}, False),  # its secret is leaked
+    (tripped_by("image", "boot"), {"replaced_by": ""}, False),  # a person drains it
+    (tripped_by("image", "boot"), {"proven": False}, True),  # better than none
+    (tripped_by("image", "boot"), {"record": tripped_by("image", "boot")}, False),
+]
+
+
+@pytest.mark.parametrize(("known", "changes", "returns"), RETURNS)
+def test_a_draining_revision_returns_if_the_image_of_the_current_one_goes_bad(
+    known: dict[str, Any] | None, changes: dict[str, Any], returns: bool
+) -> None:
+    """As the fallback, if it is healthy and its replacement was no matter of security."""
+    current = progress("linux@new", state="active", current=True, record=known)
+    draining = progress(**changes)
+    made = verdict([draining, current], NOW)
+    assert [revision.id for revision in made.reinstate] == (["linux@old"] if returns else [])
+    assert not (made.reinstate and made.archive)
+
+
+def test_the_newest_draining_revision_returns_and_only_without_a_fallback() -> None:
+    """There is one fallback at a time."""
+    current = progress("linux@new", state="active", current=True, record=tripped_by("image", "boot"))
+    older, newer = progress("linux@older", drain_from=NOW - timedelta(days=1)), progress("linux@newer")
+    made = verdict([older, newer, current], NOW)
+    assert [revision.id for revision in made.reinstate] == ["linux@newer"]
+    made = verdict([older, changed(newer, proven=False), current], NOW)
+    assert [revision.id for revision in made.reinstate] == ["linux@older"]
+    fallback = progress("linux@fallback", state="active", drain_from=None, drain_until=None)
+    assert verdict([older, fallback, changed(current, proven=False)], NOW).reinstate == []
+
+
+def test_a_revision_that_went_bad_proves_itself_by_more_starts() -> None:
+    """Those before do not count again: half of its boots may have failed all the time."""
+    fallback = progress("linux@old", state="active", drain_from=None, drain_until=None)
+    current = progress("linux@new", state="active", current=True, proven=False, starts_before=9, record=record(13))
+    assert due(fallback, current) == set()
+    assert due(fallback, changed(current, record=record(14))) == {"prove", "drain"}
 
 
 def test_the_alert_names_the_revision_and_the_workers_left() -> None:

@@ -23,11 +23,12 @@ class Step(NamedTuple):
 
 
 def differences(before: Snapshot, now: Snapshot) -> list[EventLine]:
-    """Revisions that began to replace others, were proven, drain, were archived, or have workers after a deadline."""
+    """Revisions that began to replace others, were proven, drain, returned, were archived, or have workers after a
+    deadline."""
     if not before.configs:
         return []
     together: dict[tuple[str, str, str], list[Step]] = defaultdict(list)
-    for taken in (_begun, _proven, _draining, _archived, _overdue):
+    for taken in (_begun, _proven, _draining, _returned, _archived, _overdue):
         for step in taken(before, now):
             together[step.config.pool_id, step.many, step.mood].append(step)
     lines = []
@@ -72,6 +73,15 @@ def _draining(before: Snapshot, now: Snapshot) -> Iterator[Step]:
             left = f"{count(config.live, 'worker')} left"
             until = f", until {now.stamp(config.drain_until)}" if config.drain_until else ""
             yield Step(config, f"{config.id} drains{reason} ({left}{until})", "revisions drain")
+
+
+def _returned(before: Snapshot, now: Snapshot) -> Iterator[Step]:
+    """Draining revisions that are fallbacks again, since the image of the current one has gone bad."""
+    was, current = {config.id for config in before.configs if config.state == "draining"}, _current(now)
+    for config in now.configs:
+        if config.id in was and config.fallback and config.name in current:
+            one = f"{config.id} is the fallback again: {current[config.name].revision} has gone bad"
+            yield Step(config, one, "revisions are fallbacks again, since new images have gone bad", "bad")
 
 
 def _archived(before: Snapshot, now: Snapshot) -> Iterator[Step]:

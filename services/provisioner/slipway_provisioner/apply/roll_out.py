@@ -25,6 +25,8 @@ async def step(tx: Connection, name: Name) -> bool:
     due = roll_out.verdict(revisions, now)
     for revision in due.prove:
         await roll_outs.prove(tx, revision.id)
+    for revision in due.reinstate:
+        await roll_outs.reinstate(tx, revision.id, next(known for known in revisions if known.current))
     await roll_outs.drain(tx, [_drain(revision, revisions) for revision in due.drain])
     for revision in due.archive:
         await roll_outs.archive(tx, revision.id)

@@ -9,6 +9,7 @@ import msgspec
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.scopes import image_key
 from slipway_provisioner.domain.pool import Observed, Shared
+from slipway_provisioner.domain.roll_out import may_return
 from slipway_provisioner.domain.windows import trip_reason
 
 BY: Final = "provisioner"  # `frozen_by` of a pool that was frozen for a bad image
@@ -30,8 +31,8 @@ class UnconfirmedStart(msgspec.Struct, frozen=True, kw_only=True):
 
 def bad_image(observed: Observed) -> Shared | None:
     """The image of an active config that must freeze the pool now, with the stage of most new failures. None if
-    there is none, the pool is frozen or deleted, or a fallback can launch: a freeze would stop that one too, and the
-    bad image trips anyway."""
+    there is none, the pool is frozen or deleted, or another revision can launch, or can once the bad image has tripped:
+    a freeze would stop that one too."""
     pool = observed.pool
     if pool.on_bad_image != "freeze" or pool.frozen or pool.deleted:
         return None
@@ -39,9 +40,10 @@ def bad_image(observed: Observed) -> Shared | None:
     images = {image_key(config.image_revision) for config in active}
     bad = [known for known in observed.shared if known.key in images and new_failures(known) >= pool.freeze_after]
     shared, bad_images = {known.share: known for known in observed.shared}, {known.key for known in bad}
-    for config in active:
+    for config in observed.configs:
+        at_hand = (config.active and not config.current) or may_return(config.state, config.replaced_by)
         can_launch = not config.stopped and not trip_reason(config, shared)
-        if not config.current and can_launch and image_key(config.image_revision) not in bad_images:
+        if at_hand and can_launch and image_key(config.image_revision) not in bad_images:
             return None
     return max(bad, key=new_failures, default=None)
 

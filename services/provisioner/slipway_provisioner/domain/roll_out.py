@@ -1,7 +1,8 @@
 """Roll-outs: how one revision of a launch config replaces another, proves itself, and how that one drains. Pure.
 
 Of one name, the current revision launches. While it is not proven, at most one other revision, the fallback, launches
-what the current one does not (natural) or a share of all launches (rolling). All others drain or are archived.
+what the current one does not (natural) or a share of all launches (rolling). All others drain or are archived. If the
+image of a proven one goes bad, what it replaced is the fallback again, as long as it drains.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -97,9 +98,18 @@ def is_proven(record: Mapping[str, Any] | None, claim_evidence: str, needed: int
     return healthy and succeeded_starts(record, claim_evidence) >= needed
 
 
+def has_bad_image(record: Mapping[str, Any] | None) -> bool:
+    """True if a revision is tripped by its image, or by its own boots or claims: another revision may do better."""
+    if record is None or record["state"] == "healthy":
+        return False
+    by, stage = record.get("tripped_by", ""), record.get("tripped_stage")
+    return by == "image" or (by == "" and stage in ("boot", "claim"))
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one revision in a roll-out. `maxima` are those of its pool and its name. `live` counts its workers,
-    `stoppable` those that were not asked to stop, `without_task` those of them that have no task."""
+    """State of one revision in a roll-out. `maxima` are those of its pool and its name. `starts_before` are the starts
+    that had succeeded when it last had to prove itself again. `live` counts its workers, `stoppable` those that were
+    not asked to stop, `without_task` those of them that have no task."""
 
     pool_id: str
     name: str
@@ -108,6 +118,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     current: bool
     replaced_by: str
     proven: bool
+    starts_before: int = 0
     record: Mapping[str, Any] | None
     claim_evidence: str
     maxima: Sequence[int | None]
@@ -121,10 +132,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of a roll-out that are due now, by revision. `stop` are revisions whose workers are asked to stop, at the
-    deadline also those with a task (True)."""
+    """Steps of a roll-out that are due now, by revision. `reinstate`: a draining revision becomes the fallback again,
+    and the current one has to prove itself again. `stop` are revisions whose workers are asked to stop, at the deadline
+    also those with a task (True)."""
 
     prove: Sequence[Progress] = ()
+    reinstate: Sequence[Progress] = ()
     drain: Sequence[Progress] = ()
     archive: Sequence[Progress] = ()
     alert: Sequence[Progress] = ()
@@ -132,19 +145,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[tuple[Progress, bool]] = ()
 
     def __bool__(self) -> bool:
-        return any((self.prove, self.drain, self.archive, self.alert, self.resolve, self.stop))
+        return any((self.prove, self.reinstate, self.drain, self.archive, self.alert, self.resolve, self.stop))
 
 
 def verdict(revisions: Sequence[Progress], now: datetime) -> Verdict:
-    """Due steps for the revisions of one name: a proven one ends its fallback, and a draining one ends."""
+    """Due steps for the revisions of one name: a proven one ends its fallback, and a draining one ends, unless the
+    image of the current one has gone bad."""
     active = [revision for revision in revisions if revision.state == "active"]
-    draining = [revision for revision in revisions if revision.state == "draining"]
     current = next((revision for revision in active if revision.current), None)
     fallbacks = [revision for revision in active if not revision.current]
+    reinstate = _reinstated(current, revisions) if not fallbacks else []
+    draining = [revision for revision in revisions if revision.state == "draining" and revision not in reinstate]
     strategy = fallbacks[0].replaced_by if fallbacks else ""
     prove = current is not None and not current.proven and _has_proven(current, strategy)
     return Verdict(
         prove=[current] if current is not None and prove else [],
+        reinstate=reinstate,
         drain=fallbacks if current is None or prove or current.proven else [],
         archive=[revision for revision in draining if not revision.live],
         alert=[revision for revision in draining if revision.live and _is_alert_due(revision, now)],
@@ -154,7 +170,27 @@ def verdict(revisions: Sequence[Progress], now: datetime) -> Verdict:
 
 
 def _has_proven(current: Progress, strategy: str) -> bool:
-    return is_proven(current.record, current.claim_evidence, needed_starts(strategy, current.maxima))
+    needed = current.starts_before + needed_starts(strategy, current.maxima)
+    return is_proven(current.record, current.claim_evidence, needed)
+
+
+def _reinstated(current: Progress | None, revisions: Sequence[Progress]) -> list[Progress]:
+    """Revision that is the fallback again since the image of the current one has gone bad: of those that drain and are
+    healthy the one most likely to work, the newest of several. Empty if there is none."""
+    if current is None or not has_bad_image(current.record):
+        return []
+    at_hand = [
+        revision
+        for revision in revisions
+        if may_return(revision.state, revision.replaced_by)
+        and (revision.record is None or revision.record["state"] == "healthy")
+    ]
+    return sorted(at_hand, key=lambda revision: (revision.proven, revision.drain_from))[-1:]
+
+
+def may_return(state: str, replaced_by: str) -> bool:
+    """True if a revision that drains may launch again, because its replacement was no matter of security."""
+    return state == "draining" and replaced_by in STARTS_TO_PROVE
 
 
 def _is_alert_due(revision: Progress, now: datetime) -> bool:

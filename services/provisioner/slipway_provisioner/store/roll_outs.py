@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining
+from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.lifecycle import ENDED, REGISTERED, STOPPABLE
 from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
-from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progress
+from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progress, succeeded_starts
 from slipway_provisioner.store import configs, marks
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import (
@@ -65,8 +65,9 @@ LOCK_CONFIGS: Final = Statement(
 WITHOUT_TASK: Final = sa.or_(~in_states(REGISTERED), worker.c.idle_since.is_not(None))
 OF: Final = f"""
 SELECT c.pool_id, c.name, c.id, c.state, n.current_id = c.id AS current, c.replaced_by,
-    c.proven_at IS NOT NULL AS proven, g.record, c.claim_evidence, ARRAY[p.max_capacity, n.max_capacity] AS maxima,
-    c.drain_from, c.drain_until, c.drain_terminate, c.drain_alerted, w.live, w.stoppable, w.without_task
+    c.proven_at IS NOT NULL AS proven, c.starts_before::int AS starts_before, g.record, c.claim_evidence,
+    ARRAY[p.max_capacity, n.max_capacity] AS maxima, c.drain_from, c.drain_until, c.drain_terminate,
+    c.drain_alerted, w.live, w.stoppable, w.without_task
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
 CROSS JOIN LATERAL (
@@ -76,6 +77,24 @@ CROSS JOIN LATERAL (
 WHERE c.name = ANY($1::text[]) AND c.state <> 'archived' ORDER BY c.name, c.id"""
 PROVE: Final = Statement(
     sa.update(launch_config).where(C.id == sa.bindparam("config_id")).values(proven_at=_NOW).returning(C.pool_id)
+)
+DISPROVE: Final = Statement(
+    sa.update(launch_config)
+    .where(C.id == sa.bindparam("config_id"))
+    .values(proven_at=sa.null(), starts_before=sa.bindparam("starts", type_=C.starts_before.type))
+)
+REINSTATE: Final = Statement(
+    sa.update(launch_config)
+    .where(C.id == sa.bindparam("config_id"), OF_NAME, C.state == "draining")
+    .values(
+        state="active",
+        state_reason="",
+        state_by="",
+        drain_from=sa.null(),
+        drain_until=sa.null(),
+        revision=C.revision + 1,
+    )
+    .returning(*configs.FIELDS)
 )
 SET_ALERTED: Final = Statement(
     sa.update(launch_config)
@@ -190,6 +209,15 @@ async def prove(tx: Connection, config_id: str) -> None:
     """Record that a revision has proven itself."""
     pool_id = await tx.fetchval(PROVE.text, *PROVE.arguments(config_id=config_id))
     await marks.dirty(tx, {pool_id}, reason="proven")
+
+
+async def reinstate(tx: Connection, config_id: str, current: Progress) -> None:
+    """Make a draining revision the fallback of the `current` one again, which has to prove itself by more starts."""
+    starts = succeeded_starts(current.record, current.claim_evidence)
+    await tx.execute(DISPROVE.text, *DISPROVE.arguments(config_id=current.id, starts=starts))
+    row = await tx.fetchrow(REINSTATE.text, *REINSTATE.arguments(config_id=config_id))
+    await outbox.enqueue(tx, [LaunchConfigUpdated(**configs.state(row))])
+    await marks.dirty(tx, {row["pool_id"]}, reason="reinstated")
 
 
 async def drain(tx: Connection, drains: Sequence[Drain]) -> list[str]:

@@ -24,7 +24,7 @@ SWITCHES: Final = ("paused", "paused_reason", "paused_by", "paused_until", "froz
 POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *HEALTH_SETTINGS, *SWITCHES]
 IDS: Final = C["id", "name", "pool_id", "account_id"]
 PLACE: Final = ("region", "zone", "instance_type", "image_revision")
-DRAIN: Final = ("replaced_by", "proven_at", "drain_from", "drain_until", "drain_terminate")
+DRAIN: Final = ("replaced_by", "proven_at", "drain_from", "drain_until", "drain_terminate", "starts_before")
 CONFIG: Final = C[*PLACE, *DRAIN, "profile", "claim_evidence", "settings"]
 OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "paused_until"]
 _PAUSED: Final = "c.state = 'active' AND n.paused"
@@ -132,12 +132,12 @@ def _config(row: Any) -> dict[str, Any]:
     record = values.pop("record") or {}
     shared = [_shared(of) for of in values.pop("shared") or []]
     strategy = (values["strategy"] or "") if values["current"] else ""
-    started = roll_out.succeeded_starts(record or None, row["claim_evidence"])
+    started = roll_out.succeeded_starts(record or None, row["claim_evidence"]) - values.pop("starts_before")
     needed = roll_out.needed_starts(strategy, [row["pool_max_capacity"], row["max_capacity"]])
     values |= {
         "revision": hash_of(row["id"]),
         "proven": values.pop("proven_at") is not None,
-        "succeeded_starts": started,
+        "succeeded_starts": max(0, started),
         "needed_starts": needed,
         "share": share(row),
     }

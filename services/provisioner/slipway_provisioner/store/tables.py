@@ -175,7 +175,8 @@ Index("launch_config_name_pool", launch_config_name.c.pool_id)
 # A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
 # that is not its name's current one launches what the current one does not, by `replaced_by` (natural or rolling),
 # until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an archived one
-# has no live worker. The indexes that planning uses are without archived revisions, of which there may be many.
+# has no live worker. `starts_before` are the successful starts of one that has to prove itself again, up to then. The
+# indexes that planning uses are without archived revisions, of which there may be many.
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 launch_config = Table(
@@ -201,6 +202,7 @@ launch_config = Table(
     empty_text("state_by"),
     empty_text("replaced_by"),
     Column("proven_at", TIME),
+    required("starts_before", BigInteger, server_default=ZERO),
     Column("drain_seconds", Double),
     Column("drain_from", TIME),
     Column("drain_until", TIME),
