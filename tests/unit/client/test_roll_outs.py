@@ -83,7 +83,7 @@ STEPS: list[tuple[str, list[Config], list[Config], list[tuple[str, str]]]] = [
     ),
     ("first revision of a name is proven", [NEW], [PROVEN], []),
     ("nothing new", [NEW, FALLBACK], [NEW, FALLBACK], []),
-    ("first answer", [], [NEW, FALLBACK, DRAINING], []),
+    ("first answer", [], [NEW, FALLBACK, msgspec.structs.replace(DRAINING, id="a@000000")], []),
     ("a new name", [OLD], [OLD, msgspec.structs.replace(NEW, id="b@111111")], []),
 ]
 
