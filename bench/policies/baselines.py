@@ -10,7 +10,6 @@ from typing import Final
 
 from bench.policies.conditions import Conditions, either
 from bench.policies.policy import Policy
-from bench.policies.scenario import TICK_SECONDS
 from slipway_local.demo.rfc191 import EVENTS_SECONDS, ErrorRates
 
 HOUR_SECONDS: Final = 3600.0
@@ -198,9 +197,10 @@ class Oracle(Weighted):
             for config in self.places
         ]
         self.held = [0] * conditions.configs
+        self.tick_seconds = conditions.scenario.tick_seconds
 
     def weights(self, now: float) -> Sequence[float]:
-        tick = int(now / TICK_SECONDS)
+        tick = int(now / self.tick_seconds)
         chances = [self._refused(config, tick) for config in self.places]
         best = min(chances)
         return [share if chance == best < 1 else 0.0 for share, chance in zip(self.shares, chances, strict=True)]

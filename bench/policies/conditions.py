@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from bench.policies.scenario import TICK_SECONDS, BadScenario, Scenario, check_configs
+from bench.policies.scenario import BadScenario, Scenario, check_configs
 from bench.policies.traces import Traces
 
 POISSON_MAX: Final = 30.0  # beyond it exp(-mean) times chances is drawn in parts
@@ -53,7 +53,7 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
 
     Raises BadScenario if the scenario does not fit the zones of the trace.
     """
-    ticks = scenario.ticks
+    ticks, tick_seconds = scenario.ticks, scenario.tick_seconds
     if scenario.availability == "trace":
         assert traces is not None
         try:
@@ -63,7 +63,7 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
         names = [zone.name for zone in traces.zones]
         regions = [zone.region for zone in traces.zones]
         shortest = min(len(zone.up) for zone in traces.zones)
-        places = [int((offset_seconds + tick * TICK_SECONDS) / traces.gap_seconds) % shortest for tick in range(ticks)]
+        places = [int((offset_seconds + tick * tick_seconds) / traces.gap_seconds) % shortest for tick in range(ticks)]
         refusal = [[0.0 if zone.up[place] else 1.0 for place in places] for zone in traces.zones]
     else:
         names = [f"config-{place}" for place in range(scenario.configs)]
@@ -72,7 +72,7 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
     unregistered: list[list[float] | None] = [None] * len(names)
     caps: dict[int, tuple[int, int, int]] = {}
     scopes = ["capacity"] * len(names)
-    minutes = [tick * TICK_SECONDS / 60 for tick in range(ticks)]
+    minutes = [tick * tick_seconds / 60 for tick in range(ticks)]
     for fault in scenario.faults:
         active = [fault.active(minute) for minute in minutes]
         for config in fault.configs:
@@ -125,7 +125,7 @@ def _revisions(scenario: Scenario, configs: int) -> list[Revision]:
         found += [
             Revision(
                 config=config,
-                since=ceil(change.minute * 60 / TICK_SECONDS),
+                since=ceil(change.minute * scenario.ticks_per_minute),
                 image=f"image@{number}" if is_shared else f"image-{config}@{number}",
                 boot_seconds=change.boot_seconds or scenario.boot_seconds,
                 unregistered=change.unregistered,
@@ -140,11 +140,11 @@ def _rates(scenario: Scenario, traces: Traces | None) -> Sequence[float]:
     if scenario.demand == "trace":
         assert traces is not None
         return [float(traces.arrivals[tick % len(traces.arrivals)]) for tick in range(scenario.ticks)]
-    rates = [scenario.launches_per_minute * TICK_SECONDS / 60] * scenario.ticks
+    rates = [scenario.launches_per_minute * scenario.tick_seconds / 60] * scenario.ticks
     for span in scenario.bursts:
         for tick in range(scenario.ticks):
-            if span.begin_minute <= tick * TICK_SECONDS / 60 < span.end_minute:
-                rates[tick] = span.launches_per_minute * TICK_SECONDS / 60
+            if span.begin_minute <= tick * scenario.tick_seconds / 60 < span.end_minute:
+                rates[tick] = span.launches_per_minute * scenario.tick_seconds / 60
     return rates
 
 
@@ -153,7 +153,7 @@ def arrivals(conditions: Conditions, seed: int) -> list[int]:
     rng = Random(f"arrivals/{seed}")
     found = [_poisson(rng, rate) for rate in conditions.rates]
     for push in conditions.scenario.pushes:
-        found[int(push.minute * 60 / TICK_SECONDS)] += push.tasks
+        found[int(push.minute * conditions.scenario.ticks_per_minute)] += push.tasks
     return found
 
 

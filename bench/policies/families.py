@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from bench.policies.scenario import Fault, ImageChange, Push, Scenario, checked
+from bench.policies.scenario import TICKS_SECONDS, Fault, ImageChange, Push, Scenario, checked
 
 CONFIGS: Final = (0, 1, 2, 3)
 CHANGE_MINUTE: Final = 60.0
@@ -99,9 +99,12 @@ def _partly_bad(name: str, probability: float) -> Callable[[Sizes], list[Scenari
     ]
 
 
-def _scenario(name: str, about: str, sizes: Sizes, **fields: object) -> Scenario:
+def _scenario(name: str, about: str, sizes: Sizes, boot_seconds: float, **fields: object) -> Scenario:
+    """Scenario of a family. Ticks are at most a tenth of a boot where they may be: the provisioner plans on each event,
+    and a longer tick would add to the wait."""
+    tick = next((tick for tick in TICKS_SECONDS if tick <= boot_seconds / 10), TICKS_SECONDS[-1])
     given = {"launches_per_minute": sizes.rate, "configs": len(CONFIGS), "background": 0.0, "image": "shared"} | fields
-    return checked(Scenario(name=name, about=about, **given))  # type: ignore[arg-type]
+    return checked(Scenario(name=name, about=about, boot_seconds=boot_seconds, tick_seconds=tick, **given))  # type: ignore[arg-type]
 
 
 FAMILIES: Final = {

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bench.policies.scenario import TICK_SECONDS
+from bench.policies.scenario import Scenario
 from bench.policies.simulator import Run
 
-TICKS_A_MINUTE = round(60 / TICK_SECONDS)
 DETECTED = 0.25  # of the fair share
 RECOVERED = 0.8
 NEW_MINUTES = 15.0
@@ -54,24 +53,24 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def figures(run: Run) -> Figures:
     """Compute all figures of a run."""
     scenario, shares = run.conditions.scenario, run.conditions.shares
-    ticks = scenario.ticks
+    ticks, per_minute = scenario.ticks, scenario.ticks_per_minute
     tries = [[yes + no for yes, no in zip(*pair, strict=True)] for pair in zip(run.accepted, run.refused, strict=True)]
     meanwhile = detect = recover = left = surge = None
     if scenario.faults:
         first = scenario.faults[0]
-        begin, end = (_tick(minute, ticks) for minute in (first.begin_minute, first.end_minute))
-        last = max(_tick(fault.end_minute, ticks) for fault in scenario.faults)
+        begin, end = (_tick(minute, scenario) for minute in (first.begin_minute, first.end_minute))
+        last = max(_tick(fault.end_minute, scenario) for fault in scenario.faults)
         meanwhile = sum(run.failing[begin:last])
         of_faulty = [sum(tries[config][tick] for config in first.configs) for tick in range(ticks)]
         of_all = [sum(column) for column in zip(*tries, strict=True)]
         left = _part(sum(of_faulty[begin:end]), sum(of_all[begin:end]))
         fair = sum(shares[config] for config in first.configs)
-        surge = sum(of_faulty[end : end + TICKS_A_MINUTE]) if end < ticks else None
+        surge = sum(of_faulty[end : end + per_minute]) if end < ticks else None
         if len(first.configs) < run.conditions.configs:
-            passed = [_minute(of_faulty, tick) < DETECTED * fair * _minute(of_all, tick) for tick in range(ticks)]
-            detect = _first(passed, begin)
-            passed = [0 < RECOVERED * fair * _minute(of_all, tick) <= _minute(of_faulty, tick) for tick in range(ticks)]
-            recover = _first(passed, end) if end < ticks else None
+            both = list(zip(_minutes(of_faulty, per_minute), _minutes(of_all, per_minute), strict=True))
+            detect = _first([faulty < DETECTED * fair * every for faulty, every in both], begin, per_minute)
+            passed = [0 < RECOVERED * fair * every <= faulty for faulty, every in both]
+            recover = _first(passed, end, per_minute) if end < ticks else None
     waits = sorted(run.waits)
     totals = [sum(row) / share for row, share in zip(run.accepted, shares, strict=True)]
     return Figures(
@@ -82,12 +81,12 @@ def figures(run: Run) -> Figures:
         detect_minutes=_rounded(detect),
         recover_minutes=_rounded(recover),
         share_left=_rounded(left),
-        unfairness=_significant(_unfairness(tries, shares)),
+        unfairness=_significant(_unfairness(tries, shares, 60 * per_minute)),
         jain=_significant(_part(sum(totals) ** 2, len(totals) * sum(total**2 for total in totals))),
         on_bad_image=run.on_bad_image,
         wait_mean=_significant(_part(run.waiting_seconds, run.arrived)),
         wait_p95=_significant(waits[int(0.95 * len(waits))] if waits else 0.0),
-        peak=max(sum(run.failing[tick : tick + TICKS_A_MINUTE]) for tick in range(0, ticks, TICKS_A_MINUTE)),
+        peak=max(sum(run.failing[tick : tick + per_minute]) for tick in range(0, ticks, per_minute)),
         surge=surge,
         wait_new=_rounded(_wait_new(run)),
     )
@@ -95,33 +94,33 @@ def figures(run: Run) -> Figures:
 
 def _wait_new(run: Run) -> float | None:
     """Mean wait of the tasks of the 15 minutes since the newest image. Tasks are served in the order of arrival."""
+    scenario = run.conditions.scenario
     begin = max(revision.since for revision in run.conditions.revisions)
-    end = begin + round(NEW_MINUTES * TICKS_A_MINUTE)
+    end = min(scenario.ticks, begin + round(NEW_MINUTES * scenario.ticks_per_minute))
     first, last = sum(run.coming[:begin]), sum(run.coming[:end])
     waits = run.waits[first:last]
-    ends = run.conditions.scenario.ticks * TICK_SECONDS
-    arrived = [tick * TICK_SECONDS for tick in range(begin, min(end, len(run.coming))) for _ in range(run.coming[tick])]
-    waits += [ends - at for at in arrived[len(waits) :]]
+    arrived = [tick for tick in range(begin, end) for _ in range(run.coming[tick])]
+    waits += [(scenario.ticks - tick) * scenario.tick_seconds for tick in arrived[len(waits) :]]
     return _part(sum(waits), len(waits)) if waits else None
 
 
-def _tick(minute: float | None, ticks: int) -> int:
-    return ticks if minute is None else min(ticks, round(minute * TICKS_A_MINUTE))
+def _tick(minute: float | None, scenario: Scenario) -> int:
+    return scenario.ticks if minute is None else min(scenario.ticks, round(minute * scenario.ticks_per_minute))
 
 
-def _minute(counts: Sequence[int], tick: int) -> int:
-    """Sum of a count over the minute that ends with a tick."""
-    return sum(counts[max(0, tick + 1 - TICKS_A_MINUTE) : tick + 1])
+def _minutes(counts: Sequence[int], per_minute: int) -> list[int]:
+    """Sums of a count over the minutes that end with each tick."""
+    return [sum(counts[max(0, tick + 1 - per_minute) : tick + 1]) for tick in range(len(counts))]
 
 
-def _first(passed: Sequence[bool], begin: int) -> float | None:
+def _first(passed: Sequence[bool], begin: int, per_minute: int) -> float | None:
     """Minutes from the start of a tick to the end of the first one that passed."""
     place = next((place for place in range(begin, len(passed)) if passed[place]), None)
-    return None if place is None else (place + 1 - begin) / TICKS_A_MINUTE
+    return None if place is None else (place + 1 - begin) / per_minute
 
 
-def _unfairness(tries: Sequence[Sequence[int]], shares: Sequence[float]) -> float:
-    found, hour = [], 60 * TICKS_A_MINUTE
+def _unfairness(tries: Sequence[Sequence[int]], shares: Sequence[float], hour: int) -> float:
+    found = []
     for begin in range(0, len(tries[0]), hour):
         sums = [sum(row[begin : begin + hour]) for row in tries]
         if every := sum(sums):

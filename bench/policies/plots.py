@@ -7,7 +7,6 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from bench.policies.claims import Summaries
-from bench.policies.figures import TICKS_A_MINUTE
 from bench.policies.published import CALIBRATION, RECOMMENDED
 from bench.policies.simulator import Run
 
@@ -31,8 +30,11 @@ def shares(path: Path, runs: Mapping[str, Run]) -> None:
     figure, axes = _axes("Share of launches to the config that is down from 60 to 120 min")
     for policy, run in runs.items():
         config = run.conditions.faulty[0]
-        own = _minutes([yes + no for yes, no in zip(run.accepted[config], run.refused[config], strict=True)])
-        every = _minutes([sum(column) for column in zip(*run.accepted, *run.refused, strict=True)])
+        per_minute = run.conditions.scenario.ticks_per_minute
+        own = _minutes(
+            [yes + no for yes, no in zip(run.accepted[config], run.refused[config], strict=True)], per_minute
+        )
+        every = _minutes([sum(column) for column in zip(*run.accepted, *run.refused, strict=True)], per_minute)
         smooth = [
             sum(own[max(0, minute + 1 - SMOOTH_MINUTES) : minute + 1])
             / max(1, sum(every[max(0, minute + 1 - SMOOTH_MINUTES) : minute + 1]))
@@ -50,8 +52,8 @@ def failures(path: Path, runs: Mapping[str, Run]) -> None:
     figure, axes = _axes("Failed launches per minute; all configs down from 60 to 90 min")
     for policy, run in runs.items():
         axes.plot(
-            range(len(run.failing) // TICKS_A_MINUTE),
-            _minutes(run.failing),
+            range(len(run.failing) // run.conditions.scenario.ticks_per_minute),
+            _minutes(run.failing, run.conditions.scenario.ticks_per_minute),
             label=policy,
             color=COLOURS[policy],
             linewidth=_width(policy),
@@ -104,8 +106,8 @@ def _width(policy: str) -> float:
     return 2.5 if policy == "slipway" else 1.2
 
 
-def _minutes(ticks: Sequence[int]) -> list[int]:
-    return [sum(ticks[place : place + TICKS_A_MINUTE]) for place in range(0, len(ticks), TICKS_A_MINUTE)]
+def _minutes(ticks: Sequence[int], per_minute: int) -> list[int]:
+    return [sum(ticks[place : place + per_minute]) for place in range(0, len(ticks), per_minute)]
 
 
 def _save(figure: Figure, axes: Any, path: Path) -> None:

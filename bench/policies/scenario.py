@@ -19,7 +19,8 @@ import msgspec
 
 from slipway_weight_calculator.domain.policy import PROFILES
 
-TICK_SECONDS: Final = 10.0
+TICK_SECONDS: Final = 10.0  # of traces, and of scenarios without their own
+TICKS_SECONDS: Final = (10.0, 6.0, 5.0, 4.0, 3.0, 2.0)  # parts of a minute, and none shorter than an answer
 TRIES_MAX: Final = 200  # per tick
 HOURS: Final = 96.0  # of a trace that a run uses
 ANSWER_SECONDS: Final = 2.0  # until the answer of a provider is known
@@ -113,6 +114,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     0.35); `image_changes` replace images while the run goes on, and a config has at most one per tick. A failed boot is
     known `registration_timeout_seconds` after its start, and its task waits again.
 
+    All happens in ticks of `tick_seconds`: 10, 6, 5, 4, 3 or 2, and 10 with demand of a trace.
+
     Slipway rolls new images out by the strategy `natural`: until the new revision of a config is proven, the old one
     launches what the new one may not. Other policies launch the newest image of a config at once.
 
@@ -124,6 +127,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     about: str = ""
     hours: float = 6.0
+    tick_seconds: float = TICK_SECONDS
     configs: int = 4
     launches_per_minute: float = 24.0
     background: float = 0.01
@@ -149,7 +153,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def ticks(self) -> int:
-        return round(self.hours * 3600 / TICK_SECONDS)
+        return round(self.hours * 3600 / self.tick_seconds)
+
+    @property
+    def ticks_per_minute(self) -> int:
+        return round(60 / self.tick_seconds)
 
 
 def read(path: Path) -> Scenario:
@@ -172,6 +180,10 @@ def checked(scenario: Scenario) -> Scenario:
     is_made = scenario.availability == "made"
     hours_max = HOURS if "trace" in (scenario.demand, scenario.availability) else HOURS_MAX
     _check_within("hours", scenario.hours, HOURS_MIN, hours_max)
+    ticks = TICKS_SECONDS if scenario.demand == "made" else (TICK_SECONDS,)
+    if scenario.tick_seconds not in ticks:
+        given = ", ".join(f"{tick:g}" for tick in ticks)
+        raise BadScenario(f"tick_seconds: must be one of {given}, not {scenario.tick_seconds:g}")
     _check_within("configs", scenario.configs, 1, 100)
     _check_within("launches_per_minute", scenario.launches_per_minute, 0, RATE_MAX)
     if not 0 <= scenario.background < 1:
@@ -259,10 +271,10 @@ def _check_changes(scenario: Scenario) -> None:
             _check_within(f"{where}.boot_seconds", change.boot_seconds, BOOT_SECONDS_MIN, BOOT_SECONDS_MAX)
         _check_within(f"{where}.unregistered", change.unregistered, 0, 1)
         for config in change.configs:
-            if config in last and change.minute < last[config] + TICK_SECONDS / 60:
+            if config in last and change.minute < last[config] + scenario.tick_seconds / 60:
                 raise BadScenario(
                     f"{where}.minute: config {config} changes at {last[config]:g}; its changes must be in the order of "
-                    f"their times and {TICK_SECONDS:g} s apart"
+                    f"their times and {scenario.tick_seconds:g} s apart"
                 )
             last[config] = change.minute
 
@@ -286,8 +298,8 @@ def _check_fault(where: str, fault: Fault, scenario: Scenario) -> None:
             raise BadScenario(f"{where}.period_minutes: a cap has no periods; use begin_minute and end_minute")
         if not 0 < fault.active_minutes <= fault.period_minutes:
             raise BadScenario(f"{where}.active_minutes: must be above 0 and at most the period")
-    if not any(fault.active(tick * TICK_SECONDS / 60) for tick in range(scenario.ticks)):
-        raise BadScenario(f"{where}: contains no tick of the run; must last at least {TICK_SECONDS:g} s")
+    if not any(fault.active(tick * scenario.tick_seconds / 60) for tick in range(scenario.ticks)):
+        raise BadScenario(f"{where}: contains no tick of the run; must last at least {scenario.tick_seconds:g} s")
 
 
 EVERYONE: Final = (0, 1, 2, 3)

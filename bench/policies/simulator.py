@@ -1,10 +1,10 @@
 """Simulator of launches on a virtual clock.
 
 Random numbers come from one stream per purpose, derived from the seed, so that all policies face the same arrivals and
-outages. Each tick of 10 s: outcomes due by now; arrivals; tries from the backlog, each accepted or refused at once and
-known 2 s later. The task of a refused try then returns to the backlog. An accepted try boots the newest image of its
-config, or of the revision that the policy names; a failed boot is known at the registration time-out, and its task
-returns to the backlog. Machines take the task that has waited longest.
+outages. Each tick (10 s or less): outcomes due by now; arrivals; tries from the backlog, each accepted or refused at
+once and known 2 s later. The task of a refused try then returns to the backlog. An accepted try boots the newest image
+of its config, or of the revision that the policy names; a failed boot is known at the registration time-out, and its
+task returns to the backlog. Machines take the task that has waited longest.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ import msgspec
 
 from bench.policies.conditions import Conditions, arrivals, either
 from bench.policies.policy import Policy
-from bench.policies.scenario import ANSWER_SECONDS, TICK_SECONDS, TRIES_MAX
+from bench.policies.scenario import ANSWER_SECONDS, TRIES_MAX
 
 BOOT_SIGMA: Final = 0.35
 LIFE_SECONDS_MEAN: Final = 1800.0
@@ -53,6 +53,7 @@ class Run(msgspec.Struct, kw_only=True):
 def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
     """Run one policy under given conditions."""
     scenario, ticks, configs = conditions.scenario, conditions.scenario.ticks, conditions.configs
+    tick_seconds = scenario.tick_seconds
     luck, boots, lives, flaws = (Random(f"{purpose}/{seed}") for purpose in ("luck", "boots", "lives", "flaws"))
     revisions, timeout = conditions.revisions, scenario.registration_timeout_seconds
     log_medians = [log(revision.boot_seconds) for revision in revisions]
@@ -101,11 +102,11 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
                 under_way -= 1
                 backlog += 1
                 run.unregistered += 1
-                failing[min(last_tick, int(at / TICK_SECONDS))] += 1
+                failing[min(last_tick, int(at / tick_seconds))] += 1
                 policy.unregistered(at, chosen, worker)
 
     for tick in range(ticks):
-        now = tick * TICK_SECONDS
+        now = tick * tick_seconds
         pass_outcomes(now)
         while changes and revisions[changes[0]].since <= tick:
             changed = changes.popleft()
@@ -135,7 +136,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
                 bad = fails = revision.unregistered
                 if (faults := unregistered[config]) is not None:
                     bad = either(bad, faults[tick])
-                    fails = either(fails, faults[min(last_tick, int((now + boot_seconds) / TICK_SECONDS))])
+                    fails = either(fails, faults[min(last_tick, int((now + boot_seconds) / tick_seconds))])
                 if fails and flaws.random() < fails:
                     run.on_bad_image += bad > 0
                     heappush(due, (now + timeout, UNREGISTERED, chosen, workers, 0.0))
@@ -146,7 +147,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
             refused[config][tick] += 1
             failing[tick] += 1
             answers.append((chosen, workers, scope))
-        run.waiting_seconds += (backlog + under_way) * TICK_SECONDS
+        run.waiting_seconds += (backlog + under_way) * tick_seconds
         if answers:
             known = now + ANSWER_SECONDS
             pass_outcomes(known)

@@ -18,7 +18,7 @@ import msgspec
 
 from bench.policies.conditions import Conditions
 from bench.policies.policy import Policy
-from bench.policies.scenario import TICK_SECONDS, Span
+from bench.policies.scenario import Scenario
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
@@ -104,10 +104,11 @@ class Calculator:
     """Folds arrived events and publishes changed weights, in steps aligned with the simulator's ticks."""
 
     def __init__(
-        self, configs: Sequence[LaunchConfigCreated], policies: Mapping[str, Coefficients], down: Sequence[Span]
+        self, configs: Sequence[LaunchConfigCreated], policies: Mapping[str, Coefficients], scenario: Scenario
     ) -> None:
         self.world = World(policies)
-        self.down = [(span.begin_minute * 60, span.end_minute * 60) for span in down]
+        self.tick_seconds = scenario.tick_seconds
+        self.down = [(span.begin_minute * 60, span.end_minute * 60) for span in scenario.calculator_down]
         self.published: dict[str, WeightChanged] = {}
         self.folded_until = 0.0
         draft = Draft(self.world)
@@ -125,7 +126,8 @@ class Calculator:
         found = []
         while (instant := self._next(log)) is not None and instant <= until:
             # One commit per tick replaces several, since no view is read in between.
-            end = min(until, ceil((instant + HOP_SECONDS) / TICK_SECONDS) * TICK_SECONDS - HOP_SECONDS)
+            tick = ceil((instant + HOP_SECONDS) / self.tick_seconds)
+            end = min(until, tick * self.tick_seconds - HOP_SECONDS)
             draft = Draft(self.world)
             for arrived, event, at in log.take(end):
                 advance(draft, EPOCH_SECONDS + max(arrived, instant))
@@ -254,7 +256,8 @@ class Slipway(Policy):
             "boot": int(coefficients.new_boot_window),
             "claim": int(coefficients.new_claim_window),
         }
-        self.calculator = Calculator(self.configs[: self.declared], policies, scenario.calculator_down)
+        self.tick_seconds = scenario.tick_seconds
+        self.calculator = Calculator(self.configs[: self.declared], policies, scenario)
         self.views = [
             View(HOP_SECONDS + scenario.record_lag_seconds + replica * scenario.replica_lag_seconds)
             for replica in range(scenario.replicas)
@@ -287,7 +290,7 @@ class Slipway(Policy):
         self.attempted_at = -ATTEMPT_SECONDS
 
     def choose(self, now: float, tries: int) -> Sequence[int]:
-        while self.declared < len(self.revisions) and self.revisions[self.declared].since * TICK_SECONDS <= now:
+        while self.declared < len(self.revisions) and self.revisions[self.declared].since * self.tick_seconds <= now:
             self._replace(self.declared, now)
         published = self.calculator.step(self.log, now - HOP_SECONDS)
         found: list[int] = []

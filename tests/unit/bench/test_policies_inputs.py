@@ -118,6 +118,8 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
             {"name": "x", "image_changes": [CHANGE | {"unregistered": 2}]},
             "image_changes[0].unregistered: must be from 0",
         ),
+        ({"name": "x", "tick_seconds": 7}, "tick_seconds: must be one of 10, 6, 5, 4, 3, 2, not 7"),
+        ({"name": "x", "tick_seconds": 5, "demand": "trace"}, "tick_seconds: must be one of 10, not 5"),
         (
             {"name": "x", "image_changes": [CHANGE, CHANGE | {"minute": 60.1}]},
             "image_changes[1].minute: config 0 changes at 60; its changes must be in the order of their times and 10 s",
