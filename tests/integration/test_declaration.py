@@ -458,6 +458,31 @@ async def test_a_removed_pool(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT max_capacity FROM worker_pool WHERE NOT deleted") == 100
 
 
+@pytest.mark.parametrize("pool", [True, False], ids=["pool", "launch config"])
+async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_path: Path, pool: bool) -> None:
+    """Declared again, it launches as declared; the audit of the removal has the pause. Other changes keep it."""
+    body = declared("zone-a", "zone-b")
+    await provisioner.declare(body)
+    async with administrator(provisioner, tmp_path) as client:
+        for path in ("/launch-configs/zone-a/pause", "/pools/linux/pause", "/pools/linux/freeze"):
+            assert (await client.post(path, json={"reason": "drill"})).is_success
+        await provisioner.declare(with_image("linux-2", "zone-a", "zone-b"))
+        assert (await client.get("/launch-configs/zone-a")).json()["state"] == "paused"
+        await provisioner.declare(body | {"worker_pools": []} if pool else declared("zone-b"))
+        await provisioner.declare(body)
+        assert (await client.get("/launch-configs/zone-a")).json()["state"] == "active"
+        shown = (await client.get("/pools/linux")).json()
+        assert (shown["paused"], shown["frozen"], shown["paused_by"] == "") == (
+            (False, False, True) if pool else (True, True, False)
+        )
+        (removed,) = [
+            row
+            for row in (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+            if row["result"] == "archived"
+        ]
+        assert removed["before"]["paused"] is True
+
+
 # Guard
 
 CONFIGS: Final = [f"zone-{letter}" for letter in "abcdefgh"]

@@ -375,7 +375,8 @@ class Comparison:
             known = self.seen.revisions.get(stored.name, ())
             drains = [revision.id for revision in known if drainable(revision.state)]
             self._drain(drains, "the launch config is no longer declared")
-            self._changed("launch config", stored.name, "archived", _described(stored, known), {})
+            paused = {"paused": True} if stored.paused else {}
+            self._changed("launch config", stored.name, "archived", _described(stored, known) | paused, {})
         active_names = {stored.name for stored in declared if not stored.paused}
         if not removed:
             archived = sum(stored.name in active_names for stored in gone)

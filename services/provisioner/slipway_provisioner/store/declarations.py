@@ -150,7 +150,9 @@ UPDATE_POOLS: Final = Statement(
     .values(deleted=False, revision=P.revision + 1)
     .returning(*POOL_STATE)
 )
-# A freeze for a bad image ends with the pool: a pool that is declared again starts without one.
+# Pauses and freezes end with their object: one that is declared again is as declared. `unfrozen` pools had a freeze for
+# a bad image, whose alert ends.
+_RESUMED: Final = {"paused": False, "paused_reason": "", "paused_by": "", "paused_until": sa.null()}
 _REMOVED: Final = (
     sa.select(P.id, (P.frozen & (P.frozen_by == sa.bindparam("frozen_by"))).label("unfrozen"))
     .where(P.id == sa.any_(IDS))
@@ -164,11 +166,12 @@ REMOVE_POOLS: Final = Statement(
         min_capacity=0,
         max_capacity=0,
         revision=P.revision + 1,
-        frozen=P.frozen & ~_REMOVED.c.unfrozen,
-        frozen_reason=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_reason),
-        frozen_by=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_by),
+        frozen=False,
+        frozen_reason="",
+        frozen_by="",
         owner="",
         spec_digest="",
+        **_RESUMED,
     )
     .returning(_REMOVED.c.unfrozen, *POOL_STATE)
 )
@@ -188,7 +191,7 @@ UPDATE_NAMES: Final = Statement(
     .values(declared=True)
 )
 REMOVE_NAMES: Final = Statement(
-    sa.update(tables.launch_config_name).where(N.name == sa.any_(IDS)).values(declared=False)
+    sa.update(tables.launch_config_name).where(N.name == sa.any_(IDS)).values(declared=False, **_RESUMED)
 )
 _REVISION: Final = given(*(C[name] for name in RevisionRow.__struct_fields__))
 INSERT_REVISIONS: Final = Statement(
@@ -345,8 +348,8 @@ async def put_accounts(tx: Connection, writes: Writes) -> None:
 async def put_pools(
     tx: Connection, writes: Writes, request: Request, *, frozen_by: str
 ) -> tuple[dict[str, int], list[str]]:
-    """Insert, update and remove pools, unfreezing removed ones that are `frozen_by` this; returns the revisions of all,
-    and the ids of the unfrozen ones. Raises ChangedMeanwhile if a new pool exists."""
+    """Insert, update and remove pools; returns the revisions of all, and the ids of removed ones that were `frozen_by`
+    this. Raises ChangedMeanwhile if a new pool exists."""
     revisions: dict[str, int] = {}
     unfrozen: list[str] = []
     for statement, pools in ((INSERT_POOLS, writes.new_pools), (UPDATE_POOLS, writes.pools)):
