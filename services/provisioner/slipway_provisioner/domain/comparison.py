@@ -16,6 +16,7 @@ from slipway_common.declaration.changes import (
     Result,
     archived_danger,
     changes_digest,
+    difference,
     maximum_danger,
     removed_danger,
 )
@@ -484,4 +485,4 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterabl
                     state = "removed" if key not in value else "changed" if key in digests else "added"
                     yield f"settings.{key}: {state}"
         elif old != value:
-            yield f"{field}: {old} → {value}"
+            yield difference(field, old, value)
