@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 import slipway_provisioner
@@ -15,7 +16,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import declaration
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.loops import plan
-from slipway_provisioner.store import configs, pauses
+from slipway_provisioner.store import configs, declarations, pauses
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 from tests.support.provisioner import (
     Provisioner,
@@ -328,6 +329,27 @@ async def test_two_declarations_with_one_new_image(provisioner: Provisioner) -> 
 
 
 # Completeness
+
+
+async def test_an_export_is_of_one_moment(provisioner: Provisioner) -> None:
+    """It shows nothing of an apply that begins and ends between its pages, and does not delay it."""
+    body = declared()
+    (pool,) = body["worker_pools"]
+    (config,) = pool["launch_configs"]
+    pools = [pool | {"id": f"pool-{n:03}", "launch_configs": [config | {"name": f"zone-{n:03}"}]} for n in range(150)]
+    await provisioner.declare(body | {"worker_pools": pools})
+    changed = [some | {"max_capacity": 7} for some in pools[:140]]
+    shown: list[Any] = []
+    async with provisioner.database.acquire() as db:
+        async for section, entries in declarations.specs(db, ["accounts", "worker_pools"], None):
+            if not shown:
+                await provisioner.declare(body | {"worker_pools": changed})
+            shown += [(section, msgspec.json.decode(entry)["spec"]) for entry in entries]
+    pools_shown = [spec for section, spec in shown if section == "worker_pools"]
+    assert [spec["id"] for spec in pools_shown] == [some["id"] for some in pools]
+    assert {spec["max_capacity"] for spec in pools_shown} == {100}
+    left = "SELECT count(*) FROM worker_pool WHERE NOT deleted AND max_capacity = 7"
+    assert await provisioner.database.fetchval(left) == 140
 
 
 def test_every_locking_statement_of_declarations_has_an_interleaving() -> None:

@@ -5,7 +5,7 @@ Rows are read without locks, locked when their changes are known, and written in
 size never occupies the event loop or the database for long.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -304,13 +304,17 @@ async def declared_pool(db: Connection, pool_id: str) -> Any:
     return await db.fetchrow(DECLARED_POOL.text, *DECLARED_POOL.arguments(id=pool_id))
 
 
-async def specs(db: Connection, section: str, owner: str | None) -> AsyncIterator[str]:
-    """Declared entries of a section with their owners, each as JSON text, in the order of their ids."""
-    statement, after = SPECS[section], ""
-    while rows := await db.fetch(statement.text, *statement.arguments(after=after, owner=owner)):
-        for row in rows:
-            yield row["text"]
-        after = rows[-1]["id"]
+async def specs(
+    db: Connection, sections: Iterable[str], owner: str | None
+) -> AsyncGenerator[tuple[str, list[str]], None]:
+    """Declared entries with their owners as of one moment: pages of a section, each entry as JSON text, in the order of
+    their ids. Reading a snapshot delays no apply."""
+    async with db.transaction(isolation="repeatable_read", readonly=True):
+        for section in sections:
+            statement, after = SPECS[section], ""
+            while rows := await db.fetch(statement.text, *statement.arguments(after=after, owner=owner)):
+                yield section, [row["text"] for row in rows]
+                after = rows[-1]["id"]
 
 
 async def tripped(db: Connection, revision_ids: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
