@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.sql.dml import ReturningInsert
 
 from slipway_common.base.revisions import name_of
 from slipway_common.database.postgres import Connection
@@ -117,14 +118,18 @@ USE_ACCOUNTS: Final = Statement(
     sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update(read=True, key_share=True)
 )
 
-# Accounts. A row that another transaction has inserted meanwhile is not touched, and missing in the answer.
+
+def _inserted(table: sa.Table, rows: sa.FromClause, *returned: sa.ColumnElement[Any]) -> ReturningInsert[Any]:
+    """Insertion of rows, whose first column is the key, in the common order. A row that another transaction has
+    inserted meanwhile is not touched, and missing in the answer."""
+    key, *_ = rows.c
+    inserted = insert(table).from_select([field.name for field in rows.c], sa.select(*rows.c).order_by(key))
+    return inserted.on_conflict_do_nothing().returning(*returned)
+
+
+# Accounts.
 _ACCOUNT: Final = given(*(A[name] for name in AccountRow.__struct_fields__))
-INSERT_ACCOUNTS: Final = Statement(
-    insert(tables.account)
-    .from_select(list(AccountRow.__struct_fields__), sa.select(*_ACCOUNT.c).order_by(_ACCOUNT.c.id))
-    .on_conflict_do_nothing()
-    .returning(A.id)
-)
+INSERT_ACCOUNTS: Final = Statement(_inserted(tables.account, _ACCOUNT, A.id))
 UPDATE_ACCOUNTS: Final = Statement(
     sa.update(tables.account)
     .where(A.id == _ACCOUNT.c.id)
@@ -135,14 +140,9 @@ REMOVE_ACCOUNTS: Final = Statement(
     sa.update(tables.account).where(A.id == sa.any_(IDS)).values(removed=True, owner="", spec_digest="")
 )
 
-# Pools, which are inserted like accounts.
+# Pools.
 _POOL: Final = given(*(P[name] for name in PoolRow.__struct_fields__))
-INSERT_POOLS: Final = Statement(
-    insert(tables.worker_pool)
-    .from_select(list(PoolRow.__struct_fields__), sa.select(*_POOL.c).order_by(_POOL.c.id))
-    .on_conflict_do_nothing()
-    .returning(*POOL_STATE)
-)
+INSERT_POOLS: Final = Statement(_inserted(tables.worker_pool, _POOL, *POOL_STATE))
 UPDATE_POOLS: Final = Statement(
     sa.update(tables.worker_pool)
     .where(P.id == _POOL.c.id)
@@ -178,12 +178,7 @@ REMOVE_POOLS: Final = Statement(
 
 # Launch configs and their revisions.
 _NAME: Final = given(*(N[name] for name in NameRow.__struct_fields__))
-INSERT_NAMES: Final = Statement(
-    insert(tables.launch_config_name)
-    .from_select(list(NameRow.__struct_fields__), sa.select(*_NAME.c).order_by(_NAME.c.name))
-    .on_conflict_do_nothing()
-    .returning(N.name)
-)
+INSERT_NAMES: Final = Statement(_inserted(tables.launch_config_name, _NAME, N.name))
 UPDATE_NAMES: Final = Statement(
     sa.update(tables.launch_config_name)
     .where(N.name == _NAME.c.name)
