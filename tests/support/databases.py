@@ -18,8 +18,10 @@ SETTABLE_CLOCK: Final = """
 CREATE TABLE test_clock (at timestamptz NOT NULL);
 INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
-# Triggers of foreign keys are off, since a superuser deletes all rows in any order.
+# Sessions that a test has left open end, with their locks. Foreign keys are off, so that rows may be deleted
+# in any order.
 EMPTY: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
 SET session_replication_role = replica;
 SET search_path TO {schema};
 DO $$ DECLARE name text; BEGIN
