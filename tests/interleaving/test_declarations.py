@@ -1,7 +1,7 @@
 """Declarations beside each other, starts, pauses and weight records: two sessions for every locking statement."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +10,6 @@ import pytest
 import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import OwnedByAnother
-from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import declaration
@@ -28,6 +27,7 @@ from tests.support.provisioner import (
     stopped_at,
     weight,
 )
+from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
@@ -57,7 +57,7 @@ def pool_of(*names: str, image: str = "linux-1", **changes: Any) -> dict[str, An
 
 # Starts, and declarations that forbid them
 
-FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
+FORBID: Final[dict[str, Forbid]] = {
     "observe": lambda db: apply_body(db, declared(mode="observe")),
     "archive": lambda db: apply_body(db, declared("zone-b")),
     "remove": lambda db: apply_body(db, declared("zone-b", id="other")),
@@ -76,37 +76,16 @@ OF_CHANGES: Final = (
 
 @locking(*OF_CHANGES)
 @pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
-async def test_a_start_that_waited_for_a_declaration_obeys_it(
-    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
-) -> None:
+async def test_a_start_that_waited_for_a_declaration_obeys_it(provisioner: Provisioner, forbid: Forbid) -> None:
     """The declaration was first: the start waits for it and then sees it."""
-    (grant,) = await provisioner.admitted()
-    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
-        async with db.transaction():
-            await forbid(db)
-            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
-            await provisioner.until_waiting(start)
-        assert await start is None
-    await provisioner.launch()
-    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 0
+    await a_waiting_start_obeys(provisioner, forbid)
 
 
 @locking(*OF_CHANGES)
 @pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
-async def test_a_declaration_waits_for_a_start_that_was_first(
-    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
-) -> None:
+async def test_a_declaration_waits_for_a_start_that_was_first(provisioner: Provisioner, forbid: Forbid) -> None:
     """After the declaration has committed, no other start commits."""
-    await provisioner.admitted()
-    async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
-        command = provisioner.start(in_transaction(provisioner, forbid))
-        await provisioner.until_waiting(start, command)
-    await asyncio.gather(start, command)
-    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 1
-    request = LeaseRequested(lease_pool_id="sim-a", request_id="again", units=1, tenant="linux")
-    await provisioner.leases(provisioner.granted(request))
-    await provisioner.launch()
-    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 1
+    await a_first_start_is_the_last(provisioner, forbid)
 
 
 # Declarations of the same objects

@@ -1,9 +1,8 @@
 """Runs the layers of the test suite, all of them even if one fails, and prints how long each took.
 
-`python tests/tools/layers.py [LAYER…]`; FAST=1 leaves out those that start whole systems. Three layers run at a time,
-since each waits for a part of its time, and two would leave processors idle. At most one of them is made of many
-processes: such a layer measures what it tests by the clock and shares the machine only with layers of one process. A
-layer's output is printed in one piece when it ends.
+`python tests/tools/layers.py [LAYER…]`; FAST=1 leaves out those that start whole systems. Two layers run at a time, of
+which at most one is made of many processes: such a layer measures what it tests by the clock and shares the second core
+only with a layer of one process. A layer's output is printed in one piece when it ends.
 """
 
 import os
@@ -19,12 +18,12 @@ from typing import NamedTuple
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 MAKE = ("make", "--no-print-directory")
 NO_TESTS_COLLECTED = 5
-AT_A_TIME = 3
+AT_A_TIME = 2
 LINES_REPEATED = 15
 
 
 class Layer(NamedTuple):
-    """One layer: its command, its budget in seconds on two processors beside two other layers, and what it is made of.
+    """One layer: its command, its budget in seconds on two processors beside another layer, and what it is made of.
 
     A layer over its budget is reported and does not fail: machines differ. `many`: it starts many processes.
     `fast`: it belongs to the inner loop.
@@ -36,7 +35,7 @@ class Layer(NamedTuple):
     fast: bool = False
 
 
-# In the order in which they are begun: the longest first, so that all lanes end together.
+# In the order in which they are begun: the longest first, so that both lanes end together.
 LAYERS = {
     "e2e": Layer((*PYTEST, "tests/e2e"), 200, many=True),
     "integration": Layer((*PYTEST, "tests/integration"), 250),
@@ -85,7 +84,7 @@ def run(name: str) -> End:
 
 
 def run_all(names: Sequence[str]) -> list[End]:
-    """Run layers three at a time, at most one of many processes; print each when it ends."""
+    """Run layers two at a time, at most one of many processes; print each when it ends."""
     waiting, ends = list(names), []
     with ThreadPoolExecutor(AT_A_TIME) as lanes:
         running: dict[Future[End], str] = {}
