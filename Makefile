@@ -20,6 +20,9 @@ ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOL
 	SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
+# Tests start hundreds of processes, each of which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.tools.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 

@@ -193,6 +193,49 @@ async def test_declarations_of_two_owners(deployment: Deployment) -> None:
     assert {row["id"] for row in await deployment.read("pool", "ls")} == {"linux"}
 
 
+async def test_every_kind_has_one_owner(deployment: Deployment) -> None:
+    """Two files share no lease pool, account, worker pool or name of a launch config; a renamed file keeps
+    what it declared by its old owner, or takes it over at once, and nothing is removed meanwhile."""
+    first = declared("zone-a") | {"lease_pools": LIMITS}
+    pool = first["worker_pools"][0]
+    await deployment.confirmed("apply", named(deployment.folder, "a.yaml", first))
+    before = await deployment.read("export")
+    for section in ("lease_pools", "accounts", "worker_pools"):
+        b = named(deployment.folder, "b.yaml", {"version": 1, section: first[section]})
+        for command in ("diff", "apply"):
+            refused = await deployment.slipway(command, b, exit_code=1)
+            id_ = first[section][0]["id"]
+            assert f"{section[:-1].replace('_', ' ')} {id_} belongs to a.yaml and is also declared by b.yaml" in refused
+    b = named(deployment.folder, "b.yaml", {"version": 1, "worker_pools": [pool | {"id": "other"}]})
+    refused = await deployment.slipway("apply", b, exit_code=1)
+    assert "launch config zone-a of worker pool other: the name belongs to worker pool linux" in refused
+    assert await deployment.read("export") == before
+    renamed = named(deployment.folder, "renamed.yaml", first)
+    refused = await deployment.slipway("apply", renamed, exit_code=1)
+    assert "`metadata.owner` keeps the owner of a file that was renamed" in refused
+    kept = named(deployment.folder, "renamed.yaml", first | {"metadata": {"owner": "a.yaml"}})
+    assert await deployment.read("diff", kept) == []
+    named(deployment.folder, "renamed.yaml", first)
+    taken = json.loads(await deployment.slipway("apply", "--adopt", renamed, "-o", "json"))
+    assert {(row["kind"], row["result"]) for row in taken} == {
+        ("lease pool", "updated"),
+        ("account", "updated"),
+        ("worker pool", "updated"),
+    }
+    assert await deployment.read("diff", renamed) == []
+
+
+async def test_lease_pools_alone_need_the_lease_broker_alone(deployment: Deployment) -> None:
+    """Also to prune them, and the other services may be away."""
+    for service in ("PROVISIONER", "WEIGHT_CALCULATOR"):
+        deployment.environment[f"SLIPWAY_{service}_URL"] = "http://127.0.0.1:1"
+    file = named(deployment.folder, "limits.yaml", {"version": 1, "lease_pools": [LIMITS[0] | {"id": "only"}]})
+    await deployment.slipway("apply", file)
+    assert await deployment.read("diff", file) == []
+    removed = json.loads(await deployment.confirmed("apply", "--prune", file, "-o", "json"))
+    assert [(row["id"], row["result"]) for row in removed] == [("sim-a", "archived")]
+
+
 @pytest.mark.parametrize("dangerous", ["lease pool", "worker pool"])
 async def test_a_danger_in_one_service_changes_neither(deployment: Deployment, dangerous: str) -> None:
     """The digest confirms the changes of both services; another one, or none, changes nothing."""

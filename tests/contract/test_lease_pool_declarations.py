@@ -94,7 +94,7 @@ async def test_a_pool_of_another_owner_is_refused(world: World) -> None:
     assert twice.json()["detail"] == "b.yaml: lease_pools[0].id: 'x' is already used by lease_pools[0] of a.yaml"
     assert await world.rows() == before
     adopted = (await put(world, {"b.yaml": [pool("x")]}, adopt="true")).json()["items"]
-    assert [(item["result"], item["detail"]) for item in adopted] == [("updated", "owner a.yaml → b.yaml")]
+    assert [(item["result"], item["detail"]) for item in adopted] == [("updated", "owner: a.yaml → b.yaml")]
 
 
 async def test_problems_are_shown_like_those_of_a_file(world: World) -> None:

@@ -396,7 +396,7 @@ async def test_what_nobody_owns_is_anybodys(provisioner: Provisioner, tmp_path: 
         assert (await client.get("/pools/linux")).json()["owner"] == ""
     assert await provisioner.declare({"version": 1, "metadata": {"owner": "a.yaml"}, "worker_pools": []}) == []
     (adopted,) = await provisioner.declare(owned("a.yaml"))
-    assert adopted.detail == "owner:  → a.yaml"
+    assert adopted.detail == "owner: none → a.yaml"
 
 
 async def test_documents_of_one_request(provisioner: Provisioner, tmp_path: Path) -> None:
@@ -456,6 +456,29 @@ async def test_a_removed_pool(provisioner: Provisioner) -> None:
         ("launch config", "zone-a", "reactivated"),
     ]
     assert await provisioner.database.fetchval("SELECT max_capacity FROM worker_pool WHERE NOT deleted") == 100
+
+
+@pytest.mark.parametrize("pool", [True, False], ids=["pool", "launch config"])
+async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_path: Path, pool: bool) -> None:
+    """Declared again, it launches as declared; the audit of the removal has the pause. Other changes keep it."""
+    body = declared("zone-a", "zone-b")
+    await provisioner.declare(body)
+    async with administrator(provisioner, tmp_path) as client:
+        for path in ("/launch-configs/zone-a/pause", "/pools/linux/pause", "/pools/linux/freeze"):
+            assert (await client.post(path, json={"reason": "drill"})).is_success
+        await provisioner.declare(with_image("linux-2", "zone-a", "zone-b"))
+        assert (await client.get("/launch-configs/zone-a")).json()["state"] == "paused"
+        await provisioner.declare(body | {"worker_pools": []} if pool else declared("zone-b"))
+        await provisioner.declare(body)
+        assert (await client.get("/launch-configs/zone-a")).json()["state"] == "active"
+        shown = (await client.get("/pools/linux")).json()
+        assert (shown["paused"], shown["frozen"]) == (not pool, not pool)
+        (removed,) = [
+            row
+            for row in (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+            if row["result"] == "archived"
+        ]
+        assert removed["before"]["paused"] is True
 
 
 # Guard

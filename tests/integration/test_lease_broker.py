@@ -1011,7 +1011,7 @@ def document(*lease_pools: Any, owner: str = "a.yaml") -> dict[str, Any]:
 async def test_declaring_is_idempotent(broker: Broker, client: httpx2.AsyncClient) -> None:
     """The same document again changes nothing and publishes nothing."""
     first = await client.put("/lease-pools", json=document(BODY))
-    assert [(item["result"], item["detail"]) for item in first.json()["items"]] == [("updated", "owner none → a.yaml")]
+    assert [(item["result"], item["detail"]) for item in first.json()["items"]] == [("updated", "owner: none → a.yaml")]
     answer = (await client.put("/lease-pools", json=document(BODY))).json()
     assert {name: answer[name] for name in ("items", "unchanged", "dangers", "applied")} == {
         "items": [],
@@ -1034,7 +1034,7 @@ async def test_a_dry_run_changes_nothing(broker: Broker, client: httpx2.AsyncCli
     assert dry == real
     assert [(item["kind"], item["id"], item["result"], item["detail"]) for item in real["items"]] == [
         ("lease pool", "new", "created", ""),
-        ("lease pool", "sim-a", "updated", "limit 5 → 9"),
+        ("lease pool", "sim-a", "updated", "limit: 5 → 9"),
     ]
     assert real["items"][1]["fields"] == {"limit": [5, 9], "revision": [2, 3]}
     assert await broker.events() == [

@@ -472,12 +472,17 @@ CONFIGS: Final = {"zone-a": "linux", "zone-b": "other", "zone-c": "other"}
 OF_IMAGE: Final = ["zone-a", "zone-b"]
 WINDOWS: Final = {"launch": 4, "boot": 5, "claim": 6}
 TOGETHER: Final = {(IMAGE, "boot"): 7, (IMAGE, "claim"): 9, (QUOTA, "launch"): 6}
+ROUNDS: Final = 28
+# How soon the levels come near the windows depends on the interleaving of the planners, so a history may be longer.
+ROUNDS_MAX: Final = 400
+FAILURES: Final = 20
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, seed: int) -> None:
     """Two pools with one image, three concurrent planners, calls that fail, machines that never register or claim, and
-    late records: starts in flight plus unfolded failures never exceed a window."""
+    late records: starts in flight plus unfolded failures never exceed a window. A history goes on until they have come
+    near each window."""
     chance, truth, highest = random.Random(seed), Truth(), Counter[tuple[Key, str]]()
     await provisioner.declare(two_pools())
     shares = tuple(shared(key, stage, 1, size) for (key, stage), size in TOGETHER.items())
@@ -545,9 +550,15 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
         for _ in range(3):
             await provisioner.plan_step()
 
+    def severe() -> bool:
+        near = all(highest[share] >= size - 2 for share, size in TOGETHER.items())
+        return near and sum(truth.failed.values()) >= FAILURES
+
     await fold(1)
     async with administrator(provisioner, tmp_path) as client:
-        for round_ in range(2, 30):
+        for round_ in range(2, ROUNDS_MAX):
+            if round_ >= 2 + ROUNDS and severe():
+                break
             await provisioner.set_clock(float(round_))
             reports = [report(chance.randint(0, 40), at=round_, pool_id=pool) for pool in ("linux", "other")]
             await provisioner.demand(*reports)
@@ -568,8 +579,7 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
             if chance.random() < 0.5:
                 await fold(round_)
             await listen()
-    assert all(highest[share] >= size - 2 for share, size in TOGETHER.items()), highest
-    assert sum(truth.failed.values()) >= 20
+    assert severe(), (highest, truth.failed)
 
 
 CLAIM_FAILED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")

@@ -284,7 +284,7 @@ async def test_a_replacement_may_be_hastened(provisioner: Provisioner, tmp_path:
     """The same declaration at once: the fallback launches nothing more. Repeated, it changes nothing."""
     await provisioner.declare()
     await replaced(provisioner)
-    drained = {"kind": "launch config", "id": "zone-a", "result": "updated", "detail": f"ending: None → {OLD}"}
+    drained = {"kind": "launch config", "id": "zone-a", "result": "updated", "detail": f"ending: none → {OLD}"}
     async with administrator(provisioner, tmp_path) as client:
         body = (await client.get("/pools/linux")).json()["declared"]
         for query, items in (("natural", []), ("now&dry_run=true", [drained]), ("now", [drained]), ("now", [])):
@@ -343,7 +343,7 @@ async def test_now_ends_a_revision_that_drains_already(provisioner: Provisioner)
     await replaced(provisioner, strategy="now", terminate=False, drain_seconds=3600.0)
     assert await provisioner.database.fetchrow(DRAINS, OLD) == (False, after(3600))
     (change,) = await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=60.0)
-    assert (change.id, change.result, change.detail) == ("zone-a", "updated", f"ending: None → {OLD}")
+    assert (change.id, change.result, change.detail) == ("zone-a", "updated", f"ending: none → {OLD}")
     assert await provisioner.database.fetchrow(DRAINS, OLD) == (True, after(60))
     await provisioner.set_clock(1)
     for seconds in (60.0, 5000.0, None):

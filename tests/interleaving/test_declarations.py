@@ -1,21 +1,21 @@
 """Declarations beside each other, starts, pauses and weight records: two sessions for every locking statement."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import OwnedByAnother
-from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import declaration
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.loops import plan
-from slipway_provisioner.store import configs, pauses
+from slipway_provisioner.store import configs, declarations, pauses
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 from tests.support.provisioner import (
     Provisioner,
@@ -27,6 +27,7 @@ from tests.support.provisioner import (
     stopped_at,
     weight,
 )
+from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
@@ -56,7 +57,7 @@ def pool_of(*names: str, image: str = "linux-1", **changes: Any) -> dict[str, An
 
 # Starts, and declarations that forbid them
 
-FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
+FORBID: Final[dict[str, Forbid]] = {
     "observe": lambda db: apply_body(db, declared(mode="observe")),
     "archive": lambda db: apply_body(db, declared("zone-b")),
     "remove": lambda db: apply_body(db, declared("zone-b", id="other")),
@@ -75,37 +76,16 @@ OF_CHANGES: Final = (
 
 @locking(*OF_CHANGES)
 @pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
-async def test_a_start_that_waited_for_a_declaration_obeys_it(
-    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
-) -> None:
+async def test_a_start_that_waited_for_a_declaration_obeys_it(provisioner: Provisioner, forbid: Forbid) -> None:
     """The declaration was first: the start waits for it and then sees it."""
-    (grant,) = await provisioner.admitted()
-    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
-        async with db.transaction():
-            await forbid(db)
-            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
-            await provisioner.until_waiting(start)
-        assert await start is None
-    await provisioner.launch()
-    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 0
+    await a_waiting_start_obeys(provisioner, forbid)
 
 
 @locking(*OF_CHANGES)
 @pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
-async def test_a_declaration_waits_for_a_start_that_was_first(
-    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
-) -> None:
+async def test_a_declaration_waits_for_a_start_that_was_first(provisioner: Provisioner, forbid: Forbid) -> None:
     """After the declaration has committed, no other start commits."""
-    await provisioner.admitted()
-    async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
-        command = provisioner.start(in_transaction(provisioner, forbid))
-        await provisioner.until_waiting(start, command)
-    await asyncio.gather(start, command)
-    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 1
-    request = LeaseRequested(lease_pool_id="sim-a", request_id="again", units=1, tenant="linux")
-    await provisioner.leases(provisioner.granted(request))
-    await provisioner.launch()
-    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 1
+    await a_first_start_is_the_last(provisioner, forbid)
 
 
 # Declarations of the same objects
@@ -328,6 +308,27 @@ async def test_two_declarations_with_one_new_image(provisioner: Provisioner) -> 
 
 
 # Completeness
+
+
+async def test_an_export_is_of_one_moment(provisioner: Provisioner) -> None:
+    """It shows nothing of an apply that begins and ends between its pages, and does not delay it."""
+    body = declared()
+    (pool,) = body["worker_pools"]
+    (config,) = pool["launch_configs"]
+    pools = [pool | {"id": f"pool-{n:03}", "launch_configs": [config | {"name": f"zone-{n:03}"}]} for n in range(150)]
+    await provisioner.declare(body | {"worker_pools": pools})
+    changed = [some | {"max_capacity": 7} for some in pools[:140]]
+    shown: list[Any] = []
+    async with provisioner.database.acquire() as db:
+        async for section, entries in declarations.specs(db, ["accounts", "worker_pools"], None):
+            if not shown:
+                await provisioner.declare(body | {"worker_pools": changed})
+            shown += [(section, msgspec.json.decode(entry)["spec"]) for entry in entries]
+    pools_shown = [spec for section, spec in shown if section == "worker_pools"]
+    assert [spec["id"] for spec in pools_shown] == [some["id"] for some in pools]
+    assert {spec["max_capacity"] for spec in pools_shown} == {100}
+    left = "SELECT count(*) FROM worker_pool WHERE NOT deleted AND max_capacity = 7"
+    assert await provisioner.database.fetchval(left) == 140
 
 
 def test_every_locking_statement_of_declarations_has_an_interleaving() -> None:

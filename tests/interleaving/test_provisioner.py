@@ -77,6 +77,7 @@ from tests.support.provisioner import (
     stopped_at,
     weight,
 )
+from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys, batch_count
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
@@ -95,11 +96,6 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 async def gone(provisioner: Provisioner, worker_ids: Sequence[str]) -> None:
     """Record that the instances of workers are gone, as the instance reaper does."""
     await in_transaction(provisioner, lambda db: reaping.record_gone(db, worker_ids, "gone"))
-
-
-async def batch_count(provisioner: Provisioner) -> int:
-    number: int = await provisioner.database.fetchval("SELECT count(*) FROM launch_batch")
-    return number
 
 
 # Planning
@@ -227,7 +223,7 @@ async def stop_launches(db: Connection, scope: str, scope_id: str) -> None:
     await launch_stops.put(db, scope, scope_id, reason="drill", by="op", until=None)
 
 
-FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
+FORBID: Final[dict[str, Forbid]] = {
     "launch stop on everything": lambda db: stop_launches(db, "all", ""),
     "launch stop on the account": lambda db: stop_launches(db, "account", "sim-a"),
     "launch stop on the pool": lambda db: stop_launches(db, "pool", "linux"),
@@ -249,38 +245,16 @@ SHARED: Final = (
 
 @locking(*SHARED)
 @pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
-async def test_a_start_that_waited_for_a_command_obeys_it(
-    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
-) -> None:
+async def test_a_start_that_waited_for_a_command_obeys_it(provisioner: Provisioner, forbid: Forbid) -> None:
     """The command was first: the start waits for it and then sees it."""
-    (grant,) = await provisioner.admitted()
-    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
-        async with db.transaction():
-            await forbid(db)
-            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
-            await provisioner.until_waiting(start)
-        assert await start is None
-    await provisioner.launch()
-    assert await batch_count(provisioner) == 0
+    await a_waiting_start_obeys(provisioner, forbid)
 
 
 @locking(*SHARED)
 @pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
-async def test_a_command_waits_for_a_start_that_was_first(
-    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
-) -> None:
+async def test_a_command_waits_for_a_start_that_was_first(provisioner: Provisioner, forbid: Forbid) -> None:
     """After the command has committed, no other start commits."""
-    await provisioner.admitted()
-    async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
-        command = provisioner.start(in_transaction(provisioner, forbid))
-        await provisioner.until_waiting(start, command)
-    await asyncio.gather(start, command)
-    assert await batch_count(provisioner) == 1
-    await provisioner.leases(
-        provisioner.granted(LeaseRequested(lease_pool_id="sim-a", request_id="again", units=1, tenant="linux"))
-    )
-    await provisioner.launch()
-    assert await batch_count(provisioner) == 1
+    await a_first_start_is_the_last(provisioner, forbid)
 
 
 @locking("store.launch_stops.LIFT", "store.launch_stops.EXCLUDE_STARTS")

@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final
 
-import asyncpg
 import msgspec
 
 from slipway_common.base.ids import new_id
-from slipway_common.database import migrate, postgres
+from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lease import (
     LeaseCancelRequested,
@@ -39,6 +38,7 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.store import gangs, pools
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
+from tests.support.databases import empty_database
 
 SERVICE = "lease-broker"
 PROVISIONER: Final = "provisioner"  # source and owner of its commands
@@ -51,11 +51,6 @@ TERMS: Final = BrokerTerms(
     proxy_wait_seconds=7200,
     open_to_all=False,
 )
-
-SETTABLE_CLOCK = """
-CREATE TABLE test_clock (at timestamptz NOT NULL);
-INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
-CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
 
 
 def admissions(
@@ -233,36 +228,12 @@ class Broker:
         await harness.until_waiting(self.pool, *tasks)
 
 
-TEMPLATE = "lease_broker_template"
-_databases = count(1)
-
-
 @contextlib.asynccontextmanager
 async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
     """A broker on an empty database of its own."""
-    name = f"lease_broker_{next(_databases)}"
-    await make_template(server)
-    url = await server.create_database(name, template=TEMPLATE)
-    broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
-    try:
-        yield broker
-    finally:
-        await broker.close()
-        await server.drop_database(name)
-
-
-async def make_template(server: EmbeddedPostgres) -> None:
-    """Create the migrated schema with a settable clock, once per server."""
-    connection = await asyncpg.connect(server.url())
-    try:
-        if await connection.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", TEMPLATE):
-            return
-    finally:
-        await connection.close()
-    url = await server.create_database(TEMPLATE)
-    await migrate.upgrade(url, SERVICE)
-    session = await postgres.session(url, SERVICE)
-    try:
-        await session.execute(SETTABLE_CLOCK)
-    finally:
-        await session.close()
+    async with empty_database(server, SERVICE) as url:
+        broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
+        try:
+            yield broker
+        finally:
+            await broker.close()

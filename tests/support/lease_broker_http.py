@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +18,8 @@ from slipway_lease_broker.main import build
 from slipway_lease_broker.settings import Settings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.lease_broker import SERVICE, TEMPLATE, Broker, make_template, terms
-
-_databases = count(1)
+from tests.support.databases import empty_database
+from tests.support.lease_broker import SERVICE, Broker, terms
 
 CALLERS: Final = {
     "ann": ["leases:write:*"],
@@ -91,12 +89,9 @@ class World:
 async def world_on(server: EmbeddedPostgres, folder: Path, *, replicas: int = 1) -> AsyncIterator[World]:
     """A world on an empty database of its own. Several replicas notify each other; a single one gets no
     notifications."""
-    await make_template(server)
-    name = f"lease_broker_http_{next(_databases)}"
-    url = await server.create_database(name, template=TEMPLATE)
     tokens = write_tokens(folder)
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(server.drop_database, name)
+        url = await stack.enter_async_context(empty_database(server, SERVICE))
         broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
         stack.push_async_callback(broker.close)
         world = World(broker, [])

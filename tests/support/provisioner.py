@@ -15,7 +15,7 @@ import httpx2
 import msgspec
 
 from slipway_common.base.ids import hash_secret, new_id
-from slipway_common.database import migrate, postgres
+from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.changes import Change
 from slipway_common.declaration.identity import canonical_body
@@ -43,23 +43,13 @@ from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Pr
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, workers
 from tests.support import harness
+from tests.support.databases import empty_database
 from tests.support.harness import PATIENCE_SECONDS, PATIENT
 
 SERVICE: Final = "provisioner"
 START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY: Final = "registration-key"
 TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
-SETTABLE_CLOCK: Final = """
-CREATE TABLE test_clock (at timestamptz NOT NULL);
-INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
-CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
-EMPTY: Final = """
-DO $$ BEGIN EXECUTE (
-    SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = current_schema()
-    AND tablename NOT IN ('alembic_version', 'incarnation', 'launch_stop_guard', 'test_clock')); END $$;
-UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
-_databases = count(1)
-_idle: dict[str, list[str]] = {}
 
 Event = TypeVar("Event")
 
@@ -479,26 +469,11 @@ async def administrator(
 async def provisioner_on(
     server: EmbeddedPostgres, provider: Provider | None = None, **settings: Any
 ) -> AsyncIterator[Provisioner]:
-    """Provisioner on an empty database of its own. Databases are emptied and reused, which is faster than new ones."""
-    idle = _idle.setdefault(server.url(), [])
-    url = idle.pop() if idle else await new_database(server)
-    provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
-    try:
-        yield provisioner
-    finally:
-        await provisioner.stop()
-        await provisioner.database.execute(EMPTY)
-        await provisioner.database.close()
-        idle.append(url)
-
-
-async def new_database(server: EmbeddedPostgres) -> str:
-    """Create a database with the migrated schema and a clock that tests set."""
-    url = await server.create_database(f"{SERVICE}_{next(_databases)}")
-    await migrate.upgrade(url, SERVICE)
-    session = await postgres.session(url, SERVICE)
-    try:
-        await session.execute(SETTABLE_CLOCK)
-    finally:
-        await session.close()
-    return url
+    """Provisioner on an empty database of its own."""
+    async with empty_database(server, SERVICE) as url:
+        provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
+        try:
+            yield provisioner
+        finally:
+            await provisioner.stop()
+            await provisioner.database.close()

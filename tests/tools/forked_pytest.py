@@ -3,6 +3,7 @@
 `python -P tests/tools/forked_pytest.py FILE`, where FILE is a JSON list of {name, file, text, test, seconds}: for each,
 `file` reads `text` while `test` runs. Prints a JSON line {name, code, output} per run; `code` is null for a run past
 its time. More than half of a short run is the import of libraries; no module of the tree is imported before the fork.
+What the runs compile is kept for the next ones, except bytecode of `file`.
 """
 
 import gc
@@ -22,6 +23,10 @@ LIBRARIES = (
     "hypothesis",
     "hypothesis.stateful",
     "pytest_asyncio",
+    "_hypothesis_pytestplugin",
+    "anyio.pytest_plugin",
+    "anyio._backends._asyncio",
+    "platformdirs.pytest_plugin",
     "msgspec",
     "pydantic_settings",
     "fastapi",
@@ -35,6 +40,10 @@ LIBRARIES = (
     "rich.console",
     "rich.table",
     "uvicorn",
+    "sqlalchemy.ext.asyncio",
+    "alembic.config",
+    "faststream.kafka",
+    "yaml",
 )
 # With one seed, a law finds the same example in every run: a mutant is red always or never.
 SEEDED = "--hypothesis-seed=0"
@@ -46,8 +55,7 @@ def play(run: dict[str, Any]) -> dict[str, Any]:
     """One run; the file is as it was afterwards."""
     file = Path(run["file"])
     before, times = file.read_text(), file.stat()
-    for cached in file.parent.glob(f"__pycache__/{file.stem}.*"):  # its time of whole seconds could match
-        cached.unlink()
+    uncache(file)
     file.write_text(run["text"])
     try:
         with tempfile.TemporaryFile() as output:
@@ -57,6 +65,13 @@ def play(run: dict[str, Any]) -> dict[str, Any]:
     finally:
         file.write_text(before)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        uncache(file)
+
+
+def uncache(file: Path) -> None:
+    """Remove the bytecode of a module: its time of whole seconds could match another text."""
+    for cached in file.parent.glob(f"__pycache__/{file.stem}.*"):
+        cached.unlink(missing_ok=True)
 
 
 def forked(test: str, output: int, seconds: float) -> int | None:
@@ -67,7 +82,6 @@ def forked(test: str, output: int, seconds: float) -> int | None:
             os.setpgid(0, 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            sys.dont_write_bytecode = True
             code = importlib.import_module("pytest").main([*ARGUMENTS, test])
             sys.stdout.flush()
             os._exit(code)

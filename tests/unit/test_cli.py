@@ -156,9 +156,10 @@ def test_invalid_file_is_refused_before_any_request(command: str) -> None:
 
 
 def test_file_that_is_not_text_or_not_there_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "latin.yaml").write_bytes(b"version: \xe9")
+    (tmp_path / "latin.yaml").write_bytes(b"version:\n  \xe9")
     answer = slipway("apply", str(tmp_path / "latin.yaml"))
-    assert (answer.exit_code, "is not UTF-8 text" in answer.stderr) == (2, True)
+    assert answer.exit_code == 2
+    assert "latin.yaml:2: is not UTF-8 text: byte 0xe9; save it as UTF-8" in answer.stderr
     assert slipway("apply", str(tmp_path / "missing.yaml")).exit_code == 2
     assert slipway("apply", str(tmp_path)).exit_code == 2
 

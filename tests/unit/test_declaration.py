@@ -114,6 +114,11 @@ CASES = [
     ("version: 1", "version: 2", 1, "version", "must be 1"),
     ("version: 1", "version: !!python/name:os.system", 1, "version", "not supported"),
     ("version: 1", "1: 1\nversion: 1", 1, "", "a key must be text"),
+    ("version: 1", "version: 1\n<<: {}", 2, "<<", "merge keys are not YAML 1.2"),
+    ("id: linux", "id: 7", 7, "worker_pools[0].id", "7 must be text: put it in quotes"),
+    ("id: linux", "id: ~", 7, "worker_pools[0].id", "must be text, not null"),
+    ("settings: {idle_seconds: 60}", "settings: []", 12, f"{CONFIGS}[1].settings", "must be a mapping, not a list"),
+    ("hold_seconds: 1200", "operations: {a b: {}}", 3, "lease_pools[0].operations.a b", '"a b" is not a valid name'),
 ]
 
 
@@ -130,7 +135,7 @@ BROKEN_TEXTS = [
     ("- 1", "must be a mapping with fields"),
     ("[1", "is not YAML"),
     ("a: \x01", "is not YAML"),
-    ("version: 1\n---\nversion: 1", "single document"),
+    ("version: 1\n---\nversion: 1", "has several documents, and may have one"),
     ("[" * 100_000, "nested deeper than"),
     ("a: &a [*a]", "contains itself"),
     ("a: *a", "undefined alias"),
@@ -143,6 +148,23 @@ def test_text_without_a_value_is_rejected(text: str, reason: str) -> None:
     ((_, path, found),) = refused(text)
     assert path == ""
     assert reason in found
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("version: 1\nlease_pools:\n\t- id: a", "is not YAML: indent with spaces, not with tabs"),
+        ("version: 1\n# fine\nlease_pools: \x07", "unacceptable character #x0007"),
+        ("version: 1\n# fine\nlease_pools:", "lease_pools: is empty: write [] to remove what its owner declared"),
+    ],
+)
+def test_a_slip_has_its_line(parser: Any, text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do; a section whose last entry was deleted is not silently left alone."""
+    monkeypatch.setattr(strict_yaml, "PARSER", parser)
+    ((line, path, found),) = refused(text)
+    assert line == 3
+    assert reason in ": ".join(filter(None, (path, found)))
 
 
 @pytest.mark.parametrize("parser", PARSERS)

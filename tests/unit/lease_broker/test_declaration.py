@@ -126,5 +126,5 @@ def test_changes_name_their_fields() -> None:
     (made,) = compare([pool("p", "")], declaration(after))
     assert made.fields["revision"] == (1, 2)
     assert made.shown().detail == (
-        'limit 10 → 12, adaptive none → {"floor":1,"ceiling":20}, ttl_seconds 60 → 30.0, owner none → a'
+        'limit: 10 → 12, adaptive: none → {"floor":1,"ceiling":20}, ttl_seconds: 60 → 30.0, owner: none → a'
     )

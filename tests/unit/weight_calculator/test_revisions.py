@@ -70,7 +70,7 @@ def shared_between(one: Config, other: Config) -> set[Any]:
 @example(dict.fromkeys(FIELDS, "a") | {"account_id": "a/b"}, dict.fromkeys(FIELDS, "a") | {"region": "b/a"})
 @example(dict.fromkeys(FIELDS, "a"), dict.fromkeys(FIELDS, "a"))
 def test_configs_share_what_they_have_in_common_and_nothing_else(one: dict[str, str], other: dict[str, str]) -> None:
-    """No id of one kind is taken for one of another kind, in no key and no sum of a location."""
+    """Equal ids of two kinds share no key and no sum of a location."""
     first, second = (config_of(replace(FIRST, **each)) for each in (one, other))
 
     def same(*fields: str) -> bool:

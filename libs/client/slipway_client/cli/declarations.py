@@ -157,7 +157,9 @@ def _text(file: Path) -> str:
     try:
         return (sys.stdin.buffer.read() if file == STANDARD_INPUT else file.read_bytes()).decode()
     except UnicodeDecodeError as error:
-        raise Invalid([DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        reason = f"is not UTF-8 text: byte 0x{error.object[error.start]:02x}; save it as UTF-8"
+        raise Invalid([DocumentProblem("", reason, line)]) from error
     except OSError as error:
         raise Invalid([DocumentProblem("", f"cannot be read: {error.strerror}")]) from error
 

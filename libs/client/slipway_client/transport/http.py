@@ -25,7 +25,7 @@ ADVICE: Final = {
     "wrong-config-state": "`slipway lc ls` lists launch configs and their states",
     "unknown-decision": "`slipway pool show POOL` lists the latest decisions of a pool",
     "unknown-target": "`slipway pool ls` and `slipway lc ls` list pools and accounts",
-    "owned-by-another": "--adopt takes it over",
+    "owned-by-another": "--adopt takes it over; `metadata.owner` keeps the owner of a file that was renamed",
     "rollback-tripped": "`slipway why` explains the trip; --force rolls back to it nevertheless",
 }
 # Refusals of an ID in a path → its kind, and the service and collection that list the existing ones.

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -25,6 +25,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     result: Result
     detail: str = ""
+
+
+def difference(field: str, before: Any, after: Any) -> str:
+    """Change of a field as text, for example `limit: 20 → 24`."""
+    return f"{field}: {_text(before)} → {_text(after)}"
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 class OwnedByAnother(Exception):

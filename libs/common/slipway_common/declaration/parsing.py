@@ -34,6 +34,8 @@ ENTRY: Final[dict[str, type[Entry]]] = {"lease_pools": LeasePool, "accounts": Ac
 PROBLEMS_MAX: Final = 100
 """Problems that are listed; the others are counted."""
 
+EMPTY_SECTION: Final = "is empty: write [] to remove what its owner declared, or leave the section out"
+
 PATTERN_MEANS: Final = {
     ID_PATTERN: "is not a valid id: use letters, digits and inner . _ - in parts separated by /",
     PROVIDER_PATTERN: "is not the name of a provider: use lower-case letters, digits and inner hyphens",
@@ -117,6 +119,8 @@ class Reading:
                     value = part.value
                 case (_,):
                     head[section] = part.value
+                    if section in ENTRY and part.value is None:
+                        self.refuse([(part.path, EMPTY_SECTION)])
                 case (_, place) if place == ENTRIES_MAX:
                     self.refuse([((section,), f"has more than {ENTRIES_MAX:,} entries")])
                 case _:
@@ -207,6 +211,11 @@ def _reason(found: Any, place: Path) -> str:
             return f"must have at least {context['min_length']} entry"
         case "tuple_type":
             return f"must be a list, not {shown}"
+        case "dict_type":
+            return f"must be a mapping, not {shown}"
+        case "string_type":
+            scalar = isinstance(found["input"], int | float)
+            return f"{shown} must be text: put it in quotes" if scalar else f"must be text, not {shown}"
         case "model_type" | "model_attributes_type":
             return f"must be a mapping with fields, not {shown}"
         case "string_pattern_mismatch":
@@ -220,6 +229,8 @@ def _reason(found: Any, place: Path) -> str:
 def _outside_settings(path: Path) -> Path:
     """Path without anything inside settings, which may be deeply nested, and without the tags of alternatives."""
     path = tuple(part for part in path if part not in ALTERNATIVES)
+    if path[-1:] == ("[key]",):
+        path = path[:-1]
     return path[: path.index("settings") + 1] if "settings" in path else path
 
 

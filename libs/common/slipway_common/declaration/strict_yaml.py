@@ -160,7 +160,8 @@ class YamlReader:
         self, text: str, *, wanted: Container[Path] | None = None, characters_max: int = TEXT_CHARACTERS_MAX
     ) -> None:
         if len(text) > characters_max:
-            raise Invalid([DocumentProblem("", f"has {len(text):,} characters; the maximum is {characters_max:,}")])
+            reason = f"has {len(text):,} characters; the maximum is {characters_max:,}: divide it into several files"
+            raise Invalid([DocumentProblem("", reason)])
         self.text = text
         self.wanted = wanted
         self.lines: dict[Path, int] = {}
@@ -186,13 +187,18 @@ class YamlReader:
                 yield Part((), self._value(root, ()))
             self._get()
             if not isinstance(other := self._get(), StreamEndEvent):
-                self._refuse("is not YAML: expected a single document in the stream, but found another document", other)
+                self._refuse("has several documents, and may have one: put each into a file of its own", other)
         except yaml.MarkedYAMLError as error:
             reason = ", ".join(part for part in (error.context, error.problem) if part)
             mark = error.problem_mark or error.context_mark
+            if mark and self._is_indented_by_tab(mark.line):
+                reason = "indent with spaces, not with tabs"
             raise Invalid([DocumentProblem("", f"is not YAML: {reason}", mark.line + 1 if mark else None)]) from error
         except (yaml.YAMLError, UnicodeEncodeError) as error:
-            raise Invalid([DocumentProblem("", f"is not YAML: {error}".splitlines()[0])]) from error
+            reason = f"is not YAML: {error}".splitlines()[0]
+            wrong = Reader.NON_PRINTABLE.search(self.text)
+            line = self.text.count("\n", 0, wrong.start()) + 1 if wrong else None
+            raise Invalid([DocumentProblem("", reason, line)]) from error
 
     def _entries(self, lists: Container[str]) -> Iterator[Part]:
         for key in self._keys(()):
@@ -248,6 +254,8 @@ class YamlReader:
             here = (*path, key)
             if not isinstance(key, str):
                 self._wrong(path, "a key must be text; put it in quotes", event)
+            elif key == "<<" and event.implicit[0]:
+                self._wrong(here, "merge keys are not YAML 1.2: write the fields out", event)
             elif key in first:
                 self._wrong(here, f"is given twice, first on line {first[key]}", event)
             else:
@@ -289,6 +297,9 @@ class YamlReader:
     def _record(self, path: Path, event: Any) -> None:
         if self.wanted is not None and path in self.wanted:
             self.lines.setdefault(path, event.start_mark.line + 1)
+
+    def _is_indented_by_tab(self, line: int) -> bool:
+        return bool(re.match(r" *\t", (*self.text.split("\n", line + 1), "")[line]))
 
     def _wrong(self, path: Path, reason: str, event: Any) -> None:
         self.problems.append(DocumentProblem(path_text(path), reason, event.start_mark.line + 1))

@@ -16,6 +16,7 @@ from slipway_common.declaration.changes import (
     OwnedByAnother,
     Result,
     changes_digest,
+    difference,
     maximum_danger,
     removed_danger,
 )
@@ -158,13 +159,7 @@ def shown_terms(pool: Declared) -> dict[str, Any]:
 
 def detail(fields: Mapping[str, tuple[Any, Any]]) -> str:
     """Changed fields as text; the revision is left out, since it changes with every field."""
-    return ", ".join(f"{name} {_text(old)} → {_text(new)}" for name, (old, new) in fields.items() if name != "revision")
-
-
-def _text(value: Any) -> str:
-    if value is None or value == "":
-        return "none"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return ", ".join(difference(name, old, new) for name, (old, new) in fields.items() if name != "revision")
 
 
 def audited(made: PoolChange, at: datetime, *, action: str, by: str) -> Audited:

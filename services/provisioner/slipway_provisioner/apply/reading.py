@@ -149,17 +149,17 @@ class DeclaredReader:
         if isinstance(entry, WorkerPool):
             self.declared.pools[entry.id] = GivenPool(owner, spec, digest, entry)
         else:
-            self._check_settings(place, entry)
+            self._check_settings(entry)
             self.declared.accounts[entry.id] = _account(entry, owner, spec, digest)
 
-    def _check_settings(self, place: int, account: Account) -> None:
+    def _check_settings(self, account: Account) -> None:
         if account.provider not in self._providers:
             raise DeclarationRefused(
                 f"account {account.id}: unknown provider {account.provider}; "
                 f"use one of {', '.join(sorted(self._providers))}"
             )
         if problem := self._providers[account.provider](account.settings):
-            raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
+            raise DeclarationRefused(f"account {account.id}: settings: {problem}")
 
     def _refuse(self, problems: Iterable[DocumentProblem]) -> None:
         owner = self.declared.documents[-1].owner

@@ -16,6 +16,7 @@ from slipway_common.declaration.changes import (
     Result,
     archived_danger,
     changes_digest,
+    difference,
     maximum_danger,
     removed_danger,
 )
@@ -375,7 +376,8 @@ class Comparison:
             known = self.seen.revisions.get(stored.name, ())
             drains = [revision.id for revision in known if drainable(revision.state)]
             self._drain(drains, "the launch config is no longer declared")
-            self._changed("launch config", stored.name, "archived", _described(stored, known), {})
+            paused = {"paused": True} if stored.paused else {}
+            self._changed("launch config", stored.name, "archived", _described(stored, known) | paused, {})
         active_names = {stored.name for stored in declared if not stored.paused}
         if not removed:
             archived = sum(stored.name in active_names for stored in gone)
@@ -483,4 +485,4 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterabl
                     state = "removed" if key not in value else "changed" if key in digests else "added"
                     yield f"settings.{key}: {state}"
         elif old != value:
-            yield f"{field}: {old} → {value}"
+            yield difference(field, old, value)

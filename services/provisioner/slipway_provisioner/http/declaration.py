@@ -141,15 +141,15 @@ async def get_declaration(
     owner: str | None = None,
     section: Annotated[str | None, Query(pattern="^(accounts|worker_pools)$")] = None,
 ) -> Response:
-    """Export what is declared, of one owner or one section if given: `accounts` and `worker_pools`, each a list of
-    `{"owner": …, "spec": …}`."""
-    async with db.acquire() as connection:
-        parts = []
-        for name in ("accounts", "worker_pools"):
-            if section in (None, name):
-                specs = [text.encode() async for text in declarations.specs(connection, name, owner)]
-                parts.append(b'"%s":[%s]' % (name.encode(), b",".join(specs)))
-    return Response(b"{%s}" % b",".join(parts), media_type="application/json")
+    """Export what is declared, as of one moment, or that of one owner or section: `accounts` and `worker_pools`, each a
+    list of `{"owner": …, "spec": …}`."""
+    found: dict[str, list[str]] = {name: [] for name in ("accounts", "worker_pools") if section in (None, name)}
+    # Read as a whole before it is sent, since a slow reader would keep the transaction open.
+    async with db.acquire() as connection, contextlib.aclosing(declarations.specs(connection, found, owner)) as pages:
+        async for name, entries in pages:
+            found[name].append(",".join(entries))
+    parts = (f'"{name}":[{",".join(texts)}]' for name, texts in found.items())
+    return Response(f"{{{','.join(parts)}}}", media_type="application/json")
 
 
 @router.get("/pools/{pool_id:id}")

@@ -5,11 +5,12 @@ Rows are read without locks, locked when their changes are known, and written in
 size never occupies the event loop or the database for long.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.sql.dml import ReturningInsert
 
 from slipway_common.base.revisions import name_of
 from slipway_common.database.postgres import Connection
@@ -117,14 +118,18 @@ USE_ACCOUNTS: Final = Statement(
     sa.select(A.id).where(A.id == sa.any_(IDS)).order_by(A.id).with_for_update(read=True, key_share=True)
 )
 
-# Accounts. A row that another transaction has inserted meanwhile is not touched, and missing in the answer.
+
+def _inserted(table: sa.Table, rows: sa.FromClause, *returned: sa.ColumnElement[Any]) -> ReturningInsert[Any]:
+    """Insertion of rows, whose first column is the key, in the common order. A row that another transaction has
+    inserted meanwhile is not touched, and missing in the answer."""
+    key, *_ = rows.c
+    inserted = insert(table).from_select([field.name for field in rows.c], sa.select(*rows.c).order_by(key))
+    return inserted.on_conflict_do_nothing().returning(*returned)
+
+
+# Accounts.
 _ACCOUNT: Final = given(*(A[name] for name in AccountRow.__struct_fields__))
-INSERT_ACCOUNTS: Final = Statement(
-    insert(tables.account)
-    .from_select(list(AccountRow.__struct_fields__), sa.select(*_ACCOUNT.c).order_by(_ACCOUNT.c.id))
-    .on_conflict_do_nothing()
-    .returning(A.id)
-)
+INSERT_ACCOUNTS: Final = Statement(_inserted(tables.account, _ACCOUNT, A.id))
 UPDATE_ACCOUNTS: Final = Statement(
     sa.update(tables.account)
     .where(A.id == _ACCOUNT.c.id)
@@ -135,14 +140,9 @@ REMOVE_ACCOUNTS: Final = Statement(
     sa.update(tables.account).where(A.id == sa.any_(IDS)).values(removed=True, owner="", spec_digest="")
 )
 
-# Pools, which are inserted like accounts.
+# Pools.
 _POOL: Final = given(*(P[name] for name in PoolRow.__struct_fields__))
-INSERT_POOLS: Final = Statement(
-    insert(tables.worker_pool)
-    .from_select(list(PoolRow.__struct_fields__), sa.select(*_POOL.c).order_by(_POOL.c.id))
-    .on_conflict_do_nothing()
-    .returning(*POOL_STATE)
-)
+INSERT_POOLS: Final = Statement(_inserted(tables.worker_pool, _POOL, *POOL_STATE))
 UPDATE_POOLS: Final = Statement(
     sa.update(tables.worker_pool)
     .where(P.id == _POOL.c.id)
@@ -150,7 +150,9 @@ UPDATE_POOLS: Final = Statement(
     .values(deleted=False, revision=P.revision + 1)
     .returning(*POOL_STATE)
 )
-# A freeze for a bad image ends with the pool: a pool that is declared again starts without one.
+# Pauses and freezes end with their object: one that is declared again is as declared. `unfrozen` pools had a freeze for
+# a bad image, whose alert ends.
+_RESUMED: Final = {"paused": False, "paused_reason": "", "paused_by": "", "paused_until": sa.null()}
 _REMOVED: Final = (
     sa.select(P.id, (P.frozen & (P.frozen_by == sa.bindparam("frozen_by"))).label("unfrozen"))
     .where(P.id == sa.any_(IDS))
@@ -164,23 +166,19 @@ REMOVE_POOLS: Final = Statement(
         min_capacity=0,
         max_capacity=0,
         revision=P.revision + 1,
-        frozen=P.frozen & ~_REMOVED.c.unfrozen,
-        frozen_reason=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_reason),
-        frozen_by=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_by),
+        frozen=False,
+        frozen_reason="",
+        frozen_by="",
         owner="",
         spec_digest="",
+        **_RESUMED,
     )
     .returning(_REMOVED.c.unfrozen, *POOL_STATE)
 )
 
 # Launch configs and their revisions.
 _NAME: Final = given(*(N[name] for name in NameRow.__struct_fields__))
-INSERT_NAMES: Final = Statement(
-    insert(tables.launch_config_name)
-    .from_select(list(NameRow.__struct_fields__), sa.select(*_NAME.c).order_by(_NAME.c.name))
-    .on_conflict_do_nothing()
-    .returning(N.name)
-)
+INSERT_NAMES: Final = Statement(_inserted(tables.launch_config_name, _NAME, N.name))
 UPDATE_NAMES: Final = Statement(
     sa.update(tables.launch_config_name)
     .where(N.name == _NAME.c.name)
@@ -188,7 +186,7 @@ UPDATE_NAMES: Final = Statement(
     .values(declared=True)
 )
 REMOVE_NAMES: Final = Statement(
-    sa.update(tables.launch_config_name).where(N.name == sa.any_(IDS)).values(declared=False)
+    sa.update(tables.launch_config_name).where(N.name == sa.any_(IDS)).values(declared=False, **_RESUMED)
 )
 _REVISION: Final = given(*(C[name] for name in RevisionRow.__struct_fields__))
 INSERT_REVISIONS: Final = Statement(
@@ -301,13 +299,17 @@ async def declared_pool(db: Connection, pool_id: str) -> Any:
     return await db.fetchrow(DECLARED_POOL.text, *DECLARED_POOL.arguments(id=pool_id))
 
 
-async def specs(db: Connection, section: str, owner: str | None) -> AsyncIterator[str]:
-    """Declared entries of a section with their owners, each as JSON text, in the order of their ids."""
-    statement, after = SPECS[section], ""
-    while rows := await db.fetch(statement.text, *statement.arguments(after=after, owner=owner)):
-        for row in rows:
-            yield row["text"]
-        after = rows[-1]["id"]
+async def specs(
+    db: Connection, sections: Iterable[str], owner: str | None
+) -> AsyncGenerator[tuple[str, list[str]], None]:
+    """Declared entries with their owners as of one moment: pages of a section, each entry as JSON text, in the order of
+    their ids. Reading a snapshot delays no apply."""
+    async with db.transaction(isolation="repeatable_read", readonly=True):
+        for section in sections:
+            statement, after = SPECS[section], ""
+            while rows := await db.fetch(statement.text, *statement.arguments(after=after, owner=owner)):
+                yield section, [row["text"] for row in rows]
+                after = rows[-1]["id"]
 
 
 async def tripped(db: Connection, revision_ids: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
@@ -345,8 +347,8 @@ async def put_accounts(tx: Connection, writes: Writes) -> None:
 async def put_pools(
     tx: Connection, writes: Writes, request: Request, *, frozen_by: str
 ) -> tuple[dict[str, int], list[str]]:
-    """Insert, update and remove pools, unfreezing removed ones that are `frozen_by` this; returns the revisions of all,
-    and the ids of the unfrozen ones. Raises ChangedMeanwhile if a new pool exists."""
+    """Insert, update and remove pools; returns the revisions of all, and the ids of removed ones that were `frozen_by`
+    this. Raises ChangedMeanwhile if a new pool exists."""
     revisions: dict[str, int] = {}
     unfrozen: list[str] = []
     for statement, pools in ((INSERT_POOLS, writes.new_pools), (UPDATE_POOLS, writes.pools)):

@@ -1,0 +1,61 @@
+"""Migrated databases of a service for tests, with a clock that tests set.
+
+They are emptied and used again. A new database is a copy of hundreds of files, and so is TRUNCATE of all tables, while
+DELETE of a few rows takes none.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Final
+
+import asyncpg
+
+from slipway_common.database import migrate, postgres
+from slipway_local.servers.postgres import EmbeddedPostgres
+
+SETTABLE_CLOCK: Final = """
+CREATE TABLE test_clock (at timestamptz NOT NULL);
+INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
+CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
+# Sessions that a test has left open end, with their locks. Foreign keys are off, so that rows may be deleted
+# in any order.
+EMPTY: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+SET session_replication_role = replica;
+SET search_path TO {schema};
+DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = current_schema()
+        AND tablename NOT IN ('alembic_version', 'incarnation', 'launch_stop_guard', 'test_clock')
+    LOOP EXECUTE format('DELETE FROM %I', name); END LOOP;
+    FOR name IN SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema()
+    LOOP PERFORM setval(quote_ident(name)::regclass, 1, false); END LOOP;
+END $$;
+UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
+_numbers = count(1)
+_idle: dict[tuple[str, str], list[str]] = {}
+
+
+@contextlib.asynccontextmanager
+async def empty_database(server: EmbeddedPostgres, service: str) -> AsyncIterator[str]:
+    """URL of an empty database for one test; after an error in the block it is not used again."""
+    idle = _idle.setdefault((server.url(), service), [])
+    url = idle.pop() if idle else await _new(server, service)
+    yield url
+    superuser = await asyncpg.connect(url)
+    try:
+        await superuser.execute(EMPTY.format(schema=postgres.schema_of(service)))
+    finally:
+        await superuser.close()
+    idle.append(url)
+
+
+async def _new(server: EmbeddedPostgres, service: str) -> str:
+    url = await server.create_database(f"{postgres.schema_of(service)}_{next(_numbers)}")
+    await migrate.upgrade(url, service)
+    session = await postgres.session(url, service)
+    try:
+        await session.execute(SETTABLE_CLOCK)
+    finally:
+        await session.close()
+    return url
