@@ -25,6 +25,7 @@ from slipway_local.servers.child import Child
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.simulation.weights_images import RECORDING
 from tests.simulation.weights_judge import judge
 from tests.simulation.weights_life import BEFORE, SERVICE, SET_CLOCK, START, WHERE, Crash, Exit, run_process
 from tests.simulation.weights_log import History
@@ -33,7 +34,7 @@ from tests.support.weight_calculator import SETTABLE_CLOCK
 SEEDS: Final = 100
 SEEDS_FULL: Final = 1000
 SEEDS_SUFFICIENT: Final = 25  # with this many seeds, every kind of crash and every count must occur
-PROCESSES: Final = 2
+PROCESSES: Final = min(os.cpu_count() or 2, 8)
 TEMPLATE: Final = "weights_template"
 CRASHES: Final = (2, 6)
 COMMITS: Final = (1, 1, 2, 3, 5, 8, 13, 21, 34)  # of a process, until it is killed
@@ -106,6 +107,7 @@ async def play_all(server: EmbeddedPostgres, seeds: Sequence[int], *, aloud: boo
     await migrate.upgrade(template, SERVICE)
     pool = await postgres.connect(template, SERVICE, size=1)
     await pool.execute(SETTABLE_CLOCK)
+    await pool.execute(RECORDING)
     await pool.close()
     children, files = [], []
     with tempfile.TemporaryDirectory(prefix="slipway-weights-", ignore_cleanup_errors=True) as folder:

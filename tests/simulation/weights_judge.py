@@ -15,6 +15,7 @@ from slipway_common.events.weight import WeightChanged
 from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Row
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry, Range
+from tests.simulation.weights_images import moved
 from tests.simulation.weights_log import History, Offset
 from tests.support.weight_calculator import replayed, stored
 
@@ -29,6 +30,8 @@ async def judge(db: Connection, history: History) -> tuple[Counter[str], list[st
     entries, rows = await journal.read(db), await stored(db)
     health = {Key.of(text): msgspec.json.decode(body, type=Row) for text, body in rows["health"].items()}
     counts = happened(entries, health)
+    of_images, images = await moved(db, entries, history.log)
+    counts.update(of_images)
     if found := [*out_of_place(entries), *differing("taken up to", taken(entries), history.ends())]:
         return counts, found
     wanted = replayed(entries, history.log)
@@ -36,6 +39,7 @@ async def judge(db: Connection, history: History) -> tuple[Counter[str], list[st
         found += differing(f"{table} row", bodies, wanted[table])
     positions = {(row["topic"], row["partition"]): row["next_offset"] for row in await db.fetch(POSITIONS)}
     found += differing("position", positions, history.ends())
+    found += images
     found += differing("left out", marked(left_out(entries)), marked(history.left_out))
     dead_lettered = [place for entry in entries for place in offsets(entry.dead_lettered)]
     found += differing("dead letter", marked(map(tuple, await db.fetch(DEAD))), marked(dead_lettered))

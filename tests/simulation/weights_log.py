@@ -1,8 +1,8 @@
 """Input of the weight-calculator in one seed's history, as a log.
 
-Configs of several accounts, pools, images and quotas are declared and changed, revisions replace each other and are
-deleted, a fleet launches on them with and without faults, and external signals arrive. Records may be late, out of
-order across keys, duplicated, or undecodable.
+Configs of several accounts, pools, images and quotas are declared and changed, revisions with other images replace each
+other and are deleted, a fleet launches on them with and without faults, and external signals arrive. Records may be
+late, out of order across keys, duplicated, or undecodable, and may name another image than their config declares.
 """
 
 import json
@@ -15,20 +15,21 @@ from typing import Any, Final
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
-from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
 from slipway_common.messaging.consume import Place
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record
 from slipway_common.messaging.relay import partition_for
-from tests.support.worlds import T0, Fleet, Story, config, signal_event
+from tests.simulation.weights_fleet import ImageStory, RollOutFleet
+from tests.support.worlds import T0, Story, config, signal_event
 
 PARTITIONS: Final = 3
 TOPICS: Final = (LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LAUNCH_CONFIG_SIGNAL)
-EVENTS: Final = (60, 150)
+EVENTS: Final = (70, 150)
 LAGGING: Final = 0.25  # fraction of workers whose events are written up to LAG_SECONDS late
 LAG_SECONDS: Final = 20.0
+DELETED: Final = 0.7  # fraction of archived configs that get a tombstone
 REPEATED: Final = 0.06  # chance that the newest records of a partition are sent again
 REPEATS_MAX: Final = 3
 DECLARED_LATE_SECONDS: Final = 60.0  # delay of the declaration of a config whose outcomes arrive earlier
@@ -85,7 +86,7 @@ class History:
             fact = at - T0
             if word == "declare":
                 written = fact + DECLARED_LATE_SECONDS if what.name == late and not fact else fact
-                gone = what.state == "archived" and self.chance.random() < 0.5
+                gone = what.state == "archived" and self.chance.random() < DELETED
                 if gone:
                     self.deleted.add(what.launch_config_id)
                 yield _log_record(written, fact, what, None if gone else msgspec.json.encode(what))
@@ -108,23 +109,22 @@ class History:
         """A story of a fleet that uses the permits of a calculator without delay."""
         chance = self.chance
         states = [
-            config("a@0", instance_type="m5.large"),
+            config("a@0", instance_type="m5.large", image_revision="linux-2"),
             config("b@0", instance_type="m5.xlarge", image_revision="linux-2"),
             config("c@0", account="sim-b", image_revision="linux-2", profile="spot"),
             config("d@0", account="sim-b", pool="win", instance_type="c5.large", image_revision="win-1"),
             config("e@0", pool="win", instance_type="c5.large", image_revision="win-1", claim_evidence="none"),
             config("team/f@0", account="sim-b", image_revision="linux-3", on_bad_image="freeze", freeze_after=3),
         ]
-        story = Story(*states[: chance.randint(3, len(states))])
-        fleet = Fleet(story, [what for _, what, _ in story.log], chance)
+        story = ImageStory(chance, *states[: chance.randint(3, len(states))])
+        fleet = RollOutFleet(story, [what for _, what, _ in story.log], chance)
         for config_id in chance.sample(sorted(fleet.configs), 2):
             fleet.troubles[config_id, chance.choice(["requested", "requested", "starting"])] = chance.choice(TROUBLES)
         number = chance.randint(*EVENTS)
         while sum(word != "advance" for word, _, _ in story.log) < number:
             fleet.step()
-            if chance.random() < 0.1:
-                for changed in self._changed(fleet):
-                    fleet.declare(changed)
+            if chance.random() < 0.25:
+                fleet.change()
             if chance.random() < 0.1:
                 at = fleet.now
                 kind = chance.choice(["down", "degraded", "capacity_hint", "recovered", "recovered", "rumour"])
@@ -132,24 +132,6 @@ class History:
                 value = 3.0 if kind == "capacity_hint" else None
                 story.signal(signal_event(kind, *target, at=at, ttl_seconds=chance.choice([30, 200]), value=value), at)
         return story
-
-    def _changed(self, fleet: Fleet) -> list[LaunchConfigCreated]:
-        """A random change of a config: paused, resumed, archived, or replaced by a revision with another image."""
-        known: Any = fleet.configs[self.chance.choice(sorted(fleet.configs))]
-        image = self.chance.choice(["linux-2", "linux-4"])
-        replaced = {"launch_config_id": f"{known.name}@{image}", "image_revision": image, "state": "active"}
-        changes: dict[str, Any] = self.chance.choice(
-            [
-                {"state": "active" if known.state == "paused" else "paused"},
-                {"state": "active"},
-                replaced,
-                {"state": "archived"},
-            ]
-        )
-        changed = [msgspec.structs.replace(known, **changes)]
-        if changes is replaced and known.launch_config_id != replaced["launch_config_id"]:
-            changed.append(msgspec.structs.replace(known, state="draining"))
-        return changed
 
     def _write(self, one: LogRecord) -> None:
         """Append a record as the relay does, or as an external producer does, without a sequence number.
