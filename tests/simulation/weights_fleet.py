@@ -16,6 +16,7 @@ MISNAMED: Final = 0.1  # fraction of workers whose image is not that of their co
 SCOPED: Final = 0.2  # fraction of failures of an image that name it by their scope key
 SLOW: Final = 0.25  # fraction of boots that take long
 SLOW_SECONDS: Final = (200.0, 1200.0)
+CHANGES: Final = (*["roll out"] * 3, *["leave"] * 4, *["return"] * 3, "pause", "archive", "correct")
 TOGETHER: Final = 0.7  # fraction of the configs with the same image that a roll-out changes at once
 
 
@@ -62,12 +63,12 @@ class RollOutFleet(Fleet):
                 return
         super()._continue(worker_id)
 
-    def change(self) -> None:
+    def change(self, kinds: Sequence[str] = CHANGES) -> None:
         """Make one random change of launch configs, if it is possible."""
         rng, name = self.rng, self.rng.choice(sorted(self.current))
         known = self._known(self.current[name])
         others = [c for id_, c in sorted(self.configs.items()) if c.name == name and id_ != known.launch_config_id]
-        kind = rng.choice(["roll out"] * 3 + ["leave"] * 4 + ["return"] * 3 + ["pause", "archive", "correct"])
+        kind = rng.choice(kinds)
         if kind == "roll out":
             self._roll_out(known.image_revision, rng.choice(IMAGES))
         elif kind == "leave" and (leaving := [c for c in others if c.state != "archived"]):

@@ -93,7 +93,7 @@ class Log:
             elif record.topic == WORKER_LIFECYCLE.name:
                 type_ = next(value for name, value in record.headers if name == "ce_type") or b""
                 if type_.decode().startswith(TYPES):
-                    self._take_event(commit, type_.decode().removeprefix(TYPES), json.loads(record.value or b"{}"))
+                    self.take_event(commit, type_.decode().removeprefix(TYPES), json.loads(record.value or b"{}"))
         return commit
 
     def _declare(self, record: Record) -> None:
@@ -115,7 +115,7 @@ class Log:
             self.counts["revisions back after their tombstone"] += 1
         self.images[config_id] = image
 
-    def _take_event(self, commit: Commit, kind: str, event: Mapping[str, Any]) -> None:
+    def take_event(self, commit: Commit, kind: str, event: Mapping[str, Any]) -> None:
         worker_id, config_id, image = event["worker_id"], event["launch_config_id"], event["image_revision"]
         outcome = event.get("outcome")
         if outcome is not None:

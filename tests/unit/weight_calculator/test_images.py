@@ -1,0 +1,143 @@
+"""Rows of images while their configs take other ones: what moves them, and what they say of boots in progress."""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Final
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from slipway_common.events.scopes import Key, image_key
+from slipway_common.events.worker import Scope, Stage
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.health import boot_window
+from slipway_weight_calculator.domain.rows import CONFIG, Row
+from slipway_weight_calculator.domain.world import World, commit
+from tests.simulation.weights_fleet import CHANGES, ImageStory, RollOutFleet
+from tests.simulation.weights_images import TYPES, Change, Commit, Log, unexplained
+from tests.support.worlds import (
+    POLICY,
+    Step,
+    Story,
+    apply,
+    config,
+    fails,
+    known_boots,
+    launched,
+    registered,
+    requested,
+    stopping,
+)
+
+CONFIGS: Final = tuple(config(f"{name}@0", image_revision="linux-2") for name in "abc")
+FEW: Final = settings(max_examples=30, deadline=None)
+
+
+def played(seed: int, changes: tuple[str, ...] = CHANGES) -> list[Step]:
+    """Steps of a fleet with roll-outs, in some of which workers run an image that their config does not declare."""
+    rng = Random(seed)
+    story = ImageStory(rng, *CONFIGS)
+    fleet = RollOutFleet(story, CONFIGS, rng)
+    for _ in range(80):
+        fleet.step()
+        if rng.random() < 0.15:
+            fleet.change(changes)
+    return story.log
+
+
+def images(world: World) -> dict[str, Row]:
+    return {key.id: row for key, row in world.rows.items() if key.kind == "image"}
+
+
+def moves(log: list[Step]) -> Iterator[tuple[Step, Change, Commit]]:
+    """Changes of images by steps that are commits of their own, each with what its event says."""
+    world, texts = World(), Log()
+    for step in log:
+        transition, event, _ = step
+        before, known = images(world), Commit(texts.booting if transition == "advance" else {})
+        if transition == "fold":
+            # An outcome may end a boot of the image that its event names; of others it moves nothing at all.
+            known = Commit({event.worker_id: event.image_revision})
+            texts.take_event(known, event.type.removeprefix(TYPES), msgspec.to_builtins(event))
+        known.declares = transition == "declare"
+        draft = Draft(world)
+        apply(draft, step)
+        commit(draft)
+        after = images(world)
+        for image in sorted(before.keys() | after.keys()):
+            if before.get(image) != after.get(image):
+                yield step, (image, before.get(image), after.get(image)), known
+
+
+@given(st.integers(0, 2**32))
+@FEW
+def test_event_moves_only_the_image_that_it_names(seed: int) -> None:
+    """An outcome moves the image of its worker, time those with boots in progress, a declaration none."""
+    for step, change, known in moves(played(seed)):
+        assert [*unexplained(change, known)] == [], step
+
+
+@given(st.integers(0, 2**32))
+@FEW
+def test_rows_count_the_slow_and_late_boots_in_progress(seed: int) -> None:
+    """Nothing is left of a slow boot that has ended, and each boot of an image with known ones will be judged."""
+    world = World()
+    for step in played(seed, tuple(kind for kind in CHANGES if kind != "correct")):
+        draft = Draft(world)
+        apply(draft, step)
+        commit(draft)
+        boots, timers = world.boots, {*world.timers}
+        for key, row in world.rows.items():
+            if key.kind not in (CONFIG, "image"):
+                continue
+            mine = [boot for boot in boots.values() if key in (boot.image, Key(CONFIG, boot.config_id))]
+            assert (row.boot.slow, row.boot.late) == (sum(b.slow for b in mine), sum(b.late for b in mine)), key
+            if row.boot.good or row.boot.bad:
+                assert row.boot.window == boot_window((row.boot.good, row.boot.bad), row.boot.slow, POLICY), key
+        for worker_id, boot in boots.items():
+            image = world.rows.get(boot.image)
+            if image is not None and image.slowest_seconds and not (boot.registered or boot.late):
+                assert (boot.judged_at, "boot", worker_id) in timers, "no timer judges it"
+
+
+def test_late_boot_belongs_to_the_image_that_it_was_launched_with() -> None:
+    """Its config declares another image meanwhile; being late and registering after all move the image before only."""
+    story = Story(*CONFIGS)
+    story.fold(0, *known_boots(CONFIGS[0]), launched(CONFIGS[0]))
+    story.declare(replace(CONFIGS[0], image_revision="linux-3", revision=2), 10)
+    other = replace(CONFIGS[0], image_revision="linux-3")
+    story.fold(20, launched(other, "x"), registered(other, "x", seconds=9.0))
+    new = story.row(image_key("linux-3"))
+    healthy = story.row(image_key("linux-2")).boot
+    story.advance_to(1000)
+    late = story.row(image_key("linux-2")).boot
+    assert (late.slow, late.late, late.failed) == (1, 1, healthy.failed + 1)
+    assert late.window < healthy.window
+    story.fold(1001, registered(CONFIGS[0], seconds=1001.0))
+    ended = story.row(image_key("linux-2")).boot
+    assert (ended.slow, ended.late, ended.failed) == (0, 0, healthy.failed)
+    assert ended.window > healthy.window, "one more success, and no failure"
+    assert story.row(image_key("linux-3")) == new
+
+
+def test_probe_that_ran_another_image_answers_nothing_for_the_declared_one() -> None:
+    """The tripped image is probed again later; the row of the config itself has its answer."""
+    a = CONFIGS[0]
+    story = Story(a)
+    story.fold(0, *(stopping(a, fails(Scope.IMAGE, Stage.BOOT), f"w{n}") for n in range(5)))
+    image = image_key("linux-2")
+    before = story.trip(image, "boot")
+    assert before.tripped
+    assert story.trip(a.launch_config_id, "boot").tripped
+    permit = story.probe(a.launch_config_id, 60)
+    other = replace(a, image_revision="linux-9")
+    story.fold(61, requested(other, "p", permit), launched(other, "p", permit), registered(other, "p", permit))
+    assert not story.trip(a.launch_config_id, "boot").tripped
+    trip = story.trip(image, "boot")
+    assert (trip.tripped_at, trip.failed_probes, trip.run) == (before.tripped_at, 0, before.run)
+    story.fold(62, stopping(other, fails(Scope.IMAGE, Stage.CLAIM), "p", permit))
+    trip = story.trip(image, "boot")
+    assert (trip.tripped_at, trip.failed_probes, trip.probe) == (before.tripped_at, 0, None)
+    assert story.next_probe(image, "boot") > 62
