@@ -339,6 +339,23 @@ async def test_a_stopping_worker_frees_its_unit(
     assert await level(provisioner, QUOTA, "launch") == await level(provisioner) == counted
 
 
+async def test_the_old_image_does_not_count_against_the_new_one(provisioner: Provisioner) -> None:
+    """Starts and failures belong to the revision that was launched, and to its image, also once it is replaced."""
+    await provisioner.starting(4)
+    body = declared()
+    body["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
+    await provisioner.declare(body)
+    old, new = revision_id(), revision_id(image="linux-2")
+    await end(provisioner, (await provisioner.workers())[:3], BOOT_FAILED)
+    await provisioner.weights(weight(new, stages=healths(boot=3)), revision=5)
+    assert (await level(provisioner), await level(provisioner, image_key("linux-2"))) == (4, 0)
+    known, _ = await pools.counted(provisioner.database, "linux", await pools.now(provisioner.database))
+    boots = {config.id: (config.boot.in_flight, config.boot.unfolded) for config in known}
+    assert boots == {old: (1, 3), new: (0, 0)}
+    await provisioner.weights(weight(old, stages=healths(boot=3)), revision=6)
+    assert await level(provisioner) == 1
+
+
 async def test_failures_of_a_replaced_config(provisioner: Provisioner) -> None:
     """They count while it drains, and once it is archived as long as its weight record may be late."""
     await provisioner.declare(two_pools())

@@ -128,6 +128,24 @@ async def test_pools_that_share_an_image_decide_in_turn(provisioner: Provisioner
     assert await provisioner.states() == {"requested": 30}
 
 
+@locking("store.pools.LOCK_SHARED")
+async def test_pools_wait_only_for_keys_with_a_window(provisioner: Provisioner) -> None:
+    """All pools of an account share its credential, which limits nothing: nobody waits for that."""
+    await provisioner.declare()
+    await provisioner.trust()
+    for kind, stage, waits in (("credential", "launch", False), ("image", "launch", False), ("image", "boot", True)):
+        await provisioner.sweep_now()
+        async with provisioner.database.acquire() as other, other.transaction():
+            lock = "SELECT FROM shared_window WHERE key LIKE $1 AND stage = $2 FOR UPDATE"
+            await other.execute(lock, f"{kind}/%", stage)
+            planning = provisioner.start(provisioner.plan_step())
+            if waits:
+                await provisioner.until_waiting(planning)
+            else:
+                assert await planning
+        await planning
+
+
 @locking("store.pools.LOCK_DIRTY")
 async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None:
     """A second planner neither waits nor decides; if the first rolls back, the pool is still dirty."""

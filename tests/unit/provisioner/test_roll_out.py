@@ -399,6 +399,33 @@ def test_while_an_image_proves_itself_the_old_one_takes_the_demand(
     assert launched(plan(observed(10, *configs, shared=shared))) == launches
 
 
+def trials(maximum: int, *configs: Config, pending: int = 40, serving: int = 0) -> dict[str, int]:
+    """Launches in a pool with this maximum."""
+    given_observed = observed(pending, *configs, serving=serving)
+    limits = Pool(id="linux", min_capacity=0, max_capacity=maximum, scaling_ratio=Fraction(1))
+    return launched(plan(changed(given_observed, pool=limits)))
+
+
+def test_starts_of_new_images_leave_half_of_a_small_pool_to_the_old_ones() -> None:
+    """However many names change at a time: otherwise a bad image would stop all work until its starts time out."""
+    assert trials(10, NEW, OLD) == {"a@2": 5, "a@1": 5}
+    assert trials(1, NEW, OLD) == {"a@2": 1}
+    got = trials(10, NEW, OLD, config("b@2", "b@2"), config("b@1", "b@2", replaced_by="natural"))
+    assert got["a@2"] + got["b@2"] == got["a@1"] + got["b@1"] == 5
+    hanging = changed(NEW, boot=Stage(window=64, in_flight=5), live=5)
+    assert trials(10, hanging, OLD, serving=5) == {"a@1": 5}
+    made = plan(observed(10, changed(hanging, max_capacity=10), changed(OLD, max_capacity=10), serving=5))
+    assert launched(made) == {"a@1": 5}
+    assert made.details["configs"]["a@2"]["reason"] == "the half for new revisions of launch config a is full"
+
+
+def test_a_revision_without_a_stand_in_may_fill_its_pool() -> None:
+    """The first one of a name, and one whose predecessor drains, is tripped or may not launch."""
+    assert trials(10, config("c@1", "c@1")) == {"c@1": 10}
+    for changes in ({"state": "draining"}, {"tripped": True}, {"stopped": "drill"}, {"state": "paused"}):
+        assert trials(10, NEW, changed(OLD, **changes)) == {"a@2": 10}
+
+
 #        wanted, minimum, idle old ones, starts that hang, idle ones that stop
 HANGING = [
     (0, 0, 8, 12, 8),  # nothing is wanted

@@ -151,8 +151,8 @@ def _blocked(observed: Observed) -> str:
 
 def _distribute(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, Any]]:
     """Launches and a note per config. What the other configs do not launch is left to the fallbacks."""
-    turns = [[config for config in observed.configs if config.is_fallback is fallback] for fallback in (False, True)]
     rounds = _Rounds(observed)
+    turns = [[config for config in rounds.configs if config.is_fallback is fallback] for fallback in (False, True)]
     for configs in turns:
         rounds.launch(configs, needed - len(rounds), needed)
     if rounds.unavailable and observed.attempt_in_seconds <= 0 and needed > len(rounds) and not rounds.had_candidates:
@@ -167,9 +167,12 @@ class _Rounds:
         self.observed = observed
         self.unavailable = observed.calculator_unavailable_seconds > 0
         self.shared = {known.share: known for known in observed.shared}
+        self.configs = windows.on_trial(observed.pool, observed.configs, self.shared)
         self.maximum_room = windows.maximum_rooms(observed.configs)
-        self.room: dict[Share, int] = self.maximum_room | windows.shared_rooms(
-            self.shared, calculator_unavailable=self.unavailable
+        self.room: dict[Share, int] = (
+            self.maximum_room
+            | windows.trial_rooms(observed.pool, self.configs)
+            | windows.shared_rooms(self.shared, calculator_unavailable=self.unavailable)
         )
         self.drawn = observed.pool.drawn
         self.had_candidates = False

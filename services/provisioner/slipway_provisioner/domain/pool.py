@@ -85,6 +85,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAXIMUM: Final = "maximum"
+TRIAL: Final = "half for new revisions"
 Share = tuple[Key, str]
 """Key and stage shared by configs of one or many pools, such as an image revision's boots or a quota's launches."""
 
@@ -116,7 +117,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """A revision of the launch config `name` with its weight and health. `state` is active, paused or draining, for
     `state_reason`. `current_id` is the revision that the name stands for; another active one is its fallback, replaced
     by the strategy `replaced_by`. `share` is its share of the name's launches. `live` of its workers exist; those of
-    all revisions of the name are limited by `max_capacity`.
+    all revisions of the name are limited by `max_capacity`. `trials` limit one that has not proven itself.
 
     `permit` is the newest probe permit if it is unspent, `last_permit` the newest one in any case. `reason` is the text
     of its weight record."""
@@ -145,11 +146,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     boot: Stage
     claim: Stage
     shares: Sequence[Share] = ()
+    trials: Sequence[Share] = ()
 
     @property
     def limits(self) -> Sequence[Share]:
-        """Its shares, and with a maximum the one of its launch config, which all revisions share."""
-        return self.shares if self.max_capacity is None else (*self.shares, (Key("launch config", self.name), MAXIMUM))
+        """Its shares, those of its trial, and with a maximum the one of its launch config, for all its revisions."""
+        limits = (*self.shares, *self.trials)
+        return limits if self.max_capacity is None else (*limits, (Key("launch config", self.name), MAXIMUM))
 
     @property
     def starting(self) -> int:

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from math import exp2
 from typing import Final
 
+import msgspec
+
+from slipway_common.events.scopes import Key
 from slipway_common.events.weight import BOUNDLESS
-from slipway_provisioner.domain.pool import MAXIMUM, Config, Share, Shared
+from slipway_provisioner.domain.pool import MAXIMUM, TRIAL, Config, Pool, Share, Shared
 
 UNAVAILABLE_WINDOW: Final = 4  # without a calculator no config would trip
 
@@ -52,6 +55,37 @@ def maximum_rooms(configs: Sequence[Config]) -> dict[Share, int]:
     return {share: max(0, left) for share, left in rooms.items()}
 
 
+def on_trial(pool: Pool, configs: Sequence[Config], shared: Mapping[Share, Shared]) -> list[Config]:
+    """The configs, with `trials` for those on trial: current revisions that have not proven themselves, while another
+    one of their name can launch. Starts of a bad image hang until they time out; so half of the workers can be others,
+    however small the maxima are."""
+    at_hand = {
+        config.name
+        for config in configs
+        if config.active and not config.current and not config.stopped and not trip_reason(config, shared)
+    }
+    return [
+        msgspec.structs.replace(config, trials=_trials(pool, config))
+        if config.active and config.current and config.name in at_hand
+        else config
+        for config in configs
+    ]
+
+
+def _trials(pool: Pool, config: Config) -> Sequence[Share]:
+    of_pool = (Key("pool", pool.id), TRIAL)
+    return (of_pool,) if config.max_capacity is None else (of_pool, (Key("launch config", config.name), TRIAL))
+
+
+def trial_rooms(pool: Pool, configs: Sequence[Config]) -> dict[Share, int]:
+    """Room in starts of the revisions on trial: half of the maximum of the pool, and of the name if it has one."""
+    rooms: dict[Share, int] = {}
+    for config in configs:
+        for share, maximum in zip(config.trials, (pool.max_capacity, config.max_capacity), strict=False):
+            rooms[share] = rooms.get(share, max(1, (maximum or 0) // 2)) - config.starting
+    return {share: max(0, left) for share, left in rooms.items()}
+
+
 def trusted_weight(config: Config, *, calculator_unavailable_seconds: float, half_life_seconds: float) -> float:
     """The published weight, decaying to the weight without evidence while the calculator is unavailable, of which a
     revision gets its share."""
@@ -60,7 +94,8 @@ def trusted_weight(config: Config, *, calculator_unavailable_seconds: float, hal
 
 
 def room(config: Config, shared_room: Mapping[Share, int], *, calculator_unavailable: bool) -> tuple[int, str]:
-    """Room of a config in starts, and what limits it. `shared_room` joins `shared_rooms` and `maximum_rooms`.
+    """Room of a config in starts, and what limits it. `shared_room` joins `shared_rooms`, `trial_rooms` and
+    `maximum_rooms`.
 
     Starts in an earlier stage will arrive in the later ones, so they count there too: otherwise a full launch window
     could overflow a boot window that has one unit left. Without any window the room is unlimited.
@@ -76,7 +111,7 @@ def room(config: Config, shared_room: Mapping[Share, int], *, calculator_unavail
 
 def _described(share: Share) -> str:
     key, stage = share
-    return f"{stage} of {key}" if stage == MAXIMUM else f"{stage} window of {key}"
+    return f"{stage} of {key}" if stage in (MAXIMUM, TRIAL) else f"{stage} window of {key}"
 
 
 def may_attempt(config: Config, shared: Mapping[Share, Shared]) -> bool:
