@@ -55,6 +55,7 @@ COMMITTED: Final = f"{committed.NAME}/{FILES[0]}"
 SHORT: Final = ("healthy", "one-out", "all-out", "steady-30", "bad-image", "always-bad-nine")
 SHORT_SEEDS, FULL_SEEDS = 2, 20
 FRACTIONS: Final = ("BOOTS", "RATE")
+REAL: Final = "real"  # compared with an earlier commit too
 DRAWN: Final = ("rfc191", "ttl", "autoscaler", "thompson", "recommended", "slipway")
 
 
@@ -66,6 +67,7 @@ KNOWN: Final = BUILT_IN | {
     scenario.name: scenario for family in FAMILIES.values() for scenario in family.scenarios(Sizes())
 }
 """Scenarios by name, with those of the families by default sizes."""
+FULL: Final = [name for name in KNOWN if not (family := family_of(name)) or FAMILIES[family].claimed]
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +86,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     def policies_of(self, scenario: Scenario) -> Sequence[str]:
         """Policies that a scenario is run with."""
         family = family_of(scenario.name)
-        return self.policies or (FAMILIES[family].policies if family else COMPARED)
+        before = (earlier.BEFORE,) if scenario.name == REAL else ()
+        return self.policies or (FAMILIES[family].policies if family else (*COMPARED, *before))
 
 
 def main(environment: Mapping[str, str], folder: Path = committed.FOLDER) -> int:
@@ -134,7 +137,7 @@ def _used(environment: Mapping[str, str], scenarios: Sequence[Scenario]) -> Trac
 def _selection(environment: Mapping[str, str]) -> Selection:
     is_full, path = bool(environment.get("FULL")), environment.get("SCENARIO")
     sizes = _sizes(environment)
-    scenarios = [KNOWN[name] for name in (KNOWN if is_full else SHORT)]
+    scenarios = [KNOWN[name] for name in (FULL if is_full else SHORT)]
     if path:
         scenarios = _scenarios(path, sizes)
         if environment.get("DEMAND") or environment.get("AVAILABILITY"):

@@ -4,18 +4,19 @@ Cells are computed in worker processes in any order; their figures depend only o
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from bench.policies import baselines, earlier
 from bench.policies.conditions import Conditions, conditions
+from bench.policies.families import RULES
 from bench.policies.figures import Figures, figures
 from bench.policies.policy import Policy
 from bench.policies.recommended import Recommended
@@ -23,9 +24,18 @@ from bench.policies.scenario import Scenario
 from bench.policies.simulator import Run, simulate
 from bench.policies.slipway import UNLIMITED, Slipway
 from bench.policies.traces import Traces
+from slipway_weight_calculator.domain.policy import PROFILES
 
 PROCESSES: Final = 2
 NO_WINDOWS: Final = "no-windows"
+
+
+def _by_rule(changes: Mapping[str, Any], conditions: Conditions, rng: Random) -> Policy:
+    """Slipway with other coefficients, which an earlier commit may not have."""
+    changed = {name: msgspec.structs.replace(policy, **changes) for name, policy in PROFILES.items()}
+    return Slipway(conditions, rng, changed)
+
+
 POLICIES: Final[dict[str, Callable[[Conditions, Random], Policy]]] = {
     "uniform": baselines.Uniform,
     "rfc191": baselines.ErrorRate,
@@ -38,8 +48,9 @@ POLICIES: Final[dict[str, Callable[[Conditions, Random], Policy]]] = {
     "oracle": baselines.Oracle,
     NO_WINDOWS: partial(Slipway, policies=UNLIMITED),
     earlier.BEFORE: Slipway,
+    **{name: partial(_by_rule, changes) for name, changes in RULES.items()},
 }
-OURS: Final = ("slipway", NO_WINDOWS, earlier.BEFORE)
+OURS: Final = ("slipway", NO_WINDOWS, earlier.BEFORE, *RULES)
 COMPARED: Final = tuple(name for name in POLICIES if name not in OURS[1:])
 """Policies of scenarios that do not select their own."""
 

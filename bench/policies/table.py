@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bench.policies.claims import Summaries, text
-from bench.policies.families import IMAGES, ROLL_OUT, family_of
+from bench.policies.families import FRONTIER, IMAGES, ROLL_OUT, family_of
 from bench.policies.published import RECOMMENDED
 from bench.policies.results import Summary
 from bench.policies.scenario import Scenario
@@ -53,7 +53,7 @@ def headline(scenario: Scenario) -> str:
         return "ratio"
     if scenario.name == "healthy":
         return "unfairness"
-    if family_of(scenario.name) == IMAGES:
+    if family_of(scenario.name) == IMAGES or scenario.name.startswith(f"{FRONTIER}-good-"):
         return "wait_new"
     return "on_bad_image" if scenario.name.startswith(("always-bad", f"{ROLL_OUT}-")) else "failed"
 

@@ -150,6 +150,22 @@ def test_verdicts_contain_figures_and_match_published_ones_within_intervals() ->
     assert not judged([119, 120, 121, 122, 123])[claim]
 
 
+def test_the_real_pair_is_judged_by_the_oracle_and_by_the_rules_before() -> None:
+    """By means: within .0164 failures per success, 1.03 × the oracle's wait and 1.005 × that of before."""
+
+    def judged(failed: int, wait: float) -> list[bool]:
+        runs = {
+            Cell(BUILT_IN["real"], policy, 1): replace(PLAIN, registered=10_000, failed=count, wait_mean=seconds)
+            for policy, count, seconds in (("slipway", failed, wait), ("oracle", 0, 100.0), ("before", 200, 102.0))
+        }
+        return [verdict.holds for verdict in verdicts(summaries(runs, 1)) if "at a mean wait" in verdict.claim]
+
+    assert judged(164, 102.5) == [True, True]
+    assert judged(165, 102.5) == [False, False]
+    assert judged(164, 102.6) == [True, False]
+    assert judged(164, 103.1) == [False, False]
+
+
 def test_a_published_figure_has_the_interval_of_four_runs_of_its_rule() -> None:
     def verdict(failed: int, theirs: list[int]) -> Verdict:
         cells = [("slipway", 1, failed), *(("recommended", seed, count) for seed, count in enumerate(theirs, 1))]
