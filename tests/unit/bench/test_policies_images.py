@@ -287,7 +287,7 @@ def test_a_partly_bad_image_is_judged_by_the_rules_before() -> None:
         assert verdict.holds is holds
 
     def of_third(**changes: float) -> list[bool]:
-        return [verdict.holds for verdict in judged("third-bad-20s", slipway=replace(PLAIN, **changes), before=PLAIN)]
+        return [verdict.holds for verdict in judged("third-bad-90s", slipway=replace(PLAIN, **changes), before=PLAIN)]
 
     assert of_third(failed=110, registered=110) == [True, True, True]
     assert of_third(failed=111, registered=111) == [False, True, True]
