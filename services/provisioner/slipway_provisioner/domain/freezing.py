@@ -40,8 +40,11 @@ def bad_image(observed: Observed) -> Shared | None:
     images = {image_key(config.image_revision) for config in active}
     bad = [known for known in observed.shared if known.key in images and new_failures(known) >= pool.freeze_after]
     shared, bad_images = {known.share: known for known in observed.shared}, {known.key for known in bad}
+    launching = {config.name for config in active if config.current}
     for config in observed.configs:
-        at_hand = (config.active and not config.current) or may_return(config.state, config.replaced_by)
+        at_hand = not config.current and (
+            config.active or (config.name in launching and may_return(config.state, config.replaced_by))
+        )
         can_launch = not config.stopped and not trip_reason(config, shared)
         if at_hand and can_launch and image_key(config.image_revision) not in bad_images:
             return None
