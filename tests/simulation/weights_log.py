@@ -80,6 +80,7 @@ class History:
 
     def _records(self) -> Iterator[LogRecord]:
         lags: dict[str, float] = {}
+        newest: dict[str, float] = {}  # by worker id, whose events keep their order
         late = self.chance.choice(["a", "b"])
         dead = 0
         for word, what, at in self._story().log:
@@ -96,7 +97,7 @@ class History:
                 worker_id, value = what.worker_id, msgspec.json.encode(what)
                 if worker_id not in lags:
                     lags[worker_id] = self.chance.uniform(0, LAG_SECONDS) * (self.chance.random() < LAGGING)
-                written = fact + lags[worker_id]
+                written = newest[worker_id] = max(fact + lags[worker_id], newest.get(worker_id, 0.0))
                 if isinstance(what, WorkerLaunchFailed) and fact > CLEAR_SECONDS and dead < 3:
                     dead += 1
                     value = value.replace(b'"batch_id":"b"', b'"batch_id":7')

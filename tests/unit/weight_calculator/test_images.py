@@ -13,6 +13,7 @@ from slipway_common.events.scopes import Key, image_key
 from slipway_common.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.health import boot_window
+from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.rows import CONFIG, Row
 from slipway_weight_calculator.domain.world import World, commit
 from tests.simulation.weights_fleet import CHANGES, ImageStory, RollOutFleet
@@ -98,7 +99,7 @@ def test_rows_count_the_slow_and_late_boots_in_progress(seed: int) -> None:
                 assert row.boot.window == boot_window((row.boot.good, row.boot.bad), row.boot.slow, POLICY), key
         for worker_id, boot in boots.items():
             image = world.rows.get(boot.image)
-            if image is not None and image.slowest_seconds and not (boot.registered or boot.late):
+            if image is not None and len(image.boots) >= POLICY.late_samples and not (boot.registered or boot.late):
                 assert (boot.judged_at, "boot", worker_id) in timers, "no timer judges it"
 
 
@@ -141,3 +142,31 @@ def test_probe_that_ran_another_image_answers_nothing_for_the_declared_one() -> 
     trip = story.trip(image, "boot")
     assert (trip.tripped_at, trip.failed_probes, trip.probe) == (before.tripped_at, 0, None)
     assert story.next_probe(image, "boot") > 62
+
+
+def test_config_with_slower_machines_than_others_of_its_image() -> None:
+    """Its boots are compared with those that it has seen itself, when faster configs have displaced them."""
+    fast, slow = CONFIGS[0], replace(CONFIGS[1], profile="bare-metal")
+    story = Story(fast, slow)
+    story.fold(0, *known_boots(slow, 480.0))
+    story.fold(0, *known_boots(fast, *[20.0] * POLICY.boot_samples))
+    window = story.row(image_key("linux-2")).boot.window
+    story.fold(0, launched(slow, "s"), launched(fast, "f"))
+    story.fold(50, registered(fast, "f", seconds=50.0))
+    story.advance_to(700)
+    assert story.row(image_key("linux-2")).boot.slow == 0
+    assert story.row(image_key("linux-2")).boot.window >= window
+    story.advance_to(961)
+    assert (story.row(slow.launch_config_id).boot.slow, story.row(slow.launch_config_id).boot.late) == (1, 1)
+
+
+def test_minimum_is_that_of_the_profile_of_the_judged_config() -> None:
+    """Bare metal is not judged by the minimum of a cloud, even if the newest boot of the image was on one."""
+    fast, metal = CONFIGS[0], replace(CONFIGS[1], profile="bare-metal")
+    story = Story(fast, metal)
+    story.fold(0, *known_boots(fast, *[20.0] * 5), launched(metal, "m"), launched(fast, "f"))
+    seconds = PROFILES["bare-metal"].slowest_min_seconds
+    story.advance_to(PROFILES["bare-metal"].slow_factor * seconds - 1)
+    assert (story.row(metal.launch_config_id).boot.slow, story.row(fast.launch_config_id).boot.slow) == (0, 1)
+    story.advance_to(PROFILES["bare-metal"].slow_factor * seconds + 1)
+    assert story.row(metal.launch_config_id).boot.slow == 1

@@ -1,7 +1,9 @@
 """Boots in progress, judged by the boots of their image: a slow one counts in windows, a late one also as failed. Pure.
 
 How long an image takes to boot is known from its own boots only; what is late for one is normal for another. Until
-`late_samples` boots of an image are known, its boots end by registering or by the registration timeout.
+`late_samples` boots of an image are known, its boots end by registering or by the registration timeout. A config may
+have slower machines than the others of its image, so the boots that it has seen itself count too: those of busier
+configs displace them among the newest of the image.
 """
 
 from collections.abc import Collection
@@ -26,7 +28,7 @@ LATE: Final = Outcome(worker.Stage.BOOT, worker.Result.FAILED, Scope.IMAGE, "", 
 def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float) -> None:
     """Await the registration of a launched worker, a probe for as long as its boot may take."""
     image, permit = config.shared["image"], event.probe_permit
-    slowest = _slowest_seconds(draft, image)
+    slowest = _slowest_seconds(draft, config, image)
     judged_at = at + draft.world.policies[config.profile].slow_factor * slowest if slowest else 0.0
     boot = Boot(config.id, image, at, judged_at, event.instance_id, permit, console=event.console)
     draft.boots[event.worker_id] = boot
@@ -38,17 +40,18 @@ def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float)
 
 def learn(draft: Draft, config: Config, seconds: float) -> None:
     """Record the duration of a boot of an image. Once enough are known, its boots in progress are judged too."""
-    key, policy = config.shared["image"], draft.world.policies[config.profile]
-    row = draft.row(key)
-    if row is None:
-        return
-    boots = (*row.boots[1 - policy.boot_samples :], seconds)
-    slowest = _slowest_of(row, boots, policy)
-    draft.rows[key] = replace(row, version=row.version + 1, boots=boots, slowest_seconds=slowest)
-    if slowest and not row.slowest_seconds:
+    image, policy = config.shared["image"], draft.world.policies[config.profile]
+    for key in (config.key, image):
+        row = draft.row(key)
+        if row is not None:
+            boots = (*row.boots[1 - policy.boot_samples :], seconds)
+            slowest = _slowest_of(row, boots)
+            draft.rows[key] = replace(row, version=row.version + 1, boots=boots, slowest_seconds=slowest)
+    row = draft.row(image)
+    if row is not None and len(row.boots) == policy.late_samples:
         for worker_id in sorted({*draft.world.boots, *draft.boots}):
             boot = draft.boot(worker_id)
-            if boot is not None and boot.image == key and not (boot.registered or boot.late):
+            if boot is not None and boot.image == image and not (boot.registered or boot.late):
                 _judge_later(draft, worker_id, boot)
 
 
@@ -58,7 +61,7 @@ def judge(draft: Draft, worker_id: str, when: float, now: float) -> None:
     config = draft.config(boot.config_id) if boot is not None else None
     if boot is None or config is None or boot.judged_at != when:
         return
-    policy, slowest = draft.policy(config), _slowest_seconds(draft, boot.image)
+    policy, slowest = draft.policy(config), _slowest_seconds(draft, config, boot.image)
     factor = policy.late_factor if boot.slow else policy.slow_factor
     if not slowest or boot.at + factor * slowest > now:
         _judge_later(draft, worker_id, boot)
@@ -114,25 +117,28 @@ def end(
         )
 
 
-def _slowest_seconds(draft: Draft, image: Key) -> float:
-    """Duration that boots of an image are compared with; 0 while too few are known."""
-    row = draft.row(image)
-    return row.slowest_seconds if row is not None else 0.0
+def _slowest_seconds(draft: Draft, config: Config, image: Key) -> float:
+    """Duration that boots of a config and image are compared with; 0 while too few of the image are known."""
+    policy, row, own = draft.policy(config), draft.row(image), draft.row(config.key)
+    if row is None or len(row.boots) < policy.late_samples:
+        return 0.0
+    return max(row.slowest_seconds, own.slowest_seconds if own is not None else 0.0, policy.slowest_min_seconds)
 
 
-def _slowest_of(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
-    """The slowest boot, at least the policy's minimum. Unchanged if the added and the dropped one are faster."""
+def _slowest_of(row: Row, boots: tuple[float, ...]) -> float:
+    """The slowest boot. Unchanged if the added and the dropped one are faster."""
     slowest, added = row.slowest_seconds, boots[-1]
     if slowest > added and (len(boots) > len(row.boots) or slowest > row.boots[0]):
         return slowest
-    return max(*boots, policy.slowest_min_seconds) if len(boots) >= policy.late_samples else 0.0
+    return max(boots)
 
 
 def _judge_later(draft: Draft, worker_id: str, boot: Boot) -> None:
     """Schedule the next judgement of a boot by what is known of its image now."""
-    config, slowest = draft.config(boot.config_id), _slowest_seconds(draft, boot.image)
+    config = draft.config(boot.config_id)
     if config is None:
         return
+    slowest = _slowest_seconds(draft, config, boot.image)
     policy = draft.policy(config)
     factor = policy.late_factor if boot.slow else policy.slow_factor
     judged_at = boot.at + factor * slowest if slowest else 0.0

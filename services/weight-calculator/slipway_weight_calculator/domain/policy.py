@@ -34,10 +34,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     its lookup and the delivery of a record take less. An issued permit without news for `permit_expiry_seconds` may
     have been spent unnoticed, and ends without an answer too.
 
-    Boots are compared with the slowest of the last `boot_samples` boots of their image, or with `slowest_min_seconds`
-    if that is longer. One that takes longer than `slow_factor` times that counts in windows as failed until it ends,
-    and from `late_factor` times on also in evidence and trips. With fewer than `late_samples` known boots none does;
-    the boot of a probe is then allowed `boot_seconds`.
+    Boots are compared with the slowest of the last `boot_samples` boots of their image and of their config, or with
+    `slowest_min_seconds` if that is longer. One that takes longer than `slow_factor` times that counts in windows as
+    failed until it ends, and from `late_factor` times on also in evidence and trips. With fewer than `late_samples`
+    known boots of the image none does; the boot of a probe is then allowed `boot_seconds`.
     """
 
     half_life_seconds: float = 600.0

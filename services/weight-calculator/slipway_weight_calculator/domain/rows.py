@@ -31,9 +31,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `permit` is the newest probe permit issued to a config, for its own and for shared trips: `ready` while its outcome
     is unresolved, `spent` once a worker holds it; at `lost_at` it counts as lost unless an event about it arrives
-    first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. An image has
-    `boots`, the durations of its newest boots in seconds, and `slowest_seconds`, the longest of them, 0 while too few
-    are known. `version` grows with each change.
+    first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. Configs and images
+    have `boots`, the durations of their newest boots in seconds, and `slowest_seconds`, the longest of them. `version`
+    grows with each change.
     """
 
     launch: Stage
