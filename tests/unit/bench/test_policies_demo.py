@@ -40,9 +40,9 @@ def test_verdicts_compare_the_means_of_the_seeds() -> None:
     """One seed may exceed a bound that the mean keeps."""
     good = [Pair(1, result(4, 130.0), result(10, 100.0)), Pair(2, result(7, 90.0), result(10, 100.0))]
     assert [verdict.holds for verdict in verdicts(good)] == [True, True]
-    slow = [Pair(1, result(0, 111.0), result(10, 100.0))]
+    slow = [Pair(1, result(0, 90.0), result(10, 100.0)), Pair(2, result(0, 132.0), result(10, 100.0))]
     assert [verdict.holds for verdict in verdicts(slow)] == [False, True]
-    wasteful = [Pair(1, result(7, 100.0), result(10, 100.0))]
+    wasteful = [Pair(1, result(0, 100.0), result(10, 100.0)), Pair(2, result(13, 100.0), result(10, 100.0))]
     assert [verdict.holds for verdict in verdicts(wasteful)] == [True, False]
 
 
