@@ -97,8 +97,6 @@ class Slipway(Rule):
             provisioner.drawn[pool.id] += launch.units
             run.launch(pool, provisioner.place_of[launch.config.id], launch.units, now, permit=launch.permit)
         for worker_id in plan.cancel:
-            if not pool.workers[worker_id].waits:
-                continue  # admitted by the cancellation of another one
             self._save(workers.cancelled(provisioner.rows[worker_id], reason, at), now)
             run.cancel(pool.workers[worker_id], now)
         for worker_id in (*plan.stop, *plan.drain):

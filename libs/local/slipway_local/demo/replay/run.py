@@ -61,7 +61,7 @@ class Worker(msgspec.Struct, eq=False):
 
     @property
     def waits(self) -> bool:
-        """True if it waits for admission, so that it may be cancelled."""
+        """True if it waits for admission."""
         return not self.called and self.lease is None
 
 
@@ -184,10 +184,12 @@ class Run:
         self._request(workers, now)
 
     def cancel(self, worker: Worker, now: float) -> None:
-        """Cancel a worker that waits for admission."""
-        assert worker.waits
+        """Cancel a worker that was not called yet, and withdraw its unit from the queue or release it."""
+        assert not worker.called
         self._gone(worker, now)
-        if worker.request_id:
+        if worker.lease is not None:
+            self._release(worker, "cancelled", now)
+        elif worker.request_id:
             lease_pool = self._lease_pool(worker)
             self._admit(lease_pool, self.leases.cancel(lease_pool, worker.request_id, _time(now)), now)
 
@@ -237,7 +239,10 @@ class Run:
     # Calls
 
     def _call(self, workers: Sequence[Worker], now: float) -> None:
-        """Make one create call for the workers of a lease."""
+        """Make one create call for the workers of a lease that were not cancelled meanwhile."""
+        workers = [worker for worker in workers if worker.id in worker.pool.workers]
+        if not workers:
+            return
         call_id, pool, config = f"call-{next(self._calls)}", workers[0].pool, workers[0].config
         for worker in workers:
             worker.called = True
