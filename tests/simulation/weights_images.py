@@ -153,7 +153,7 @@ async def moved(
             found += (f"turn {entry.seq}, image {change[0]}: {what}" for what in unexplained(change, commit))
             image, before, after = change
             if before is not None and after is not None and commit.outcomes[image, "boot", "ok"]:
-                known.counts["slow boots that registered"] += after.boot.slow < before.boot.slow
+                known.counts["slow boots that registered"] += after.boot.boots.slow < before.boot.boots.slow
                 known.counts["late boots that registered"] += after.boot.late < before.boot.late
     return known.counts, found
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from slipway_common.events.scopes import Key, image_key
 from slipway_common.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.draft import Draft
-from slipway_weight_calculator.domain.health import boot_window
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.rows import CONFIG, Row
+from slipway_weight_calculator.domain.windows import size
 from slipway_weight_calculator.domain.world import World, commit
 from tests.simulation.weights_fleet import CHANGES, ImageStory, RollOutFleet
 from tests.simulation.weights_images import TYPES, Change, Commit, Log, unexplained
@@ -94,9 +94,12 @@ def test_rows_count_the_slow_and_late_boots_in_progress(seed: int) -> None:
             if key.kind not in (CONFIG, "image"):
                 continue
             mine = [boot for boot in boots.values() if key in (boot.image, Key(CONFIG, boot.config_id))]
-            assert (row.boot.slow, row.boot.late) == (sum(b.slow for b in mine), sum(b.late for b in mine)), key
-            if row.boot.good or row.boot.bad:
-                assert row.boot.window == boot_window((row.boot.good, row.boot.bad), row.boot.slow, POLICY), key
+            assert (row.boot.boots.slow, row.boot.late) == (
+                sum(b.slow is not None for b in mine),
+                sum(b.late for b in mine),
+            ), key
+            if row.boot.boots.good or row.boot.boots.bad:
+                assert row.boot.window == size(row.boot.boots, POLICY), key
         for worker_id, boot in boots.items():
             image = world.rows.get(boot.image)
             if image is not None and len(image.boots) >= POLICY.late_samples and not (boot.registered or boot.late):
@@ -114,11 +117,11 @@ def test_late_boot_belongs_to_the_image_that_it_was_launched_with() -> None:
     healthy = story.row(image_key("linux-2")).boot
     story.advance_to(1000)
     late = story.row(image_key("linux-2")).boot
-    assert (late.slow, late.late, late.failed) == (1, 1, healthy.failed + 1)
+    assert (late.boots.slow, late.late, late.failed) == (1, 1, healthy.failed + 1)
     assert late.window < healthy.window
     story.fold(1001, registered(CONFIGS[0], seconds=1001.0))
     ended = story.row(image_key("linux-2")).boot
-    assert (ended.slow, ended.late, ended.failed) == (0, 0, healthy.failed)
+    assert (ended.boots.slow, ended.late, ended.failed) == (0, 0, healthy.failed)
     assert ended.window > healthy.window, "one more success, and no failure"
     assert story.row(image_key("linux-3")) == new
 
@@ -154,10 +157,10 @@ def test_config_with_slower_machines_than_others_of_its_image() -> None:
     story.fold(0, launched(slow, "s"), launched(fast, "f"))
     story.fold(50, registered(fast, "f", seconds=50.0))
     story.advance_to(700)
-    assert story.row(image_key("linux-2")).boot.slow == 0
+    assert story.row(image_key("linux-2")).boot.boots.slow == 0
     assert story.row(image_key("linux-2")).boot.window >= window
     story.advance_to(961)
-    assert (story.row(slow.launch_config_id).boot.slow, story.row(slow.launch_config_id).boot.late) == (1, 1)
+    assert (story.row(slow.launch_config_id).boot.boots.slow, story.row(slow.launch_config_id).boot.late) == (1, 1)
 
 
 def test_minimum_is_that_of_the_profile_of_the_judged_config() -> None:
@@ -167,6 +170,9 @@ def test_minimum_is_that_of_the_profile_of_the_judged_config() -> None:
     story.fold(0, *known_boots(fast, *[20.0] * 5), launched(metal, "m"), launched(fast, "f"))
     seconds = PROFILES["bare-metal"].slowest_min_seconds
     story.advance_to(PROFILES["bare-metal"].slow_factor * seconds - 1)
-    assert (story.row(metal.launch_config_id).boot.slow, story.row(fast.launch_config_id).boot.slow) == (0, 1)
+    assert (story.row(metal.launch_config_id).boot.boots.slow, story.row(fast.launch_config_id).boot.boots.slow) == (
+        0,
+        1,
+    )
     story.advance_to(PROFILES["bare-metal"].slow_factor * seconds + 1)
-    assert story.row(metal.launch_config_id).boot.slow == 1
+    assert story.row(metal.launch_config_id).boot.boots.slow == 1

@@ -18,7 +18,7 @@ from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
-from slipway_weight_calculator.domain.windows import size
+from slipway_weight_calculator.domain.windows import Boots, size
 from slipway_weight_calculator.domain.world import declare, fold
 from tests.support.worlds import (
     IMAGE,
@@ -203,7 +203,7 @@ def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
     assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 1000, (IMAGE, "claim"): 1000}
     story.fold(1, *failing(A, 100))
     windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
-    assert windows == {"launch": 32, "boot": int(size(30 * 30 / 31, 30 / 31, POLICY)), "claim": 700}
+    assert windows == {"launch": 32, "boot": int(size(Boots(30 * 30 / 31, 30 / 31), POLICY)), "claim": 700}
 
 
 def test_an_image_or_a_credential_limits_no_launches() -> None:

@@ -8,30 +8,42 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.replay import policies
-from slipway_weight_calculator.domain.windows import counted, failure_probability, recovered, size
+from slipway_weight_calculator.domain.windows import (
+    UNKNOWN,
+    Boots,
+    counted,
+    ended,
+    failure_probability,
+    recovered,
+    size,
+    slowed,
+    tripped,
+    untripped,
+)
 from tests.support.worlds import IMAGE, POLICY, A, B, Story, fails, known_boots, launched, registered, stopping
 
 CAP: Final = POLICY.window_mass_cap
 masses = st.floats(0, CAP)
 few = st.integers(0, 15)
-boots = st.lists(st.booleans(), max_size=80)
-"""True: registered."""
+histories = st.lists(st.booleans(), max_size=80)
+"""Boots; True: registered."""
 
 
 def probability(good: float, bad: float, policy: Policy = POLICY) -> float:
     return failure_probability(good, bad, policy.bad_prior, policy.bad_success, policy.prior, policy.prior_mass)
 
 
-def after(history: Sequence[bool], policy: Policy = POLICY) -> tuple[float, float]:
-    known = (0.0, 0.0)
+def after(history: Sequence[bool], policy: Policy = POLICY) -> Boots:
+    boots = UNKNOWN
     for ok in history:
-        known = counted(*known, policy, failed=not ok)
-    return known
+        boots = counted(boots, policy, failed=not ok)
+    return boots
 
 
 # The rule
@@ -39,20 +51,20 @@ def after(history: Sequence[bool], policy: Policy = POLICY) -> tuple[float, floa
 
 @given(masses, masses, masses)
 def test_more_successes_never_shrink_and_more_failures_never_grow(good: float, bad: float, more: float) -> None:
-    assert size(good + more, bad, POLICY) >= size(good, bad, POLICY) - 1e-9
-    assert size(good, bad + more, POLICY) <= size(good, bad, POLICY) + 1e-9
+    assert size(Boots(good + more, bad), POLICY) >= size(Boots(good, bad), POLICY) - 1e-9
+    assert size(Boots(good, bad + more), POLICY) <= size(Boots(good, bad), POLICY) + 1e-9
 
 
 @given(masses, masses)
 def test_windows_stay_within_their_bounds(good: float, bad: float) -> None:
-    assert POLICY.boot_window_min <= size(good, bad, POLICY) <= POLICY.boot_window
-    assert size(good, 0, POLICY) >= POLICY.new_boot_window
+    assert POLICY.boot_window_min <= size(Boots(good, bad), POLICY) <= POLICY.boot_window
+    assert size(Boots(good, 0), POLICY) >= POLICY.new_boot_window
 
 
 @given(masses, masses)
 def test_a_window_balances_additive_increase_and_multiplicative_decrease(good: float, bad: float) -> None:
     """Adding 1 per success and multiplying by `boot_shrink` per failure would leave it where it is, on average."""
-    p, window = probability(good, bad), size(good, bad, POLICY)
+    p, window = probability(good, bad), size(Boots(good, bad), POLICY)
     if POLICY.new_boot_window < window < POLICY.boot_window:
         assert (1 - p) * 1 == pytest.approx(p * (window - POLICY.boot_shrink * window))
 
@@ -60,7 +72,7 @@ def test_a_window_balances_additive_increase_and_multiplicative_decrease(good: f
 @given(masses, masses)
 def test_at_most_three_and_a_third_failures_are_expected_of_a_window(good: float, bad: float) -> None:
     """Unless the window is at its minimum or that of a new row."""
-    window = size(good, bad, POLICY)
+    window = size(Boots(good, bad), POLICY)
     if window > POLICY.new_boot_window:
         assert probability(good, bad) * window <= 1 / (1 - POLICY.boot_shrink) + 1e-9
 
@@ -81,12 +93,14 @@ def test_the_probability_is_that_of_the_mixture(good: int, bad: int) -> None:
     assert probability(good, bad) == pytest.approx(likelihood(good, bad + 1) / likelihood(good, bad), rel=1e-6)
 
 
-@given(boots, st.booleans())
+@given(histories, st.booleans())
+@example([True] * 50, False)
+@example([False] * 20 + [True] * 20, True)
 def test_an_outcome_moves_a_window_in_its_direction(history: list[bool], ok: bool) -> None:
     """At the cap too, where older outcomes lose weight."""
-    known = after(history)
-    assert sum(known) <= CAP + 1e-9
-    before, now = size(*known, POLICY), size(*after([*history, ok]), POLICY)
+    boots = after(history)
+    assert boots.good + boots.bad <= CAP + 1e-9
+    before, now = size(boots, POLICY), size(after([*history, ok]), POLICY)
     assert now >= before - 1e-9 if ok else now <= before + 1e-9
 
 
@@ -95,15 +109,40 @@ def test_the_order_of_outcomes_is_irrelevant_below_the_cap(history: list[bool], 
     assert after(history) == after(chance.sample(history, len(history)))
 
 
-@given(boots, st.floats(0, 1))
+@given(histories, st.floats(0, 1))
 def test_a_recovery_keeps_the_newest_success(history: list[bool], kept: float) -> None:
     """A short trip is remembered, a long one leaves what a new row has after its first success."""
-    known = after([*history, True])
-    good, bad = recovered(*known, kept)
-    assert min(1.0, known[0]) <= good <= known[0]
-    assert 0 <= bad <= known[1]
-    assert recovered(*known, 1.0) == pytest.approx(known)
-    assert recovered(*known, 0.0) == (min(1.0, known[0]), 0)
+    boots = after([*history, True])
+    then = recovered(boots, kept)
+    assert min(1.0, boots.good) <= then.good <= boots.good + 1e-9
+    assert 0 <= then.bad <= boots.bad
+    assert (then.slow, then.outages) == (boots.slow, boots.outages)
+    assert size(recovered(boots, 1.0), POLICY) == pytest.approx(size(boots, POLICY))
+    assert recovered(boots, 0.0) == Boots(min(1.0, boots.good), 0.0)
+
+
+@given(histories, st.integers(0, 9), st.integers(0, 9))
+@example([True] * 30, 5, 9)
+@example([True, False] * 10, 5, 9)
+def test_an_outage_of_a_proven_row_is_one_failure(history: list[bool], run: int, hanging: int) -> None:
+    """Its starts that hang are freed when it ends; a row that is not proven keeps all its failures."""
+    failing = after(history)
+    for _ in range(run):
+        failing = counted(failing, POLICY, failed=True)
+    for _ in range(hanging):
+        failing = slowed(failing)
+    down, bad = tripped(failing, run, hanging, POLICY), max(0.0, failing.bad - run)
+    if failing.good < POLICY.late_samples or size(Boots(failing.good, bad), POLICY) < POLICY.proven_boot_window:
+        assert down == failing
+        return
+    assert size(down, POLICY) == size(failing, POLICY)
+    up = recovered(down, 0.5)
+    assert up.bad == pytest.approx(bad + 1)
+    assert (up.good, up.slow, up.hung) == (failing.good, 0, hanging)
+    assert size(up, POLICY) == min(size(replace(up, hung=0), POLICY) + hanging, POLICY.boot_window)
+    assert ended(up, 0) == replace(up, hung=max(0, hanging - 1))
+    assert ended(slowed(up), 1) == up
+    assert untripped(down) == failing
 
 
 @given(masses, masses, st.dictionaries(st.sampled_from(["bad_prior", "bad_success", "prior"]), st.floats(1e-6, 0.99)))
@@ -113,7 +152,7 @@ def test_any_valid_coefficients_give_a_window(good: float, bad: float, changes: 
     policy = msgspec.structs.replace(POLICY, **changes)
     assert policies(changes)["on-demand"] == policy
     assert 0 < probability(good, bad, policy) < 1
-    assert policy.boot_window_min <= size(good, bad, policy) <= policy.boot_window
+    assert policy.boot_window_min <= size(Boots(good, bad), policy) <= policy.boot_window
 
 
 @pytest.mark.parametrize(
@@ -129,7 +168,7 @@ def test_any_valid_coefficients_give_a_window(good: float, bad: float, changes: 
     ],
 )
 def test_sizes(good: int, bad: int, window: float) -> None:
-    assert int(size(good, bad, POLICY)) == window
+    assert int(size(Boots(good, bad), POLICY)) == window
 
 
 # Windows of rows
@@ -145,13 +184,13 @@ def boot(story: Story, at: float, worker_id: str, *, ok: bool) -> None:
 
 
 def test_a_window_opens_with_the_first_success_and_closes_with_the_first_failure() -> None:
-    for ok, expected in ((True, size(1, 0, POLICY)), (False, POLICY.boot_window_min)):
+    for ok, expected in ((True, size(Boots(1, 0), POLICY)), (False, POLICY.boot_window_min)):
         story = Story(A)
         boot(story, 0, "w", ok=ok)
         assert window(story) == window(story, "a") == expected
 
 
-@given(boots)
+@given(histories)
 @settings(max_examples=40, deadline=None)
 def test_windows_follow_the_evidence_of_any_history(history: list[bool]) -> None:
     """Also while a row is tripped; of the config and the image alike."""
@@ -159,12 +198,13 @@ def test_windows_follow_the_evidence_of_any_history(history: list[bool]) -> None
     for n, ok in enumerate(history):
         boot(story, 0, f"w-{n}", ok=ok)
     for key in ("a", IMAGE) if history else ():
-        stage = story.row(key).boot
-        assert (stage.good, stage.bad) == pytest.approx(after(history), abs=0.02)
-        assert stage.window == pytest.approx(size(stage.good, stage.bad, POLICY))
+        stage, wanted = story.row(key).boot, after(history)
+        assert stage.window == pytest.approx(size(stage.boots, POLICY))
+        if not stage.trip.tripped and not stage.boots.outages:
+            assert (stage.boots.good, stage.boots.bad) == pytest.approx((wanted.good, wanted.bad), abs=0.02)
 
 
-@given(boots, st.integers(1, 4))
+@given(histories, st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_a_slow_start_that_registers_leaves_its_window_as_if_in_time(history: list[bool], slow: int) -> None:
     """Exactly, whatever was known before and whether it became slow or late: below and at the cap."""
@@ -179,7 +219,7 @@ def test_a_slow_start_that_registers_leaves_its_window_as_if_in_time(history: li
         story.advance_to(delay)
         assert window(story) <= before
         story.fold(delay, *(registered(A, f"slow-{n}", seconds=100.0) for n in range(slow)))
-        sizes.append([window(story), window(story, "a"), story.row(IMAGE).boot.slow])
+        sizes.append([window(story), window(story, "a"), story.row(IMAGE).boot.boots.slow])
     assert sizes[0] == sizes[1] == sizes[2]
 
 
@@ -194,16 +234,46 @@ def test_a_row_that_begins_at_its_maximum_is_published() -> None:
 
 
 def test_a_recovered_window_remembers_a_short_trip() -> None:
-    """After a short trip the failures count on; after a long one the row is about as new, with one success."""
+    """After a short trip of a new row its failures count on; after a long one it is about as new, with one success."""
     sizes = []
     for seconds in (20.0, 86_400.0):
         story = Story(A)
-        for n in range(35):
-            boot(story, 0, f"w-{n}", ok=n < 30)
-        assert story.trip(IMAGE, "boot").tripped
-        permit = story.probe("a", seconds)
-        story.fold(seconds, launched(A, "p", permit), registered(A, "p", permit))
-        assert not story.trip(IMAGE, "boot").tripped
+        for n in range(7):
+            boot(story, 0, f"w-{n}", ok=n < 2)
+        recover(story, seconds)
         sizes.append(window(story))
-    assert sizes[0] == pytest.approx(20, abs=1)
-    assert sizes[1] == pytest.approx(size(1, 0, POLICY), rel=0.01)
+    assert sizes[0] == pytest.approx(size(Boots(3, 5), POLICY), abs=0.2)
+    assert sizes[1] == pytest.approx(size(Boots(1, 0), POLICY), rel=0.01)
+
+
+def recover(story: Story, at: float) -> None:
+    permit = story.probe("a", at)
+    assert story.trip(IMAGE, "boot").tripped
+    story.fold(at, launched(A, "p", permit), registered(A, "p", permit, seconds=100.0))
+    assert not story.trip(IMAGE, "boot").tripped
+
+
+def test_a_proven_image_is_back_after_an_outage() -> None:
+    """All its starts hung: that was one failure, and those that still hang occupy no place and prove nothing."""
+    story = Story(A)
+    story.fold(-1000, *known_boots(A, *[100.0] * 30))
+    story.fold(0, *(launched(A, f"hung-{n}") for n in range(9)))
+    recover(story, 220)
+    assert (story.row(IMAGE).boot.boots.hung, story.row(IMAGE).boot.boots.slow) == (9, 0)
+    assert window(story) == pytest.approx(size(Boots(30, 30 / 31), POLICY) + 9, abs=3)
+    story.fold(900, *(stopping(A, fails(Scope.IMAGE, Stage.BOOT), f"hung-{n}") for n in range(9)))
+    for key in (IMAGE, "a"):
+        assert story.row(key).boot.boots.hung == story.row(key).boot.boots.slow == 0
+        assert window(story, key) == pytest.approx(size(Boots(30, 30 / 31), POLICY), abs=3)
+
+
+def test_an_image_that_fails_now_and_then_has_no_outage() -> None:
+    """Later starts have registered, so its failures are its own, and it keeps them after a trip."""
+    story = Story(A)
+    story.fold(-1000, *known_boots(A, *[100.0] * 30))
+    story.fold(0, *(launched(A, f"hung-{n}") for n in range(5)), launched(A, "x"))
+    story.fold(1, launched(A, "y"), registered(A, "y", seconds=1.0))
+    recover(story, 220)
+    boots = story.row(IMAGE).boot.boots
+    assert (boots.hung, boots.slow, boots.outages) == (0, 6, 0)
+    assert window(story) < 20

@@ -8,7 +8,7 @@ configs displace them among the newest of the image.
 
 from collections.abc import Collection
 from heapq import heappush
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -17,9 +17,10 @@ from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Scope
 from slipway_weight_calculator.domain import evidence, health, probes, trips, windows
 from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.rows import Boot, Config, Row
-from slipway_weight_calculator.domain.trips import Failure
+from slipway_weight_calculator.domain.rows import Boot, Config
+from slipway_weight_calculator.domain.trips import Failure, Trip
 
 LATE_CODE: Final = "late"
 LATE: Final = Outcome(worker.Stage.BOOT, worker.Result.FAILED, Scope.IMAGE, "", LATE_CODE)
@@ -27,9 +28,9 @@ LATE: Final = Outcome(worker.Stage.BOOT, worker.Result.FAILED, Scope.IMAGE, "", 
 
 def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float) -> None:
     """Await the registration of a launched worker, a probe for as long as its boot may take."""
-    image, permit = config.shared["image"], event.probe_permit
-    slowest = _slowest_seconds(draft, config, image)
-    judged_at = at + draft.world.policies[config.profile].slow_factor * slowest if slowest else 0.0
+    image, permit, policy = config.shared["image"], event.probe_permit, draft.world.policies[config.profile]
+    slowest = _slowest_seconds(draft, image, config.key, policy)
+    judged_at = at + policy.slow_factor * slowest if slowest else 0.0
     boot = Boot(config.id, image, at, judged_at, event.instance_id, permit, console=event.console)
     draft.boots[event.worker_id] = boot
     if judged_at:
@@ -38,21 +39,16 @@ def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float)
         _await_probe(draft, config, permit, at, slowest)
 
 
-def learn(draft: Draft, config: Config, seconds: float) -> None:
-    """Record the duration of a boot of an image. Once enough are known, its boots in progress are judged too."""
-    image, policy = config.shared["image"], draft.world.policies[config.profile]
-    for key in (config.key, image):
-        row = draft.row(key)
-        if row is not None:
-            boots = (*row.boots[1 - policy.boot_samples :], seconds)
-            slowest = _slowest_of(row, boots)
-            draft.rows[key] = replace(row, version=row.version + 1, boots=boots, slowest_seconds=slowest)
-    row = draft.row(image)
-    if row is not None and len(row.boots) == policy.late_samples:
-        for worker_id in sorted({*draft.world.boots, *draft.boots}):
-            boot = draft.boot(worker_id)
-            if boot is not None and boot.image == image and not (boot.registered or boot.late):
-                _judge_later(draft, worker_id, boot)
+def judge_others(draft: Draft, config: Config) -> None:
+    """Once a registration has made enough boots of an image known, have those in progress judged too."""
+    key = config.shared["image"]
+    row = draft.row(key)
+    if row is None or len(row.boots) != draft.world.policies[config.profile].late_samples:
+        return
+    for worker_id in sorted({*draft.world.boots, *draft.boots}):
+        boot = draft.boot(worker_id)
+        if boot is not None and boot.image == key and not (boot.registered or boot.late):
+            _judge_later(draft, worker_id, boot)
 
 
 def judge(draft: Draft, worker_id: str, when: float, now: float) -> None:
@@ -61,14 +57,14 @@ def judge(draft: Draft, worker_id: str, when: float, now: float) -> None:
     config = draft.config(boot.config_id) if boot is not None else None
     if boot is None or config is None or boot.judged_at != when:
         return
-    policy, slowest = draft.policy(config), _slowest_seconds(draft, config, boot.image)
+    policy = draft.policy(config)
+    slowest = _slowest_seconds(draft, boot.image, config.key, policy)
     factor = policy.late_factor if boot.slow else policy.slow_factor
     if not slowest or boot.at + factor * slowest > now:
         _judge_later(draft, worker_id, boot)
-    elif not boot.slow:
-        for key in (boot.image, config.key):
-            _count_slow(draft, key, 1, policy)
-        _judge_later(draft, worker_id, replace(boot, slow=True))
+    elif boot.slow is None:
+        outages = [_begin_slow(draft, key, policy) for key in (boot.image, config.key)]
+        _judge_later(draft, worker_id, replace(boot, slow=(outages[0], outages[1])))
     else:
         _begin_late(draft, config, worker_id, boot, now)
 
@@ -86,51 +82,58 @@ def end(
 ) -> None:
     """End a boot. A late one stays a failure of the `charged` keys; elsewhere nothing is left of its lateness.
 
+    What a slow one that was not late has failed is charged by the caller, as for any other.
+
     A row that tripped by late boots alone recovers only when one of them has `registered`.
     """
     draft.boots[worker_id] = None
     policy = draft.policy(config)
-    for key in (boot.image, config.key) if boot.slow else ():
-        _count_slow(draft, key, -1, policy)
+    for key, outages in zip((boot.image, config.key), boot.slow or (), strict=False):
         row = draft.row(key)
-        if row is None or not boot.late:
+        if row is None:
             continue
-        stage, late = row.boot, max(0, row.boot.late - 1)
-        if failure is not None and key in charged:
-            good, bad = windows.counted(stage.good, stage.bad, policy, failed=True)
-            window = health.boot_window((good, bad), stage.slow, policy)
-            trip = trips.confirmed(stage.trip, failure)
-            draft.set_trip(key, "boot", trip, late=late, good=good, bad=bad, window=window)
-            continue
-        mass = evidence.remaining(max(0.0, stage.at - boot.late_at), policy)
-        trip = trips.withdrawn(stage.trip, worker_id)
-        if registered and trips.unfounded(trip, late, policy.trip_boot):
-            trip = trips.recovered(trip, at)
-        draft.set_trip(
-            key,
-            "boot",
-            trip,
-            failures=max(0.0, stage.failures - mass),
-            place_failures=max(0.0, stage.place_failures - mass),
-            failed=max(0, stage.failed - 1),
-            late=late,
-        )
+        stage, trip, changes = row.boot, row.boot.trip, dict[str, Any]()
+        boots = windows.ended(stage.boots, outages)
+        if boot.late and failure is not None and key in charged:
+            if boots.aside is None and outages == boots.outages:
+                boots = windows.counted(boots, policy, failed=True)
+            trip = trips.confirmed(trip, failure)
+        elif boot.late:
+            trip, changes = _withdrawn(stage, worker_id, boot, policy)
+            if registered and trips.unfounded(trip, stage.late - 1, policy.trip_boot):
+                boots = windows.untripped(boots)
+                trip = trips.recovered(trip, at)
+        late = max(0, stage.late - boot.late)
+        draft.set_trip(key, "boot", trip, late=late, boots=boots, window=windows.size(boots, policy), **changes)
 
 
-def _slowest_seconds(draft: Draft, config: Config, image: Key) -> float:
-    """Duration that boots of a config and image are compared with; 0 while too few of the image are known."""
-    policy, row, own = draft.policy(config), draft.row(image), draft.row(config.key)
+def _withdrawn(stage: Stage, worker_id: str, boot: Boot, policy: Policy) -> tuple[Trip, dict[str, Any]]:
+    """Trip without the provisional failure of a late boot, and the evidence without its mass."""
+    mass = evidence.remaining(max(0.0, stage.at - boot.late_at), policy)
+    changes = {
+        "failures": max(0.0, stage.failures - mass),
+        "place_failures": max(0.0, stage.place_failures - mass),
+        "failed": max(0, stage.failed - 1),
+    }
+    return trips.withdrawn(stage.trip, worker_id), changes
+
+
+def _slowest_seconds(draft: Draft, image: Key, own: Key, policy: Policy) -> float:
+    """Duration that a boot is compared with; 0 while too few boots of its image are known."""
+    row, mine = draft.row(image), draft.row(own)
     if row is None or len(row.boots) < policy.late_samples:
         return 0.0
-    return max(row.slowest_seconds, own.slowest_seconds if own is not None else 0.0, policy.slowest_min_seconds)
+    return max(row.slowest_seconds, mine.slowest_seconds if mine is not None else 0.0, policy.slowest_min_seconds)
 
 
-def _slowest_of(row: Row, boots: tuple[float, ...]) -> float:
-    """The slowest boot. Unchanged if the added and the dropped one are faster."""
-    slowest, added = row.slowest_seconds, boots[-1]
-    if slowest > added and (len(boots) > len(row.boots) or slowest > row.boots[0]):
-        return slowest
-    return max(boots)
+def _begin_slow(draft: Draft, key: Key, policy: Policy) -> int:
+    """Count one more slow boot of a row; returns the number of its outages so far."""
+    row = draft.row(key)
+    if row is None:
+        return 0
+    boots = windows.slowed(row.boot.boots)
+    draft.set_stage(key, "boot", replace(row.boot, boots=boots, window=windows.size(boots, policy)))
+    return boots.outages
 
 
 def _judge_later(draft: Draft, worker_id: str, boot: Boot) -> None:
@@ -138,8 +141,8 @@ def _judge_later(draft: Draft, worker_id: str, boot: Boot) -> None:
     config = draft.config(boot.config_id)
     if config is None:
         return
-    slowest = _slowest_seconds(draft, config, boot.image)
     policy = draft.policy(config)
+    slowest = _slowest_seconds(draft, boot.image, config.key, policy)
     factor = policy.late_factor if boot.slow else policy.slow_factor
     judged_at = boot.at + factor * slowest if slowest else 0.0
     draft.boots[worker_id] = replace(boot, judged_at=judged_at)
@@ -169,12 +172,3 @@ def _begin_late(draft: Draft, config: Config, worker_id: str, boot: Boot, now: f
             draft.set_stage(key, "boot", replace(row.boot, late=row.boot.late + 1))
     if boot.permit is not None:
         probes.settle(draft, config, boot.permit, now, LATE, charged, ended=True)
-
-
-def _count_slow(draft: Draft, key: Key, by: int, policy: Policy) -> None:
-    """Count one more slow boot of a row, or one less."""
-    row = draft.row(key)
-    if row is not None:
-        stage, slow = row.boot, max(0, row.boot.slow + by)
-        window = health.boot_window((stage.good, stage.bad), slow, policy)
-        draft.set_stage(key, "boot", replace(stage, slow=slow, window=window))

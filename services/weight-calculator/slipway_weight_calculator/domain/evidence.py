@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.trips import HEALTHY, Trip
+from slipway_weight_calculator.domain.windows import UNKNOWN, Boots
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,9 +21,8 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     never exceed the policy's cap. `place_failures` is the part of `failures` that concerns the location rather than
     this config's own request. `succeeded` and `failed` count charged outcomes over the row's life; `folded` counts
     every failed outcome of any scope: the provisioner subtracts it from its own count to know which failures this state
-    includes. `window` limits unconfirmed starts. `late` starts in progress currently count as failed, `slow` ones do so
-    in the window only. `good` and `bad` are the successes and failures that the window of boots is computed from; time
-    does not change them. `ok_at` is the time of the newest success.
+    includes. `window` limits unconfirmed starts, and follows from `boots` in that stage; `late` starts in progress
+    currently count as failed. `ok_at` is the time of the newest success.
     """
 
     successes: float = 0.0
@@ -36,9 +36,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ok_at: float = 0.0
     late: int = 0
     trip: Trip = HEALTHY
-    slow: int = 0
-    good: float = 0.0
-    bad: float = 0.0
+    boots: Boots = UNKNOWN
 
 
 Sum = tuple[float, float, float]
@@ -65,12 +63,12 @@ def after(
     window: float,
     trip: Trip,
     policy: Policy,
-    boots: tuple[float, float] | None = None,
+    boots: Boots = UNKNOWN,
     *,
     failed: bool = False,
     place: bool = False,
 ) -> Stage:
-    """Stage after one more outcome of event time `at`, with the resulting trip, window and `good` and `bad` boots.
+    """Stage after one more outcome of event time `at`, with the resulting window, trip and boots.
 
     `place`: the failure concerns the location. An event older than the newest one is decayed to the newest time, so
     below the cap the order of arrival does not matter. Older masses are reduced before adding, so that the total never
@@ -84,7 +82,6 @@ def after(
     known, room = (stage.successes + stage.failures) * share, policy.mass_cap - mass
     if known > room:
         share *= room / known
-    good, bad = boots or (stage.good, stage.bad)
     if failed:
         return Stage(
             stage.successes * share,
@@ -98,9 +95,7 @@ def after(
             stage.ok_at,
             stage.late,
             trip,
-            stage.slow,
-            good,
-            bad,
+            boots,
         )
     return Stage(
         stage.successes * share + mass,
@@ -114,9 +109,7 @@ def after(
         at if at > stage.ok_at else stage.ok_at,
         stage.late,
         trip,
-        stage.slow,
-        good,
-        bad,
+        boots,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key
+from slipway_common.events.scopes import Key, config_key
 from slipway_common.events.worker import Scope
 from slipway_weight_calculator.domain import evidence, trips, windows
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft
@@ -15,7 +15,9 @@ from slipway_weight_calculator.domain.rows import CONFIG, Config, Row, new_share
 from slipway_weight_calculator.domain.trips import Failure, Trip
 
 
-def succeed(draft: Draft, config: Config, name: str, at: float) -> None:
+def succeed(
+    draft: Draft, config: Config, name: str, at: float, boot_seconds: float = 0.0, launched_at: float = 0.0
+) -> None:
     """Record a success in the config's own row and in shared ones. Optimized: most effective events end here."""
     own, policy, rows, stored = config.key, draft.world.policies[config.profile], draft.rows, draft.world.rows
     row: Row | None = rows.get(own, UNCHANGED)
@@ -28,7 +30,7 @@ def succeed(draft: Draft, config: Config, name: str, at: float) -> None:
     if name == "launch":
         rows[own] = replace(row, launch=_after_success(row.launch, name, at, policy), version=row.version + 1)
     elif name == "boot":
-        rows[own] = replace(row, boot=_after_success(row.boot, name, at, policy), version=row.version + 1)
+        rows[own] = _booted(row, at, boot_seconds, launched_at, policy)
     else:
         rows[own] = replace(row, claim=_after_success(row.claim, name, at, policy), version=row.version + 1)
     for key in config.credited[name]:
@@ -41,6 +43,9 @@ def succeed(draft: Draft, config: Config, name: str, at: float) -> None:
             if name == "launch" or not draft.members(key):
                 continue
             shared = rows[key] = new_shared_row(policy, at)
+        if name == "boot":
+            rows[key] = _booted(shared, at, boot_seconds, launched_at, policy)
+            continue
         stage: Stage = getattr(shared, name)
         if not _is_saturated(stage, name, policy):
             changed: dict[str, Any] = {name: _after_success(stage, name, at, policy), "version": shared.version + 1}
@@ -50,7 +55,7 @@ def succeed(draft: Draft, config: Config, name: str, at: float) -> None:
 def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, *, place: bool) -> None:
     """Record a failure of a row's stage; `place`: the failure also counts against the location.
 
-    A late boot does not change the window: it counts there since it is slow.
+    A late boot does not change the window: it counts there since it is slow. Nor does one that fails during an outage.
     """
     policy, at = draft.policy(config), failure.at
     row = draft.row(key)
@@ -59,18 +64,21 @@ def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, 
             return  # the last config that shared it is gone
         row = draft.rows[key] = new_shared_row(policy, at)
     stage: Stage = getattr(row, name)
-    trip, window, known = stage.trip, stage.window, (stage.good, stage.bad)
+    trip, window, boots = stage.trip, stage.window, stage.boots
     if name == "boot":
-        if not failure.late:
-            known = windows.counted(*known, policy, failed=True)
-        window = boot_window(known, stage.slow, policy)
+        if not (failure.late or boots.aside is not None):
+            boots = windows.counted(boots, policy, failed=True)
     elif not trip.tripped:
         window = windows.shrunk(window, name, policy)
     if at >= stage.ok_at:
         # A quota that fails again as soon as it is used has been reached: the successes before prove nothing.
         proven = stage.window >= policy.proven_window and failure.scope is not Scope.QUOTA
         trip = trips.failed(trip, failure, _trip_threshold(name, policy), _seed(key), policy, proven=proven)
-    draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, known, failed=True, place=place))
+    if name == "boot":
+        if trip.tripped and not stage.trip.tripped:
+            boots = windows.tripped(boots, trips.ended(trip), _hanging(draft, key, row), policy)
+        window = windows.size(boots, policy)
+    draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, boots, failed=True, place=place))
 
 
 def count_folded(draft: Draft, config_id: str, name: str, by: int = 1) -> None:
@@ -89,25 +97,24 @@ def recover(draft: Draft, config: Config, key: Key, name: str, at: float) -> Non
     """Recover a row after a successful probe.
 
     Its failures belong to the outage that has ended. They decay once more by the duration of the trip, so a long
-    outage is forgotten and a short one is remembered. So does what the window of boots is computed from.
+    outage is forgotten and a short one is remembered.
     """
     row = draft.row(key)
     if row is None:
         return
     stage, policy = getattr(row, name), draft.policy(config)
     kept = evidence.remaining(max(0.0, at - stage.trip.tripped_at), policy)
-    good, bad, window = stage.good, stage.bad, policy.recovered_window
+    boots, window = stage.boots, policy.recovered_window
     if name == "boot":
-        good, bad = windows.recovered(good, bad, kept)
-        window = boot_window((good, bad), stage.slow, policy)
+        boots = windows.recovered(boots, kept)
+        window = windows.size(boots, policy)
     draft.set_trip(
         key,
         name,
         trips.recovered(stage.trip, at),
         failures=stage.failures * kept,
         place_failures=stage.place_failures * kept,
-        good=good,
-        bad=bad,
+        boots=boots,
         window=window,
     )
     if name == "launch":
@@ -139,22 +146,47 @@ def bring_forward(
             draft.set_trip(key, name, sooner)
 
 
-def boot_window(known: tuple[float, float], slow: int, policy: Policy) -> float:
-    """Window of boots after `known` successes and failures. Slow boots in progress count as failed until they end."""
-    good, bad = known
-    return windows.size(good, bad + slow, policy)
+def _booted(row: Row, at: float, seconds: float, launched_at: float, policy: Policy) -> Row:
+    """Row after a boot of this duration."""
+    stage, boots = row.boot, (*row.boots[1 - policy.boot_samples :], seconds)
+    trip, known, window, slowest = stage.trip, stage.boots, stage.window, row.slowest_seconds
+    if seconds >= slowest:
+        slowest = seconds
+    elif len(boots) == len(row.boots) and row.boots[0] >= slowest:
+        slowest = max(boots)
+    if not windows.is_full(known, window, policy):
+        known = windows.counted(known, policy)
+        window = windows.size(known, policy)
+    if trip.unconfirmed:
+        trip = trips.succeeded(trip, at if at > stage.ok_at else stage.ok_at)
+    stage = evidence.after(stage, at, window, trip, policy, known)
+    return replace(
+        row,
+        boot=stage,
+        version=row.version + 1,
+        boots=boots,
+        slowest_seconds=slowest,
+        newest_at=max(row.newest_at, launched_at),
+    )
+
+
+def _hanging(draft: Draft, key: Key, row: Row) -> int:
+    """Number of slow boots of a row that no later start has overtaken by registering."""
+    boots = [draft.boot(worker_id) for worker_id in {*draft.world.boots, *draft.boots}]
+    return sum(
+        boot is not None
+        and boot.slow is not None
+        and key in (boot.image, config_key(boot.config_id))
+        and boot.at > row.newest_at
+        for boot in boots
+    )
 
 
 def _after_success(stage: Stage, name: str, at: float, policy: Policy) -> Stage:
-    """Stage after one more success."""
+    """Launch or claim stage after one more success."""
     trip, window = stage.trip, stage.window
     if trip.unconfirmed:
         trip = trips.succeeded(trip, at if at > stage.ok_at else stage.ok_at)
-    if name == "boot":
-        if _is_at_most(stage, policy):
-            return evidence.after(stage, at, window, trip, policy)
-        known = windows.counted(stage.good, stage.bad, policy)
-        return evidence.after(stage, at, boot_window(known, stage.slow, policy), trip, policy, known)
     if not trip.tripped_at:
         window = windows.grown(window, name, policy)
     return evidence.after(stage, at, window, trip, policy)
@@ -165,13 +197,7 @@ def _is_saturated(stage: Stage, name: str, policy: Policy) -> bool:
     trip = stage.trip
     if trip.unconfirmed or trip.tripped_at:
         return False
-    return _is_at_most(stage, policy) if name == "boot" else stage.window >= windows.grown(stage.window, name, policy)
-
-
-def _is_at_most(stage: Stage, policy: Policy) -> bool:
-    """True if a window of boots is at its maximum and its evidence at the cap: another success adds nothing."""
-    at_cap = stage.good + stage.bad > policy.window_mass_cap - 0.5  # such sums are rounded
-    return at_cap and stage.window >= policy.boot_window
+    return stage.window >= windows.grown(stage.window, name, policy)
 
 
 def _seed(key: Key) -> str:

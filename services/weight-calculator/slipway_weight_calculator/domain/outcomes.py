@@ -52,8 +52,8 @@ def _registered(draft: Draft, config: Config, event: worker.WorkerRegistered, at
     if not registered:
         _fail(draft, config, event, outcome, at)  # terminated before it registered
         return
-    health.succeed(draft, config, "boot", at)
-    boots.learn(draft, config, event.boot_seconds)
+    health.succeed(draft, config, "boot", at, event.boot_seconds, boot.at if boot is not None else 0.0)
+    boots.judge_others(draft, config)
     if boot is not None and boot.late and boot.permit is not None:
         # A probe that counted as failed because it was late has succeeded.
         for key, name, _ in draft.trips_on(config):

@@ -18,8 +18,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Windows: a new config or image revision starts at `new_*_window`, and windows stay between `*_window_min` and
     `*_window`. Boot windows follow from the newest `window_mass_cap` boots by `boot_shrink`, `bad_prior` and
-    `bad_success`, as windows.py derives. Of launches and claims each success adds one, a failure multiplies by
-    `*_shrink`, and after a recovery a window starts at `recovered_window`.
+    `bad_success`, as windows.py derives; a row that trips from `proven_boot_window` or more has an outage. Of launches
+    and claims each success adds one, a failure multiplies by `*_shrink`, and after a recovery a window starts at
+    `recovered_window`.
 
     Trips: `trip_capacity` definite refusals of capacity, quota or credential in a row trip a row, or `trip_launch`,
     `trip_boot`, `trip_claim` failures of any kind. The first probe comes after `probe_initial_seconds`; the delay
@@ -63,6 +64,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     window_mass_cap: float = 30.0
     bad_prior: float = 0.28
     bad_success: float = 0.02
+    proven_boot_window: float = 50.0
     recovered_window: float = 2.0
 
     trip_capacity: int = 2

@@ -32,8 +32,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `permit` is the newest probe permit issued to a config, for its own and for shared trips: `ready` while its outcome
     is unresolved, `spent` once a worker holds it; at `lost_at` it counts as lost unless an event about it arrives
     first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. Configs and images
-    have `boots`, the durations of their newest boots in seconds, and `slowest_seconds`, the longest of them. `version`
-    grows with each change.
+    have `boots`, the durations of their newest boots in seconds, `slowest_seconds`, the longest of them, and
+    `newest_at`, the newest launch of a worker that has registered. `version` grows with each change.
     """
 
     launch: Stage
@@ -47,15 +47,17 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version: int = 0
     unanswered_at: float = 0.0
     slowest_seconds: float = 0.0
+    newest_at: float = 0.0
     lost_at: float = 0.0
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A start that the provider accepted and that has not registered.
 
-    `judged_at` is when it is judged next: first whether it is `slow`, then whether it is late; 0 if it is late, or if
-    too few boots of its image are known. `late_at` is the time since when it counts as failed, 0: it does not.
-    `registered`: it registered before the provider's reply arrived.
+    `judged_at` is when it is judged next: first whether it is slow, then whether it is late; 0 if it is late, or if
+    too few boots of its image are known. `slow` has the number of outages of the image and of the config at which it
+    became slow, None: it is not. `late_at` is the time since when it counts as failed, 0: it does not. `registered`: it
+    registered before the provider's reply arrived.
     """
 
     config_id: str
@@ -64,7 +66,7 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     judged_at: float = 0.0
     instance_id: str = ""
     permit: int | None = None
-    slow: bool = False
+    slow: tuple[int, int] | None = None
     late_at: float = 0.0
     console: str = ""
     registered: bool = False

@@ -112,6 +112,11 @@ def confirmed(trip: Trip, failure: Failure) -> Trip:
     return msgspec.structs.replace(trip, run=run)
 
 
+def ended(trip: Trip) -> int:
+    """Number of failures that caused the trip and that were no late starts."""
+    return sum(not failure.late for failure in trip.run)
+
+
 def unfounded(trip: Trip, late: int, threshold: int) -> bool:
     """True if the failures that caused the trip were withdrawn; `late` starts still count as failed."""
     return trip.tripped and max(late, len(trip.run)) < threshold and not _definite(trip.run)

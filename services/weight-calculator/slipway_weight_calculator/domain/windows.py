@@ -26,30 +26,101 @@ from functools import lru_cache
 from math import exp, lgamma, log, log1p
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
 from slipway_weight_calculator.domain.policy import Policy
 
 EXPONENT_MAX: Final = 700.0  # exp() of more overflows; such odds are certainty
 
 
-def counted(good: float, bad: float, policy: Policy, *, failed: bool = False) -> tuple[float, float]:
-    """The successes and failures of a boot window after one more; beyond the cap both shrink in proportion.
+class Boots(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Boots that a window follows from: `good` and `bad` ones, at most `window_mass_cap`; time does not change them.
 
-    So `window_mass_cap` outcomes are remembered, whenever they happened, and below the cap their order is irrelevant.
+    `slow` ones are in progress. `outages` is the number of outages that a proven row has had; during another one
+    `aside` is the mass of failures that will be forgotten at its end. Boots that were slow when an outage ended are
+    `hung`: nothing follows from them any more.
     """
-    good, bad = (good, bad + 1.0) if failed else (good + 1.0, bad)
+
+    good: float = 0.0
+    bad: float = 0.0
+    slow: int = 0
+    hung: int = 0
+    outages: int = 0
+    aside: float | None = None
+
+
+UNKNOWN: Final = Boots()
+
+
+def counted(boots: Boots, policy: Policy, *, failed: bool = False) -> Boots:
+    """Boots after one more success or failure. Below the cap the order of outcomes is irrelevant."""
+    good, bad = (boots.good, boots.bad + 1.0) if failed else (boots.good + 1.0, boots.bad)
     total, cap = good + bad, policy.window_mass_cap
-    return (good, bad) if total <= cap else (good * cap / total, bad * cap / total)
+    if total > cap:
+        good, bad = good * cap / total, bad * cap / total
+    return Boots(good, bad, boots.slow, boots.hung, boots.outages, boots.aside)
 
 
-def size(good: float, bad: float, policy: Policy) -> float:
-    """Boot window after these successes and failures.
+def slowed(boots: Boots) -> Boots:
+    """Boots after one in progress has become slow."""
+    return replace(boots, slow=boots.slow + 1)
 
-    Without a failure it is at least that of a new row, which allows what a bad image may cost before its first answer.
+
+def ended(boots: Boots, outages: int) -> Boots:
+    """Boots after one has ended that was slow since there had been so many `outages`."""
+    if outages < boots.outages:
+        return replace(boots, hung=max(0, boots.hung - 1))
+    return replace(boots, slow=max(0, boots.slow - 1))
+
+
+def tripped(boots: Boots, failures: int, hanging: int, policy: Policy) -> Boots:
+    """Boots after a row has tripped by these failures among others.
+
+    On a proven row they are no chance: an outage has begun, and they have one cause, so they count as one. A row that
+    fails now and then trips by chance, and would forget its failures again and again.
     """
+    before = replace(boots, bad=max(0.0, boots.bad - failures), slow=max(0, boots.slow - hanging))
+    if boots.good < policy.late_samples or size(before, policy) < policy.proven_boot_window:
+        return boots
+    return replace(boots, aside=boots.bad - before.bad - 1.0)
+
+
+def untripped(boots: Boots) -> Boots:
+    """Boots after the trip that began an outage turned out to be unfounded: nothing will be forgotten."""
+    return replace(boots, aside=None)
+
+
+def recovered(boots: Boots, kept: float) -> Boots:
+    """Boots after the success that ended a trip.
+
+    If it was an outage, its starts that still hang say nothing about the present. Else what was known before is worth
+    the share `kept`, and the newest success counts in full.
+    """
+    if boots.aside is not None:
+        return Boots(boots.good, boots.bad - boots.aside, 0, boots.hung + boots.slow, boots.outages + 1)
+    newest = min(boots.good, 1.0)
+    return replace(boots, good=newest + (boots.good - newest) * kept, bad=boots.bad * kept)
+
+
+def size(boots: Boots, policy: Policy) -> float:
+    """Boot window of a row.
+
+    Slow boots in progress count as failures where they are more than the remembered ones: those hung too before they
+    failed, so that the sum would count the same trouble twice. Without a failure a window is at least that of a new
+    row, which allows what a bad image may cost before its first answer. Hung boots occupy no place in it.
+    """
+    good, bad = boots.good, max(boots.bad, boots.slow)
     p = failure_probability(good, bad, policy.bad_prior, policy.bad_success, policy.prior, policy.prior_mass)
     window = (1.0 - p) / p / (1.0 - policy.boot_shrink)
     least = policy.boot_window_min if bad else max(policy.boot_window_min, policy.new_boot_window)
-    return min(max(window, least), policy.boot_window)
+    return min(max(window, least) + boots.hung, policy.boot_window)
+
+
+def is_full(boots: Boots, window: float, policy: Policy) -> bool:
+    """True if a window is at its maximum and what is known at its cap: another success adds nothing."""
+    at_cap = boots.good + boots.bad > policy.window_mass_cap - 0.5  # such sums are rounded
+    return at_cap and window >= policy.boot_window
 
 
 @lru_cache(maxsize=10_000)
@@ -68,16 +139,6 @@ def failure_probability(
 
 def _log_beta(one: float, other: float) -> float:
     return lgamma(one) + lgamma(other) - lgamma(one + other)
-
-
-def recovered(good: float, bad: float, kept: float) -> tuple[float, float]:
-    """The successes and failures of a boot window after the success that ended a trip.
-
-    What was known before is worth the share `kept`: the trip has shown that the past says little about the present.
-    The newest success counts in full.
-    """
-    newest = min(good, 1.0)
-    return newest + (good - newest) * kept, bad * kept
 
 
 def grown(window: float, stage: str, policy: Policy) -> float:
