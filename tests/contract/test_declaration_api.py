@@ -202,6 +202,24 @@ async def test_rollback(client: httpx2.AsyncClient) -> None:
     assert (nothing.status_code, kind(nothing)) == (409, "nothing-to-roll-back")
 
 
+async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
+    """Anyone may see what a rollback would change, or why it would be refused. Nothing is changed."""
+    assert (await client.get(f"{PATH}/rollback")).status_code == 404
+    await client.put(PATH, json=pool())
+    first = (await client.get(f"{PATH}/rollback")).json()
+    assert "was never declared otherwise" in first.pop("refused")
+    assert first == {"to_revision": None, "items": [], "dangers": []}
+    await client.put(PATH, json=pool(max_capacity=40))
+    del client.headers["Authorization"]
+    assert (await client.get(f"{PATH}/rollback")).json() == {
+        "to_revision": 1,
+        "items": [{"kind": "worker pool", "id": ID, "result": "updated", "detail": "max_capacity: 40 → 100"}],
+        "dangers": [f"worker pool {ID}: the maximum grows from 40 to 100"],
+        "refused": "",
+    }
+    assert (await client.get(PATH)).json()["max_capacity"] == 40
+
+
 async def test_large_bodies(client: httpx2.AsyncClient) -> None:
     """A declaration may be large; a line and other bodies have limits."""
     assert (await client.put(PATH, content=b"x" * 1_000_001)).status_code == 413

@@ -594,6 +594,8 @@ async def test_a_rollback_to_a_tripped_revision_is_refused(
         assert refused.status_code == 409
         assert refused.json()["type"] == "urn:slipway:problem:rollback-tripped"
         assert f"{revision_id()} is tripped" in refused.json()["detail"]
+        preview = (await client.get("/pools/linux/rollback")).json()
+        assert (preview["refused"], preview["items"]) == (refused.json()["detail"], [])
         assert await everything(provisioner) == before
         forced = await client.post("/pools/linux/rollback", json={"reason": "r", "force": True})
         assert forced.status_code == 200

@@ -269,6 +269,7 @@ ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL | POOL_DETAILS,
     "pools/linux/decisions": {"items": [WHY]},
+    "pools/linux/rollback": {"to_revision": 4, "items": [], "dangers": [], "refused": ""},
     "launch-configs": {"items": [CONFIG]},
     "launch-configs/zone-a": CONFIG | CONFIG_DETAILS,
     f"launch-configs/{CONFIG_ID}": CONFIG | CONFIG_DETAILS,

@@ -207,6 +207,24 @@ async def get_history(
     return {"items": shown}
 
 
+@router.get("/pools/{pool_id:id}/rollback")
+async def preview_rollback(pool_id: str, db: DatabaseDep) -> Response:
+    """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
+    be refused (empty if it would not)."""
+    if pool_id not in await pools.known(db, [pool_id]):
+        raise no_pool(pool_id)
+    change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="now")
+    try:
+        async with db.acquire() as connection:
+            to_revision, _, applied = await rollback.roll_back(connection, pool_id, None, change, force=False)
+    except (DeclarationRefused, NothingToRollBack, TargetTripped) as error:
+        shown: dict[str, Any] = {"to_revision": None, "items": [], "dangers": [], "refused": str(error)}
+    else:
+        dangers = listed_dangers(applied.dangers)
+        shown = {"to_revision": to_revision, "items": applied.changes, "dangers": dangers, "refused": ""}
+    return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
 @router.post("/pools/{pool_id:id}/rollback")
 async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
     """Declare a pool as in a revision of its history. Answers like PUT /pools, with `to_revision`.
