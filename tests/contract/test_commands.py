@@ -282,6 +282,47 @@ async def test_an_export_applied_changes_nothing(deployment: Deployment) -> None
     assert "nothing is declared by nobody" in await deployment.slipway("export", "--owner", "nobody", exit_code=1)
 
 
+async def test_an_export_of_several_owners_is_restored(deployment: Deployment) -> None:
+    """A file for each owner, whatever its name; together they change nothing, and restore what was removed."""
+    first = declared("zone-a") | {"lease_pools": LIMITS}
+    owners = {"a.yaml": "windows", "a": "mac", ".team/b": "arm"}
+    await deployment.confirmed("apply", named(deployment.folder, "slipway.yaml", first))
+    pool = first["worker_pools"][0]
+    for owner, id_ in owners.items():
+        config = pool["launch_configs"][0] | {"name": f"{id_}-a"}
+        body = {"version": 1, "worker_pools": [pool | {"id": id_, "launch_configs": [config]}]}
+        await deployment.slipway("apply", named(deployment.folder, "other.yaml", body), "--owner", owner)
+    refused = await deployment.slipway("export", exit_code=1)
+    assert all(word in refused for word in ("slipway.yaml", "a.yaml", ".team/b", "--dir DIR", "--owner NAME"))
+    backup = deployment.folder / "backup"
+    written = await deployment.slipway("export", "--dir", str(backup))
+    names = ["%2Eteam%2Fb.yaml", "a.yaml", "a.yaml.yaml", "slipway.yaml"]
+    assert sorted(file.name for file in backup.iterdir()) == names
+    assert sorted(written.split()) == [str(backup / name) for name in names]
+    assert await deployment.read("diff", "-f", str(backup)) == []
+    assert "has declarations already" in await deployment.slipway("export", "--dir", str(backup), exit_code=1)
+    before = await deployment.read("pool", "show", "mac")
+    empty = {"version": 1, "metadata": {"owner": "a"}, "worker_pools": []}
+    await deployment.confirmed("apply", named(deployment.folder, "empty.yaml", empty))
+    await deployment.slipway("apply", "-f", str(backup))
+    after = await deployment.read("pool", "show", "mac")
+    assert (after["declared"], after["owner"]) == (before["declared"], "a")
+    assert await deployment.read("diff", "-f", str(backup)) == []
+
+
+async def test_an_export_of_what_nobody_owns(deployment: Deployment) -> None:
+    """Its file owns it once it is applied."""
+    await deployment.confirmed("apply", deployment.file(declared("zone-a") | {"lease_pools": LIMITS}))
+    await deployment.provisioner.database.execute("UPDATE worker_pool SET owner = ''")
+    backup = deployment.folder / "backup"
+    written = await deployment.slipway("export", "-o", "json", "--dir", str(backup))
+    assert [Path(file).name for file in written.split()] == ["unowned.json", "slipway.yaml.json"]
+    assert "metadata" not in read((backup / "unowned.json").read_text()).value
+    await deployment.slipway("apply", "-f", str(backup))
+    assert (await deployment.read("pool", "show", "linux"))["owner"] == "unowned.json"
+    assert (await deployment.slipway("export", "--owner", "unowned.json")).startswith("version: 1\n")
+
+
 async def test_pools_and_launch_configs(deployment: Deployment) -> None:
     await deployment.apply("zone-a", "zone-b")
     await deployment.provisioner.follow_the_host()

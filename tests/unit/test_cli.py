@@ -360,9 +360,10 @@ def test_owner_of_a_declaration_is_the_name_of_its_file(services: Services, url:
     piped = CliRunner().invoke(app, ["apply", "-"], input=LIMIT.replace("ID", "x"), env=where)
     assert (piped.exit_code, "metadata.owner: is missing: standard input" in piped.stderr) == (2, True)
     assert services.puts == []
-    owned = LIMIT.replace("ID", "x") + "metadata: {owner: ci}\n"
-    assert CliRunner().invoke(app, ["apply", "-"], input=owned, env=where).exit_code == 0
-    assert services.kept["lease-pools"]["documents"][0]["owner"] == "ci"
+    command = ["apply", "-", "--owner", "generator"]
+    for text, owner in ((LIMIT, "generator"), (LIMIT + "metadata: {owner: ci}\n", "ci")):
+        assert CliRunner().invoke(app, command, input=text.replace("ID", "x"), env=where).exit_code == 0
+        assert services.kept["lease-pools"]["documents"][0]["owner"] == owner
 
 
 def test_references_to_what_others_declared(services: Services, url: str, tmp_path: Path) -> None:

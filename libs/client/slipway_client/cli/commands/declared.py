@@ -35,6 +35,10 @@ IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if a launch
 Speed = Annotated[float, typer.Option(metavar="FACTOR", min=0.001, help="Divisor of all durations, as in the demo")]
 Prune = Annotated[bool, typer.Option("--prune", help="Removal of what no file declares, of any owner")]
 Adopt = Annotated[bool, typer.Option("--adopt", help="Takeover of what other owners declared")]
+DefaultOwner = Annotated[
+    str | None,
+    typer.Option("--owner", metavar="NAME", help="Owner without metadata.owner [default: the file's name]"),
+]
 
 Send = Callable[..., dict[str, Any]]
 
@@ -49,6 +53,7 @@ def apply(
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
+    owner: DefaultOwner = None,
     speed: Speed = 1.0,
     if_empty: IfEmpty = False,
     output: AsOutput = Output.TABLE,
@@ -62,6 +67,7 @@ def apply(
     Examples:
       slipway apply slipway.yaml
       slipway apply -f declarations/ -o json
+      generate | slipway apply --owner generator -
       slipway apply --if-empty slipway.yaml
       slipway apply slipway.yaml --replace now             a secret has leaked
       slipway apply slipway.yaml --confirm 3f2c9a81d07e    dangerous changes, as shown by diff
@@ -70,7 +76,7 @@ def apply(
     if if_empty and api.get("provisioner", "/launch-configs", all=True)["items"]:
         show([], CHANGE_FIELDS, output, nothing=DECLARED_ALREADY)
         return
-    planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
+    planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
         raise ConfirmationNeeded(command_line(context, "apply"), planned.dangers, planned.digest)
     planned.carry_out()
@@ -86,6 +92,7 @@ def diff(
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
+    owner: DefaultOwner = None,
     speed: Speed = 1.0,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -99,7 +106,7 @@ def diff(
       slipway diff -f declarations/
     """
     api = context.obj.within(TIMEOUT_SECONDS)
-    planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
+    planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     planned.show(output)
     if planned.dangers:
         command = command_line(context, "apply")
@@ -159,12 +166,12 @@ class _Plan:
                 applied = True
 
 
-def _read(files: list[Path] | None, from_: list[Path] | None, speed: float) -> "Declarations":
+def _read(files: list[Path] | None, from_: list[Path] | None, speed: float, owner: str | None) -> "Declarations":
     from slipway_client.cli.declarations import Declarations, files_of
 
     for file in files or ():
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; -f {file} applies the declarations in it")
     declared = Declarations()
-    declared.read(files_of([*(files or ()), *(from_ or ())]), speed)
+    declared.read(files_of([*(files or ()), *(from_ or ())]), speed, owner)
     return declared
