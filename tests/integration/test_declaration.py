@@ -21,6 +21,7 @@ from tests.support.provisioner import (
     apply_body,
     declared,
     provisioner_on,
+    report,
     revision_id,
     weight,
 )
@@ -484,6 +485,7 @@ async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_pat
 # Guard
 
 CONFIGS: Final = [f"zone-{letter}" for letter in "abcdefgh"]
+GROWS: Final = "worker pool linux: the minimum grows from"
 DANGEROUS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "a quarter": (declared(*CONFIGS[:6]), ""),
     "more than a quarter": (declared(*CONFIGS[:5]), "worker pool linux: archives 3 of 8 active launch configs"),
@@ -491,6 +493,10 @@ DANGEROUS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "pool removed": (declared() | {"worker_pools": []}, "worker pool linux is removed"),
     "doubled": (declared(*CONFIGS, max_capacity=200), ""),
     "more than doubled": (declared(*CONFIGS, max_capacity=201), "worker pool linux: the maximum grows from 100 to 201"),
+    "new minimum": (declared(*CONFIGS, min_capacity=5, mode="canary"), ""),
+    "minimum": (declared(*CONFIGS, min_capacity=6, mode="canary"), f"{GROWS} 0 to 6: machines launch without demand"),
+    "minimum without launches": (declared(*CONFIGS, min_capacity=90, mode="observe"), ""),
+    "unused maximum": (declared(*CONFIGS, max_capacity=0), ""),
     "new image": (with_image("linux-2", *CONFIGS), ""),
 }
 
@@ -502,7 +508,7 @@ async def test_dangerous_changes_need_their_digest(provisioner: Provisioner, bod
     before = await everything(provisioner)
     async with provisioner.database.acquire() as db:
         listed = await apply_body(db, body, dry_run=True)
-        assert listed.dangers == ([danger] if danger else [])
+        assert [*map(str, listed.dangers)] == ([danger] if danger else [])
         if danger:
             for wrong in ("", "0" * 12):
                 with pytest.raises(ConfirmationRequired) as refused:
@@ -529,6 +535,77 @@ async def test_the_maximum_of_a_launch_config_is_guarded(provisioner: Provisione
     config["max_capacity"] = 20
     body["worker_pools"][0]["launch_configs"].pop()
     assert len(await provisioner.declare(body, confirm="")) == 2
+
+
+FALLS: Final = "worker pool linux: the maximum falls from 100 to"
+
+
+def serving(*configs: str, **changes: Any) -> dict[str, Any]:
+    """The usual declaration of a pool that launches."""
+    return declared(*configs, **({"mode": "enforce"} | changes))
+
+
+IN_USE: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
+    "no maximum": (serving("zone-a", "zone-b", max_capacity=0), [f"{FALLS} 0: 3 workers of 3 stop after their tasks"]),
+    "less than half": (serving("zone-a", "zone-b", max_capacity=49), [f"{FALLS} 49: 3 workers stay"]),
+    "half": (serving("zone-a", "zone-b", max_capacity=50), []),
+    "observe": (
+        declared("zone-a", "zone-b", mode="observe"),
+        [
+            "worker pool linux: the mode becomes observe: nothing is launched, and 3 workers will not be replaced",
+        ],
+    ),
+    "canary": (declared("zone-a", "zone-b", mode="canary"), []),
+    "removed": (serving() | {"worker_pools": []}, ["worker pool linux is removed: 3 workers drain"]),
+    "archived": (
+        serving("zone-b"),
+        ["worker pool linux: archives 1 of 2 active launch configs: 3 workers drain"],
+    ),
+}
+
+
+async def with_workers(provisioner: Provisioner) -> None:
+    """Three workers of zone-a, in a pool with another launch config."""
+    await provisioner.declare(serving("zone-a", "zone-b"))
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = true WHERE name = 'zone-b'")
+    await provisioner.demand(report(3))
+    await provisioner.plan()
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = false")
+
+
+@pytest.mark.parametrize(("body", "dangers"), IN_USE.values(), ids=IN_USE)
+async def test_workers_are_guarded(provisioner: Provisioner, body: dict[str, Any], dangers: list[str]) -> None:
+    """Their number is shown, and is no part of what is confirmed."""
+    await with_workers(provisioner)
+    async with provisioner.database.acquire() as db:
+        listed = await apply_body(db, body, dry_run=True)
+        assert [*map(str, listed.dangers)] == dangers
+        await provisioner.database.execute("DELETE FROM worker WHERE id = (SELECT min(id::text)::uuid FROM worker)")
+        assert (await apply_body(db, body, dry_run=True)).digest == listed.digest
+
+
+async def test_a_maximum_grows_from_nothing_with_a_confirmation(provisioner: Provisioner) -> None:
+    """A new pool needs none, and neither does a pool that is declared again."""
+    await provisioner.declare(serving(max_capacity=0), confirm="")
+    with pytest.raises(ConfirmationRequired, match="worker pool linux: the maximum grows from 0 to 300"):
+        await provisioner.declare(serving(max_capacity=300), confirm="")
+    with pytest.raises(ConfirmationRequired, match="worker pool linux: the minimum grows from 0 to 90"):
+        await provisioner.declare(serving(max_capacity=300, min_capacity=90), confirm="")
+    await provisioner.declare(serving() | {"worker_pools": []})
+    await provisioner.declare(serving(max_capacity=300, min_capacity=90), confirm="")
+    await provisioner.declare(serving(max_capacity=300, min_capacity=180), confirm="")
+
+
+async def test_the_maximum_of_a_used_launch_config_is_guarded(provisioner: Provisioner) -> None:
+    """Without its own, it has that of its pool."""
+    await with_workers(provisioner)
+    body = serving("zone-a", "zone-b")
+    for config, maximum in zip(body["worker_pools"][0]["launch_configs"], (0, 1), strict=True):
+        config["max_capacity"] = maximum
+    with pytest.raises(ConfirmationRequired) as refused:
+        await provisioner.declare(body, confirm="")
+    (danger,) = refused.value.dangers
+    assert danger == "launch config zone-a: the maximum falls from 100 to 0: 3 workers of 3 stop after their tasks"
 
 
 # History and audit
@@ -692,7 +769,7 @@ async def test_a_confirmation_covers_what_is_created(provisioner: Provisioner) -
     asked = with_image("linux-2", "zone-b")
     async with provisioner.database.acquire() as db:
         listed = await apply_body(db, asked, dry_run=True, confirm="")
-        assert listed.dangers == ["worker pool old is removed"]
+        assert [*map(str, listed.dangers)] == ["worker pool old is removed"]
         other = with_image("linux-3", "zone-b")
         with pytest.raises(ConfirmationRequired):
             await apply_body(db, other, confirm=listed.digest)

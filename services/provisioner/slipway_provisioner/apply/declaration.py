@@ -103,7 +103,8 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
         pools=[*declared.pools, *scope.gone["worker_pools"], *scope.restated],
         config_names=[name for given in declared.pools.values() for name in given.names()],
     )
-    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db)))
+    serving = await declarations.serving(db, seen.pools)
+    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving))
     return Prepared(writes=writes, scope=scope, seen=seen)
 
 

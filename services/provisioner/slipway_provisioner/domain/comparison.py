@@ -13,14 +13,14 @@ from slipway_common.base.revisions import hash_of
 from slipway_common.declaration.changes import (
     DIGEST_CHARACTERS,
     Change,
+    Danger,
     Result,
     archived_danger,
     changes_digest,
     difference,
-    maximum_danger,
     removed_danger,
 )
-from slipway_provisioner.domain import ownership, revisions, roll_out
+from slipway_provisioner.domain import guard, ownership, revisions, roll_out
 from slipway_provisioner.domain.declaration import DeclarationRefused, Request
 from slipway_provisioner.domain.revisions import (
     BODY,
@@ -180,7 +180,7 @@ class Writes(msgspec.Struct, kw_only=True):
     created_pools: set[str] = set()
     renewed: set[str] = set()
     changes: list[Change] = []
-    dangers: list[str] = []
+    dangers: list[Danger] = []
     audit: list[Audit] = []
     history: list[History] = []
 
@@ -193,15 +193,16 @@ class Writes(msgspec.Struct, kw_only=True):
         """Digest of the changes with all that is declared by them, which a change does not show of what it creates, and
         with the terms of replacements."""
         declared: list[AccountRow | PoolRow] = [*self.new_accounts, *self.accounts, *self.new_pools, *self.pools]
-        contents = [*self.dangers, *(f"{row.owner} {row.spec_digest}" for row in declared)]
+        contents = [*(danger.text for danger in self.dangers), *(f"{row.owner} {row.spec_digest}" for row in declared)]
         return changes_digest(self.changes, [self.terms, *contents])
 
 
 class Comparison:
-    """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`."""
+    """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`. `workers` counts the
+    serving workers of each revision."""
 
-    def __init__(self, request: Request, seen: Snapshot, now: datetime) -> None:
-        self.request, self.seen = request, seen
+    def __init__(self, request: Request, seen: Snapshot, now: datetime, workers: Mapping[str, int]) -> None:
+        self.request, self.seen, self.workers = request, seen, workers
         self.deadline = now + timedelta(seconds=request.drain_seconds) if request.drain_seconds is not None else None
         self.writes = Writes(terms=request.terms)
         self._by_pool: dict[str, list[StoredName]] = {}
@@ -240,7 +241,8 @@ class Comparison:
             self._config(config, inherited, wanted)
         self._leave_out(wanted.id, {config.name for config in declared.configs})
         if live is not None:
-            self._danger(maximum_danger("worker pool", wanted.id, live.max_capacity, wanted.max_capacity))
+            serving = self._serving(self._by_pool.get(wanted.id, ()))
+            self.writes.dangers += guard.of_pool(_limits(live), _limits(wanted), serving)
         else:
             self.writes.created_pools.add(wanted.id)
         made = self.writes.changes[before:]
@@ -259,7 +261,8 @@ class Comparison:
         self.writes.removed_pools.append(id_)
         self._changed("worker pool", id_, "archived", _picked(stored, _columns(PoolRow)), {})
         self._leave_out(id_, set(), removed=True)
-        self._danger(removed_danger("worker pool", id_))
+        serving = self._serving(self._by_pool.get(id_, ()))
+        self.writes.dangers.append(removed_danger("worker pool", id_, guard.drained(serving)))
         self.writes.history.append(
             History(
                 pool_id=id_,
@@ -293,9 +296,7 @@ class Comparison:
             self.writes.new_names.append(row)
         elif fields or not stored.declared or ending:
             self.writes.names.append(row)
-            if stored.max_capacity is not None:
-                most = pool.max_capacity if config.max_capacity is None else config.max_capacity
-                self._danger(maximum_danger("launch config", config.name, stored.max_capacity, most))
+            self._guard_maximum(stored, config, pool)
         if moved:
             self._replace(wanted, known, reused=reused)
         self._drain(ending, f"replaced by {wanted.id}")
@@ -307,6 +308,20 @@ class Comparison:
             result: Result = "reactivated" if moved and reused else "updated" if before else "created"
             gone = {field: before[field] for field in fields if field in before}
             self._changed("launch config", config.name, result, gone or None, {field: after[field] for field in fields})
+
+    def _guard_maximum(self, stored: StoredName, config: DeclaredConfig, pool: PoolRow) -> None:
+        """Note the danger of another maximum of a launch config. Without its own it has that of its pool."""
+        before = self.seen.pools[pool.id].max_capacity if stored.max_capacity is None else stored.max_capacity
+        after = pool.max_capacity if config.max_capacity is None else config.max_capacity
+        if stored.declared and stored.max_capacity != config.max_capacity:
+            serving = self._serving([stored])
+            self.writes.dangers += guard.of_maximum("launch config", config.name, before, after, serving)
+
+    def _serving(self, names: Iterable[StoredName]) -> int:
+        """Number of serving workers of launch configs, of all revisions."""
+        return sum(
+            self.workers.get(revision.id, 0) for name in names for revision in self.seen.revisions.get(name.name, ())
+        )
 
     def _claim(self, config: DeclaredConfig) -> None:
         """Raise DeclarationRefused if another launch config has the name."""
@@ -382,7 +397,11 @@ class Comparison:
         if not removed:
             archived = sum(stored.name in active_names for stored in gone)
             added = len(kept) - len(declared) + len(gone)
-            self._danger(archived_danger(pool_id, active=len(active_names), archived=archived, added=added))
+            drained = guard.drained(self._serving(gone))
+            danger = archived_danger(
+                pool_id, active=len(active_names), archived=archived, added=added, consequence=drained
+            )
+            self.writes.dangers += [danger] if danger is not None else []
 
     def _drain(self, ids: Iterable[str], reason: str) -> None:
         request = self.request
@@ -408,10 +427,6 @@ class Comparison:
             Audit(kind=kind, subject_id=id_, result=result, before=before or None, after=after or None)
         )
 
-    def _danger(self, danger: str) -> None:
-        if danger:
-            self.writes.dangers.append(danger)
-
     def _record(self, wanted: PoolRow, made: Sequence[Change]) -> None:
         self.writes.history.append(
             History(
@@ -428,6 +443,10 @@ def revision_of(config: DeclaredConfig, known: Mapping[str, str]) -> RevisionRow
     """Revision that a declared launch config stands for. `known`: digests of its revisions by their ids."""
     shared = {name: getattr(config, name) for name in DeclaredRevision.__struct_fields__}
     return RevisionRow(id=revisions.revision_id(config.name, config.digest, known), **shared)
+
+
+def _limits(pool: PoolRow) -> guard.Limits:
+    return guard.Limits(id=pool.id, minimum=pool.min_capacity, maximum=pool.max_capacity, mode=pool.mode)
 
 
 def _declared(account: AccountRow) -> dict[str, Any]:

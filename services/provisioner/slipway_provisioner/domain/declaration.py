@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slipway_common.declaration.changes import Change
+from slipway_common.declaration.changes import Change, Danger
 from slipway_provisioner.domain.roll_out import Strategy
 
 
@@ -102,5 +102,5 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change]
     unchanged: int
     digest: str
-    dangers: list[str]
+    dangers: list[Danger]
     applied: bool
