@@ -172,7 +172,9 @@ async def test_history(client: httpx2.AsyncClient) -> None:
         "by": "admin",
         "action": "put",
         "reason": "",
+        "to_revision": None,
         "owner": "",
+        "revisions": {"zone-a": {"revision": revision_id().partition("@")[2], "image": "linux-1"}},
         "spec_digest": (await client.get(PATH)).headers["ETag"].strip('"'),
         "changes": [
             {"kind": "worker pool", "id": ID, "result": "updated", "detail": "max_capacity: 100 → 50"},
@@ -190,9 +192,9 @@ async def test_rollback(client: httpx2.AsyncClient) -> None:
     first = await client.put(PATH, json=pool())
     await client.put(PATH, json=pool(max_capacity=50))
     await client.put(PATH, json=pool(max_capacity=40))
-    listed = await client.post(f"{PATH}/rollback", json={"reason": "r", "to_revision": 1, "dry_run": True})
+    body = {"reason": "r", "to_revision": 1, "whole": True}
+    listed = await client.post(f"{PATH}/rollback", json=body | {"dry_run": True})
     assert listed.json()["dangers"] == [f"worker pool {ID}: the maximum grows from 40 to 100"]
-    body = {"reason": "r", "to_revision": 1}
     refused = await client.post(f"{PATH}/rollback", json=body)
     assert (refused.status_code, kind(refused)) == (409, "confirmation-required")
     answer = await client.post(f"{PATH}/rollback", json=body | {"confirm": refused.json()["digest"]})
@@ -237,6 +239,6 @@ async def test_a_rollback_returns_to_what_was_really_different(client: httpx2.As
     await client.put(PATH, json=two | {"max_capacity": 60})
     reordered = two | {"max_capacity": 60, "launch_configs": two["launch_configs"][::-1]}
     assert (await client.put(PATH, json=reordered)).json()["items"] == []
-    answer = await client.post(f"{PATH}/rollback", json={"reason": "drill"})
+    answer = await client.post(f"{PATH}/rollback", json={"reason": "drill", "whole": True})
     assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
     assert [item["detail"] for item in answer.json()["items"]] == ["max_capacity: 60 → 50"]

@@ -19,6 +19,7 @@ from tests.support.provisioner import (
     administrator,
     after,
     apply_body,
+    awaited,
     declared,
     provisioner_on,
     report,
@@ -612,8 +613,8 @@ async def test_the_maximum_of_a_used_launch_config_is_guarded(provisioner: Provi
 
 
 async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) -> None:
-    """A rollback declares the pool as before the last change of what was declared; the revision that it rolls away from
-    drains at once and is not terminated."""
+    """A rollback returns to the revisions before the last change of these; the one that it rolls away from drains at
+    once and is not terminated. The pool keeps its maximum."""
     await provisioner.declare()
     await provisioner.declare(with_image("linux-2", max_capacity=50))
     await provisioner.database.execute("UPDATE worker_pool SET revision = revision + 5")
@@ -622,16 +623,17 @@ async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) ->
         answer = await client.post("/pools/linux/rollback", json={"reason": "it does not boot"})
         assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
         assert [(item["id"], item["result"]) for item in answer.json()["items"]] == [
-            ("linux", "updated"),
             ("zone-a", "reactivated"),
         ]
+        current = {"zone-a": {"revision": revision_id().partition("@")[2], "image": "linux-1"}}
+        assert answer.json()["revisions"] == current
         events = await provisioner.events()
         (rolled,) = [event for event in events if isinstance(event, PoolRolledBack)]
         assert (rolled.to_revision, rolled.reason, rolled.by, rolled.max_capacity) == (
             1,
             "it does not boot",
             "admin",
-            100,
+            50,
         )
         (drain,) = [event for event in events if isinstance(event, LaunchConfigDraining)]
         assert (drain.launch_config_id, drain.terminate) == (revision_id(image="linux-2"), False)
@@ -643,10 +645,16 @@ async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) ->
             (2, "test", "apply", ""),
             (1, "test", "apply", ""),
         ]
-        assert listed[0]["spec"] == listed[2]["spec"]
+        assert [entry["to_revision"] for entry in listed] == [1, None, None]
+        assert [entry["revisions"]["zone-a"]["image"] for entry in listed] == ["linux-1", "linux-2", "linux-1"]
+        assert listed[0]["revisions"] == current
+        assert listed[0]["spec"] == listed[2]["spec"] | {"max_capacity": 50}
         assert (await client.get("/pools/linux")).headers["ETag"] == answer.headers["ETag"]
+        before = await everything(provisioner)
         again = await client.post("/pools/linux/rollback", json={"reason": "no"})
-        assert again.json()["to_revision"] == 2
+        assert (again.status_code, again.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
+        assert "with --to" in again.json()["detail"], "another one would return to what was just left"
+        assert await everything(provisioner) == before
         unknown = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 7})
         assert (unknown.status_code, unknown.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
 
@@ -676,15 +684,77 @@ async def test_a_rollback_to_a_tripped_revision_is_refused(
         assert await everything(provisioner) == before
         forced = await client.post("/pools/linux/rollback", json={"reason": "r", "force": True})
         assert forced.status_code == 200
-        back = await client.post("/pools/linux/rollback", json={"reason": "r"})
+        back = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
         assert back.status_code == 200, "only the other revision is tripped"
+
+
+async def test_a_rollback_leaves_what_is_not_of_revisions(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Changes of the maximum or of a weight since then stay, also when an entry is given. The whole pool returns only
+    if that is asked for, and is guarded like any other change."""
+    await provisioner.declare(declared(max_capacity=300))
+    await provisioner.declare(with_image("linux-2", max_capacity=300))
+    body = with_image("linux-2", max_capacity=120)
+    body["worker_pools"][0]["launch_configs"][0]["base_weight"] = 0.5
+    await provisioner.declare(body)
+    wanted = (
+        "SELECT p.max_capacity, base_weight, current_id FROM worker_pool p JOIN launch_config_name n ON p.id = pool_id"
+    )
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.post("/pools/linux/rollback", json={"reason": "bad image"})
+        assert (answer.json()["to_revision"], len(answer.json()["items"])) == (1, 1)
+        assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id())
+        answer = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
+        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
+        assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id(image="linux-2"))
+        whole = {"reason": "r", "to_revision": 1, "whole": True}
+        refused = await client.post("/pools/linux/rollback", json=whole)
+        assert refused.json()["type"] == "urn:slipway:problem:confirmation-required"
+        confirmed = whole | {"confirm": refused.json()["digest"]}
+        assert (await client.post("/pools/linux/rollback", json=confirmed)).status_code == 200
+        assert tuple(await provisioner.database.fetchrow(wanted)) == (300, 1, revision_id())
+
+
+async def test_a_second_rollback_goes_further_back(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It never returns to what a rollback has left, unless that is asked for or was declared again."""
+    for image in ("linux-1", "linux-2", "linux-3"):
+        await provisioner.declare(with_image(image))
+    async with administrator(provisioner, tmp_path) as client:
+
+        async def rolled_back(**body: Any) -> Any:
+            answer = await client.post("/pools/linux/rollback", json={"reason": "r"} | body)
+            return answer.json()["revisions"]["zone-a"]["image"] if answer.status_code == 200 else answer.status_code
+
+        assert [await rolled_back() for _ in range(3)] == ["linux-2", "linux-1", 409]
+        assert await rolled_back(to_revision=2) == "linux-2"
+        await provisioner.declare(with_image("linux-4"))
+        assert await rolled_back() == "linux-2", "declared before the change"
+
+
+async def test_a_rollback_keeps_a_change_made_meanwhile(provisioner: Provisioner, tmp_path: Path) -> None:
+    """One between its reading and its writing."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"))
+    async with administrator(provisioner, tmp_path) as client, provisioner.database.acquire() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        spec = "jsonb_set(spec, '{max_capacity}', '40')"
+        await other.execute(f"UPDATE worker_pool SET max_capacity = 40, spec = {spec}, spec_digest = 'd', revision = 9")
+        rolling = provisioner.start(awaited(client.post("/pools/linux/rollback", json={"reason": "r"})))
+        await provisioner.until_waiting(rolling)
+        await transaction.commit()
+        assert (await rolling).status_code == 200
+    row = await provisioner.database.fetchrow("SELECT max_capacity, spec FROM worker_pool")
+    assert (row["max_capacity"], row["spec"]["max_capacity"]) == (40, 40)
+    assert row["spec"]["launch_configs"][0]["image"] == "linux-1"
 
 
 async def test_a_removed_pool_can_be_rolled_back(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.declare()
     await provisioner.declare(declared() | {"worker_pools": []})
     async with administrator(provisioner, tmp_path) as client:
-        answer = await client.post("/pools/linux/rollback", json={"reason": "not meant"})
+        refused = await client.post("/pools/linux/rollback", json={"reason": "not meant"})
+        assert (refused.status_code, "with --whole" in refused.json()["detail"]) == (409, True)
+        answer = await client.post("/pools/linux/rollback", json={"reason": "not meant", "whole": True})
         assert [item["result"] for item in answer.json()["items"]] == ["reactivated", "reactivated"]
         shown = (await client.get("/pools/linux")).json()
         assert (shown["max_capacity"], shown["owner"]) == (100, "test")

@@ -58,7 +58,17 @@ class Provisioner:
 
         @self.app.get("/pools/{pool:path}/history")
         async def history(pool: str, limit: int) -> dict[str, Any]:
-            change = {"at": AT, "by": "ann", "owner": "a.yaml", "reason": "", "spec_digest": "d"}
+            revisions = {name: {"revision": "8b1d00", "image": "linux-2"} for name in "ab"}
+            many = {f"z{n}": {"revision": "77aa01", "image": "linux-1"} for n in range(4)}
+            change = {
+                "at": AT,
+                "revisions": revisions,
+                "to_revision": None,
+                "by": "ann",
+                "owner": "a.yaml",
+                "reason": "",
+                "spec_digest": "d",
+            }
             config = {"kind": "launch config", "result": "updated"}
             config["detail"] = "revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2"
             rows = [
@@ -67,6 +77,7 @@ class Provisioner:
                 {"revision": 7, "action": "put", "changes": [config | {"id": "a"}]},
                 {
                     "revision": 4,
+                    "revisions": many,
                     "action": "apply",
                     "changes": [
                         {"kind": "worker pool", "id": POOL, "result": "updated", "detail": "max_capacity: 60 → 80"}
@@ -91,7 +102,8 @@ class Provisioner:
 
         @self.app.post("/pools/{pool:path}/rollback")
         async def roll_back(pool: str, body: dict[str, Any]) -> dict[str, Any]:
-            return self.answer(f"{pool}/rollback", body, body)
+            revisions = {"a": {"revision": "3f2c9a", "image": "linux-1"}, "b": {"revision": "55", "image": "linux-2"}}
+            return self.answer(f"{pool}/rollback", body, body) | {"to_revision": 3, "revisions": revisions}
 
     def answer(self, path: str, body: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if self.dangers and given.get("confirm") != "d1gest":
@@ -236,11 +248,21 @@ def test_a_rollback(provisioner: Provisioner, url: str) -> None:
     assert (made.exit_code, made.stdout) == (
         0,
         "gecko-t/linux-a: linux-2 → linux-1, revision 8b1d00 → 3f2c9a (reactivated), "
-        "the old one drains, 1 worker left\n",
+        "the old one drains, 1 worker left\n"
+        "As of entry 3 of the history; current: linux-1 (a@3f2c9a); linux-2 (b@55)\n",
     )
     ((path, body, _),) = provisioner.received
     assert (path, body) == (f"{POOL}/rollback", {"reason": "it does not boot", "force": True})
     assert slipway("rollback", POOL, url=url).exit_code == 2  # without a reason
+
+
+def test_a_rollback_takes_a_number(provisioner: Provisioner, url: str) -> None:
+    """The hash of a revision, which lists show, is refused with what is taken in its place."""
+    refused = slipway("rollback", POOL, "--reason", "r", "--to", "9d1a8e", url=url)
+    assert (refused.exit_code, provisioner.received) == (2, [])
+    assert f"--to takes a number from `slipway pool history {POOL}`" in " ".join(refused.stderr.split())
+    assert slipway("rollback", POOL, "--reason", "r", "--to", "9", "--whole", url=url).exit_code == 0
+    assert [body for _, body, _ in provisioner.received] == [{"to_revision": 9, "whole": True, "reason": "r"}]
 
 
 def test_json_has_the_changes(provisioner: Provisioner, url: str) -> None:
@@ -250,12 +272,12 @@ def test_json_has_the_changes(provisioner: Provisioner, url: str) -> None:
 
 def test_the_history_of_a_pool(url: str) -> None:
     heading, *rows = slipway("history", POOL, url=url).stdout.splitlines()
-    assert heading.split() == ["revision", "at", "by", "action", "owner", "detail", "reason"]
+    assert heading.split() == ["number", "at", "by", "action", "owner", "detail", "current", "reason"]
     parts = [row.split("  ") for row in rows]
-    assert [[part.strip() for part in row if part.strip()][-1] for row in parts] == [
-        "no boot",
-        "2 launch configs updated: image_revision: linux-1 → linux-2",
-        "a updated: revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2",
-        "max_capacity: 60 → 80",
+    assert [[part.strip() for part in row if part.strip()][-2:] for row in parts] == [
+        ["linux-2 (a@8b1d00, b@8b1d00)", "no boot"],
+        ["2 launch configs updated: image_revision: linux-1 → linux-2", "linux-2 (a@8b1d00, b@8b1d00)"],
+        ["a updated: revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2", "linux-2 (a@8b1d00, b@8b1d00)"],
+        ["max_capacity: 60 → 80", "linux-1 (4 launch configs)"],
     ]
     assert len(json.loads(slipway("history", POOL, "-n", "2", "-o", "json", url=url).stdout)) == 2

@@ -133,10 +133,11 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a pool, in the columns of its history."""
+    """Change of a pool, in the columns of its history. `revisions` are those in force after it, by name."""
 
     pool_id: str
     owner: str
+    revisions: dict[str, dict[str, str]]
     spec: dict[str, Any]
     spec_digest: str
     changes: list[dict[str, Any]]
@@ -237,8 +238,7 @@ class Comparison:
         if live is None or fields:
             self._changed("worker pool", wanted.id, result, _picked(live, fields), _picked(wanted, fields))
         inherited = set(fields).intersection(HEALTH_SETTINGS) if live is not None else set[str]()
-        for config in declared.configs:
-            self._config(config, inherited, wanted)
+        current = [self._config(config, inherited, wanted) for config in declared.configs]
         self._leave_out(wanted.id, {config.name for config in declared.configs})
         if live is not None:
             serving = self._serving(self._by_pool.get(wanted.id, ()))
@@ -249,7 +249,7 @@ class Comparison:
         if made or (live is not None and live.spec_digest != wanted.spec_digest):
             (self.writes.new_pools if stored is None else self.writes.pools).append(wanted)
         if made:
-            self._record(wanted, made)
+            self._record(wanted, current, made)
 
     def remove_account(self, id_: str) -> None:
         self.writes.removed_accounts.append(id_)
@@ -267,14 +267,16 @@ class Comparison:
             History(
                 pool_id=id_,
                 owner=stored.owner,
+                revisions={},
                 spec={},
                 spec_digest="",
                 changes=[msgspec.to_builtins(made) for made in self.writes.changes[before:]],
             )
         )
 
-    def _config(self, config: DeclaredConfig, inherited: Collection[str], pool: PoolRow) -> None:
-        """Compare a launch config. Changes of `inherited` settings are listed with the pool."""
+    def _config(self, config: DeclaredConfig, inherited: Collection[str], pool: PoolRow) -> RevisionRow:
+        """Compare a launch config; returns its current revision. Changes of `inherited` settings are listed with the
+        pool."""
         self._claim(config)
         stored, known = self.seen.names.get(config.name), self.seen.revisions.get(config.name, ())
         wanted = revision_of(config, {revision.id: revision.digest for revision in known})
@@ -308,6 +310,7 @@ class Comparison:
             result: Result = "reactivated" if moved and reused else "updated" if before else "created"
             gone = {field: before[field] for field in fields if field in before}
             self._changed("launch config", config.name, result, gone or None, {field: after[field] for field in fields})
+        return wanted
 
     def _guard_maximum(self, stored: StoredName, config: DeclaredConfig, pool: PoolRow) -> None:
         """Note the danger of another maximum of a launch config. Without its own it has that of its pool."""
@@ -427,11 +430,12 @@ class Comparison:
             Audit(kind=kind, subject_id=id_, result=result, before=before or None, after=after or None)
         )
 
-    def _record(self, wanted: PoolRow, made: Sequence[Change]) -> None:
+    def _record(self, wanted: PoolRow, current: Iterable[RevisionRow], made: Sequence[Change]) -> None:
         self.writes.history.append(
             History(
                 pool_id=wanted.id,
                 owner=wanted.owner,
+                revisions=revisions.in_force(current),
                 spec=wanted.spec,
                 spec_digest=wanted.spec_digest,
                 changes=[msgspec.to_builtins(change) for change in made],

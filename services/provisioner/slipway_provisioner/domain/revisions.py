@@ -1,10 +1,12 @@
 """Revisions of launch configs: their columns and their ids. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+
+from slipway_common.base.revisions import hash_of
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
@@ -59,6 +61,11 @@ class StoredRevision(RevisionRow, frozen=True, kw_only=True):
         ends = self.state == "draining" and self.drain_terminate and self.replaced_by == "now"
         in_time = deadline is None or self.drain_until is None or self.drain_until <= deadline
         return self.state == "archived" or (ends and in_time)
+
+
+def in_force(rows: Iterable[RevisionRow]) -> dict[str, dict[str, str]]:
+    """Current revisions for people: hash and image by the name of the launch config."""
+    return {row.name: {"revision": hash_of(row.id), "image": row.image_revision} for row in rows}
 
 
 def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
 from slipway_provisioner.domain.roll_out import Strategy
+from slipway_provisioner.domain.rollback import Rollback
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import audit, declarations, history, pools, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
@@ -65,15 +66,18 @@ class RollOut(BaseModel):
 
 
 class RollbackBody(BaseModel):
-    """Rollback of a pool to a revision of its history [default: the one before the last change of what was declared].
+    """Rollback of a pool's launch configs to their revisions in an entry of its history [default: before the last
+    change of revisions, but for those that a rollback has left].
 
-    Revisions of launch configs that are rolled away from drain at once; with `replace` natural or rolling the current
-    one may launch what the former one does not, until that one is proven.
+    All else that is declared of the pool stays, unless the `whole` pool is to be as it was. Revisions that are rolled
+    away from drain at once; with `replace` natural or rolling the current one may launch what the former one does not,
+    until that one is proven.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     to_revision: int | None = Field(None, ge=1, lt=1 << 63)
+    whole: bool = False
     reason: str = Field(min_length=1, max_length=500)
     force: bool = False
     confirm: str = ""
@@ -198,8 +202,9 @@ async def put_pool(
 async def get_history(
     pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
 ) -> dict[str, Any]:
-    """List the changes of a pool, the newest first: revision, at, by, action (apply, put or rollback), reason, owner,
-    changes and spec_digest, with `full` also the spec."""
+    """List the changes of a pool, the newest first: revision, at, by, action (apply, put or rollback), reason,
+    to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and spec_digest, with
+    `full` also the spec."""
     found = await history.listed(db, pool_id, limit)
     if not found and pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
@@ -216,18 +221,21 @@ async def preview_rollback(pool_id: str, db: DatabaseDep) -> Response:
     change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="now")
     try:
         async with db.acquire() as connection:
-            to_revision, _, applied = await rollback.roll_back(connection, pool_id, None, change, force=False)
+            done = await rollback.roll_back(connection, pool_id, Rollback(), change)
     except (DeclarationRefused, NothingToRollBack, TargetTripped) as error:
         shown: dict[str, Any] = {"to_revision": None, "items": [], "dangers": [], "refused": str(error)}
+    except ChangedMeanwhile as error:
+        raise changed_meanwhile() from error
     else:
-        dangers = listed_dangers(applied.dangers)
-        shown = {"to_revision": to_revision, "items": applied.changes, "dangers": dangers, "refused": ""}
+        dangers = listed_dangers(done.applied.dangers)
+        shown = {"to_revision": done.to_revision, "items": done.applied.changes, "dangers": dangers, "refused": ""}
     return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
 @router.post("/pools/{pool_id:id}/rollback")
 async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
-    """Declare a pool as in a revision of its history. Answers like PUT /pools, with `to_revision`.
+    """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
+    and the `revisions` that are current then (name → revision and image).
 
     Refused with 409 `rollback-tripped` while a revision that would be launched is tripped, unless `force`.
     """
@@ -242,12 +250,11 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
         drain_seconds=body.drain_seconds,
         terminate=body.terminate,
     )
+    wanted = Rollback(to_revision=body.to_revision, whole=body.whole, force=body.force)
     with _refusing():
         async with db.acquire() as connection:
-            to_revision, digest, applied = await rollback.roll_back(
-                connection, pool_id, body.to_revision, change, force=body.force
-            )
-    return _answer(request, applied, digest, to_revision=to_revision)
+            done = await rollback.roll_back(connection, pool_id, wanted, change)
+    return _answer(request, done.applied, done.digest, to_revision=done.to_revision, revisions=done.revisions)
 
 
 @router.get("/audit")

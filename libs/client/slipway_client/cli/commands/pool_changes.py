@@ -18,6 +18,7 @@ from slipway_common.base.revisions import hash_of, name_of
 app = typer.Typer(rich_markup_mode=None)
 
 ATTEMPTS: Final = 3  # to change a pool that others change at the same time
+NAMED_MAX: Final = 3  # revisions of one image that are listed by name
 CHANGED: Final = 412  # status of a write to a version of an object that is no longer the newest
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -129,6 +130,8 @@ def show_history(
 ) -> None:
     """List the changes of a declared worker pool, newest first
 
+    With the images and revisions that were current after each. `slipway pool rollback` takes its number.
+
     \b
     Example:
       slipway pool history linux
@@ -143,9 +146,12 @@ def roll_back(
     pool: PoolId,
     reason: Reason,
     to: Annotated[
-        int | None,
-        typer.Option("--to", metavar="REVISION", help="Revision in `slipway pool history` [default: the one before]"),
+        str | None,
+        typer.Option("--to", metavar="NUMBER", help="Number in `slipway pool history` [default: see above]"),
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Rollback of minimum, maximum and all else of the pool, too")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
     replace: Annotated[
         Strategy | None, typer.Option("--replace", help="Replacement of the present revisions [default: now]")
@@ -155,7 +161,11 @@ def roll_back(
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Declare a pool as before its last change
+    """Roll a pool's launch configs back to earlier revisions
+
+    By default to those before the last change of revisions. The next rollback goes further back: revisions that one has
+    left are passed over until they are declared again. Minimum, maximum, mode and weights stay as they are, unless the
+    whole pool is rolled back. With --to, launch configs return as of that entry: those declared since are left out.
 
     The revisions that are rolled away from drain at once; their busy workers finish their tasks. Refused while a
     revision that would return is tripped.
@@ -163,24 +173,44 @@ def roll_back(
     \b
     Examples:
       slipway pool rollback linux --reason "linux-2 does not boot"
-      slipway pool rollback linux --to 12 --reason "back to the image of last week"
+      slipway pool rollback linux --to 12 --reason "back to the images of last week"
     """
     api = context.obj
-    before = _current(api, pool)
     given = {
-        "to_revision": to,
+        "to_revision": _number(pool, to),
+        "whole": whole or None,
         "reason": reason,
         "force": force or None,
         "confirm": confirm,
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
+    before = _current(api, pool)
     with confirmable(command_line(context)):
         answer = api.post("provisioner", path("pools", pool, "rollback"), body)
     if output is Output.JSON:
         as_json(answer["items"])
     else:
         _print_replaced(api, pool, before, answer["items"])
+        print(f"As of entry {answer['to_revision']} of the history; current: {_images(answer['revisions'])}")
+
+
+def _number(pool: str, given: str | None) -> int | None:
+    """Number of an entry of the history; people may give the hash of a revision in its place."""
+    if given is None or given.isdecimal():
+        return None if given is None else int(given)
+    raise typer.BadParameter(f"--to takes a number from `slipway pool history {pool}`, not {given!r}")
+
+
+def _images(revisions: Mapping[str, Row]) -> str:
+    """Images with the revisions that have them, which are counted if they are many."""
+    found: dict[str, list[str]] = {}
+    for name, row in revisions.items():
+        found.setdefault(row["image"], []).append(f"{name}@{row['revision']}")
+    return "; ".join(
+        f"{image} ({', '.join(ids) if len(ids) <= NAMED_MAX else count(len(ids), 'launch config')})"
+        for image, ids in found.items()
+    )
 
 
 def _summary(row: Row) -> str:
@@ -198,12 +228,13 @@ def _summary(row: Row) -> str:
 
 
 HISTORY: Final[tuple[Field, ...]] = (
-    "revision",
+    ("number", lambda row: row["revision"]),
     ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
     "by",
     "action",
     "owner",
     ("detail", _summary),
+    ("current", lambda row: _images(row["revisions"])),
     "reason",
 )
 

@@ -37,8 +37,8 @@ CREATE TABLE worker_pool (
 CREATE TABLE pool_revision (
     pool_id text NOT NULL REFERENCES worker_pool, revision bigint NOT NULL,
     at timestamptz NOT NULL DEFAULT slipway_clock(), by text NOT NULL, action text NOT NULL,
-    reason text NOT NULL DEFAULT '', owner text NOT NULL, spec jsonb NOT NULL, spec_digest text NOT NULL,
-    changes jsonb NOT NULL, PRIMARY KEY (pool_id, revision)
+    reason text NOT NULL DEFAULT '', to_revision bigint, owner text NOT NULL, revisions jsonb NOT NULL,
+    spec jsonb NOT NULL, spec_digest text NOT NULL, changes jsonb NOT NULL, PRIMARY KEY (pool_id, revision)
 );
 CREATE TABLE audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT slipway_clock(),
