@@ -73,7 +73,7 @@ STEPS: list[tuple[str, list[Config], list[Config], list[tuple[str, str]]]] = [
             OLD,
             msgspec.structs.replace(NEW, current=False, state="draining", state_reason="rolled back"),
         ],
-        [("a@3f2c9a is current again", ""), ("a@8b1d00 drains: rolled back (0 workers left)", "")],
+        [("a@3f2c9a is current again", ""), ("a@8b1d00 drains: rolled back (no workers left)", "")],
     ),
     ("first revision of a name is proven", [NEW], [PROVEN], []),
     ("nothing new", [NEW, FALLBACK], [NEW, FALLBACK], []),
@@ -249,7 +249,7 @@ def test_progress(config: dict[str, Any], text: str) -> None:
         (0, 3, False, "3 workers left, 0 s over the deadline", True),
         (-90, 1, False, "1 worker left, 1 min 30 s over the deadline", True),
         (-90, 1, True, "1 worker left, 1 min 30 s over the deadline, being terminated", True),
-        (-90, 0, False, "0 workers left, 1 min 30 s over the deadline", False),
+        (-90, 0, False, "no workers left", False),
     ],
 )
 def test_drain(seconds: float, live: int, terminate: bool, text: str, overdue: bool) -> None:

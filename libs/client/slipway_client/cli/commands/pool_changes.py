@@ -12,7 +12,7 @@ from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Repla
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, is_fallback
+from slipway_client.view.phrases import count, drain, is_fallback
 from slipway_common.base.revisions import hash_of, name_of
 
 app = typer.Typer(rich_markup_mode=None)
@@ -308,6 +308,4 @@ def _fate(after: Row, old: Row | None) -> str:
     if is_fallback(old):
         verb = "shares launches" if old.get("replaced_by") == "rolling" else "launches what it does not"
         return f"the old one {verb} until {count(after['needed_starts'], 'start')} have succeeded"
-    until = moments.clock(moments.at(old["drain_until"]), now()) if old.get("drain_until") else ""
-    left = f"the old one drains, {count(old.get('live') or 0, 'worker')} left"
-    return f"{left}, until {until}" if until else left
+    return f"the old one drains, {drain(old, now())}"
