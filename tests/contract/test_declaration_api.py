@@ -209,14 +209,18 @@ async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
     assert (await client.get(f"{PATH}/rollback")).status_code == 404
     await client.put(PATH, json=pool())
     first = (await client.get(f"{PATH}/rollback")).json()
-    assert "was never declared otherwise" in first.pop("refused")
+    assert "no other revisions of its launch configs" in first.pop("refused")
     assert first == {"to_revision": None, "items": [], "dangers": []}
-    await client.put(PATH, json=pool(max_capacity=40))
+    other = pool(max_capacity=40)
+    other["launch_configs"][0]["image"] = "linux-2"
+    await client.put(PATH, json=other)
     del client.headers["Authorization"]
+    old, new = (revision_id(image=image).partition("@")[2] for image in ("linux-1", "linux-2"))
+    change = f"revision: {new} → {old}, image_revision: linux-2 → linux-1"
     assert (await client.get(f"{PATH}/rollback")).json() == {
         "to_revision": 1,
-        "items": [{"kind": "worker pool", "id": ID, "result": "updated", "detail": "max_capacity: 40 → 100"}],
-        "dangers": [f"worker pool {ID}: the maximum grows from 40 to 100"],
+        "items": [{"kind": "launch config", "id": "zone-a", "result": "reactivated", "detail": change}],
+        "dangers": [],
         "refused": "",
     }
     assert (await client.get(PATH)).json()["max_capacity"] == 40
