@@ -204,6 +204,13 @@ async def test_rollback(client: httpx2.AsyncClient) -> None:
     assert (nothing.status_code, kind(nothing)) == (409, "nothing-to-roll-back")
 
 
+async def test_an_id_that_is_not_encoded_is_not_found(client: httpx2.AsyncClient) -> None:
+    """The problem has the remedy."""
+    answer = await client.get(f"/pools/{ID}")
+    assert (answer.status_code, kind(answer)) == (404, "not-found")
+    assert "write %2F for /" in answer.json()["detail"]
+
+
 async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
     """Anyone may see what a rollback would change, or why it would be refused. Nothing is changed."""
     assert (await client.get(f"{PATH}/rollback")).status_code == 404

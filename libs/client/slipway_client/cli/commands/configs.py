@@ -162,7 +162,7 @@ def pause_launch_config(
     """
     ends = options.until(for_, until)
     context.obj.post("provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends})
-    print(f"launch config {name_of(config)} paused {until_text(ends)}")
+    print(f"launch config {config} paused {until_text(ends)}")
 
 
 @app.command("resume")
@@ -174,4 +174,4 @@ def resume_launch_config(context: typer.Context, config: ConfigName, reason: Rea
       slipway lc resume linux-zone-b --reason "maintenance is over"
     """
     context.obj.post("provisioner", path("launch-configs", config, "resume"), {"reason": reason})
-    print(f"launch config {name_of(config)} resumed")
+    print(f"launch config {config} resumed")
