@@ -730,6 +730,29 @@ async def test_a_second_rollback_goes_further_back(provisioner: Provisioner, tmp
         assert await rolled_back() == "linux-2", "declared before the change"
 
 
+async def test_a_rollback_to_an_unproven_revision_keeps_the_proven_one(
+    provisioner: Provisioner, tmp_path: Path
+) -> None:
+    """As the fallback, until the target is proven; what is rolled away from drains. With `now` all others end."""
+    await provisioner.declare()
+    await provisioner.database.execute("UPDATE launch_config SET proven_at = slipway_clock()")
+    for image in ("linux-2", "linux-3"):
+        await provisioner.declare(with_image(image))
+    good, unproven, bad = (revision_id(image=f"linux-{number}") for number in (1, 2, 3))
+    assert await states(provisioner) == {good: "natural", unproven: "draining", bad: "active"}
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.post("/pools/linux/rollback", json={"reason": "r"})
+        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
+        assert await states(provisioner) == {good: "rollback", unproven: "active", bad: "draining"}
+        await provisioner.declare(with_image("linux-4"))
+        await provisioner.events()
+        answer = await client.post("/pools/linux/rollback", json={"reason": "leaked", "replace": "now"})
+        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
+        drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
+        ended = {event.launch_config_id for event in drains if event.terminate}
+        assert ended == {good, bad, revision_id(image="linux-4")}
+
+
 async def test_a_rollback_keeps_a_change_made_meanwhile(provisioner: Provisioner, tmp_path: Path) -> None:
     """One between its reading and its writing."""
     await provisioner.declare()

@@ -256,6 +256,20 @@ def test_a_rollback(provisioner: Provisioner, url: str) -> None:
     assert slipway("rollback", POOL, url=url).exit_code == 2  # without a reason
 
 
+def test_all_revisions_that_a_rollback_drains_are_named(provisioner: Provisioner, url: str) -> None:
+    """With their images; one that drained before is not among them."""
+    fallback = CONFIG | {"id": "gecko-t/linux-a@77aa01", "image_revision": "linux-0", "current": False}
+    drained = fallback | {"id": "gecko-t/linux-a@000000", "state": "draining"}
+    provisioner.before = [*provisioner.after, fallback, drained]
+    gone = {"current": False, "state": "draining"}
+    old, provisioner.after = provisioner.after[0] | gone | {"live": 1}, [CONFIG | {"id": OLD}]
+    provisioner.after += [old, fallback | gone | {"live": 58}, drained]
+    made = slipway("rollback", POOL, "--reason", "it does not boot", url=url).stdout.splitlines()[0]
+    assert made.endswith(
+        ", the old one drains, 1 worker left; gecko-t/linux-a@77aa01 (linux-0) drains, 58 workers left"
+    )
+
+
 def test_a_rollback_takes_a_number(provisioner: Provisioner, url: str) -> None:
     """The hash of a revision, which lists show, is refused with what is taken in its place."""
     refused = slipway("rollback", POOL, "--reason", "r", "--to", "9d1a8e", url=url)

@@ -14,10 +14,10 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain import planning, roll_out
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Stage
-from slipway_provisioner.domain.roll_out import Progress, Revision, Standing, Strategy, replace, verdict
+from slipway_provisioner.domain.roll_out import Progress, Replacement, Revision, Standing, replace, verdict
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
-STRATEGIES: Final[tuple[Strategy, ...]] = ("natural", "rolling", "now")
+STRATEGIES: Final[tuple[Replacement, ...]] = ("natural", "rolling", "now", "rollback")
 
 
 # Replacement
@@ -46,12 +46,17 @@ REPLACED = [
     ([GOOD, revision("older", state="draining")], "new", "natural", "good", ()),
     ([GOOD, revision("older", state="draining")], "older", "natural", "good", ()),
     ([GOOD, revision("older", state="draining"), GONE], "new", "now", None, ("good", "older")),
+    ([UNPROVEN, FALLBACK], "older", "rollback", "fallback", ("unproven",)),  # the target is not proven either
+    ([UNPROVEN, FALLBACK], "fallback", "rollback", None, ("unproven",)),
+    ([UNPROVEN, revision("other")], "older", "rollback", None, ("unproven", "other")),
+    ([GOOD], "older", "rollback", None, ("good",)),  # what is rolled away from launches nothing
+    ([GOOD, revision("older", state="draining")], "new", "rollback", None, ("good",)),
 ]
 
 
 @pytest.mark.parametrize(("revisions", "target", "strategy", "fallback", "drains"), REPLACED)
 def test_replacement(
-    revisions: list[Revision], target: str, strategy: Strategy, fallback: str | None, drains: tuple[str, ...]
+    revisions: list[Revision], target: str, strategy: Replacement, fallback: str | None, drains: tuple[str, ...]
 ) -> None:
     """While the new revision is not proven, the one that is most likely to work stays as the fallback."""
     steps = replace(revisions, target, strategy, terminate=True)
@@ -67,7 +72,7 @@ Changes = st.lists(
 @given(Changes)
 def test_laws_of_replacement(changes: list[Any]) -> None:
     """Through any changes there is one current revision and at most one fallback, and unless it is replaced now or by
-    a proven one, a launching revision always remains beside one without proof."""
+    a proven one, or rolled back, a launching revision always remains beside one without proof."""
     rows: dict[str, Revision] = {}
     for change in changes:
         if change == "end":
@@ -81,7 +86,8 @@ def test_laws_of_replacement(changes: list[Any]) -> None:
             steps = replace(list(rows.values()), target, strategy)
             proven = target in rows and rows[target].proven
             assert {*steps.drain_ids, *filter(None, [steps.fallback_id])} == {row.id for row in before}
-            assert (steps.fallback_id is not None) == (bool(before) and strategy != "now" and not proven)
+            kept = [row for row in before if strategy != "rollback" or (row.proven and not row.current)]
+            assert (steps.fallback_id is not None) == (bool(kept) and strategy != "now" and not proven)
             if any(row.proven for row in before) and steps.fallback_id is not None:
                 assert rows[steps.fallback_id].proven
             rows = {id_: msgspec.structs.replace(row, current=False) for id_, row in rows.items()}
@@ -182,6 +188,7 @@ DRAINING = [
     (OVER | {"drain_terminate": True, "stoppable": 0, "without_task": 0}, NOTHING),
     ({"drain_terminate": True}, NOTHING),  # a gradual replacement ends at its deadline
     ({"drain_terminate": True, "replaced_by": "now"}, {"stop"}),
+    ({"drain_terminate": True, "replaced_by": "rollback"}, NOTHING),
     ({"drain_terminate": True, "replaced_by": "now", "without_task": 0}, NOTHING),
     ({"drain_terminate": False, "replaced_by": "now"}, NOTHING),
     (OVER | {"drain_terminate": True, "replaced_by": "now"}, {"stop all"}),

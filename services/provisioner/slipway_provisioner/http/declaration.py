@@ -69,9 +69,9 @@ class RollbackBody(BaseModel):
     """Rollback of a pool's launch configs to their revisions in an entry of its history [default: before the last
     change of revisions, but for those that a rollback has left].
 
-    All else that is declared of the pool stays, unless the `whole` pool is to be as it was. Revisions that are rolled
-    away from drain at once; with `replace` natural or rolling the current one may launch what the former one does not,
-    until that one is proven.
+    All else that is declared of the pool stays, unless the `whole` pool is to be as it was. What is rolled away from
+    launches nothing more, and its workers finish their tasks; until the target is proven, a fallback that is proven
+    launches what it does not. With `replace`, revisions are replaced as by any other change.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -81,7 +81,7 @@ class RollbackBody(BaseModel):
     reason: str = Field(min_length=1, max_length=500)
     force: bool = False
     confirm: str = ""
-    replace: Strategy = "now"
+    replace: Strategy | None = None
     drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
     terminate: bool = False
     dry_run: bool = False
@@ -218,7 +218,7 @@ async def preview_rollback(pool_id: str, db: DatabaseDep) -> Response:
     be refused (empty if it would not)."""
     if pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
-    change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="now")
+    change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="rollback")
     try:
         async with db.acquire() as connection:
             done = await rollback.roll_back(connection, pool_id, Rollback(), change)
@@ -246,9 +246,9 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
         dry_run=body.dry_run,
         adopt=True,
         confirm=body.confirm,
-        strategy=body.replace,
+        strategy=body.replace or "rollback",
         drain_seconds=body.drain_seconds,
-        terminate=body.terminate,
+        terminate=body.terminate or body.replace == "now",
     )
     wanted = Rollback(to_revision=body.to_revision, whole=body.whole, force=body.force)
     with _refusing():

@@ -176,9 +176,10 @@ launch_config_name = Table(
 Index("launch_config_name_pool", launch_config_name.c.pool_id)
 
 # A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
-# that is not its name's current one launches what the current one does not, by `replaced_by` (natural or rolling),
-# until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an archived one
-# has no live worker. The indexes that planning uses are without archived revisions, of which there may be many.
+# that is not its name's current one launches what the current one does not, by `replaced_by` (natural, rolling or
+# rollback), until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an
+# archived one has no live worker. The indexes that planning uses are without archived revisions, of which there may be
+# many.
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 launch_config = Table(

@@ -12,7 +12,7 @@ from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Repla
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, drain, is_fallback
+from slipway_client.view.phrases import count, is_fallback
 from slipway_common.base.revisions import hash_of, name_of
 
 app = typer.Typer(rich_markup_mode=None)
@@ -74,7 +74,7 @@ def set_image(
         return spec | {"launch_configs": configs}
 
     api = context.obj
-    before = _current(api, pool)
+    before = _revisions(api, pool)
     with confirmable(command_line(context)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
     if output is Output.JSON:
@@ -154,7 +154,7 @@ def roll_back(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
     replace: Annotated[
-        Strategy | None, typer.Option("--replace", help="Replacement of the present revisions [default: now]")
+        Strategy | None, typer.Option("--replace", help="Replacement as by set-image [default: see above]")
     ] = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
@@ -167,8 +167,10 @@ def roll_back(
     left are passed over until they are declared again. Minimum, maximum, mode and weights stay as they are, unless the
     whole pool is rolled back. With --to, launch configs return as of that entry: those declared since are left out.
 
-    The revisions that are rolled away from drain at once; their busy workers finish their tasks. Refused while a
-    revision that would return is tripped.
+    What is rolled away from launches nothing more: its busy workers finish their tasks, idle ones leave as replacements
+    register. Until the target is proven, a fallback that is proven launches what it does not. With --replace now, for
+    leaked secrets, all others end: their idle workers stop, the others at the deadline. Refused while a revision that
+    would return is tripped.
 
     \b
     Examples:
@@ -185,7 +187,7 @@ def roll_back(
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    before = _current(api, pool)
+    before = _revisions(api, pool)
     with confirmable(command_line(context)):
         answer = api.post("provisioner", path("pools", pool, "rollback"), body)
     if output is Output.JSON:
@@ -263,11 +265,6 @@ def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Ma
     raise AssertionError("the last attempt returns or raises")
 
 
-def _current(api: Api, pool: str) -> dict[str, Row]:
-    """Current revision of each launch config of the pool."""
-    return _by_name(_revisions(api, pool))
-
-
 def _revisions(api: Api, pool: str) -> list[Row]:
     rows: list[Row] = api.get("provisioner", "/launch-configs", pool=pool)["items"]
     return rows
@@ -277,35 +274,45 @@ def _by_name(rows: Sequence[Row]) -> dict[str, Row]:
     return {name_of(row["id"]): row for row in rows if row["current"]}
 
 
-def _print_replaced(api: Api, pool: str, before: Mapping[str, Row], changes: Sequence[Row]) -> None:
+def _print_replaced(api: Api, pool: str, before: Sequence[Row], changes: Sequence[Row]) -> None:
     """Print a line for each launch config that has another current revision than before, and other changes below."""
     rows = _revisions(api, pool)
-    after = _by_name(rows)
+    old, new = _by_name(before), _by_name(rows)
     results = {change["id"]: change["result"] for change in changes if change["kind"] == "launch config"}
-    replaced = {name for name, row in after.items() if name in before and row["id"] != before[name]["id"]}
+    replaced = {name for name, row in new.items() if name in old and row["id"] != old[name]["id"]}
     for name in sorted(replaced):
-        old = next((row for row in rows if row["id"] == before[name]["id"]), None)
         made = "reactivated" if results.get(name) == "reactivated" else "created"
-        print(_replaced(before[name], after[name], made, old))
+        launched = [row for row in before if name_of(row["id"]) == name and row["state"] == "active"]
+        print(_replaced(old[name], new[name], made, _fates(old[name], new[name], launched, rows)))
     rest = [change for change in changes if change["kind"] != "launch config" or change["id"] not in replaced]
     if rest or not replaced:
         show(rest, CHANGE_FIELDS, Output.TABLE, nothing=f"pool {pool} is unchanged")
 
 
-def _replaced(before: Row, after: Row, made: str, old: Row | None) -> str:
-    """One line: images, revisions, and the fate of the old revision."""
+def _replaced(before: Row, after: Row, made: str, fates: Sequence[str]) -> str:
+    """One line: images, revisions, and the fates of the other revisions."""
     images = f"{before['image_revision']} → {after['image_revision']}"
     if before["image_revision"] == after["image_revision"]:
         images = after["image_revision"]
     revisions = f"{hash_of(before['id'])} → {hash_of(after['id'])} ({made})"
-    return f"{name_of(after['id'])}: {images}, revision {revisions}, {_fate(after, old)}"
+    return f"{name_of(after['id'])}: {images}, revision {revisions}, {'; '.join(fates)}"
+
+
+def _fates(before: Row, after: Row, launched: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """Fates of the old current revision, and of others that `launched`, by their ids."""
+    found = {row["id"]: row for row in rows}
+    others = [row for row in launched if row["id"] not in (before["id"], after["id"])]
+    named = {before["id"]: "the old one"} | {row["id"]: f"{row['id']} ({row['image_revision']})" for row in others}
+    return [f"{name} {_fate(after, found.get(id_))}" for id_, name in named.items()]
 
 
 def _fate(after: Row, old: Row | None) -> str:
-    """Fate of the old revision; None: it is archived already."""
+    """Fate of a replaced revision; None: it is archived already."""
     if old is None:
-        return "the old one is archived"
+        return "is archived"
     if is_fallback(old):
         verb = "shares launches" if old.get("replaced_by") == "rolling" else "launches what it does not"
-        return f"the old one {verb} until {count(after['needed_starts'], 'start')} have succeeded"
-    return f"the old one drains, {drain(old, now())}"
+        return f"{verb} until {count(after['needed_starts'], 'start')} have succeeded"
+    until = moments.clock(moments.at(old["drain_until"]), now()) if old.get("drain_until") else ""
+    left = f"drains, {count(old.get('live') or 0, 'worker')} left"
+    return f"{left}, until {until}" if until else left
