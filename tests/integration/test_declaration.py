@@ -538,6 +538,78 @@ async def test_the_maximum_of_a_launch_config_is_guarded(provisioner: Provisione
     assert len(await provisioner.declare(body, confirm="")) == 2
 
 
+async def tripped(provisioner: Provisioner, cause: str, image: str = "linux-2") -> None:
+    """Trip the revision of zone-a with this image, or the image."""
+    if cause == "record":
+        await provisioner.weights(weight(revision_id(image=image), state="tripped", reason="5 boots failed"))
+    else:
+        window = SharedWindow(
+            kind="image", id=image, stage="boot", version=1, window=8, state="tripped", reason="5 boots failed"
+        )
+        await provisioner.weights(weight("zone-b", shared=(window,)))
+
+
+@pytest.mark.parametrize("cause", ["record", "image"])
+async def test_a_tripped_revision_becomes_current_with_a_confirmation(
+    provisioner: Provisioner, tmp_path: Path, cause: str
+) -> None:
+    """By any door, unless a healthy revision launches what it does not."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"))
+    await provisioner.declare(strategy="now", terminate=False)
+    await tripped(provisioner, cause)
+    danger = f"{revision_id(image='linux-2')} is tripped: 5 boots failed"
+    bad = with_image("linux-2")
+    async with administrator(provisioner, tmp_path) as client:
+        for path, body in (("/declaration", bad), ("/pools/linux", bad["worker_pools"][0])):
+            refused = await client.put(f"{path}?replace=now&adopt=true", json=body)
+            assert (refused.status_code, refused.json()["dangers"]) == (409, [danger])
+    assert (await states(provisioner))[revision_id()] == "active"
+    await provisioner.declare(bad, confirm="")
+    assert (await states(provisioner))[revision_id()] == "natural"
+
+
+async def test_a_tripped_fallback_is_none(provisioner: Provisioner) -> None:
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"))
+    await provisioner.declare(strategy="now", terminate=False)
+    await tripped(provisioner, "record")
+    await tripped(provisioner, "record", "linux-1")
+    with pytest.raises(ConfirmationRequired, match="is tripped: 5 boots failed"):
+        await provisioner.declare(with_image("linux-2"), confirm="")
+
+
+@pytest.mark.parametrize("door", ["apply", "rollback"])
+@pytest.mark.parametrize("archived", [False, True])
+async def test_a_withdrawn_revision_returns_with_a_confirmation(
+    provisioner: Provisioner, tmp_path: Path, door: str, archived: bool
+) -> None:
+    """An apply of the unchanged file would bring a leaked secret back. It is asked about once."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"), strategy="now", by="ann")
+    if archived:
+        await provisioner.database.execute(
+            "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock() WHERE state = 'draining'"
+        )
+    before = await everything(provisioner)
+    danger = f"{revision_id()} was withdrawn: replaced with `now` by ann at 2026-01-01 12:00 UTC"
+    async with administrator(provisioner, tmp_path) as client:
+
+        async def returned(confirm: str) -> Any:
+            if door == "apply":
+                return await client.put(
+                    f"/declaration?confirm={confirm}", json=declared() | {"metadata": {"owner": "test"}}
+                )
+            return await client.post("/pools/linux/rollback", json={"reason": "r", "confirm": confirm})
+
+        refused = await returned("")
+        assert (refused.status_code, refused.json()["dangers"]) == (409, [danger])
+        assert await everything(provisioner) == before
+        assert (await returned(refused.json()["digest"])).status_code == 200
+    await provisioner.declare(with_image("linux-2"), confirm="")
+    await provisioner.declare(confirm="")
+
+
 FALLS: Final = "worker pool linux: the maximum falls from 100 to"
 
 

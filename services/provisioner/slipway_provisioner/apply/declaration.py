@@ -5,17 +5,17 @@ and written if nothing has changed meanwhile.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.declaration.changes import check_confirmed
+from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.reading import Declared, GivenPool
-from slipway_provisioner.domain import freezing, ownership
+from slipway_provisioner.domain import freezing, guard, ownership
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, Writes
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
 from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
@@ -105,7 +105,16 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
     )
     serving = await declarations.serving(db, seen.pools)
     writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving))
+    if request.action != "rollback":  # which refuses what is tripped, unless it is forced
+        writes.dangers += await _tripped(db, writes.replacements)
     return Prepared(writes=writes, scope=scope, seen=seen)
+
+
+async def _tripped(db: Connection, replacements: Sequence[guard.Replacement]) -> list[Danger]:
+    """Dangers of revisions that become current and are tripped."""
+    keys = sorted({key for made in replacements for key in made.tripping()})
+    reasons = await declarations.tripped(db, keys, keys) if keys else {}
+    return [danger for made in replacements for danger in guard.of_replacement(made, reasons)]
 
 
 async def _scope(db: Connection, declared: Declared, index: Index, request: Request) -> Scope:

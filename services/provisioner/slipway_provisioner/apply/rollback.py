@@ -7,13 +7,12 @@ import msgspec
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.identity import BODY, config_name
 from slipway_common.declaration.models import LaunchConfig, WorkerPool
-from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_provisioner.apply import declaration
 from slipway_provisioner.apply.declaration import ATTEMPTS, PreconditionFailed
 from slipway_provisioner.apply.reading import Declared, GivenPool, spec_digest
 from slipway_provisioner.domain.comparison import DeclaredPool, Snapshot, revision_of
 from slipway_provisioner.domain.declaration import Applied, Request
-from slipway_provisioner.domain.revisions import RevisionRow, in_force
+from slipway_provisioner.domain.revisions import RevisionRow, in_force, shared_keys
 from slipway_provisioner.domain.rollback import Rollback, candidates
 from slipway_provisioner.store import declarations, history
 from slipway_provisioner.store.declarations import ChangedMeanwhile
@@ -148,24 +147,12 @@ def _is_current(revision: RevisionRow, seen: Snapshot) -> bool:
 
 async def _check_healthy(db: Connection, pool_id: str, targets: list[RevisionRow]) -> None:
     """Raise TargetTripped if one of the revisions is tripped."""
-    reasons = await declarations.tripped(db, [target.id for target in targets], _keys(targets))
+    keys = [key for target in targets for key in shared_keys(target)]
+    reasons = await declarations.tripped(db, [target.id for target in targets], keys)
     for target in targets:
-        for of in (target.id, *_keys([target])):
+        for of in (target.id, *shared_keys(target)):
             if of in reasons:
                 raise TargetTripped(
                     f"{target.id} is tripped: {reasons[of] or of}; choose another entry of "
                     f"`slipway pool history {pool_id}` with --to, or roll back with force if it is meant"
                 )
-
-
-def _keys(targets: list[RevisionRow]) -> list[str]:
-    """Keys of what the revisions share with others."""
-    return [
-        key.text
-        for target in targets
-        for key in (
-            image_key(target.image_revision),
-            quota_key(target.account_id, target.region, target.instance_type),
-            credential_key(target.account_id),
-        )
-    ]

@@ -160,7 +160,7 @@ class Health(HealthSettings, frozen=True, kw_only=True):
 
 class Writes(msgspec.Struct, kw_only=True):
     """Writes that make the rows match a declaration, by the statement that makes them. `terms` are those of
-    replacements."""
+    replacements; `replacements` are those in pools that exist."""
 
     terms: str
     new_accounts: list[AccountRow] = []
@@ -178,6 +178,7 @@ class Writes(msgspec.Struct, kw_only=True):
     fallbacks: list[Fallback] = []
     drains: list[Drain] = []
     health: list[Health] = []
+    replacements: list[guard.Replacement] = []
     created_pools: set[str] = set()
     renewed: set[str] = set()
     changes: list[Change] = []
@@ -343,11 +344,14 @@ class Comparison:
         self.writes.used_accounts.add(wanted.account_id)
         if reused:
             self.writes.current.append(wanted.id)
-            if any(revision.id == wanted.id and revision.state == "archived" for revision in known):
+            former = next(revision for revision in known if revision.id == wanted.id)
+            self.writes.dangers += guard.of_return(former)
+            if former.state == "archived":
                 self.writes.renewed.add(wanted.id)
         else:
             self.writes.new_revisions.append(wanted)
         others_do = self._others_do(wanted, known)
+        self._note(wanted, known, others_do.fallback_id)
         if others_do.fallback_id is not None:
             self.writes.fallbacks.append(
                 Fallback(
@@ -358,6 +362,15 @@ class Comparison:
                 )
             )
         self._drain(others_do.drain_ids, f"replaced by {wanted.id}")
+
+    def _note(self, wanted: RevisionRow, known: Sequence[StoredRevision], fallback_id: str | None) -> None:
+        """Note a replacement, but not in a new pool, which has nothing to lose."""
+        name, pool = self.seen.names.get(wanted.name), self.seen.pools.get(wanted.pool_id)
+        if pool is not None and not pool.deleted:
+            by_id = {revision.id: revision for revision in known}
+            replaced = by_id.get(name.current_id) if name is not None and name.declared else None
+            fallback = by_id[fallback_id] if fallback_id is not None else None
+            self.writes.replacements.append(guard.Replacement(target=wanted, replaced=replaced, fallback=fallback))
 
     def _others_do(self, wanted: RevisionRow, known: Sequence[StoredRevision]) -> roll_out.Steps:
         """Steps for the other revisions of a name, but for those that end in time already."""

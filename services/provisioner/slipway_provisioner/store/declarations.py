@@ -215,6 +215,7 @@ ACTIVATE: Final = Statement(
         proven_at=sa.case((~_TRIPPED, C.proven_at)),
         declared_at=sa.case((C.state == "archived", sa.func.slipway_clock()), else_=C.declared_at),
         archived_at=sa.null(),
+        withdrawn_at=sa.null(),
     )
 )
 _FALLBACK: Final = given(*(C[name] for name in Fallback.__struct_fields__))

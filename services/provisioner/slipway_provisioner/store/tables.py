@@ -210,6 +210,7 @@ launch_config = Table(
     Column("drain_until", TIME),
     required("drain_terminate", Boolean, server_default=FALSE),
     required("drain_alerted", Boolean, server_default=FALSE),
+    Column("withdrawn_at", TIME),
     now("declared_at"),
     Column("archived_at", TIME),
     required("revision", BigInteger, server_default=ONE),

@@ -65,6 +65,7 @@ CREATE TABLE launch_config (
     state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', replaced_by text NOT NULL DEFAULT '',
     proven_at timestamptz, drain_seconds double precision, drain_from timestamptz, drain_until timestamptz,
     drain_terminate boolean NOT NULL DEFAULT false, drain_alerted boolean NOT NULL DEFAULT false,
+    withdrawn_at timestamptz,
     declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
     revision bigint NOT NULL DEFAULT 1,
     image_key text NOT NULL GENERATED ALWAYS AS ('image/' || percent_encoded(image_revision)) STORED,
