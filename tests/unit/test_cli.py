@@ -235,7 +235,10 @@ def test_dangers_need_a_confirmation_by_their_digest(
     options = ["-f", str(folder), "--prune", "--replace", "now", "--drain-for", "2h", "--terminate"]
     refused = slipway("apply", *options, url=url)
     assert (refused.exit_code, refused.stdout, services.puts) == (4, "", [])
-    assert "worker pool windows is removed" in refused.stderr
+    *_, danger, _ = refused.stderr.splitlines()
+    assert danger == "  worker pool windows is removed"
+    assert re.search(r"worker pool +linux +created", refused.stderr), "what is confirmed is shown"
+    assert "and 2,000 more changes, which are not listed" in refused.stderr
     shown = slipway("diff", *options, url=url)
     assert (shown.exit_code, services.puts) == (3, [])
     assert "and 2,000 more changes, which are not listed" in shown.stderr

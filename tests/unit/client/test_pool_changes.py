@@ -107,7 +107,7 @@ class Provisioner:
 
     def answer(self, path: str, body: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if self.dangers and given.get("confirm") != "d1gest":
-            facts = {"digest": "d1gest", "dangers": self.dangers}
+            facts = {"digest": "d1gest", "dangers": self.dangers, "items": self.changes, "more": 1_000}
             raise Problem(409, "confirmation-required", "A confirmation is needed", "; ".join(self.dangers), **facts)
         self.received.append((path, body, given))
         return {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
@@ -227,12 +227,16 @@ def test_nothing_to_change(provisioner: Provisioner, url: str) -> None:
 def test_dangerous_changes_need_a_confirmation(
     provisioner: Provisioner, url: str, command: tuple[str, ...], again: str
 ) -> None:
-    """Exit code 4, the dangers and the command that makes them; nothing is changed before."""
+    """Exit code 4, all changes, the dangers among them and the command that makes them; nothing is changed before."""
     provisioner.dangers = [f"worker pool {POOL}: archives 2 of 3 active launch configs"]
     refused = slipway(*command, url=url)
     assert (refused.exit_code, refused.stdout, provisioner.received) == (4, "", [])
     assert refused.stderr.splitlines() == [
-        "Nothing was changed. These changes need a confirmation:",
+        "Nothing was changed. These are the changes:",
+        "  kind           id               result   detail",
+        "  launch config  gecko-t/linux-a  created  image: linux-1 → linux-2",
+        "  and 1,000 more changes, which are not listed",
+        "These changes need a confirmation:",
         f"  worker pool {POOL}: archives 2 of 3 active launch configs",
         f"To make them: {again} --confirm d1gest",
     ]

@@ -60,7 +60,7 @@ def test_an_answer_is_bounded() -> None:
     assert answer["digest"] != fewer["digest"]
     expected = [f"lease pool p{number:05} is removed" for number in range(DANGERS_MAX)]
     assert answer["dangers"] == [*expected, f"and {CHANGES_MAX + 1 - DANGERS_MAX:,} more dangers"]
-    refused = ConfirmationRequired(answer["digest"], dangers(compare(current, declaration())))
+    refused = ConfirmationRequired(answer["digest"], dangers(compare(current, declaration())), [])
     assert [*refused.dangers] == answer["dangers"]
 
 

@@ -59,10 +59,11 @@ class OwnedByAnother(Exception):
 
 
 class ConfirmationRequired(Exception):
-    """The changes need a confirmation by their digest. Nothing was changed."""
+    """The changes need a confirmation by their digest, which covers all of them. Nothing was changed."""
 
-    def __init__(self, changes_digest: str, dangers: Sequence[Danger]) -> None:
+    def __init__(self, changes_digest: str, dangers: Sequence[Danger], changes: Sequence[Change]) -> None:
         self.digest = changes_digest
+        self.changes = changes
         self.dangers = tuple(listed_dangers(dangers))
         super().__init__("; ".join(self.dangers))
 
@@ -90,10 +91,10 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def check_confirmed(found: str, dangers: Sequence[Danger], confirmed: str) -> None:
+def check_confirmed(found: str, dangers: Sequence[Danger], confirmed: str, changes: Sequence[Change]) -> None:
     """Raise ConfirmationRequired for dangerous changes unless `confirmed` is their digest, `found`."""
     if dangers and confirmed != found:
-        raise ConfirmationRequired(found, dangers)
+        raise ConfirmationRequired(found, dangers, changes)
 
 
 def listed_dangers(dangers: Sequence[Danger]) -> list[str]:

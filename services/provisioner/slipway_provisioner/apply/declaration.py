@@ -79,7 +79,7 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
         writes = prepared.writes
         digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:
-            check_confirmed(digest, writes.dangers, request.confirm)
+            check_confirmed(digest, writes.dangers, request.confirm, writes.changes)
         if not request.dry_run and not writes.empty and not await _written(db, prepared, request):
             continue
         return Applied(

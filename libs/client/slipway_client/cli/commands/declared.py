@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.confirming import REQUIRED, Confirm, ConfirmationNeeded, command_line
+from slipway_client.cli.confirming import (
+    CHANGE_FIELDS,
+    REQUIRED,
+    Confirm,
+    ConfirmationNeeded,
+    command_line,
+    confirmation,
+)
 from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, roll_out
 from slipway_client.cli.tables import Output, show
 from slipway_client.transport.http import Api, Failed
@@ -17,7 +24,6 @@ if TYPE_CHECKING:
     from slipway_client.cli.declarations import Declarations
 
 DIFFERENCE: Final = 3
-CHANGE_FIELDS: Final = ("kind", "id", "result", "detail")
 NOTHING_TO_CHANGE: Final = "no changes"
 DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
 # A declaration of 50 MB is read by a service for minutes.
@@ -78,7 +84,8 @@ def apply(
         return
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
-        raise ConfirmationNeeded(command_line(context, "apply"), planned.dangers, planned.digest)
+        command = command_line(context, "apply")
+        raise ConfirmationNeeded(command, planned.changes, planned.more, planned.dangers, planned.digest)
     planned.carry_out()
     planned.show(output)
 
@@ -109,9 +116,7 @@ def diff(
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     planned.show(output)
     if planned.dangers:
-        command = command_line(context, "apply")
-        lines = ["These changes need a confirmation:", *(f"  {danger}" for danger in planned.dangers)]
-        lines.append(f"To make them: {command} --confirm {planned.digest}")
+        lines = confirmation(command_line(context, "apply"), planned.dangers, planned.digest)
         print(*map(printable, lines), sep="\n", file=sys.stderr)
     if planned.changes:
         raise typer.Exit(DIFFERENCE)
@@ -139,15 +144,15 @@ class _Plan:
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
         answers = self._answers.values()
         self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
-        self._more = sum(answer["more"] for answer in answers)
+        self.more = sum(answer["more"] for answer in answers)
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
     def show(self, output: Output) -> None:
         """Print the changes; those that the services only counted are mentioned."""
         show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
-        if self._more:
-            print(f"and {self._more:,} more changes, which are not listed", file=sys.stderr)
+        if self.more:
+            print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
 
     def carry_out(self) -> None:
         """Make the changes, in one service after the other."""

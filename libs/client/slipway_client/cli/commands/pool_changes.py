@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client.cli import options
-from slipway_client.cli.commands.declared import CHANGE_FIELDS
-from slipway_client.cli.confirming import Confirm, command_line, confirmable
+from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, confirmable
 from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Strategy, Terminate, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
