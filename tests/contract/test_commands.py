@@ -393,6 +393,27 @@ async def test_settings_of_a_pool(deployment: Deployment) -> None:
     assert (await deployment.read("pool", "show", "linux"))["declared"]["max_capacity"] == 1000
 
 
+async def test_who_changed_what(deployment: Deployment) -> None:
+    """Declarations and commands of all kinds in one list; each filter holds in both services."""
+    await deployment.apply("zone-a", "zone-b")
+    await deployment.slipway("pool", "set", "linux", "--max", "80")
+    await deployment.slipway("lc", "pause", "zone-a", "--reason", "rack")
+    await deployment.slipway("lease", "set", "sim-a", "--limit", "20", "--reason", "quota")
+    lines = (await deployment.slipway("audit")).splitlines()
+    assert lines[0].split() == ["at", "by", "action", "kind", "id", "result", "change"]
+    for words, change in (
+        ("root  pause   config      zone-a  updated  ", "reason: none → rack"),
+        ("root  put     pool        linux   updated  ", "max_capacity: 100 → 80"),
+        ("root  set     lease-pool  sim-a   updated  ", "limit: 24 → 20"),
+    ):
+        assert [change in line for line in lines if words in line] == [True], lines
+    for kind, id_ in (("account", "sim-a"), ("pool", "linux"), ("config", "zone-a"), ("lease-pool", "sim-a")):
+        rows = await deployment.read("audit", "--kind", kind, "--id", id_)
+        assert {(row["kind"], row["subject_id"]) for row in rows} == {(kind, id_)}
+    assert len(await deployment.read("audit", "-n", "2")) == 2
+    assert "account" in await deployment.slipway("audit", "--kind", "worker", exit_code=2)
+
+
 async def test_ids_with_slashes(deployment: Deployment) -> None:
     """The names that other systems give to their pools are taken by every command."""
     pool, config = "gecko-t/t-linux-large", "gecko-t/Linux_a.1"

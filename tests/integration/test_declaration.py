@@ -477,7 +477,7 @@ async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_pat
         assert (shown["paused"], shown["frozen"]) == (not pool, not pool)
         (removed,) = [
             row
-            for row in (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+            for row in (await client.get("/audit?kind=config&id=zone-a")).json()["items"]
             if row["result"] == "archived"
         ]
         assert removed["before"]["paused"] is True
@@ -861,7 +861,7 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.declare(with_image("linux-2", max_capacity=50), by="ann")
     await provisioner.declare(declared() | {"worker_pools": []}, by="bob", action="apply")
     async with administrator(provisioner, tmp_path) as client:
-        of_pool = (await client.get("/audit", params={"kind": "worker pool", "id": "linux"})).json()["items"]
+        of_pool = (await client.get("/audit", params={"kind": "pool", "id": "linux"})).json()["items"]
         assert [(row["by"], row["result"]) for row in of_pool] == [
             ("bob", "archived"),
             ("ann", "updated"),
@@ -871,10 +871,15 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
         assert of_pool[2]["before"] is None
         assert of_pool[2]["after"].items() >= {"max_capacity": 100, "owner": "test"}.items()
         assert (of_pool[0]["before"]["max_capacity"], of_pool[0]["after"]) == (50, None)
-        (_, changed, _) = (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+        (_, changed, _) = (await client.get("/audit?kind=config&id=zone-a")).json()["items"]
         hashes = [id_.removeprefix("zone-a@") for id_ in (revision_id(), revision_id(image="linux-2"))]
         assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
         assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
+        unknown = await client.get("/audit?kind=worker")
+        assert (unknown.status_code, "'account', 'pool' or 'config'" in unknown.json()["detail"]) == (422, True)
+        for since, found in (("12:00:00Z", of_pool), ("12:00:01Z", [])):
+            query = {"since": f"2026-01-01T{since}", "kind": "pool"}
+            assert (await client.get("/audit", params=query)).json()["items"] == found
     before = await everything(provisioner)
     await provisioner.declare(declared() | {"worker_pools": []})
     assert await everything(provisioner) == before

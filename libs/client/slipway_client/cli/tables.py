@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Wide enough that no cell is folded when a program reads the table line by line.
 PIPE_COLUMNS: Final = 10_000
 # Columns of sentences, which wrap at words on a narrow terminal. Cells of other columns are never folded or cut.
-SENTENCES: Final = frozenset({"reason", "detail", "summary"})
+SENTENCES: Final = frozenset({"reason", "detail", "change", "summary"})
 # A sentence column is dropped rather than wrapped to fewer characters than this.
 SENTENCE_COLUMNS_MIN: Final = 20
 GAP: Final = 2

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
@@ -36,6 +36,8 @@ BODY_BYTES_MAX: Final = 128_000_000
 """Size of a declaration. In lines, only what changes is kept in memory."""
 LINE_BYTES_MAX: Final = 20_000_000
 LINES: Final = "application/x-ndjson"
+AUDITED: Final = {"account": "account", "pool": "worker pool", "config": "launch config"}
+"""Kinds of audited objects, as a query names them and as rows do."""
 LINES_PER_TURN: Final = 5
 """Lines that are read before other tasks of this process get their turn."""
 
@@ -260,13 +262,17 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
 @router.get("/audit")
 async def get_audit(
     db: DatabaseDep,
-    kind: str | None = None,
+    kind: Literal["account", "pool", "config"] | None = None,
     id_: Annotated[str | None, Query(alias="id")] = None,
+    since: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """List changes of declared objects, the newest first: at, by, action, kind, subject_id, result, and the fields that
-    changed `before` and `after`."""
-    return {"items": await audit.listed(db, kind=kind, subject_id=id_, limit=limit)}
+    """List changes of declared objects, the newest first: at, by, action, kind (account, pool or config), subject_id,
+    result, and the fields that changed `before` and `after`."""
+    stored = AUDITED[kind] if kind is not None else None
+    rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
+    shown = {name: kind for kind, name in AUDITED.items()}
+    return {"items": [row | {"kind": shown[row["kind"]]} for row in rows]}
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """Audit of declared objects: who changed what."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, given, matches
+from slipway_common.database.sql import Statement, given, matches, not_before
 from slipway_provisioner.domain.comparison import Audit
 from slipway_provisioner.store.tables import audit
 
@@ -19,7 +20,7 @@ RECORD: Final = Statement(
 )
 LISTED: Final = Statement(
     sa.select(A.at, A.by, A.action, A.kind, A.subject_id, A.result, A.before, A.after)
-    .where(matches(A.kind, "kind"), matches(A.subject_id, "subject_id"))
+    .where(matches(A.kind, "kind"), matches(A.subject_id, "subject_id"), not_before(A.at, "since"))
     .order_by(A.id.desc())
     .limit(sa.bindparam("limit", type_=sa.Integer))
 )
@@ -37,7 +38,9 @@ async def command(tx: Connection, kind: str, subject_id: str, action: str, *, by
     await record(tx, [row], by=by, action=action)
 
 
-async def listed(db: Connection, *, kind: str | None, subject_id: str | None, limit: int) -> list[dict[str, Any]]:
+async def listed(
+    db: Connection, *, kind: str | None, subject_id: str | None, since: datetime | None, limit: int
+) -> list[dict[str, Any]]:
     """Newest changes first, of all objects or of one."""
-    arguments = LISTED.arguments(kind=kind, subject_id=subject_id, limit=limit)
+    arguments = LISTED.arguments(kind=kind, subject_id=subject_id, since=since, limit=limit)
     return [dict(row) for row in await db.fetch(LISTED.text, *arguments)]
