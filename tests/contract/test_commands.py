@@ -358,9 +358,9 @@ async def test_an_image_is_replaced_and_rolled_back(deployment: Deployment) -> N
     await deployment.apply("zone-a", "zone-b")
     old, new = (revision_id(image=image).partition("@")[2] for image in ("linux-1", "linux-2"))
     fate = "the old one launches what it does not until 5 starts have succeeded"
-    assert await deployment.slipway("pool", "set-image", "linux", "linux-2", "--config", "zone-a") == (
-        f"zone-a: linux-1 → linux-2, revision {old} → {new} (created), {fate}\n"
-    )
+    assert await deployment.slipway(
+        "pool", "set-image", "linux", "linux-2", "--config", "zone-a", "--reason", "patched kernel"
+    ) == (f"zone-a: linux-1 → linux-2, revision {old} → {new} (created), {fate}\n")
     listed = await deployment.slipway("lc", "ls")
     assert column(listed, "name") == ["zone-a", "zone-a", "zone-b"]
     assert column(listed, "revision")[:2] == [new, old]
@@ -374,7 +374,7 @@ async def test_an_image_is_replaced_and_rolled_back(deployment: Deployment) -> N
     history = await deployment.read("pool", "history", "linux")
     assert [(row["action"], row["by"], row["reason"]) for row in history] == [
         ("rollback", "root", "it does not boot"),
-        ("put", "root", ""),
+        ("set-image", "root", "patched kernel"),
         ("apply", "root", ""),
     ]
     assert "linux-2" in await deployment.slipway("pool", "history", "linux")

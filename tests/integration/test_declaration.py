@@ -825,6 +825,24 @@ async def test_a_rollback_to_an_unproven_revision_keeps_the_proven_one(
         assert ended == {good, bad, revision_id(image="linux-4")}
 
 
+async def test_history_and_audit_have_the_command_and_its_reason(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Of every change of a pool, also on the drains that it makes."""
+    await provisioner.declare()
+    async with administrator(provisioner, tmp_path) as client:
+        for image, action, reason in (("linux-2", "set-image", "patched kernel"), ("linux-3", "put", "")):
+            wanted = with_image(image)["worker_pools"][0]
+            params = {"reason": reason, "replace": "now"} | ({"action": action} if reason else {})
+            assert (await client.put("/pools/linux", json=wanted, params=params)).status_code == 200
+        assert (await client.post("/pools/linux/rollback", json={"reason": "no boot"})).status_code == 200
+        expected = [("rollback", "no boot"), ("put", ""), ("set-image", "patched kernel"), ("apply", "")]
+        for path in ("/pools/linux/history", "/audit?kind=config&id=zone-a"):
+            items = (await client.get(path)).json()["items"]
+            assert [(item["action"], item["reason"]) for item in items] == expected
+        assert (await client.put("/pools/linux?action=invented", json=wanted)).status_code == 422
+    drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
+    assert [event.reason.partition(": ")[2] for event in drains] == ["patched kernel", "", "no boot"]
+
+
 async def test_a_rollback_keeps_a_change_made_meanwhile(provisioner: Provisioner, tmp_path: Path) -> None:
     """One between its reading and its writing."""
     await provisioner.declare()

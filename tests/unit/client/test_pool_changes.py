@@ -138,18 +138,24 @@ def test_an_image_is_replaced_by_one_word(provisioner: Provisioner, url: str) ->
         "the old one launches what it does not until 5 starts have succeeded\n",
     )
     ((path, body, given),) = provisioner.received
-    assert (path, given) == (POOL, {})
+    assert (path, given) == (POOL, {"action": "set-image"})
     assert [config["image"] for config in body["launch_configs"]] == ["linux-2", "linux-2"]
     assert body | {"launch_configs": []} == declared(launch_configs=[])
 
 
 def test_only_the_named_configs_get_the_image(provisioner: Provisioner, url: str) -> None:
     """A config without a name has the one of its place. Options become parameters."""
-    options = ("--replace", "now", "--drain-for", "30m", "--terminate")
+    options = ("--replace", "now", "--drain-for", "30m", "--terminate", "--reason", "leaked")
     assert slipway("set-image", POOL, "linux-2", "--config", OTHER, *options, url=url).exit_code == 0
     ((_, body, given),) = provisioner.received
     assert [config["image"] for config in body["launch_configs"]] == ["linux-1", "linux-2"]
-    assert given == {"replace": "now", "drain_seconds": "1800.0", "terminate": "true"}
+    assert given == {
+        "action": "set-image",
+        "reason": "leaked",
+        "replace": "now",
+        "drain_seconds": "1800.0",
+        "terminate": "true",
+    }
 
 
 def test_an_unknown_config_changes_nothing(provisioner: Provisioner, url: str) -> None:
@@ -192,7 +198,8 @@ def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:
     options = ("--max", "80", "--min", "2", "--mode", "canary", "--ratio", "1/3", "--drain-for", "2h")
     made = slipway("set", POOL, *options, url=url)
     assert made.stdout.splitlines()[1].split()[:4] == ["worker", "pool", POOL, "updated"]
-    ((_, body, _),) = provisioner.received
+    ((_, body, given),) = provisioner.received
+    assert given == {"action": "set"}
     settings = {
         "max_capacity": 80,
         "min_capacity": 2,

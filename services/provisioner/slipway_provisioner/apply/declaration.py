@@ -173,7 +173,7 @@ async def _written(db: Connection, prepared: Prepared, request: Request) -> bool
             await roll_outs.drain(db, writes.drains)
             await outbox.enqueue(db, [freezing.resolved(id_, f"pool {id_} is deleted") for id_ in unfrozen])
             await history.record(db, writes.history, revisions, request)
-            await audit.record(db, writes.audit, by=request.by, action=request.action)
+            await audit.record(db, writes.audit, by=request.by, action=request.action, reason=request.reason)
     except ChangedMeanwhile:
         return False
     return True

@@ -424,7 +424,7 @@ class Comparison:
         self.writes.drains += [
             Drain(
                 id=id_,
-                state_reason=request.reason or reason,
+                state_reason=f"{reason}: {request.reason}" if request.reason else reason,
                 state_by=request.by,
                 replaced_by=request.strategy,
                 drain_seconds=request.drain_seconds,

@@ -67,6 +67,15 @@ class RollOut(BaseModel):
         )
 
 
+class Edit(BaseModel):
+    """Query parameters of a change of one pool: the command that makes it, and its reason, for history and audit."""
+
+    model_config = ConfigDict(frozen=True)
+
+    action: Literal["put", "set", "set-image"] = "put"
+    reason: str = Field("", max_length=500)
+
+
 class RollbackBody(BaseModel):
     """Rollback of a pool's launch configs to their revisions in an entry of its history [default: before the last
     change of revisions, but for those that a rollback has left].
@@ -176,6 +185,7 @@ async def put_pool(
     db: DatabaseDep,
     by: Caller,
     how: Annotated[RollOut, Depends()],
+    edit: Annotated[Edit, Depends()],
     owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
 ) -> Response:
     """Declare one worker pool, and nothing else. Keeps its owner unless `owner` is given; a new pool has none.
@@ -194,8 +204,9 @@ async def put_pool(
         if pool_id not in declared.owners("worker_pools").entries:
             raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
         if_match = _expected(request.headers, stored)
+        asked = how.request(by, if_match=if_match, **edit.model_dump())
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, how.request(by, action="put", if_match=if_match))
+            applied = await declaration.apply(connection, declared, asked)
     given = declared.pools.get(pool_id)
     return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
 
@@ -204,9 +215,9 @@ async def put_pool(
 async def get_history(
     pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
 ) -> dict[str, Any]:
-    """List the changes of a pool, the newest first: revision, at, by, action (apply, put or rollback), reason,
-    to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and spec_digest, with
-    `full` also the spec."""
+    """List the changes of a pool, the newest first: revision, at, by, action (apply, put, set, set-image or rollback),
+    reason, to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and
+    spec_digest, with `full` also the spec."""
     found = await history.listed(db, pool_id, limit)
     if not found and pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
@@ -267,8 +278,8 @@ async def get_audit(
     since: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """List changes of declared objects, the newest first: at, by, action, kind (account, pool or config), subject_id,
-    result, and the fields that changed `before` and `after`."""
+    """List changes of declared objects, the newest first: at, by, action, reason, kind (account, pool or config),
+    subject_id, result, and the fields that changed `before` and `after`."""
     stored = AUDITED[kind] if kind is not None else None
     rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
     shown = {name: kind for kind, name in AUDITED.items()}

@@ -148,6 +148,7 @@ audit = Table(
     now("at"),
     required("by", Text),
     required("action", Text),
+    empty_text("reason"),
     required("kind", Text),
     required("subject_id", Text),
     required("result", Text),

@@ -7,7 +7,17 @@ import typer
 
 from slipway_client.cli import options
 from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Strategy, Terminate, now
+from slipway_client.cli.options import (
+    AsOutput,
+    DrainFor,
+    OptionalReason,
+    PoolId,
+    Reason,
+    Replace,
+    Strategy,
+    Terminate,
+    now,
+)
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
@@ -43,6 +53,7 @@ def set_image(
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
+    reason: OptionalReason = None,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -56,9 +67,9 @@ def set_image(
     Examples:
       slipway pool set-image linux linux-2
       slipway pool set-image linux linux-2 --config linux-zone-a --replace rolling
-      slipway pool set-image linux linux-3 --replace now --drain-for 30m
+      slipway pool set-image linux linux-3 --replace now --drain-for 30m --reason "leaked token"
     """
-    parameters = options.roll_out(replace, drain_for, terminate)
+    parameters = {"action": "set-image", "reason": reason, **options.roll_out(replace, drain_for, terminate)}
 
     def with_image(spec: Spec) -> Spec:
         names = _names(spec)
@@ -93,6 +104,7 @@ def set_pool(
     drain_for: Annotated[
         str | None, typer.Option("--drain-for", metavar="DURATION", help="Default time limit of drains, such as 2h")
     ] = None,
+    reason: OptionalReason = None,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -115,8 +127,9 @@ def set_pool(
     wanted = {name: value for name, value in given.items() if value is not None}
     if not wanted:
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
+    parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
-        answer = _changed(context.obj, pool, lambda spec: spec | wanted, {"confirm": confirm})
+        answer = _changed(context.obj, pool, lambda spec: spec | wanted, parameters)
     show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
 
 

@@ -42,8 +42,8 @@ CREATE TABLE pool_revision (
 );
 CREATE TABLE audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT slipway_clock(),
-    by text NOT NULL, action text NOT NULL, kind text NOT NULL, subject_id text NOT NULL, result text NOT NULL,
-    before jsonb, after jsonb
+    by text NOT NULL, action text NOT NULL, reason text NOT NULL DEFAULT '', kind text NOT NULL,
+    subject_id text NOT NULL, result text NOT NULL, before jsonb, after jsonb
 );
 CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
 CREATE TABLE launch_config_name (
