@@ -109,6 +109,11 @@ class Provisioner:
         if self.dangers and given.get("confirm") != "d1gest":
             facts = {"digest": "d1gest", "dangers": self.dangers, "items": self.changes, "more": 1_000}
             raise Problem(409, "confirmation-required", "A confirmation is needed", "; ".join(self.dangers), **facts)
+        if body.get("min_capacity", 0) > 60:
+            errors = [{"path": "min_capacity", "reason": "must not exceed max_capacity"}]
+            raise Problem(
+                422, "invalid-declaration", "The declaration is not valid", "min_capacity: must …", errors=errors
+            )
         self.received.append((path, body, given))
         return {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
 
@@ -209,6 +214,25 @@ def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:
     }
     assert body == declared(**settings)
     assert slipway("set", POOL, url=url).exit_code == 2
+
+
+def test_a_change_of_what_a_file_declares_is_noted(provisioner: Provisioner, url: str) -> None:
+    """The next apply of the file would revert it."""
+    note = "declared by a.yaml: change it there too, or the next apply reverts this\n"
+    for command in (("set-image", POOL, "linux-2"), ("set", POOL, "--max", "80")):
+        assert slipway(*command, url=url).stderr == note
+    provisioner.changes = []
+    assert slipway("set", POOL, "--max", "80", url=url).stderr == ""
+
+
+def test_invalid_settings(provisioner: Provisioner, url: str) -> None:
+    """Exit code 2 and each problem once, whether the service or the command finds it."""
+    refused = slipway("set", POOL, "--min", "500", url=url)
+    assert refused.exit_code == 2
+    lines = ["The declaration is not valid", "  min_capacity: must not exceed max_capacity"]
+    assert refused.stderr.splitlines() == lines
+    assert slipway("set", POOL, "--mode", "fast", url=url).exit_code == 2
+    assert provisioner.received == []
 
 
 def test_nothing_to_change(provisioner: Provisioner, url: str) -> None:

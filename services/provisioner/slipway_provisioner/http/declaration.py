@@ -35,6 +35,7 @@ Caller = Annotated[str, Depends(require("declaration:write"))]
 BODY_BYTES_MAX: Final = 128_000_000
 """Size of a declaration. In lines, only what changes is kept in memory."""
 LINE_BYTES_MAX: Final = 20_000_000
+ONLY_POOL: Final = "worker_pools[0]"
 LINES: Final = "application/x-ndjson"
 AUDITED: Final = {"account": "account", "pool": "worker pool", "config": "launch config"}
 """Kinds of audited objects, as a query names them and as rows do."""
@@ -199,8 +200,9 @@ async def put_pool(
         stored = index.pools.get(pool_id)
         reader = _reader(request, index, how.request(by))
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
-        reader.entry("worker_pools", body)
-        declared = reader.finished()
+        with _without_places():
+            reader.entry("worker_pools", body)
+            declared = reader.finished()
         if pool_id not in declared.owners("worker_pools").entries:
             raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
         if_match = _expected(request.headers, stored)
@@ -284,6 +286,21 @@ async def get_audit(
     rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
     shown = {name: kind for kind, name in AUDITED.items()}
     return {"items": [row | {"kind": shown[row["kind"]]} for row in rows]}
+
+
+@contextlib.contextmanager
+def _without_places() -> Iterator[None]:
+    """Raise the problems of a single pool with their paths in it: nobody gave a file that has it in a list."""
+    try:
+        yield
+    except Invalid as error:
+        raise Invalid(
+            [
+                msgspec.structs.replace(problem, path=problem.path.removeprefix(ONLY_POOL).lstrip("."), document="")
+                for problem in error.problems
+            ],
+            error.more,
+        ) from error
 
 
 @contextlib.contextmanager

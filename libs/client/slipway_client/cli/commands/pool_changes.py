@@ -1,7 +1,8 @@
 """`slipway pool set-image`, `set`, `history` and `rollback`: changes of one declared worker pool, and its history."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -23,6 +24,7 @@ from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, is_fallback
 from slipway_common.base.revisions import hash_of, name_of
+from slipway_common.base.sanitize import printable
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -99,7 +101,9 @@ def set_pool(
     pool: PoolId,
     max_: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Maximum number of workers")] = None,
     min_: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Minimum number of workers")] = None,
-    mode: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="Mode: observe, canary or enforce")] = None,
+    mode: Annotated[
+        Literal["observe", "canary", "enforce"] | None, typer.Option("--mode", help="Mode: how much may launch")
+    ] = None,
     ratio: Annotated[str | None, typer.Option("--ratio", metavar="RATIO", help="Workers per task, as 1 or 1/3")] = None,
     drain_for: Annotated[
         str | None, typer.Option("--drain-for", metavar="DURATION", help="Default time limit of drains, such as 2h")
@@ -263,7 +267,8 @@ def _names(spec: Spec) -> list[str]:
 
 
 def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again."""
+    """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again. A pool
+    that has an owner is in a file, which is out of date by now: this is noted on stderr."""
     for attempt in range(ATTEMPTS):
         row, tag = api.get_tagged("provisioner", path("pools", pool))
         wanted = change(row["declared"])
@@ -273,6 +278,9 @@ def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Ma
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise
         else:
+            if row["owner"] and answer["items"]:
+                note = f"declared by {row['owner']}: change it there too, or the next apply reverts this"
+                print(printable(note), file=sys.stderr)
             return answer
     raise AssertionError("the last attempt returns or raises")
 
