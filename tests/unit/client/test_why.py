@@ -656,7 +656,7 @@ DRAIN = {
 }
 
 
-BACK = "`slipway pool rollback linux --reason …` returns to revision 4 of `slipway pool history linux`"
+BACK = "`slipway pool rollback linux --reason …` returns to entry 4 of `slipway pool history linux`"
 OTHER_IMAGE = "`slipway pool set-image linux IMAGE` takes another image"
 
 
@@ -775,7 +775,7 @@ def test_a_bad_image_beside_its_fallbacks() -> None:
         ),
         (
             rollback("b"),
-            f"{OTHER_IMAGE}; so does `slipway pool rollback linux --to REVISION --reason …`, by `slipway pool history linux`",
+            f"{OTHER_IMAGE}; so does `slipway pool rollback linux --to NUMBER --reason …`, by `slipway pool history linux`",
         ),
     ],
     ids=["its target is tripped", "the last change was another one"],

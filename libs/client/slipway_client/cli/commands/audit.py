@@ -21,7 +21,7 @@ class AuditedKind(StrEnum):
     LEASE_POOL = "lease-pool"
 
 
-OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="AuditedKind of the objects [default: all]")]
+OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the objects [default: all]")]
 OfId = Annotated[str | None, typer.Option("--id", metavar="ID", help="ID of the object [default: all]")]
 Most = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Maximum number of changes")]
 Since = Annotated[

@@ -116,8 +116,8 @@ def way_back(pool_id: str, names: Set[str], rollback: Facts | None) -> str:
         return f"{other}; a rollback would be refused: {rollback['refused']}"
     left = {change["id"] for change in rollback["items"] if change["kind"] == "launch config"}
     if not names <= left:
-        return f"{other}; so does `slipway pool rollback {pool_id} --to REVISION --reason …`, by {history}"
-    return f"`slipway pool rollback {pool_id} --reason …` returns to revision {rollback['to_revision']} of {history}"
+        return f"{other}; so does `slipway pool rollback {pool_id} --to NUMBER --reason …`, by {history}"
+    return f"`slipway pool rollback {pool_id} --reason …` returns to entry {rollback['to_revision']} of {history}"
 
 
 def unproven_remedy(configs: Sequence[Facts], rollback: Facts | None) -> str:
