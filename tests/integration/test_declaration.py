@@ -829,18 +829,18 @@ async def test_history_and_audit_have_the_command_and_its_reason(provisioner: Pr
     """Of every change of a pool, also on the drains that it makes."""
     await provisioner.declare()
     async with administrator(provisioner, tmp_path) as client:
-        for image, action, reason in (("linux-2", "set-image", "patched kernel"), ("linux-3", "put", "")):
+        for image, action, reason in (("linux-2", "put", ""), ("linux-3", "set-image", "patched kernel")):
             wanted = with_image(image)["worker_pools"][0]
-            params = {"reason": reason, "replace": "now"} | ({"action": action} if reason else {})
+            params = {"reason": reason} | ({"action": action} if reason else {})
             assert (await client.put("/pools/linux", json=wanted, params=params)).status_code == 200
         assert (await client.post("/pools/linux/rollback", json={"reason": "no boot"})).status_code == 200
-        expected = [("rollback", "no boot"), ("put", ""), ("set-image", "patched kernel"), ("apply", "")]
+        expected = [("rollback", "no boot"), ("set-image", "patched kernel"), ("put", ""), ("apply", "")]
         for path in ("/pools/linux/history", "/audit?kind=config&id=zone-a"):
             items = (await client.get(path)).json()["items"]
             assert [(item["action"], item["reason"]) for item in items] == expected
         assert (await client.put("/pools/linux?action=invented", json=wanted)).status_code == 422
     drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
-    assert [event.reason.partition(": ")[2] for event in drains] == ["patched kernel", "", "no boot"]
+    assert [event.reason.partition(": ")[2] for event in drains] == ["patched kernel", "no boot"]
 
 
 async def test_a_rollback_keeps_a_change_made_meanwhile(provisioner: Provisioner, tmp_path: Path) -> None:
