@@ -279,10 +279,20 @@ async def test_a_replacement_may_be_hastened(provisioner: Provisioner, tmp_path:
     """The same declaration at once: the fallback launches nothing more. Repeated, it changes nothing."""
     await provisioner.declare()
     await replaced(provisioner)
-    drained = {"kind": "launch config", "id": "zone-a", "result": "updated", "detail": f"ending: none → {OLD}"}
+    drained = {
+        "kind": "launch config",
+        "id": "zone-a",
+        "result": "updated",
+        "detail": f"drains at once: {OLD}, within 1800 s",
+    }
     async with administrator(provisioner, tmp_path) as client:
         body = (await client.get("/pools/linux")).json()["declared"]
-        for query, items in (("natural", []), ("now&dry_run=true", [drained]), ("now", [drained]), ("now", [])):
+        for query, items in (
+            ("natural", []),
+            ("now&drain_seconds=1800&dry_run=true", [drained]),
+            ("now&drain_seconds=1800", [drained]),
+            ("now", []),
+        ):
             answer = await client.put(f"/pools/linux?replace={query}", json=body)
             assert (answer.status_code, answer.json()["items"]) == (200, items), query
     assert await states(provisioner) == {OLD: "draining", NEW: "active"}

@@ -306,7 +306,8 @@ class Comparison:
         self._adapt(wanted, known)
         if ending:
             fields, before = [*fields, "ending"], before | {"ending": None}
-            after["ending"] = ", ".join(ending)
+            seconds = self.request.drain_seconds
+            after["ending"] = ", ".join(ending) + (f", within {seconds:g} s" if seconds is not None else "")
         if fields or moved:
             result: Result = "reactivated" if moved and reused else "updated" if before else "created"
             gone = {field: before[field] for field in fields if field in before}
@@ -514,7 +515,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterabl
     """Differing fields for people, for example `zone: a → b`; of settings only the keys that differ."""
     for field, value in after.items():
         old = before.get(field)
-        if field == "settings":
+        if field == "ending":
+            yield f"drains at once: {value}"
+        elif field == "settings":
             digests = old or {}
             for key in sorted(digests.keys() | value.keys()):
                 if digests.get(key) != value.get(key):
