@@ -400,10 +400,10 @@ async def test_who_changed_what(deployment: Deployment) -> None:
     await deployment.slipway("lc", "pause", "zone-a", "--reason", "rack")
     await deployment.slipway("lease", "set", "sim-a", "--limit", "20", "--reason", "quota")
     lines = (await deployment.slipway("audit")).splitlines()
-    assert lines[0].split() == ["at", "by", "action", "kind", "id", "result", "change"]
+    assert lines[0].split() == ["at", "by", "action", "kind", "id", "result", "change", "reason"]
     for words, change in (
         ("root  pause   config      zone-a  updated  ", "reason: none → rack"),
-        ("root  put     pool        linux   updated  ", "max_capacity: 100 → 80"),
+        ("root  set     pool        linux   updated  ", "max_capacity: 100 → 80"),
         ("root  set     lease-pool  sim-a   updated  ", "limit: 24 → 20"),
     ):
         assert [change in line for line in lines if words in line] == [True], lines

@@ -83,4 +83,5 @@ FIELDS: Final[tuple[Field, ...]] = (
     ("id", lambda row: row["subject_id"]),
     "result",
     ("change", _change),
+    ("reason", lambda row: row.get("reason") or ""),
 )
