@@ -282,6 +282,47 @@ async def test_an_export_applied_changes_nothing(deployment: Deployment) -> None
     assert "nothing is declared by nobody" in await deployment.slipway("export", "--owner", "nobody", exit_code=1)
 
 
+async def test_an_export_of_several_owners_is_restored(deployment: Deployment) -> None:
+    """A file for each owner, whatever its name; together they change nothing, and restore what was removed."""
+    first = declared("zone-a") | {"lease_pools": LIMITS}
+    owners = {"a.yaml": "windows", "a": "mac", ".team/b": "arm"}
+    await deployment.confirmed("apply", named(deployment.folder, "slipway.yaml", first))
+    pool = first["worker_pools"][0]
+    for owner, id_ in owners.items():
+        config = pool["launch_configs"][0] | {"name": f"{id_}-a"}
+        body = {"version": 1, "worker_pools": [pool | {"id": id_, "launch_configs": [config]}]}
+        await deployment.slipway("apply", named(deployment.folder, "other.yaml", body), "--owner", owner)
+    refused = await deployment.slipway("export", exit_code=1)
+    assert all(word in refused for word in ("slipway.yaml", "a.yaml", ".team/b", "--dir DIR", "--owner NAME"))
+    backup = deployment.folder / "backup"
+    written = await deployment.slipway("export", "--dir", str(backup))
+    names = ["%2Eteam%2Fb.yaml", "a.yaml", "a.yaml.yaml", "slipway.yaml"]
+    assert sorted(file.name for file in backup.iterdir()) == names
+    assert sorted(written.split()) == [str(backup / name) for name in names]
+    assert await deployment.read("diff", "-f", str(backup)) == []
+    assert "has declarations already" in await deployment.slipway("export", "--dir", str(backup), exit_code=1)
+    before = await deployment.read("pool", "show", "mac")
+    empty = {"version": 1, "metadata": {"owner": "a"}, "worker_pools": []}
+    await deployment.confirmed("apply", named(deployment.folder, "empty.yaml", empty))
+    await deployment.slipway("apply", "-f", str(backup))
+    after = await deployment.read("pool", "show", "mac")
+    assert (after["declared"], after["owner"]) == (before["declared"], "a")
+    assert await deployment.read("diff", "-f", str(backup)) == []
+
+
+async def test_an_export_of_what_nobody_owns(deployment: Deployment) -> None:
+    """Its file owns it once it is applied."""
+    await deployment.confirmed("apply", deployment.file(declared("zone-a") | {"lease_pools": LIMITS}))
+    await deployment.provisioner.database.execute("UPDATE worker_pool SET owner = ''")
+    backup = deployment.folder / "backup"
+    written = await deployment.slipway("export", "-o", "json", "--dir", str(backup))
+    assert [Path(file).name for file in written.split()] == ["unowned.json", "slipway.yaml.json"]
+    assert "metadata" not in read((backup / "unowned.json").read_text()).value
+    await deployment.slipway("apply", "-f", str(backup))
+    assert (await deployment.read("pool", "show", "linux"))["owner"] == "unowned.json"
+    assert (await deployment.slipway("export", "--owner", "unowned.json")).startswith("version: 1\n")
+
+
 async def test_pools_and_launch_configs(deployment: Deployment) -> None:
     await deployment.apply("zone-a", "zone-b")
     await deployment.provisioner.follow_the_host()
@@ -317,9 +358,9 @@ async def test_an_image_is_replaced_and_rolled_back(deployment: Deployment) -> N
     await deployment.apply("zone-a", "zone-b")
     old, new = (revision_id(image=image).partition("@")[2] for image in ("linux-1", "linux-2"))
     fate = "the old one launches what it does not until 5 starts have succeeded"
-    assert await deployment.slipway("pool", "set-image", "linux", "linux-2", "--config", "zone-a") == (
-        f"zone-a: linux-1 → linux-2, revision {old} → {new} (created), {fate}\n"
-    )
+    assert await deployment.slipway(
+        "pool", "set-image", "linux", "linux-2", "--config", "zone-a", "--reason", "patched kernel"
+    ) == (f"zone-a: linux-1 → linux-2, revision {old} → {new} (created), {fate}\n")
     listed = await deployment.slipway("lc", "ls")
     assert column(listed, "name") == ["zone-a", "zone-a", "zone-b"]
     assert column(listed, "revision")[:2] == [new, old]
@@ -333,7 +374,7 @@ async def test_an_image_is_replaced_and_rolled_back(deployment: Deployment) -> N
     history = await deployment.read("pool", "history", "linux")
     assert [(row["action"], row["by"], row["reason"]) for row in history] == [
         ("rollback", "root", "it does not boot"),
-        ("put", "root", ""),
+        ("set-image", "root", "patched kernel"),
         ("apply", "root", ""),
     ]
     assert "linux-2" in await deployment.slipway("pool", "history", "linux")
@@ -350,6 +391,27 @@ async def test_settings_of_a_pool(deployment: Deployment) -> None:
     assert (await deployment.read("pool", "show", "linux"))["max_capacity"] == 120
     await deployment.confirmed(*dangerous)
     assert (await deployment.read("pool", "show", "linux"))["declared"]["max_capacity"] == 1000
+
+
+async def test_who_changed_what(deployment: Deployment) -> None:
+    """Declarations and commands of all kinds in one list; each filter holds in both services."""
+    await deployment.apply("zone-a", "zone-b")
+    await deployment.slipway("pool", "set", "linux", "--max", "80")
+    await deployment.slipway("lc", "pause", "zone-a", "--reason", "rack")
+    await deployment.slipway("lease", "set", "sim-a", "--limit", "20", "--reason", "quota")
+    lines = (await deployment.slipway("audit")).splitlines()
+    assert lines[0].split() == ["at", "by", "action", "kind", "id", "result", "change", "reason"]
+    for words, change in (
+        ("root  pause   config      zone-a  updated  ", "reason: none → rack"),
+        ("root  set     pool        linux   updated  ", "max_capacity: 100 → 80"),
+        ("root  set     lease-pool  sim-a   updated  ", "limit: 24 → 20"),
+    ):
+        assert [change in line for line in lines if words in line] == [True], lines
+    for kind, id_ in (("account", "sim-a"), ("pool", "linux"), ("config", "zone-a"), ("lease-pool", "sim-a")):
+        rows = await deployment.read("audit", "--kind", kind, "--id", id_)
+        assert {(row["kind"], row["subject_id"]) for row in rows} == {(kind, id_)}
+    assert len(await deployment.read("audit", "-n", "2")) == 2
+    assert "account" in await deployment.slipway("audit", "--kind", "worker", exit_code=2)
 
 
 async def test_ids_with_slashes(deployment: Deployment) -> None:

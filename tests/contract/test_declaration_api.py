@@ -94,6 +94,7 @@ async def test_put_pool_problems(client: httpx2.AsyncClient, provisioner: Provis
     assert (wrong.status_code, wrong.json()["errors"][0]["path"]) == (422, "id")
     unknown = await client.put(PATH, json=pool(maximum=3))
     assert unknown.json()["errors"][0]["reason"].startswith("unknown field; known: id, min_capacity")
+    assert (unknown.json()["errors"][0]["path"], unknown.json()["errors"][0]["document"]) == ("maximum", "")
     misnamed = lines({"version": 1, "metadata": {"owner": "a b"}, "sections": ["accounts"]})
     for refused in (
         await client.put("/declaration", content=misnamed, headers=LINES),
@@ -172,7 +173,9 @@ async def test_history(client: httpx2.AsyncClient) -> None:
         "by": "admin",
         "action": "put",
         "reason": "",
+        "to_revision": None,
         "owner": "",
+        "revisions": {"zone-a": {"revision": revision_id().partition("@")[2], "image": "linux-1"}},
         "spec_digest": (await client.get(PATH)).headers["ETag"].strip('"'),
         "changes": [
             {"kind": "worker pool", "id": ID, "result": "updated", "detail": "max_capacity: 100 → 50"},
@@ -190,9 +193,9 @@ async def test_rollback(client: httpx2.AsyncClient) -> None:
     first = await client.put(PATH, json=pool())
     await client.put(PATH, json=pool(max_capacity=50))
     await client.put(PATH, json=pool(max_capacity=40))
-    listed = await client.post(f"{PATH}/rollback", json={"reason": "r", "to_revision": 1, "dry_run": True})
+    body = {"reason": "r", "to_revision": 1, "whole": True}
+    listed = await client.post(f"{PATH}/rollback", json=body | {"dry_run": True})
     assert listed.json()["dangers"] == [f"worker pool {ID}: the maximum grows from 40 to 100"]
-    body = {"reason": "r", "to_revision": 1}
     refused = await client.post(f"{PATH}/rollback", json=body)
     assert (refused.status_code, kind(refused)) == (409, "confirmation-required")
     answer = await client.post(f"{PATH}/rollback", json=body | {"confirm": refused.json()["digest"]})
@@ -200,6 +203,35 @@ async def test_rollback(client: httpx2.AsyncClient) -> None:
     assert (await client.post(f"{PATH}/rollback", json={})).status_code == 422
     nothing = await client.post("/pools/none/rollback", json=body)
     assert (nothing.status_code, kind(nothing)) == (409, "nothing-to-roll-back")
+
+
+async def test_an_id_that_is_not_encoded_is_not_found(client: httpx2.AsyncClient) -> None:
+    """The problem has the remedy."""
+    answer = await client.get(f"/pools/{ID}")
+    assert (answer.status_code, kind(answer)) == (404, "not-found")
+    assert "write %2F for /" in answer.json()["detail"]
+
+
+async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
+    """Anyone may see what a rollback would change, or why it would be refused. Nothing is changed."""
+    assert (await client.get(f"{PATH}/rollback")).status_code == 404
+    await client.put(PATH, json=pool())
+    first = (await client.get(f"{PATH}/rollback")).json()
+    assert "no other revisions of its launch configs" in first.pop("refused")
+    assert first == {"to_revision": None, "items": [], "dangers": []}
+    other = pool(max_capacity=40)
+    other["launch_configs"][0]["image"] = "linux-2"
+    await client.put(PATH, json=other)
+    del client.headers["Authorization"]
+    old, new = (revision_id(image=image).partition("@")[2] for image in ("linux-1", "linux-2"))
+    change = f"revision: {new} → {old}, image_revision: linux-2 → linux-1"
+    assert (await client.get(f"{PATH}/rollback")).json() == {
+        "to_revision": 1,
+        "items": [{"kind": "launch config", "id": "zone-a", "result": "reactivated", "detail": change}],
+        "dangers": [],
+        "refused": "",
+    }
+    assert (await client.get(PATH)).json()["max_capacity"] == 40
 
 
 async def test_large_bodies(client: httpx2.AsyncClient) -> None:
@@ -219,6 +251,6 @@ async def test_a_rollback_returns_to_what_was_really_different(client: httpx2.As
     await client.put(PATH, json=two | {"max_capacity": 60})
     reordered = two | {"max_capacity": 60, "launch_configs": two["launch_configs"][::-1]}
     assert (await client.put(PATH, json=reordered)).json()["items"] == []
-    answer = await client.post(f"{PATH}/rollback", json={"reason": "drill"})
+    answer = await client.post(f"{PATH}/rollback", json={"reason": "drill", "whole": True})
     assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
     assert [item["detail"] for item in answer.json()["items"]] == ["max_capacity: 60 → 50"]

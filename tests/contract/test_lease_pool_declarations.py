@@ -214,6 +214,9 @@ async def test_every_change_is_audited(world: World) -> None:
         "mode": "enforce",
     }
     assert (await world.replica.call("GET", f"{path}/audit?limit=2", by="")).json()["items"] == shown[:2]
+    of_all = (await world.replica.call("GET", f"/audit?id={shown[0]['subject_id']}&limit=2", by="")).json()["items"]
+    assert of_all == [row | {"kind": "lease-pool"} for row in shown[:2]]
+    assert (await world.replica.call("GET", "/audit?since=2100-01-01T00:00:00Z", by="")).json()["items"] == []
     unknown = await world.replica.call("GET", "/lease-pools/nowhere/audit", by="")
     assert refusal(unknown) == (404, "unknown-lease-pool")
 

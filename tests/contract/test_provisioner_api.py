@@ -90,7 +90,7 @@ async def test_config_summary(provisioner: Provisioner) -> None:
     await provisioner.admitted(3)
     await provisioner.launch()
     (config,) = (await read(provisioner, "/launch-configs"))["items"]
-    assert (config["ok"], config["failed"], config["probe_ready"], config["state_by"]) == (0, 3, False, "")
+    assert (config["launched"], config["failed"], config["probe_ready"], config["state_by"]) == (0, 3, False, "")
     assert config["stages"]["launch"] == {"in_flight": 0, "unfolded": 3, "window": 64}
     await provisioner.plan()
     (request,) = await provisioner.published(LeaseRequested)
@@ -98,11 +98,17 @@ async def test_config_summary(provisioner: Provisioner) -> None:
     await provisioner.launch()
     await provisioner.register("i-0001", (await provisioner.workers())[-1].batch_id)
     health = StageHealth(probability=0.9, successes=0, failures=0, window=7, failures_folded=1)
+    boots = StageHealth(probability=0.9, successes=1.5, failures=0, window=8, failures_folded=0, succeeded=4)
     tripped: dict[str, Any] = {"state": "probing", "tripped_stage": "launch", "probe_permit": 1, "probe_ready": True}
-    await provisioner.weights(weight(stages={"launch": health}, reason="tripped", **tripped))
+    await provisioner.weights(weight(stages={"launch": health, "boot": boots}, reason="tripped", **tripped))
     (config,) = (await read(provisioner, "/launch-configs?pool=linux"))["items"]
-    assert (config["ok"], config["failed"], config["probe_ready"], config["health_state"]) == (3, 3, True, "probing")
-    assert (config["starting"], config["running"]) == (2, 1)
+    assert (config["launched"], config["failed"], config["probe_ready"], config["health_state"]) == (
+        3,
+        3,
+        True,
+        "probing",
+    )
+    assert (config["starting"], config["running"], config["stopping"], config["booted"]) == (2, 1, 0, 4)
     assert config["stages"] == {
         "launch": {"in_flight": 0, "unfolded": 2, "window": 7},
         "boot": {"in_flight": 2, "unfolded": 0, "window": 12},

@@ -15,6 +15,7 @@ from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
+from tests.support.accounts import simulated_account
 
 SPEED = 40.0
 WAIT_SECONDS = 180.0
@@ -23,15 +24,6 @@ POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # 
 
 def declared(url: str) -> Declaration:
     """Declaration of POOLS with one config each."""
-    account = {
-        "id": "acc",
-        "provider": "simulated",
-        "region": "r",
-        "credential": "none",
-        "identity": "acc",
-        "lease_pool": "acc",
-        "settings": {"url": url},
-    }
     pools = [
         {
             "id": pool,
@@ -58,7 +50,7 @@ def declared(url: str) -> Declaration:
         "pacing": "off",
     }
     return Declaration.model_validate(
-        {"version": 1, "lease_pools": [lease_pool], "accounts": [account], "worker_pools": pools}
+        {"version": 1, "lease_pools": [lease_pool], "accounts": [simulated_account(url)], "worker_pools": pools}
     )
 
 

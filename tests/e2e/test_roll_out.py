@@ -23,6 +23,7 @@ from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
+from tests.support.accounts import simulated_account
 from tests.support.harness import until
 
 SPEED: Final = 40.0
@@ -48,15 +49,6 @@ POOLS: Final[dict[str, tuple[int, dict[str, Any]]]] = {
 
 
 def declared(url: str) -> Declaration:
-    account = {
-        "id": "acc",
-        "provider": "simulated",
-        "region": "r",
-        "credential": "none",
-        "identity": "acc",
-        "lease_pool": "acc",
-        "settings": {"url": url},
-    }
     pools = [
         {"id": pool, "max_capacity": maximum, "launch_configs": [launch_config(f"{pool}-a", settings)]}
         for pool, (maximum, settings) in POOLS.items()
@@ -70,7 +62,7 @@ def declared(url: str) -> Declaration:
         "pacing": "off",
     }
     return Declaration.model_validate(
-        {"version": 1, "lease_pools": [lease_pool], "accounts": [account], "worker_pools": pools}
+        {"version": 1, "lease_pools": [lease_pool], "accounts": [simulated_account(url)], "worker_pools": pools}
     )
 
 

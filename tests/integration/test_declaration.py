@@ -19,8 +19,10 @@ from tests.support.provisioner import (
     administrator,
     after,
     apply_body,
+    awaited,
     declared,
     provisioner_on,
+    report,
     revision_id,
     weight,
 )
@@ -475,7 +477,7 @@ async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_pat
         assert (shown["paused"], shown["frozen"]) == (not pool, not pool)
         (removed,) = [
             row
-            for row in (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+            for row in (await client.get("/audit?kind=config&id=zone-a")).json()["items"]
             if row["result"] == "archived"
         ]
         assert removed["before"]["paused"] is True
@@ -484,6 +486,7 @@ async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_pat
 # Guard
 
 CONFIGS: Final = [f"zone-{letter}" for letter in "abcdefgh"]
+GROWS: Final = "worker pool linux: the minimum grows from"
 DANGEROUS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "a quarter": (declared(*CONFIGS[:6]), ""),
     "more than a quarter": (declared(*CONFIGS[:5]), "worker pool linux: archives 3 of 8 active launch configs"),
@@ -491,6 +494,10 @@ DANGEROUS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "pool removed": (declared() | {"worker_pools": []}, "worker pool linux is removed"),
     "doubled": (declared(*CONFIGS, max_capacity=200), ""),
     "more than doubled": (declared(*CONFIGS, max_capacity=201), "worker pool linux: the maximum grows from 100 to 201"),
+    "new minimum": (declared(*CONFIGS, min_capacity=5, mode="canary"), ""),
+    "minimum": (declared(*CONFIGS, min_capacity=6, mode="canary"), f"{GROWS} 0 to 6: machines launch without demand"),
+    "minimum without launches": (declared(*CONFIGS, min_capacity=90, mode="observe"), ""),
+    "unused maximum": (declared(*CONFIGS, max_capacity=0), ""),
     "new image": (with_image("linux-2", *CONFIGS), ""),
 }
 
@@ -502,7 +509,7 @@ async def test_dangerous_changes_need_their_digest(provisioner: Provisioner, bod
     before = await everything(provisioner)
     async with provisioner.database.acquire() as db:
         listed = await apply_body(db, body, dry_run=True)
-        assert listed.dangers == ([danger] if danger else [])
+        assert [*map(str, listed.dangers)] == ([danger] if danger else [])
         if danger:
             for wrong in ("", "0" * 12):
                 with pytest.raises(ConfirmationRequired) as refused:
@@ -531,12 +538,155 @@ async def test_the_maximum_of_a_launch_config_is_guarded(provisioner: Provisione
     assert len(await provisioner.declare(body, confirm="")) == 2
 
 
+async def tripped(provisioner: Provisioner, cause: str, image: str = "linux-2") -> None:
+    """Trip the revision of zone-a with this image, or the image."""
+    if cause == "record":
+        await provisioner.weights(weight(revision_id(image=image), state="tripped", reason="5 boots failed"))
+    else:
+        window = SharedWindow(
+            kind="image", id=image, stage="boot", version=1, window=8, state="tripped", reason="5 boots failed"
+        )
+        await provisioner.weights(weight("zone-b", shared=(window,)))
+
+
+@pytest.mark.parametrize("cause", ["record", "image"])
+async def test_a_tripped_revision_becomes_current_with_a_confirmation(
+    provisioner: Provisioner, tmp_path: Path, cause: str
+) -> None:
+    """By any door, unless a healthy revision launches what it does not."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"))
+    await provisioner.declare(strategy="now", terminate=False)
+    await tripped(provisioner, cause)
+    danger = f"{revision_id(image='linux-2')} is tripped: 5 boots failed"
+    bad = with_image("linux-2")
+    async with administrator(provisioner, tmp_path) as client:
+        for path, body in (("/declaration", bad), ("/pools/linux", bad["worker_pools"][0])):
+            refused = await client.put(f"{path}?replace=now&adopt=true", json=body)
+            assert (refused.status_code, refused.json()["dangers"]) == (409, [danger])
+    assert (await states(provisioner))[revision_id()] == "active"
+    await provisioner.declare(bad, confirm="")
+    assert (await states(provisioner))[revision_id()] == "natural"
+
+
+async def test_a_tripped_fallback_is_none(provisioner: Provisioner) -> None:
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"))
+    await provisioner.declare(strategy="now", terminate=False)
+    await tripped(provisioner, "record")
+    await tripped(provisioner, "record", "linux-1")
+    with pytest.raises(ConfirmationRequired, match="is tripped: 5 boots failed"):
+        await provisioner.declare(with_image("linux-2"), confirm="")
+
+
+@pytest.mark.parametrize("door", ["apply", "rollback"])
+@pytest.mark.parametrize("archived", [False, True])
+async def test_a_withdrawn_revision_returns_with_a_confirmation(
+    provisioner: Provisioner, tmp_path: Path, door: str, archived: bool
+) -> None:
+    """An apply of the unchanged file would bring a leaked secret back. It is asked about once."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"), strategy="now", by="ann")
+    if archived:
+        await provisioner.database.execute(
+            "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock() WHERE state = 'draining'"
+        )
+    before = await everything(provisioner)
+    danger = f"{revision_id()} was withdrawn: replaced with `now` by ann at 2026-01-01 12:00 UTC"
+    async with administrator(provisioner, tmp_path) as client:
+
+        async def returned(confirm: str) -> Any:
+            if door == "apply":
+                return await client.put(
+                    f"/declaration?confirm={confirm}", json=declared() | {"metadata": {"owner": "test"}}
+                )
+            return await client.post("/pools/linux/rollback", json={"reason": "r", "confirm": confirm})
+
+        refused = await returned("")
+        assert (refused.status_code, refused.json()["dangers"]) == (409, [danger])
+        assert await everything(provisioner) == before
+        assert (await returned(refused.json()["digest"])).status_code == 200
+    await provisioner.declare(with_image("linux-2"), confirm="")
+    await provisioner.declare(confirm="")
+
+
+FALLS: Final = "worker pool linux: the maximum falls from 100 to"
+
+
+def serving(*configs: str, **changes: Any) -> dict[str, Any]:
+    """The usual declaration of a pool that launches."""
+    return declared(*configs, **({"mode": "enforce"} | changes))
+
+
+IN_USE: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
+    "no maximum": (serving("zone-a", "zone-b", max_capacity=0), [f"{FALLS} 0: 3 workers of 3 stop after their tasks"]),
+    "less than half": (serving("zone-a", "zone-b", max_capacity=49), [f"{FALLS} 49: 3 workers stay"]),
+    "half": (serving("zone-a", "zone-b", max_capacity=50), []),
+    "observe": (
+        declared("zone-a", "zone-b", mode="observe"),
+        [
+            "worker pool linux: the mode becomes observe: nothing is launched, and 3 workers will not be replaced",
+        ],
+    ),
+    "canary": (declared("zone-a", "zone-b", mode="canary"), []),
+    "removed": (serving() | {"worker_pools": []}, ["worker pool linux is removed: 3 workers drain"]),
+    "archived": (
+        serving("zone-b"),
+        ["worker pool linux: archives 1 of 2 active launch configs: 3 workers drain"],
+    ),
+}
+
+
+async def with_workers(provisioner: Provisioner) -> None:
+    """Three workers of zone-a, in a pool with another launch config."""
+    await provisioner.declare(serving("zone-a", "zone-b"))
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = true WHERE name = 'zone-b'")
+    await provisioner.demand(report(3))
+    await provisioner.plan()
+    await provisioner.database.execute("UPDATE launch_config_name SET paused = false")
+
+
+@pytest.mark.parametrize(("body", "dangers"), IN_USE.values(), ids=IN_USE)
+async def test_workers_are_guarded(provisioner: Provisioner, body: dict[str, Any], dangers: list[str]) -> None:
+    """Their number is shown, and is no part of what is confirmed."""
+    await with_workers(provisioner)
+    async with provisioner.database.acquire() as db:
+        listed = await apply_body(db, body, dry_run=True)
+        assert [*map(str, listed.dangers)] == dangers
+        await provisioner.database.execute("DELETE FROM worker WHERE id = (SELECT min(id::text)::uuid FROM worker)")
+        assert (await apply_body(db, body, dry_run=True)).digest == listed.digest
+
+
+async def test_a_maximum_grows_from_nothing_with_a_confirmation(provisioner: Provisioner) -> None:
+    """A new pool needs none, and neither does a pool that is declared again."""
+    await provisioner.declare(serving(max_capacity=0), confirm="")
+    with pytest.raises(ConfirmationRequired, match="worker pool linux: the maximum grows from 0 to 300"):
+        await provisioner.declare(serving(max_capacity=300), confirm="")
+    with pytest.raises(ConfirmationRequired, match="worker pool linux: the minimum grows from 0 to 90"):
+        await provisioner.declare(serving(max_capacity=300, min_capacity=90), confirm="")
+    await provisioner.declare(serving() | {"worker_pools": []})
+    await provisioner.declare(serving(max_capacity=300, min_capacity=90), confirm="")
+    await provisioner.declare(serving(max_capacity=300, min_capacity=180), confirm="")
+
+
+async def test_the_maximum_of_a_used_launch_config_is_guarded(provisioner: Provisioner) -> None:
+    """Without its own, it has that of its pool."""
+    await with_workers(provisioner)
+    body = serving("zone-a", "zone-b")
+    for config, maximum in zip(body["worker_pools"][0]["launch_configs"], (0, 1), strict=True):
+        config["max_capacity"] = maximum
+    with pytest.raises(ConfirmationRequired) as refused:
+        await provisioner.declare(body, confirm="")
+    (danger,) = refused.value.dangers
+    assert danger == "launch config zone-a: the maximum falls from 100 to 0: 3 workers of 3 stop after their tasks"
+
+
 # History and audit
 
 
 async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) -> None:
-    """A rollback declares the pool as before the last change of what was declared; the revision that it rolls away from
-    drains at once and is not terminated."""
+    """A rollback returns to the revisions before the last change of these; the one that it rolls away from drains at
+    once and is not terminated. The pool keeps its maximum."""
     await provisioner.declare()
     await provisioner.declare(with_image("linux-2", max_capacity=50))
     await provisioner.database.execute("UPDATE worker_pool SET revision = revision + 5")
@@ -545,16 +695,17 @@ async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) ->
         answer = await client.post("/pools/linux/rollback", json={"reason": "it does not boot"})
         assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
         assert [(item["id"], item["result"]) for item in answer.json()["items"]] == [
-            ("linux", "updated"),
             ("zone-a", "reactivated"),
         ]
+        current = {"zone-a": {"revision": revision_id().partition("@")[2], "image": "linux-1"}}
+        assert answer.json()["revisions"] == current
         events = await provisioner.events()
         (rolled,) = [event for event in events if isinstance(event, PoolRolledBack)]
         assert (rolled.to_revision, rolled.reason, rolled.by, rolled.max_capacity) == (
             1,
             "it does not boot",
             "admin",
-            100,
+            50,
         )
         (drain,) = [event for event in events if isinstance(event, LaunchConfigDraining)]
         assert (drain.launch_config_id, drain.terminate) == (revision_id(image="linux-2"), False)
@@ -566,10 +717,16 @@ async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) ->
             (2, "test", "apply", ""),
             (1, "test", "apply", ""),
         ]
-        assert listed[0]["spec"] == listed[2]["spec"]
+        assert [entry["to_revision"] for entry in listed] == [1, None, None]
+        assert [entry["revisions"]["zone-a"]["image"] for entry in listed] == ["linux-1", "linux-2", "linux-1"]
+        assert listed[0]["revisions"] == current
+        assert listed[0]["spec"] == listed[2]["spec"] | {"max_capacity": 50}
         assert (await client.get("/pools/linux")).headers["ETag"] == answer.headers["ETag"]
+        before = await everything(provisioner)
         again = await client.post("/pools/linux/rollback", json={"reason": "no"})
-        assert again.json()["to_revision"] == 2
+        assert (again.status_code, again.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
+        assert "with --to" in again.json()["detail"], "another one would return to what was just left"
+        assert await everything(provisioner) == before
         unknown = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 7})
         assert (unknown.status_code, unknown.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
 
@@ -594,18 +751,123 @@ async def test_a_rollback_to_a_tripped_revision_is_refused(
         assert refused.status_code == 409
         assert refused.json()["type"] == "urn:slipway:problem:rollback-tripped"
         assert f"{revision_id()} is tripped" in refused.json()["detail"]
+        preview = (await client.get("/pools/linux/rollback")).json()
+        assert (preview["refused"], preview["items"]) == (refused.json()["detail"], [])
         assert await everything(provisioner) == before
         forced = await client.post("/pools/linux/rollback", json={"reason": "r", "force": True})
         assert forced.status_code == 200
-        back = await client.post("/pools/linux/rollback", json={"reason": "r"})
+        back = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
         assert back.status_code == 200, "only the other revision is tripped"
+
+
+async def test_a_rollback_leaves_what_is_not_of_revisions(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Changes of the maximum or of a weight since then stay, also when an entry is given. The whole pool returns only
+    if that is asked for, and is guarded like any other change."""
+    await provisioner.declare(declared(max_capacity=300))
+    await provisioner.declare(with_image("linux-2", max_capacity=300))
+    body = with_image("linux-2", max_capacity=120)
+    body["worker_pools"][0]["launch_configs"][0]["base_weight"] = 0.5
+    await provisioner.declare(body)
+    wanted = (
+        "SELECT p.max_capacity, base_weight, current_id FROM worker_pool p JOIN launch_config_name n ON p.id = pool_id"
+    )
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.post("/pools/linux/rollback", json={"reason": "bad image"})
+        assert (answer.json()["to_revision"], len(answer.json()["items"])) == (1, 1)
+        assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id())
+        answer = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
+        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
+        assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id(image="linux-2"))
+        whole = {"reason": "r", "to_revision": 1, "whole": True}
+        refused = await client.post("/pools/linux/rollback", json=whole)
+        assert refused.json()["type"] == "urn:slipway:problem:confirmation-required"
+        confirmed = whole | {"confirm": refused.json()["digest"]}
+        assert (await client.post("/pools/linux/rollback", json=confirmed)).status_code == 200
+        assert tuple(await provisioner.database.fetchrow(wanted)) == (300, 1, revision_id())
+
+
+async def test_a_second_rollback_goes_further_back(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It never returns to what a rollback has left, unless that is asked for or was declared again."""
+    for image in ("linux-1", "linux-2", "linux-3"):
+        await provisioner.declare(with_image(image))
+    async with administrator(provisioner, tmp_path) as client:
+
+        async def rolled_back(**body: Any) -> Any:
+            answer = await client.post("/pools/linux/rollback", json={"reason": "r"} | body)
+            return answer.json()["revisions"]["zone-a"]["image"] if answer.status_code == 200 else answer.status_code
+
+        assert [await rolled_back() for _ in range(3)] == ["linux-2", "linux-1", 409]
+        assert await rolled_back(to_revision=2) == "linux-2"
+        await provisioner.declare(with_image("linux-4"))
+        assert await rolled_back() == "linux-2", "declared before the change"
+
+
+async def test_a_rollback_to_an_unproven_revision_keeps_the_proven_one(
+    provisioner: Provisioner, tmp_path: Path
+) -> None:
+    """As the fallback, until the target is proven; what is rolled away from drains. With `now` all others end."""
+    await provisioner.declare()
+    await provisioner.database.execute("UPDATE launch_config SET proven_at = slipway_clock()")
+    for image in ("linux-2", "linux-3"):
+        await provisioner.declare(with_image(image))
+    good, unproven, bad = (revision_id(image=f"linux-{number}") for number in (1, 2, 3))
+    assert await states(provisioner) == {good: "natural", unproven: "draining", bad: "active"}
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.post("/pools/linux/rollback", json={"reason": "r"})
+        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
+        assert await states(provisioner) == {good: "rollback", unproven: "active", bad: "draining"}
+        await provisioner.declare(with_image("linux-4"))
+        await provisioner.events()
+        answer = await client.post("/pools/linux/rollback", json={"reason": "leaked", "replace": "now"})
+        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
+        drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
+        ended = {event.launch_config_id for event in drains if event.terminate}
+        assert ended == {good, bad, revision_id(image="linux-4")}
+
+
+async def test_history_and_audit_have_the_command_and_its_reason(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Of every change of a pool, also on the drains that it makes."""
+    await provisioner.declare()
+    async with administrator(provisioner, tmp_path) as client:
+        for image, action, reason in (("linux-2", "put", ""), ("linux-3", "set-image", "patched kernel")):
+            wanted = with_image(image)["worker_pools"][0]
+            params = {"reason": reason} | ({"action": action} if reason else {})
+            assert (await client.put("/pools/linux", json=wanted, params=params)).status_code == 200
+        assert (await client.post("/pools/linux/rollback", json={"reason": "no boot"})).status_code == 200
+        expected = [("rollback", "no boot"), ("set-image", "patched kernel"), ("put", ""), ("apply", "")]
+        for path in ("/pools/linux/history", "/audit?kind=config&id=zone-a"):
+            items = (await client.get(path)).json()["items"]
+            assert [(item["action"], item["reason"]) for item in items] == expected
+        assert (await client.put("/pools/linux?action=invented", json=wanted)).status_code == 422
+    drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
+    assert [event.reason.partition(": ")[2] for event in drains] == ["patched kernel", "no boot"]
+
+
+async def test_a_rollback_keeps_a_change_made_meanwhile(provisioner: Provisioner, tmp_path: Path) -> None:
+    """One between its reading and its writing."""
+    await provisioner.declare()
+    await provisioner.declare(with_image("linux-2"))
+    async with administrator(provisioner, tmp_path) as client, provisioner.database.acquire() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        spec = "jsonb_set(spec, '{max_capacity}', '40')"
+        await other.execute(f"UPDATE worker_pool SET max_capacity = 40, spec = {spec}, spec_digest = 'd', revision = 9")
+        rolling = provisioner.start(awaited(client.post("/pools/linux/rollback", json={"reason": "r"})))
+        await provisioner.until_waiting(rolling)
+        await transaction.commit()
+        assert (await rolling).status_code == 200
+    row = await provisioner.database.fetchrow("SELECT max_capacity, spec FROM worker_pool")
+    assert (row["max_capacity"], row["spec"]["max_capacity"]) == (40, 40)
+    assert row["spec"]["launch_configs"][0]["image"] == "linux-1"
 
 
 async def test_a_removed_pool_can_be_rolled_back(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.declare()
     await provisioner.declare(declared() | {"worker_pools": []})
     async with administrator(provisioner, tmp_path) as client:
-        answer = await client.post("/pools/linux/rollback", json={"reason": "not meant"})
+        refused = await client.post("/pools/linux/rollback", json={"reason": "not meant"})
+        assert (refused.status_code, "with --whole" in refused.json()["detail"]) == (409, True)
+        answer = await client.post("/pools/linux/rollback", json={"reason": "not meant", "whole": True})
         assert [item["result"] for item in answer.json()["items"]] == ["reactivated", "reactivated"]
         shown = (await client.get("/pools/linux")).json()
         assert (shown["max_capacity"], shown["owner"]) == (100, "test")
@@ -617,7 +879,7 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.declare(with_image("linux-2", max_capacity=50), by="ann")
     await provisioner.declare(declared() | {"worker_pools": []}, by="bob", action="apply")
     async with administrator(provisioner, tmp_path) as client:
-        of_pool = (await client.get("/audit", params={"kind": "worker pool", "id": "linux"})).json()["items"]
+        of_pool = (await client.get("/audit", params={"kind": "pool", "id": "linux"})).json()["items"]
         assert [(row["by"], row["result"]) for row in of_pool] == [
             ("bob", "archived"),
             ("ann", "updated"),
@@ -627,10 +889,15 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
         assert of_pool[2]["before"] is None
         assert of_pool[2]["after"].items() >= {"max_capacity": 100, "owner": "test"}.items()
         assert (of_pool[0]["before"]["max_capacity"], of_pool[0]["after"]) == (50, None)
-        (_, changed, _) = (await client.get("/audit?kind=launch config&id=zone-a")).json()["items"]
+        (_, changed, _) = (await client.get("/audit?kind=config&id=zone-a")).json()["items"]
         hashes = [id_.removeprefix("zone-a@") for id_ in (revision_id(), revision_id(image="linux-2"))]
         assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
         assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
+        unknown = await client.get("/audit?kind=worker")
+        assert (unknown.status_code, "'account', 'pool' or 'config'" in unknown.json()["detail"]) == (422, True)
+        for since, found in (("12:00:00Z", of_pool), ("12:00:01Z", [])):
+            query = {"since": f"2026-01-01T{since}", "kind": "pool"}
+            assert (await client.get("/audit", params=query)).json()["items"] == found
     before = await everything(provisioner)
     await provisioner.declare(declared() | {"worker_pools": []})
     assert await everything(provisioner) == before
@@ -690,7 +957,7 @@ async def test_a_confirmation_covers_what_is_created(provisioner: Provisioner) -
     asked = with_image("linux-2", "zone-b")
     async with provisioner.database.acquire() as db:
         listed = await apply_body(db, asked, dry_run=True, confirm="")
-        assert listed.dangers == ["worker pool old is removed"]
+        assert [*map(str, listed.dangers)] == ["worker pool old is removed"]
         other = with_image("linux-3", "zone-b")
         with pytest.raises(ConfirmationRequired):
             await apply_body(db, other, confirm=listed.digest)

@@ -284,10 +284,20 @@ async def test_a_replacement_may_be_hastened(provisioner: Provisioner, tmp_path:
     """The same declaration at once: the fallback launches nothing more. Repeated, it changes nothing."""
     await provisioner.declare()
     await replaced(provisioner)
-    drained = {"kind": "launch config", "id": "zone-a", "result": "updated", "detail": f"ending: none → {OLD}"}
+    drained = {
+        "kind": "launch config",
+        "id": "zone-a",
+        "result": "updated",
+        "detail": f"drains at once: {OLD}, within 1800 s",
+    }
     async with administrator(provisioner, tmp_path) as client:
         body = (await client.get("/pools/linux")).json()["declared"]
-        for query, items in (("natural", []), ("now&dry_run=true", [drained]), ("now", [drained]), ("now", [])):
+        for query, items in (
+            ("natural", []),
+            ("now&drain_seconds=1800&dry_run=true", [drained]),
+            ("now&drain_seconds=1800", [drained]),
+            ("now", []),
+        ):
             answer = await client.put(f"/pools/linux?replace={query}", json=body)
             assert (answer.status_code, answer.json()["items"]) == (200, items), query
     assert await states(provisioner) == {OLD: "draining", NEW: "active"}
@@ -515,13 +525,17 @@ async def test_a_worker_that_asks_is_told_about_its_revision(provisioner: Provis
 
 
 async def test_a_pause_reaches_all_revisions_of_a_name(provisioner: Provisioner, tmp_path: Path) -> None:
-    """A revision's id means its name, and a new revision of a paused name is paused."""
+    """A revision's id is refused, since all of its name would be paused; a new revision of a paused name is paused."""
     await provisioner.declare()
     await provisioner.trust()
     await replaced(provisioner)
     await provisioner.events()
     async with administrator(provisioner, tmp_path) as client:
-        paused = await client.post(f"/launch-configs/{OLD}/pause", json={"reason": "maintenance"})
+        for verb in ("pause", "resume"):
+            refused = await client.post(f"/launch-configs/{OLD}/{verb}", json={"reason": "maintenance"})
+            assert (refused.status_code, f"slipway lc {verb} zone-a" in refused.json()["detail"]) == (422, True)
+        assert not await provisioner.events()
+        paused = await client.post("/launch-configs/zone-a/pause", json={"reason": "maintenance"})
         assert (paused.status_code, paused.json()["id"]) == (200, "zone-a")
         events = [event for event in await provisioner.events() if isinstance(event, LaunchConfigPaused)]
         assert {(event.launch_config_id, event.state) for event in events} == {(OLD, "paused"), (NEW, "paused")}
@@ -533,7 +547,7 @@ async def test_a_pause_reaches_all_revisions_of_a_name(provisioner: Provisioner,
         rows = await listed(provisioner)
         assert (rows[third]["state"], rows[third]["state_reason"]) == ("paused", "maintenance")
         assert (await client.post("/launch-configs/zone-a/resume", json={"reason": "done"})).is_success
-        assert (await client.post("/launch-configs/zone-a@000000/pause", json={"reason": "r"})).status_code == 404
+        assert (await client.post("/launch-configs/zone-x/pause", json={"reason": "r"})).status_code == 404
     await provisioner.trust()
     assert await demanded(provisioner, 9, 1) == {third: 9}
 

@@ -8,27 +8,15 @@ from slipway_client.cli.watching import Watch
 from slipway_client.transport.http import Failed
 from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised
-from slipway_common.events.pool import PoolRolledBack
 from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from tests.support.harness import Place, publisher, until
+from tests.support.pool_events import rolled_back
 
 REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity")
 
-ROLLED_BACK = PoolRolledBack(
-    pool_id="linux",
-    min_capacity=0,
-    max_capacity=9,
-    scaling_ratio="1",
-    mode="enforce",
-    paused=False,
-    frozen=False,
-    revision=9,
-    to_revision=7,
-    reason="it does not boot",
-    by="me",
-)
+ROLLED_BACK = rolled_back()
 
 
 def weight(state: str, reason: str, next_probe_at: datetime | None = None) -> WeightChanged:

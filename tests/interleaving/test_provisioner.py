@@ -928,8 +928,8 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
 OLD_ROWS: Final = """
 INSERT INTO audit (at, by, action, kind, subject_id, result)
 SELECT slipway_clock() - interval '401 days', 'op', 'apply', 'account', 'a', 'created' FROM generate_series(1, 50);
-INSERT INTO pool_revision (pool_id, revision, by, action, owner, spec, spec_digest, changes)
-SELECT 'linux', n, 'op', 'apply', '', '{}', '', '[]' FROM generate_series(100, 250) AS n;
+INSERT INTO pool_revision (pool_id, revision, by, action, owner, revisions, spec, spec_digest, changes)
+SELECT 'linux', n, 'op', 'apply', '', '{}', '{}', '', '[]' FROM generate_series(100, 250) AS n;
 INSERT INTO account (id, provider, region, identity, lease_pool_id, settings, removed)
 VALUES ('sim-z', 'simulated', 'r', 'i', 'sim-z', '{}', true)"""
 OLD_ROWS_LEFT: Final = """

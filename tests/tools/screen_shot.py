@@ -41,7 +41,14 @@ SECTIONS: Final[Mapping[str, Sequence[tuple[str, ...]]]] = {
         ("NEEDED", "NEED"),
         ("BACKLOG FOR", "BACKLOG"),
     ],
-    "CONFIG": [("NEXT PROBE", "PROBE"), ("WEIGHT",), ("SHARE",), ("IN FLIGHT", "FLIGHT"), ("OK",), ("FAILED", "FAIL")],
+    "CONFIG": [
+        ("NEXT PROBE", "PROBE"),
+        ("WEIGHT",),
+        ("SHARE",),
+        ("IN FLIGHT", "FLIGHT"),
+        ("BOOTED",),
+        ("FAILED", "FAIL"),
+    ],
     "LEASE POOL": [("HELD",), ("WAITING",), ("STARTS/MIN", "/MIN"), ("ETA",)],
     "EVENTS": [],
 }

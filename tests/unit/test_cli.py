@@ -235,7 +235,10 @@ def test_dangers_need_a_confirmation_by_their_digest(
     options = ["-f", str(folder), "--prune", "--replace", "now", "--drain-for", "2h", "--terminate"]
     refused = slipway("apply", *options, url=url)
     assert (refused.exit_code, refused.stdout, services.puts) == (4, "", [])
-    assert "worker pool windows is removed" in refused.stderr
+    *_, danger, _ = refused.stderr.splitlines()
+    assert danger == "  worker pool windows is removed"
+    assert re.search(r"worker pool +linux +created", refused.stderr), "what is confirmed is shown"
+    assert "and 2,000 more changes, which are not listed" in refused.stderr
     shown = slipway("diff", *options, url=url)
     assert (shown.exit_code, services.puts) == (3, [])
     assert "and 2,000 more changes, which are not listed" in shown.stderr
@@ -360,9 +363,10 @@ def test_owner_of_a_declaration_is_the_name_of_its_file(services: Services, url:
     piped = CliRunner().invoke(app, ["apply", "-"], input=LIMIT.replace("ID", "x"), env=where)
     assert (piped.exit_code, "metadata.owner: is missing: standard input" in piped.stderr) == (2, True)
     assert services.puts == []
-    owned = LIMIT.replace("ID", "x") + "metadata: {owner: ci}\n"
-    assert CliRunner().invoke(app, ["apply", "-"], input=owned, env=where).exit_code == 0
-    assert services.kept["lease-pools"]["documents"][0]["owner"] == "ci"
+    command = ["apply", "-", "--owner", "generator"]
+    for text, owner in ((LIMIT, "generator"), (LIMIT + "metadata: {owner: ci}\n", "ci")):
+        assert CliRunner().invoke(app, command, input=text.replace("ID", "x"), env=where).exit_code == 0
+        assert services.kept["lease-pools"]["documents"][0]["owner"] == owner
 
 
 def test_references_to_what_others_declared(services: Services, url: str, tmp_path: Path) -> None:

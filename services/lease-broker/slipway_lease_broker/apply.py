@@ -90,7 +90,8 @@ async def declare(database: Database, wanted: Declaration, act: Act, *, confirm:
 
 def _check(changes: Sequence[PoolChange], confirm: str) -> None:
     """Raise ConfirmationRequired for dangerous changes that were not confirmed."""
-    check_confirmed(digest(changes), dangers(changes), confirm)
+    shown = [made.shown() for made in changes if made.result != "unchanged"]
+    check_confirmed(digest(changes), dangers(changes), confirm, shown)
 
 
 async def repeated(attempt: Callable[[], Awaitable[Made]]) -> Made:

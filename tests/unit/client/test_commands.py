@@ -22,6 +22,7 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from tests.support.answers import (
     ANSWERS,
     AT,
+    CONFIG,
     CONFIG_ID,
     DECISION,
     ID,
@@ -182,7 +183,7 @@ def test_advice_prefers_ways_to_pass_a_token_that_ps_does_not_show() -> None:
 #   command, stub answer, cells of its first row
 TABLES = [
     ("pool ls", "pools", "linux enforce 0–60 9 2 min 3 12 10 2"),
-    ("lc ls", "launch-configs", "zone-a 3f2c9a active healthy 0.5 3 4 50 6 sim-a"),
+    ("lc ls", "launch-configs", "zone-a 3f2c9a active healthy 0.5 3 4 53 50 6 sim-a"),
     ("worker ls", "workers", f"{ID} linux {CONFIG_ID} running 2 min i-7"),
     ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),
 ]
@@ -199,6 +200,23 @@ def test_tables_are_for_people_and_json_has_everything(
     assert json.loads(slipway(*command.split(), "-o", "json", url=url).stdout) == items
 
 
+def test_workers_of_a_revision_add_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are stopping have a column where there are any. A pause does not hide the part in a roll-out."""
+    draining = {"state": "draining", "current": False, "starting": 0, "running": 4, "stopping": 8, "live": 12}
+    fallback = {"state": "paused", "current": False, "replaced_by": "natural"}
+    rows = [
+        CONFIG | {"id": f"zone-{name}@1", "name": f"zone-{name}"} | row
+        for name, row in (("a", draining), ("b", fallback))
+    ]
+    monkeypatch.setitem(ANSWERS, "launch-configs", {"items": rows})
+    heading, first, second = slipway("lc", "ls", url=url).stdout.splitlines()
+    cells = dict(zip(heading.split()[5:], first.split()[4:], strict=False))
+    shown = [cells[name] for name in ("starting", "running", "stopping", "launched", "booted")]
+    assert shown == ["0", "4", "8", "53", "50"]
+    assert first.endswith("12 workers left")
+    assert "  fallback, paused  " in second
+
+
 def test_details_are_shown(url: str) -> None:
     """A pool with its decisions, a config with windows and failures, a decision with its refused configs."""
     pool = slipway("pool", "show", "linux", url=url).stdout
@@ -206,7 +224,7 @@ def test_details_are_shown(url: str) -> None:
     assert f"{DECISION}         2  2 needed" in pool
     config = slipway("lc", "show", "zone-a", url=url).stdout
     assert "settings.disk gb  40" in config
-    (boot,) = (line.split() for line in config.splitlines() if line.startswith("boot"))
+    (boot,) = (line.split() for line in config.splitlines() if line.startswith("boot "))
     assert boot == ["boot", "1", "2", "9", "0.97"]
     assert f"{ID}  InsufficientCapacity" in config
     decision = slipway("decision", "show", DECISION, url=url).stdout

@@ -236,15 +236,15 @@ def test_status_in_a_line() -> None:
 
 
 def test_launches_per_minute() -> None:
-    def seen(at: datetime, ok: int) -> Snapshot:
-        return Snapshot(now=at, title="", configs=[Config(id="a", pool_id="linux", ok=ok)])
+    def seen(at: datetime, launched: int) -> Snapshot:
+        return Snapshot(now=at, title="", configs=[Config(id="a", pool_id="linux", launched=launched)])
 
     assert narration.rates(seen(NOW, 10), seen(NOW + timedelta(seconds=30), 25)) == {"linux": 30.0}
     assert narration.rates(seen(NOW, 10), seen(NOW, 10)) == {}
 
 
 def test_launches_of_archived_revisions_are_not_taken_back() -> None:
-    old, new = (Config(id=id_, pool_id="linux", ok=ok) for id_, ok in (("a@1", 500), ("a@2", 3)))
+    old, new = (Config(id=id_, pool_id="linux", launched=number) for id_, number in (("a@1", 500), ("a@2", 3)))
     before = Snapshot(now=NOW, title="", configs=[old])
     assert narration.rates(before, Snapshot(now=NOW + timedelta(minutes=1), title="", configs=[new])) == {"linux": 3.0}
 

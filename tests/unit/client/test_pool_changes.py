@@ -58,7 +58,17 @@ class Provisioner:
 
         @self.app.get("/pools/{pool:path}/history")
         async def history(pool: str, limit: int) -> dict[str, Any]:
-            change = {"at": AT, "by": "ann", "owner": "a.yaml", "reason": "", "spec_digest": "d"}
+            revisions = {name: {"revision": "8b1d00", "image": "linux-2"} for name in "ab"}
+            many = {f"z{n}": {"revision": "77aa01", "image": "linux-1"} for n in range(4)}
+            change = {
+                "at": AT,
+                "revisions": revisions,
+                "to_revision": None,
+                "by": "ann",
+                "owner": "a.yaml",
+                "reason": "",
+                "spec_digest": "d",
+            }
             config = {"kind": "launch config", "result": "updated"}
             config["detail"] = "revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2"
             rows = [
@@ -67,6 +77,7 @@ class Provisioner:
                 {"revision": 7, "action": "put", "changes": [config | {"id": "a"}]},
                 {
                     "revision": 4,
+                    "revisions": many,
                     "action": "apply",
                     "changes": [
                         {"kind": "worker pool", "id": POOL, "result": "updated", "detail": "max_capacity: 60 → 80"}
@@ -91,12 +102,18 @@ class Provisioner:
 
         @self.app.post("/pools/{pool:path}/rollback")
         async def roll_back(pool: str, body: dict[str, Any]) -> dict[str, Any]:
-            return self.answer(f"{pool}/rollback", body, body)
+            revisions = {"a": {"revision": "3f2c9a", "image": "linux-1"}, "b": {"revision": "55", "image": "linux-2"}}
+            return self.answer(f"{pool}/rollback", body, body) | {"to_revision": 3, "revisions": revisions}
 
     def answer(self, path: str, body: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if self.dangers and given.get("confirm") != "d1gest":
-            facts = {"digest": "d1gest", "dangers": self.dangers}
+            facts = {"digest": "d1gest", "dangers": self.dangers, "items": self.changes, "more": 1_000}
             raise Problem(409, "confirmation-required", "A confirmation is needed", "; ".join(self.dangers), **facts)
+        if body.get("min_capacity", 0) > 60:
+            errors = [{"path": "min_capacity", "reason": "must not exceed max_capacity"}]
+            raise Problem(
+                422, "invalid-declaration", "The declaration is not valid", "min_capacity: must …", errors=errors
+            )
         self.received.append((path, body, given))
         return {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
 
@@ -126,18 +143,24 @@ def test_an_image_is_replaced_by_one_word(provisioner: Provisioner, url: str) ->
         "the old one launches what it does not until 5 starts have succeeded\n",
     )
     ((path, body, given),) = provisioner.received
-    assert (path, given) == (POOL, {})
+    assert (path, given) == (POOL, {"action": "set-image"})
     assert [config["image"] for config in body["launch_configs"]] == ["linux-2", "linux-2"]
     assert body | {"launch_configs": []} == declared(launch_configs=[])
 
 
 def test_only_the_named_configs_get_the_image(provisioner: Provisioner, url: str) -> None:
     """A config without a name has the one of its place. Options become parameters."""
-    options = ("--replace", "now", "--drain-for", "30m", "--terminate")
+    options = ("--replace", "now", "--drain-for", "30m", "--terminate", "--reason", "leaked")
     assert slipway("set-image", POOL, "linux-2", "--config", OTHER, *options, url=url).exit_code == 0
     ((_, body, given),) = provisioner.received
     assert [config["image"] for config in body["launch_configs"]] == ["linux-1", "linux-2"]
-    assert given == {"replace": "now", "drain_seconds": "1800.0", "terminate": "true"}
+    assert given == {
+        "action": "set-image",
+        "reason": "leaked",
+        "replace": "now",
+        "drain_seconds": "1800.0",
+        "terminate": "true",
+    }
 
 
 def test_an_unknown_config_changes_nothing(provisioner: Provisioner, url: str) -> None:
@@ -180,7 +203,8 @@ def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:
     options = ("--max", "80", "--min", "2", "--mode", "canary", "--ratio", "1/3", "--drain-for", "2h")
     made = slipway("set", POOL, *options, url=url)
     assert made.stdout.splitlines()[1].split()[:4] == ["worker", "pool", POOL, "updated"]
-    ((_, body, _),) = provisioner.received
+    ((_, body, given),) = provisioner.received
+    assert given == {"action": "set"}
     settings = {
         "max_capacity": 80,
         "min_capacity": 2,
@@ -190,6 +214,25 @@ def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:
     }
     assert body == declared(**settings)
     assert slipway("set", POOL, url=url).exit_code == 2
+
+
+def test_a_change_of_what_a_file_declares_is_noted(provisioner: Provisioner, url: str) -> None:
+    """The next apply of the file would revert it."""
+    note = "declared by a.yaml: change it there too, or the next apply reverts this\n"
+    for command in (("set-image", POOL, "linux-2"), ("set", POOL, "--max", "80")):
+        assert slipway(*command, url=url).stderr == note
+    provisioner.changes = []
+    assert slipway("set", POOL, "--max", "80", url=url).stderr == ""
+
+
+def test_invalid_settings(provisioner: Provisioner, url: str) -> None:
+    """Exit code 2 and each problem once, whether the service or the command finds it."""
+    refused = slipway("set", POOL, "--min", "500", url=url)
+    assert refused.exit_code == 2
+    lines = ["The declaration is not valid", "  min_capacity: must not exceed max_capacity"]
+    assert refused.stderr.splitlines() == lines
+    assert slipway("set", POOL, "--mode", "fast", url=url).exit_code == 2
+    assert provisioner.received == []
 
 
 def test_nothing_to_change(provisioner: Provisioner, url: str) -> None:
@@ -215,12 +258,16 @@ def test_nothing_to_change(provisioner: Provisioner, url: str) -> None:
 def test_dangerous_changes_need_a_confirmation(
     provisioner: Provisioner, url: str, command: tuple[str, ...], again: str
 ) -> None:
-    """Exit code 4, the dangers and the command that makes them; nothing is changed before."""
+    """Exit code 4, all changes, the dangers among them and the command that makes them; nothing is changed before."""
     provisioner.dangers = [f"worker pool {POOL}: archives 2 of 3 active launch configs"]
     refused = slipway(*command, url=url)
     assert (refused.exit_code, refused.stdout, provisioner.received) == (4, "", [])
     assert refused.stderr.splitlines() == [
-        "Nothing was changed. These changes need a confirmation:",
+        "Nothing was changed. These are the changes:",
+        "  kind           id               result   detail",
+        "  launch config  gecko-t/linux-a  created  image: linux-1 → linux-2",
+        "  and 1,000 more changes, which are not listed",
+        "These changes need a confirmation:",
         f"  worker pool {POOL}: archives 2 of 3 active launch configs",
         f"To make them: {again} --confirm d1gest",
     ]
@@ -236,11 +283,35 @@ def test_a_rollback(provisioner: Provisioner, url: str) -> None:
     assert (made.exit_code, made.stdout) == (
         0,
         "gecko-t/linux-a: linux-2 → linux-1, revision 8b1d00 → 3f2c9a (reactivated), "
-        "the old one drains, 1 worker left\n",
+        "the old one drains, 1 worker left\n"
+        "As of entry 3 of the history; current: linux-1 (a@3f2c9a); linux-2 (b@55)\n",
     )
     ((path, body, _),) = provisioner.received
     assert (path, body) == (f"{POOL}/rollback", {"reason": "it does not boot", "force": True})
     assert slipway("rollback", POOL, url=url).exit_code == 2  # without a reason
+
+
+def test_all_revisions_that_a_rollback_drains_are_named(provisioner: Provisioner, url: str) -> None:
+    """With their images; one that drained before is not among them."""
+    fallback = CONFIG | {"id": "gecko-t/linux-a@77aa01", "image_revision": "linux-0", "current": False}
+    drained = fallback | {"id": "gecko-t/linux-a@000000", "state": "draining"}
+    provisioner.before = [*provisioner.after, fallback, drained]
+    gone = {"current": False, "state": "draining"}
+    old, provisioner.after = provisioner.after[0] | gone | {"live": 1}, [CONFIG | {"id": OLD}]
+    provisioner.after += [old, fallback | gone | {"live": 58}, drained]
+    made = slipway("rollback", POOL, "--reason", "it does not boot", url=url).stdout.splitlines()[0]
+    assert made.endswith(
+        ", the old one drains, 1 worker left; gecko-t/linux-a@77aa01 (linux-0) drains, 58 workers left"
+    )
+
+
+def test_a_rollback_takes_a_number(provisioner: Provisioner, url: str) -> None:
+    """The hash of a revision, which lists show, is refused with what is taken in its place."""
+    refused = slipway("rollback", POOL, "--reason", "r", "--to", "9d1a8e", url=url)
+    assert (refused.exit_code, provisioner.received) == (2, [])
+    assert f"--to takes a number from `slipway pool history {POOL}`" in " ".join(refused.stderr.split())
+    assert slipway("rollback", POOL, "--reason", "r", "--to", "9", "--whole", url=url).exit_code == 0
+    assert [body for _, body, _ in provisioner.received] == [{"to_revision": 9, "whole": True, "reason": "r"}]
 
 
 def test_json_has_the_changes(provisioner: Provisioner, url: str) -> None:
@@ -250,12 +321,12 @@ def test_json_has_the_changes(provisioner: Provisioner, url: str) -> None:
 
 def test_the_history_of_a_pool(url: str) -> None:
     heading, *rows = slipway("history", POOL, url=url).stdout.splitlines()
-    assert heading.split() == ["revision", "at", "by", "action", "owner", "detail", "reason"]
+    assert heading.split() == ["number", "at", "by", "action", "owner", "detail", "current", "reason"]
     parts = [row.split("  ") for row in rows]
-    assert [[part.strip() for part in row if part.strip()][-1] for row in parts] == [
-        "no boot",
-        "2 launch configs updated: image_revision: linux-1 → linux-2",
-        "a updated: revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2",
-        "max_capacity: 60 → 80",
+    assert [[part.strip() for part in row if part.strip()][-2:] for row in parts] == [
+        ["linux-2 (a@8b1d00, b@8b1d00)", "no boot"],
+        ["2 launch configs updated: image_revision: linux-1 → linux-2", "linux-2 (a@8b1d00, b@8b1d00)"],
+        ["a updated: revision: 3f2c9a → 8b1d00, image_revision: linux-1 → linux-2", "linux-2 (a@8b1d00, b@8b1d00)"],
+        ["max_capacity: 60 → 80", "linux-1 (4 launch configs)"],
     ]
     assert len(json.loads(slipway("history", POOL, "-n", "2", "-o", "json", url=url).stdout)) == 2

@@ -12,7 +12,7 @@ from slipway_client.view import narration, screen
 from slipway_client.view.phrases import drain, is_overdue, progress
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, label, labels, shares
 from slipway_common.base.revisions import hash_of, name_of
-from slipway_common.events.pool import PoolRolledBack
+from tests.support.pool_events import rolled_back
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=1)
@@ -27,6 +27,7 @@ DRAINING = msgspec.structs.replace(
     live=3,
     drain_until=NOW + timedelta(hours=1),
 )
+
 PROVEN = msgspec.structs.replace(NEW, proven=True, succeeded_starts=5)
 TRIPPED = msgspec.structs.replace(NEW, health_state="tripped", reason="a@8b1d00 tripped: 3 boot errors")
 
@@ -79,7 +80,7 @@ STEPS: list[tuple[str, list[Config], list[Config], list[tuple[str, str]]]] = [
             OLD,
             msgspec.structs.replace(NEW, current=False, state="draining", state_reason="rolled back"),
         ],
-        [("a@3f2c9a is current again", ""), ("a@8b1d00 drains: rolled back (0 workers left)", "")],
+        [("a@3f2c9a is current again", ""), ("a@8b1d00 drains: rolled back (no workers left)", "")],
     ),
     ("first revision of a name is proven", [NEW], [PROVEN], []),
     ("nothing new", [NEW, FALLBACK], [NEW, FALLBACK], []),
@@ -119,10 +120,9 @@ def test_many_revisions_of_a_pool_share_a_line() -> None:
 
 
 def test_a_rollback_is_narrated_from_its_event() -> None:
-    capacity: dict[str, Any] = {"min_capacity": 0, "max_capacity": 9, "scaling_ratio": "1", "mode": "enforce"}
-    state = capacity | {"pool_id": "linux", "paused": False, "frozen": False, "revision": 9}
-    event = PoolRolledBack(**state, to_revision=7, reason="it does not boot", by="me")
-    assert narration.rolled_back(event, NOW) == EventLine(NOW, "pool linux rolled back to revision 7: it does not boot")
+    assert narration.rolled_back(rolled_back(), NOW) == EventLine(
+        NOW, "pool linux rolled back to revision 7: it does not boot"
+    )
 
 
 def test_the_pause_of_a_name_is_one_line() -> None:
@@ -255,7 +255,7 @@ def test_progress(config: dict[str, Any], text: str) -> None:
         (0, 3, False, "3 workers left, 0 s over the deadline", True),
         (-90, 1, False, "1 worker left, 1 min 30 s over the deadline", True),
         (-90, 1, True, "1 worker left, 1 min 30 s over the deadline, being terminated", True),
-        (-90, 0, False, "0 workers left, 1 min 30 s over the deadline", False),
+        (-90, 0, False, "no workers left", False),
     ],
 )
 def test_drain(seconds: float, live: int, terminate: bool, text: str, overdue: bool) -> None:

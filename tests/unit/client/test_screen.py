@@ -21,7 +21,14 @@ SIZES = [(80, 24), (200, 50)]
 
 
 def config(name: str, **fields: Any) -> Config:
-    usual: dict[str, Any] = {"pool_id": "linux", "weight": 0.9, "stages": STAGES, "ok": 341, "failed": 2}
+    usual: dict[str, Any] = {
+        "pool_id": "linux",
+        "weight": 0.9,
+        "stages": STAGES,
+        "launched": 350,
+        "booted": 341,
+        "failed": 2,
+    }
     return Config(id=name, **usual | fields)
 
 
@@ -242,7 +249,7 @@ def test_shares_above_zero_are_visible() -> None:
 @pytest.mark.parametrize("width", range(48, 230, 7))
 def test_a_value_is_whole_or_not_there(width: int) -> None:
     """The values of a row on a narrow screen are some of those on a wide one, letter by letter."""
-    shown = snapshot(configs=[config(f"c-{n}", ok=10**n, failed=7**n) for n in range(6)])
+    shown = snapshot(configs=[config(f"c-{n}", booted=10**n, failed=7**n) for n in range(6)])
     wide, narrow = (
         {line.split()[0]: [part for part in line.split() if not set(part) & set(screen.EIGHTHS)] for line in lines}
         for lines in (drawn(shown, 230, 40)[3:15], drawn(shown, width, 40)[3:15])
@@ -280,7 +287,7 @@ CONFIGS = st.builds(
     stages=st.dictionaries(
         st.sampled_from(["launch", "boot", "claim"]), st.builds(Stage, in_flight=COUNTS, unfolded=COUNTS, window=COUNTS)
     ),
-    ok=st.none() | COUNTS,
+    booted=st.none() | COUNTS,
     failed=st.none() | COUNTS,
     reason=st.none() | NAMES,
     next_probe_at=st.none() | st.just(NOW + timedelta(days=400)),

@@ -389,7 +389,7 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [
             "in mode observe: Slipway decides and records, and launches nothing.",
             f"Effect: {SERVES}; nothing is launched.",
-            "Remedy: declare `mode: enforce` and run `slipway apply`.",
+            "Remedy: `slipway pool set linux --mode enforce`; so does the declaration.",
             LAST,
         ],
     ),
@@ -656,21 +656,28 @@ DRAIN = {
 }
 
 
+BACK = "`slipway pool rollback linux --reason …` returns to entry 4 of `slipway pool history linux`"
+OTHER_IMAGE = "`slipway pool set-image linux IMAGE` takes another image"
+
+
+def rollback(*names: str, refused: str = "") -> dict[str, Any]:
+    """Preview of a rollback that changes these launch configs."""
+    items = [{"kind": "launch config", "id": name, "result": "reactivated", "detail": ""} for name in names]
+    return {"to_revision": 4, "items": items, "dangers": [], "refused": refused}
+
+
 def test_a_new_revision_that_is_not_proven() -> None:
     old = config("a@1", **FALLBACK)
     explained = of_config(config("a@2", **NEW), POOL, [], [FREE], siblings=[old], now=NOW)
     assert explained.sentences(NOW)[:4] == [
         "Launch config a@2: new, 2 of 5 starts succeeded; its fallback is a@1.",
         "Effect: launches by its weight (weight 0.9, 0 starting, 0 running).",
-        "Remedy: none needed; `slipway pool rollback linux --reason …` returns to it.",
+        "Remedy: none needed; `slipway pool rollback linux --reason …` returns to what was declared before.",
         "a@1 is fallback: launches what the new revision does not.",
     ]
-    bad = of_config(tripped("a@2", **NEW), POOL, [], [FREE], siblings=[old], now=NOW)
+    bad = of_config(tripped("a@2", **NEW), POOL, [], [FREE], siblings=[old], rollback=rollback("a"), now=NOW)
     assert bad.cause.startswith("tripped at launch: 2 capacity errors")
-    assert (
-        "Also: new, 2 of 5 starts succeeded; its fallback is a@1. "
-        "Remedy: `slipway pool rollback linux --reason …` returns to it." in bad.details
-    )
+    assert f"Also: new, 2 of 5 starts succeeded; its fallback is a@1. Remedy: {BACK}." in bad.details
 
 
 def test_a_fallback() -> None:
@@ -714,8 +721,15 @@ def test_a_pause_is_resumed_by_name() -> None:
     assert of_config(paused, POOL, [], [FREE], now=NOW).remedy == "`slipway lc resume a --reason …`"
 
 
-def explained_pool(*configs: dict[str, Any]) -> list[str]:
-    return of_pool(POOL, [CALM], configs, [], [], calculator="", now=NOW).sentences(NOW)
+def explained_pool(*configs: dict[str, Any], back: dict[str, Any] | None = None, **pool: Any) -> list[str]:
+    return of_pool(POOL | pool, [CALM], configs, [], [], calculator="", rollback=back, now=NOW).sentences(NOW)
+
+
+def by_image(id_: str, **fields: Any) -> dict[str, Any]:
+    """A launch config whose image has tripped."""
+    reason = f"{id_} tripped: image linux-bad: 5 boots failed"
+    image = {"image_revision": "linux-bad", "tripped_by": "image", "tripped_by_id": "linux-bad"}
+    return tripped(id_, **image, reason=reason, **fields)
 
 
 def test_a_pool_that_rolls_out() -> None:
@@ -728,13 +742,51 @@ def test_a_pool_that_rolls_out() -> None:
 
 def test_a_pool_whose_new_revision_is_bad() -> None:
     """Its launches go to the fallback, and the way back is named."""
-    lines = explained_pool(tripped("a@2", **NEW), config("a@1", **FALLBACK))
+    lines = explained_pool(tripped("a@2", **NEW), config("a@1", **FALLBACK), back=rollback("a"))
     assert lines[0].startswith("Pool linux: 1 of 2 active revisions tripped: a@2 (")
     assert "launches go to a@1." in lines[2]
-    assert (
-        "Also: 1 new revision not proven: a@2 (2 of 5 starts succeeded, fallback 1). "
-        "Remedy: `slipway pool rollback linux --reason …` returns to the fallbacks." in lines
-    )
+    assert f"Also: 1 new revision not proven: a@2 (2 of 5 starts succeeded, fallback 1). Remedy: {BACK}." in lines
+
+
+def test_a_pool_whose_image_is_bad() -> None:
+    """The image is the cause, and a rollback the remedy; the maximum is far away."""
+    bad = [by_image(f"{name}@2", **NEW) for name in "abc"]
+    lines = explained_pool(*bad, back=rollback("a", "b", "c"), serving=1, max_capacity=100, pending=500)
+    assert lines[0] == "Pool linux: image linux-bad fails in 3 of 3 launch configs."
+    assert lines[1] == "Since 14:28:20, 1 min 40 s ago."
+    assert lines[3] == f"Remedy: {BACK}."
+    assert lines[4].startswith("Also: 3 of 3 active launch configs tripped: a@2 (image linux-bad: 5 boots failed")
+    assert not [line for line in lines if "max_capacity" in line]
+
+
+def test_a_bad_image_beside_its_fallbacks() -> None:
+    """The remedy is named once."""
+    lines = explained_pool(by_image("a@2", **NEW), config("a@1", **FALLBACK), config("b@1"), back=rollback("a"))
+    assert lines[0] == "Pool linux: image linux-bad fails in 1 of 2 launch configs."
+    assert [line for line in lines if "pool rollback" in line] == [f"Remedy: {BACK}."]
+
+
+@pytest.mark.parametrize(
+    ("back", "remedy"),
+    [
+        (
+            rollback(refused="a@1 is tripped: 3 boots failed; roll back with force if it is meant"),
+            f"{OTHER_IMAGE}; a rollback would be refused: a@1 is tripped: 3 boots failed; roll back with force if it is meant",
+        ),
+        (
+            rollback("b"),
+            f"{OTHER_IMAGE}; so does `slipway pool rollback linux --to NUMBER --reason …`, by `slipway pool history linux`",
+        ),
+    ],
+    ids=["its target is tripped", "the last change was another one"],
+)
+def test_a_rollback_that_does_not_help_is_not_the_remedy(back: dict[str, Any], remedy: str) -> None:
+    bad = by_image("a@2")
+    assert f"Remedy: {remedy}." in explained_pool(bad, back=back)
+    assert of_config(bad, POOL, [], [], rollback=back, now=NOW).remedy == remedy
+    window = {"kind": "image", "id": "linux-bad", "stage": "boot", "window": 1, "state": "tripped", "reason": ""}
+    explained = of_image("linux-bad", [bad | {"shared": [window]}], back, now=NOW)
+    assert explained.remedy == f"{remedy}; Slipway goes on to probe this one"
 
 
 def test_a_drain_over_its_deadline_has_a_remedy() -> None:
@@ -761,12 +813,11 @@ def test_image() -> None:
         tripped("zone-b", tripped_by="image", tripped_by_id="linux-1", shared=[window | {"reason": "5 boot errors"}]),
         config("zone-a"),
     ]
-    assert of_image("linux-1", users, now=NOW).sentences(NOW) == [
+    assert of_image("linux-1", users, rollback("zone-a", "zone-b"), now=NOW).sentences(NOW) == [
         "Image linux-1: tripped at boot: 5 boot errors.",
         "Since 14:28:20, 1 min 40 s ago.",
         "Effect: launches of it are probes only; 2 launch configs of pool linux use it: zone-b, zone-a.",
-        "Remedy: `slipway pool rollback linux --reason …` returns to the revisions before, "
-        "`slipway pool set-image linux IMAGE` takes another image; Slipway goes on to probe this one.",
+        f"Remedy: {BACK}; Slipway goes on to probe this one.",
         "Window of boot: 1, 5 unconfirmed starts.",
     ]
     assert of_image("linux-1", users[1:], now=NOW).sentences(NOW) == [

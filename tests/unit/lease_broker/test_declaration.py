@@ -60,7 +60,7 @@ def test_an_answer_is_bounded() -> None:
     assert answer["digest"] != fewer["digest"]
     expected = [f"lease pool p{number:05} is removed" for number in range(DANGERS_MAX)]
     assert answer["dangers"] == [*expected, f"and {CHANGES_MAX + 1 - DANGERS_MAX:,} more dangers"]
-    refused = ConfirmationRequired(answer["digest"], dangers(compare(current, declaration())))
+    refused = ConfirmationRequired(answer["digest"], dangers(compare(current, declaration())), [])
     assert [*refused.dangers] == answer["dangers"]
 
 
@@ -83,7 +83,8 @@ def adaptive(floor: int, ceiling: int) -> Policy:
         ({}, {"limit_units": 20}, []),
         ({}, {"limit_units": 21}, ["lease pool p: the maximum grows from 10 to 21"]),
         ({}, {"limit_units": 1}, []),
-        ({"limit_units": 0}, {"limit_units": 1000}, []),
+        ({"limit_units": 0}, {"limit_units": 1}, ["lease pool p: the maximum grows from 0 to 1"]),
+        ({"limit_units": 0, "owner": "", "archived": True}, {"limit_units": 1000}, []),
         ({}, {"policy": adaptive(1, 20)}, []),
         ({}, {"policy": adaptive(1, 21)}, ["lease pool p: the maximum grows from 10 to 21"]),
         ({"policy": adaptive(1, 30)}, {"policy": adaptive(1, 60)}, []),
@@ -106,14 +107,15 @@ def adaptive(floor: int, ceiling: int) -> Policy:
 def test_a_limit_that_is_more_than_doubled_is_a_danger(
     before: dict[str, Any], after: dict[str, Any], expected: list[str]
 ) -> None:
-    """And so is an adaptive ceiling."""
-    assert dangers(compare([pool("p", **before)], declaration(pool("p", **after)))) == expected
+    """And so is an adaptive ceiling, and any limit above 0; not that of a lease pool that is declared again."""
+    made = compare([msgspec.structs.replace(POOL, **before)], declaration(msgspec.structs.replace(POOL, **after)))
+    assert [danger.text for danger in dangers(made)] == expected
 
 
 def test_a_removed_pool_is_a_danger() -> None:
     """Also one that nobody declared, under prune. Creating, adopting and reactivating are none."""
     current = [pool("mine"), pool("unowned", ""), archived("gone")]
-    assert dangers(compare(current, declaration(prune=True))) == [
+    assert [*map(str, dangers(compare(current, declaration(prune=True))))] == [
         "lease pool mine is removed",
         "lease pool unowned is removed",
     ]

@@ -14,13 +14,13 @@ from slipway_common.events.launch_config import (
     LaunchConfigState,
     LaunchConfigUpdated,
 )
-from slipway_common.events.pool import PoolRolledBack
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, POOL_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Evidence, Published, Rows
 from slipway_local.check.image_change import BAD_MACHINES_MAX, Commands, judge
 from slipway_local.check.roll_out import drains, launched_while_draining, lost_tasks
 from slipway_simulator import facts
+from tests.support.pool_events import rolled_back
 
 OLD, NEW, BAD = "c@1", "c@2", "c@3"
 IMAGES: Final = {OLD: "i-1", NEW: "i-2", BAD: "i-3"}
@@ -107,19 +107,7 @@ def good() -> Evidence:
     )
 
 
-ROLLED_BACK: Final = PoolRolledBack(
-    pool_id="p",
-    min_capacity=0,
-    max_capacity=9,
-    scaling_ratio="1",
-    mode="enforce",
-    paused=False,
-    frozen=False,
-    revision=9,
-    to_revision=5,
-    reason="it does not boot",
-    by="op",
-)
+ROLLED_BACK: Final = rolled_back(pool_id="p", to_revision=5, by="op")
 
 
 def with_ledger(*more: facts.Fact) -> Evidence:

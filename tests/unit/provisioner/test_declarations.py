@@ -55,7 +55,7 @@ def reader(index: Index = NOTHING) -> DeclaredReader:
 def compared(body: dict[str, Any], seen: Snapshot = EMPTY, request: Request = REQUEST) -> Writes:
     reading = reader()
     reading.entry("worker_pools", msgspec.json.encode(body))
-    found = Comparison(request, seen, datetime(2026, 1, 1, tzinfo=UTC))
+    found = Comparison(request, seen, datetime(2026, 1, 1, tzinfo=UTC), {})
     found.pool(reading.finished().pools["linux"].rows({"a": "here"}), ())
     return found.writes
 

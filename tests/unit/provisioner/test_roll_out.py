@@ -15,12 +15,12 @@ from slipway_common.events.scopes import Key
 from slipway_provisioner.domain import planning, roll_out
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage
-from slipway_provisioner.domain.roll_out import Progress, Revision, Standing, Strategy, replace, verdict
+from slipway_provisioner.domain.roll_out import Progress, Replacement, Revision, Standing, replace, verdict
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
-STRATEGIES: Final[tuple[Strategy, ...]] = ("natural", "rolling", "now")
+STRATEGIES: Final[tuple[Replacement, ...]] = ("natural", "rolling", "now", "rollback")
 
 
 # Replacement
@@ -49,12 +49,17 @@ REPLACED = [
     ([GOOD, revision("older", state="draining")], "new", "natural", "good", ()),
     ([GOOD, revision("older", state="draining")], "older", "natural", "good", ()),
     ([GOOD, revision("older", state="draining"), GONE], "new", "now", None, ("good", "older")),
+    ([UNPROVEN, FALLBACK], "older", "rollback", "fallback", ("unproven",)),  # the target is not proven either
+    ([UNPROVEN, FALLBACK], "fallback", "rollback", None, ("unproven",)),
+    ([UNPROVEN, revision("other")], "older", "rollback", None, ("unproven", "other")),
+    ([GOOD], "older", "rollback", None, ("good",)),  # what is rolled away from launches nothing
+    ([GOOD, revision("older", state="draining")], "new", "rollback", None, ("good",)),
 ]
 
 
 @pytest.mark.parametrize(("revisions", "target", "strategy", "fallback", "drains"), REPLACED)
 def test_replacement(
-    revisions: list[Revision], target: str, strategy: Strategy, fallback: str | None, drains: tuple[str, ...]
+    revisions: list[Revision], target: str, strategy: Replacement, fallback: str | None, drains: tuple[str, ...]
 ) -> None:
     """While the new revision is not proven, the one that is most likely to work stays as the fallback."""
     steps = replace(revisions, target, strategy, terminate=True)
@@ -70,7 +75,7 @@ Changes = st.lists(
 @given(Changes)
 def test_laws_of_replacement(changes: list[Any]) -> None:
     """Through any changes there is one current revision and at most one fallback, and unless it is replaced now or by
-    a proven one, a launching revision always remains beside one without proof."""
+    a proven one, or rolled back, a launching revision always remains beside one without proof."""
     rows: dict[str, Revision] = {}
     for change in changes:
         if change == "end":
@@ -84,7 +89,8 @@ def test_laws_of_replacement(changes: list[Any]) -> None:
             steps = replace(list(rows.values()), target, strategy)
             proven = target in rows and rows[target].proven
             assert {*steps.drain_ids, *filter(None, [steps.fallback_id])} == {row.id for row in before}
-            assert (steps.fallback_id is not None) == (bool(before) and strategy != "now" and not proven)
+            kept = [row for row in before if strategy != "rollback" or (row.proven and not row.current)]
+            assert (steps.fallback_id is not None) == (bool(kept) and strategy != "now" and not proven)
             if any(row.proven for row in before) and steps.fallback_id is not None:
                 assert rows[steps.fallback_id].proven
             rows = {id_: msgspec.structs.replace(row, current=False) for id_, row in rows.items()}
@@ -185,6 +191,7 @@ DRAINING = [
     (OVER | {"drain_terminate": True, "stoppable": 0, "without_task": 0}, NOTHING),
     ({"drain_terminate": True}, NOTHING),  # a gradual replacement ends at its deadline
     ({"drain_terminate": True, "replaced_by": "now"}, {"stop"}),
+    ({"drain_terminate": True, "replaced_by": "rollback"}, NOTHING),
     ({"drain_terminate": True, "replaced_by": "now", "without_task": 0}, NOTHING),
     ({"drain_terminate": False, "replaced_by": "now"}, NOTHING),
     (OVER | {"drain_terminate": True, "replaced_by": "now"}, {"stop all"}),
@@ -237,6 +244,7 @@ RETURNS = [
     (record(9), {}, False),
     (None, {}, False),
     (tripped_by("image", "boot"), {"replaced_by": "now"}, False),  # its secret is leaked
+    (tripped_by("image", "boot"), {"replaced_by": "rollback"}, False),  # a person has left it
     (tripped_by("image", "boot"), {"replaced_by": ""}, False),  # a person drains it
     (tripped_by("image", "boot"), {"proven": False}, True),  # better than none
     (tripped_by("image", "boot"), {"record": tripped_by("image", "boot")}, False),
@@ -247,7 +255,7 @@ RETURNS = [
 def test_a_draining_revision_returns_if_the_image_of_the_current_one_goes_bad(
     known: dict[str, Any] | None, changes: dict[str, Any], returns: bool
 ) -> None:
-    """As the fallback, if it is healthy and its replacement was no matter of security."""
+    """As the fallback, if it is healthy and nobody has left it for a reason of its own."""
     current = progress("linux@new", state="active", current=True, record=known)
     draining = progress(**changes)
     made = verdict([draining, current], NOW)

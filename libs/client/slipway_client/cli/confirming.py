@@ -1,34 +1,45 @@
-"""Confirmation of dangerous changes: without it a command changes nothing, prints the dangers and exits with 4."""
+"""Confirmation of dangerous changes: without it a command changes nothing, prints what it would change and the dangers,
+and exits with 4."""
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Final
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_client.cli.tables import drawn
 from slipway_client.transport.http import Failed
 
 CONFIRMATION: Final = 4
 """Exit code of a command that needs a confirmation."""
 NOT_COPIED: Final = ("confirm", "output", "help")  # options of a command that it is not repeated with
+CHANGE_FIELDS: Final = ("kind", "id", "result", "detail")
 REQUIRED: Final = "confirmation-required"  # the refusal of a service
 
 Confirm = Annotated[str | None, typer.Option("--confirm", metavar="DIGEST", help="Digest of dangerous changes to make")]
 
 
 class ConfirmationNeeded(Failed):
-    """Dangerous changes that were not confirmed by their digest. `command` is the one to repeat with it."""
+    """Changes that were not confirmed by their digest: all of them, since it confirms all, and the dangers among them.
+    `command` is the one to repeat with it."""
 
     exit_code = CONFIRMATION
 
-    def __init__(self, command: str, dangers: Sequence[str], digest: str) -> None:
-        listed = "".join(f"\n  {danger}" for danger in dangers)
-        super().__init__(
-            f"Nothing was changed. These changes need a confirmation:{listed}\n"
-            f"To make them: {command} --confirm {digest}",
-            REQUIRED,
-        )
+    def __init__(
+        self, command: str, changes: Sequence[Mapping[str, Any]], more: int, dangers: Sequence[str], digest: str
+    ) -> None:
+        lines = ["Nothing was changed. These are the changes:"]
+        lines += [f"  {line}" for line in drawn(changes, CHANGE_FIELDS, sys.stderr, styled=False)]
+        lines += [f"  and {more:,} more changes, which are not listed"] if more else []
+        super().__init__("\n".join([*lines, *confirmation(command, dangers, digest)]), REQUIRED)
+
+
+def confirmation(command: str, dangers: Sequence[str], digest: str) -> list[str]:
+    """Lines that name the dangers, and the command that makes the changes."""
+    listed = (f"  {danger}" for danger in dangers)
+    return ["These changes need a confirmation:", *listed, f"To make them: {command} --confirm {digest}"]
 
 
 def command_line(context: typer.Context, *command: str) -> str:
@@ -64,4 +75,6 @@ def confirmable(command: str) -> Iterator[None]:
         if error.slug != REQUIRED:
             raise
         problem = error.problem
-        raise ConfirmationNeeded(command, problem.get("dangers", ()), str(problem.get("digest", ""))) from error
+        changes, more = problem.get("items", ()), problem.get("more", 0)
+        dangers, digest = problem.get("dangers", ()), str(problem.get("digest", ""))
+        raise ConfirmationNeeded(command, changes, more, dangers, digest) from error

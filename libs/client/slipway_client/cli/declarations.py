@@ -98,7 +98,7 @@ class Declarations:
             self._refuse("accounts", {row["spec"]["id"] for row in rows})
         self._check()
 
-    def read(self, files: Sequence[Path], speed: float) -> None:
+    def read(self, files: Sequence[Path], speed: float, default_owner: str | None = None) -> None:
         """Read declarations. Raises InvalidFile with the problems of all files."""
         refused: list[InvalidFile] = []
         owners: dict[str, Path] = {}  # owners that are the name of a file
@@ -110,7 +110,7 @@ class Declarations:
                     reading.refuse(self._identities.add(str(file), path, entry))
                     document.add(entry, speed)
                 reading.check()
-                owner = _owner(file, reading.head.metadata.owner, owners)
+                owner = _owner(file, reading.head.metadata.owner or default_owner, owners)
             except Invalid as error:
                 refused.append(InvalidFile(file, error.problems, error.more))
                 continue
@@ -169,7 +169,7 @@ def _owner(file: Path, given: str | None, by_name: dict[str, Path]) -> str:
     if given is not None:
         return given
     if file == STANDARD_INPUT:
-        problem = "is missing: standard input has no file name that could be the owner"
+        problem = "is missing: standard input has no file name that could be the owner; give --owner"
     elif not re.fullmatch(NAME_PATTERN, file.name):
         problem = f"is missing, and the file's name, {file.name!r}, cannot be an owner: {PATTERN_MEANS[NAME_PATTERN]}"
     elif file.name in by_name:

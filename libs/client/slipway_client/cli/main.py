@@ -9,6 +9,7 @@ from typer.core import TyperGroup, TyperOption
 
 from slipway_client.cli.commands import (
     alerts,
+    audit,
     configs,
     declared,
     doctor,
@@ -79,6 +80,7 @@ app.command()(launch_stops.stop_launching)
 app.command()(launch_stops.start_launching)
 app.add_typer(events.app, name="events")
 app.add_typer(alerts.app, name="alert")
+app.command()(audit.audit)
 app.command()(why.why)
 app.command()(doctor.doctor)
 app.add_typer(operations.dlq, name="dlq")

@@ -119,6 +119,9 @@ OfLeasePool = Annotated[
     str | None, typer.Option("--pool", metavar="POOL", help="Lease pool [default: all]", autocompletion=lease_pools)
 ]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded with the change")]
+OptionalReason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Reason, recorded with the change [default: none]")
+]
 For = Annotated[
     str | None, typer.Option("--for", metavar="DURATION", help="Duration, such as 30m or 1d12h [default: no end]")
 ]

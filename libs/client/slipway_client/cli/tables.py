@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Wide enough that no cell is folded when a program reads the table line by line.
 PIPE_COLUMNS: Final = 10_000
 # Columns of sentences, which wrap at words on a narrow terminal. Cells of other columns are never folded or cut.
-SENTENCES: Final = frozenset({"reason", "detail", "summary"})
+SENTENCES: Final = frozenset({"reason", "detail", "change", "summary"})
 # A sentence column is dropped rather than wrapped to fewer characters than this.
 SENTENCE_COLUMNS_MIN: Final = 20
 GAP: Final = 2
@@ -45,15 +45,29 @@ def show(
     elif not rows:
         print(nothing)
     else:
-        from rich.console import Console
+        sys.stdout.write("".join(f"{line}\n" for line in drawn(rows, fields, sys.stdout, drop=drop)))
 
-        terminal = sys.stdout.isatty()
-        console = Console(width=None if terminal else PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
-        with console.capture() as drawn:
-            columns = _fitting([_column(rows, field) for field in fields], console.width, drop)
-            console.width = max(console.width, _width(columns))  # a single ID may be wider than the terminal
-            console.print(_table(columns))
-        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().split("\n")[:-1]))
+
+def drawn(
+    rows: Sequence[Row], fields: Sequence[Field], to: TextIO, *, drop: Sequence[str] = (), styled: bool = True
+) -> list[str]:
+    """Lines of a table for a terminal or a pipe."""
+    from rich.console import Console
+
+    terminal = to.isatty()
+    console = Console(
+        width=None if terminal else PIPE_COLUMNS,
+        file=to,
+        color_system="auto" if styled else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    with console.capture() as captured:
+        columns = _fitting([_column(rows, field) for field in fields], console.width, drop)
+        console.width = max(console.width, _width(columns))  # a single ID may be wider than the terminal
+        console.print(_table(columns))
+    return [line.rstrip() for line in captured.get().split("\n")[:-1]]
 
 
 def as_json(value: Any) -> None:

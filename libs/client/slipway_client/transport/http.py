@@ -54,6 +54,12 @@ class Failed(Exception):
         self.problem = problem or {}
 
 
+class InvalidDeclaration(Failed):
+    """A service refused a declaration as invalid, as a file would be."""
+
+    exit_code = 2
+
+
 class Api:
     """Services of one deployment for one caller. `topic_prefix` is the prefix of all topic names."""
 
@@ -184,12 +190,14 @@ def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
         status = f"{answer.status_code} {printable(answer.reason_phrase)}".strip()
         text = f"{service} answered {status} to {answer.request.method} {path}: is it a Slipway service?"
         return Failed(text, status=answer.status_code, path=path)
-    lines = [": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))]
+    slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
+    is_invalid = slug == "invalid-declaration"  # whose detail is the first of its errors
+    lines = [": ".join(str(problem[part]) for part in ("title", "detail")[: 2 - is_invalid] if problem.get(part))]
     for entry in problem.get("errors", []):
         lines.append(
             "  " + ": ".join(str(entry[part]) for part in ("document", "where", "path", "reason") if entry.get(part))
         )
-    slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
     if slug in ADVICE:
         lines.append(ADVICE[slug])
-    return Failed("\n".join(map(printable, lines)), slug, answer.status_code, path=path, problem=problem)
+    kind = InvalidDeclaration if is_invalid else Failed
+    return kind("\n".join(map(printable, lines)), slug, answer.status_code, path=path, problem=problem)

@@ -238,10 +238,10 @@ def rates(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
     Revisions come and go: a new one has launched all of its workers since, one that is no longer listed none.
     """
     minutes = (now.now - before.now).total_seconds() / 60
-    earlier = {config.id: config.ok or 0 for config in before.configs}
+    earlier = {config.id: config.launched or 0 for config in before.configs}
     launched: Counter[str] = Counter()
     for config in now.configs:
-        launched[config.pool_id] += (config.ok or 0) - earlier.get(config.id, 0)
+        launched[config.pool_id] += (config.launched or 0) - earlier.get(config.id, 0)
     return {pool: number / minutes for pool, number in launched.items() if minutes > 0}
 
 

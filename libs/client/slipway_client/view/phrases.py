@@ -96,16 +96,21 @@ def unproven(config: Row) -> str:
     return f"{config.get('succeeded_starts') or 0} of {count(config.get('needed_starts') or 0, 'start')} succeeded"
 
 
+def workers_left(live: int) -> str:
+    """Workers that a draining revision still has."""
+    return f"{count(live, 'worker')} left" if live else "no workers left"
+
+
 def drain(config: Row, now: datetime) -> str:
-    """Progress of a draining revision: its workers, and what happens at its deadline."""
-    left = count(config.get("live") or 0, "worker")
-    if not config.get("drain_until"):
-        return f"{left} left"
+    """Progress of a draining revision: its workers, and what happens to them at its deadline."""
+    left = workers_left(config.get("live") or 0)
+    if not config.get("live") or not config.get("drain_until"):
+        return left
     until = moments.at(config["drain_until"])
     after = ", then terminated" if config.get("drain_terminate") else ""
     if until > now:
-        return f"{left} left, until {moments.clock(until, now)}{after}"
-    over = f"{left} left, {moments.spelled((now - until).total_seconds())} over the deadline"
+        return f"{left}, until {moments.clock(until, now)}{after}"
+    over = f"{left}, {moments.spelled((now - until).total_seconds())} over the deadline"
     return over + (", being terminated" if config.get("drain_terminate") else "")
 
 

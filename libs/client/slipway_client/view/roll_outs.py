@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from slipway_client.view.phrases import count, some
+from slipway_client.view.phrases import count, some, workers_left
 from slipway_client.view.snapshot import Config, EventLine, Snapshot
 
 NAMED: Final = 3
@@ -70,8 +70,8 @@ def _draining(before: Snapshot, now: Snapshot) -> Iterator[Step]:
     for config in now.configs:
         if config.state == "draining" and config.id not in was:
             reason = f": {config.state_reason}" if config.state_reason else ""
-            left = f"{count(config.live, 'worker')} left"
-            until = f", until {now.stamp(config.drain_until)}" if config.drain_until else ""
+            left = workers_left(config.live)
+            until = f", until {now.stamp(config.drain_until)}" if config.live and config.drain_until else ""
             yield Step(config, f"{config.id} drains{reason} ({left}{until})", "revisions drain")
 
 

@@ -302,7 +302,7 @@ def _configs(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
         ),
         Column("WINDOW", [_window(config) for config in shown], right=True, drop=1),
         _numbers("IN FLIGHT", [config.in_flight for config in shown], short="FLIGHT", drop=8),
-        _numbers("OK", [config.ok for config in shown], drop=7),
+        _numbers("BOOTED", [config.booted for config in shown], drop=7),
         _numbers("FAILED", [config.failed for config in shown], short="FAIL", drop=6),
         _numbers("RUNNING", [config.running for config in shown], drop=11),
         _names("POOL", None, [(config.pool_id, 0) for config in shown], drop=14),

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from slipway_client.view.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, count, trip_cause
+from slipway_client.view.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, count, trip_cause, workers_left
 from slipway_common.base.revisions import hash_of, name_of
 
 ROLLING = "rolling"
@@ -88,7 +88,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     health_state: str = HEALTHY
     weight: float | None = None
     stages: dict[str, Stage] = {}
-    ok: int | None = None
+    launched: int | None = None
+    booted: int | None = None
     failed: int | None = None
     starting: int = 0
     running: int = 0
@@ -249,8 +250,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def _drain(self, config: Config) -> str:
         """Workers that a draining revision still has, and the time left for them."""
-        left = f"{count(config.live, 'worker')} left"
-        if config.drain_until is None:
+        left = workers_left(config.live)
+        if not config.live or config.drain_until is None:
             return left
         if config.drain_until <= self.now:
             return f"{left}, overdue"

@@ -80,6 +80,11 @@ def matches(field: Column[Any], name: str) -> ColumnElement[bool]:
     return or_(bindparam(name, type_=field.type).is_(None), field == bindparam(name))
 
 
+def not_before(field: Column[Any], name: str) -> ColumnElement[bool]:
+    """Condition that the column is at or after the time bound under `name`, or that this time is NULL."""
+    return or_(bindparam(name, type_=field.type).is_(None), field >= bindparam(name))
+
+
 def seconds(name: str) -> TextClause:
     """Interval of the number of seconds bound under `name`."""
     return text(f"make_interval(secs => :{name})")

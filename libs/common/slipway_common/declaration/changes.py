@@ -9,8 +9,10 @@ import msgspec
 Result = Literal["created", "updated", "reactivated", "archived", "unchanged"]
 ARCHIVED_SHARE_MAX: Final = 0.25
 """Share of a pool's active launch configs that a declaration may archive without confirmation."""
-MAXIMUM_FACTOR_MAX: Final = 2
-"""Factor by which a declaration may raise a maximum without confirmation."""
+FACTOR_MAX: Final = 2
+"""Factor by which a declaration may raise or lower a maximum, or raise a minimum, without confirmation."""
+MINIMUM_FREE: Final = 5
+"""Minimum up to which a declaration may raise one without confirmation."""
 DIGEST_CHARACTERS: Final = 12
 DANGERS_MAX: Final = 100
 CHANGES_MAX: Final = 10_000
@@ -25,6 +27,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     result: Result
     detail: str = ""
+
+
+class Danger(msgspec.Struct, frozen=True):
+    """Change that needs a confirmation, which covers the `text`. The `consequence` is as of now: it may change."""
+
+    text: str
+    consequence: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.consequence}" if self.consequence else self.text
 
 
 def difference(field: str, before: Any, after: Any) -> str:
@@ -47,10 +59,11 @@ class OwnedByAnother(Exception):
 
 
 class ConfirmationRequired(Exception):
-    """The changes need a confirmation by their digest. Nothing was changed."""
+    """The changes need a confirmation by their digest, which covers all of them. Nothing was changed."""
 
-    def __init__(self, changes_digest: str, dangers: Sequence[str]) -> None:
+    def __init__(self, changes_digest: str, dangers: Sequence[Danger], changes: Sequence[Change]) -> None:
         self.digest = changes_digest
+        self.changes = changes
         self.dangers = tuple(listed_dangers(dangers))
         super().__init__("; ".join(self.dangers))
 
@@ -78,35 +91,44 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def check_confirmed(found: str, dangers: Sequence[str], confirmed: str) -> None:
+def check_confirmed(found: str, dangers: Sequence[Danger], confirmed: str, changes: Sequence[Change]) -> None:
     """Raise ConfirmationRequired for dangerous changes unless `confirmed` is their digest, `found`."""
     if dangers and confirmed != found:
-        raise ConfirmationRequired(found, dangers)
+        raise ConfirmationRequired(found, dangers, changes)
 
 
-def listed_dangers(dangers: Sequence[str]) -> list[str]:
+def listed_dangers(dangers: Sequence[Danger]) -> list[str]:
     """The first dangers, with the number of the others: an apply may remove every pool of a deployment."""
     more = len(dangers) - DANGERS_MAX
-    return [*dangers[:DANGERS_MAX], *([f"and {more:,} more dangers"] if more > 0 else [])]
+    return [*map(str, dangers[:DANGERS_MAX]), *([f"and {more:,} more dangers"] if more > 0 else [])]
 
 
-def archived_danger(pool_id: str, *, active: int, archived: int, added: int) -> str:
-    """Danger of archiving too many of a pool's active launch configs, or all of them while none is added; empty if
-    there is none."""
+def archived_danger(pool_id: str, *, active: int, archived: int, added: int, consequence: str = "") -> Danger | None:
+    """Danger of archiving too many of a pool's active launch configs, or all of them while none is added."""
     if not archived or archived <= active * ARCHIVED_SHARE_MAX:
-        return ""
+        return None
     if archived >= active and not added:
-        return f"worker pool {pool_id}: no launch config stays active"
-    return f"worker pool {pool_id}: archives {archived} of {active} active launch configs"
+        return Danger(f"worker pool {pool_id}: no launch config stays active", consequence)
+    return Danger(f"worker pool {pool_id}: archives {archived} of {active} active launch configs", consequence)
 
 
-def maximum_danger(kind: str, id_: str, before: int, after: int) -> str:
-    """Danger of raising a maximum too much; empty if there is none. A maximum of 0 may be raised to anything."""
-    if not before or after <= before * MAXIMUM_FACTOR_MAX:
-        return ""
-    return f"{kind} {id_}: the maximum grows from {before} to {after}"
+def maximum_danger(kind: str, id_: str, before: int, after: int, *, loss: str = "") -> Danger | None:
+    """Danger of raising a maximum too much, also from 0, or of lowering it by more than half; that one only with a
+    `loss`, its consequence for what uses the maximum."""
+    if after > before * FACTOR_MAX:
+        return Danger(f"{kind} {id_}: the maximum grows from {before} to {after}")
+    if loss and after * FACTOR_MAX < before:
+        return Danger(f"{kind} {id_}: the maximum falls from {before} to {after}", loss)
+    return None
 
 
-def removed_danger(kind: str, id_: str) -> str:
+def minimum_danger(kind: str, id_: str, before: int, after: int) -> Danger | None:
+    """Danger of raising a minimum too much: machines launch for it without demand."""
+    if after <= max(MINIMUM_FREE, before * FACTOR_MAX):
+        return None
+    return Danger(f"{kind} {id_}: the minimum grows from {before} to {after}", "machines launch without demand")
+
+
+def removed_danger(kind: str, id_: str, consequence: str = "") -> Danger:
     """Danger of removing a pool."""
-    return f"{kind} {id_} is removed"
+    return Danger(f"{kind} {id_} is removed", consequence)

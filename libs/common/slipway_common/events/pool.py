@@ -71,7 +71,7 @@ class PoolUnfrozen(PoolState, frozen=True, kw_only=True):
 
 
 class PoolRolledBack(PoolState, frozen=True, kw_only=True):
-    """Pool declared again as in `to_revision` of its history."""
+    """Pool whose launch configs were declared again as in entry `to_revision` of its history."""
 
     type: ClassVar[str] = "io.slipway.pool.rolled_back.v1"
     to_revision: int

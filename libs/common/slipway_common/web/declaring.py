@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
+from slipway_common.declaration.changes import CHANGES_MAX, ConfirmationRequired, OwnedByAnother
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.web.problem import Problem
 
@@ -55,6 +55,8 @@ def confirmation_required(error: ConfirmationRequired) -> Problem:
         f"{error}; repeat the request with confirm={error.digest} to make them",
         digest=error.digest,
         dangers=error.dangers,
+        items=[msgspec.to_builtins(change) for change in error.changes[:CHANGES_MAX]],
+        more=len(error.changes[CHANGES_MAX:]),
     )
 
 

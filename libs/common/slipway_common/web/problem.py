@@ -84,7 +84,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(_: Request, error: HTTPException) -> JSONResponse:
         slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
-        return _answer(Problem(error.status_code, slug, str(error.detail)))
+        hint = "no such route; an id in a path is percent-encoded: write %2F for /" if error.status_code == 404 else ""
+        return _answer(Problem(error.status_code, slug, str(error.detail), hint))
 
     @app.exception_handler(RequestValidationError)
     async def _(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -13,6 +13,7 @@ import msgspec
 
 from slipway_common.declaration.changes import (
     Change,
+    Danger,
     OwnedByAnother,
     Result,
     changes_digest,
@@ -123,21 +124,23 @@ def digest(changes: Sequence[PoolChange]) -> str:
     """Digest of changes with their dangers and the terms that are declared by them."""
     made = [change for change in changes if change.result != "unchanged"]
     terms = [msgspec.json.encode(shown_terms(change.after), order="sorted").decode() for change in made]
-    return changes_digest([change.shown() for change in made], [*dangers(made), *terms])
+    return changes_digest([change.shown() for change in made], [*(danger.text for danger in dangers(made)), *terms])
 
 
-def dangers(changes: Sequence[PoolChange]) -> list[str]:
-    """Dangers of changes that need a confirmation: removed pools, and limits that grow too much."""
+def dangers(changes: Sequence[PoolChange]) -> list[Danger]:
+    """Dangers of changes that need a confirmation: removed pools, and limits that grow too much. A lowered limit stops
+    nothing that runs, and is the answer to throttling."""
     return [danger for made in changes for danger in _dangers(made)]
 
 
-def _dangers(made: PoolChange) -> Iterator[str]:
+def _dangers(made: PoolChange) -> Iterator[Danger]:
     before, after = made.before, made.after
     if made.result == "archived":
         yield removed_danger(KIND, after.id)
-    elif before is not None:
-        grows = {(before.limit_units, after.limit_units), (ceiling(before), ceiling(after))}
-        yield from filter(None, (maximum_danger(KIND, after.id, *pair) for pair in sorted(grows)))
+    elif before is not None and not before.archived:
+        limits = {(before.limit_units, after.limit_units), (ceiling(before), ceiling(after))}
+        found = (maximum_danger(KIND, after.id, *pair) for pair in sorted(limits))
+        yield from (danger for danger in found if danger is not None)
 
 
 def ceiling(pool: Declared) -> int:

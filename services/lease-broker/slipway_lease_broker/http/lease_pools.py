@@ -213,7 +213,20 @@ async def get_audit(
     before and after (`before` is null for a new pool)."""
     if await answers.pool(database, lease_pool_id) is None:
         raise problem(unknown_lease_pool(lease_pool_id))
-    return answered({"items": await audit.of_pool(database, lease_pool_id, limit=limit)})
+    return answered({"items": await audit.listed(database, lease_pool_id, limit=limit)})
+
+
+@router.get("/audit")
+async def get_audit_of_all(
+    database: DatabaseDep,
+    lease_pool_id: Annotated[str | None, Query(alias="id")] = None,
+    since: Moment | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List changes of all lease pools by people, or of the given one, newest first, like the audit of one lease pool,
+    with `kind` lease-pool."""
+    rows = await audit.listed(database, lease_pool_id, since=since, limit=limit)
+    return answered({"items": [msgspec.structs.replace(row, kind="lease-pool") for row in rows]})
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/report")

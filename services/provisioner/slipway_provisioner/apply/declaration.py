@@ -5,17 +5,17 @@ and written if nothing has changed meanwhile.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.declaration.changes import check_confirmed
+from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.reading import Declared, GivenPool
-from slipway_provisioner.domain import freezing, ownership
+from slipway_provisioner.domain import freezing, guard, ownership
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, Writes
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
 from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
@@ -79,7 +79,7 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
         writes = prepared.writes
         digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:
-            check_confirmed(digest, writes.dangers, request.confirm)
+            check_confirmed(digest, writes.dangers, request.confirm, writes.changes)
         if not request.dry_run and not writes.empty and not await _written(db, prepared, request):
             continue
         return Applied(
@@ -103,8 +103,18 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
         pools=[*declared.pools, *scope.gone["worker_pools"], *scope.restated],
         config_names=[name for given in declared.pools.values() for name in given.names()],
     )
-    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db)))
+    serving = await declarations.serving(db, seen.pools)
+    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving))
+    if request.action != "rollback":  # which refuses what is tripped, unless it is forced
+        writes.dangers += await _tripped(db, writes.replacements)
     return Prepared(writes=writes, scope=scope, seen=seen)
+
+
+async def _tripped(db: Connection, replacements: Sequence[guard.Replacement]) -> list[Danger]:
+    """Dangers of revisions that become current and are tripped."""
+    keys = sorted({key for made in replacements for key in made.tripping()})
+    reasons = await declarations.tripped(db, keys, keys) if keys else {}
+    return [danger for made in replacements for danger in guard.of_replacement(made, reasons)]
 
 
 async def _scope(db: Connection, declared: Declared, index: Index, request: Request) -> Scope:
@@ -163,7 +173,7 @@ async def _written(db: Connection, prepared: Prepared, request: Request) -> bool
             await roll_outs.drain(db, writes.drains)
             await outbox.enqueue(db, [freezing.resolved(id_, f"pool {id_} is deleted") for id_ in unfrozen])
             await history.record(db, writes.history, revisions, request)
-            await audit.record(db, writes.audit, by=request.by, action=request.action)
+            await audit.record(db, writes.audit, by=request.by, action=request.action, reason=request.reason)
     except ChangedMeanwhile:
         return False
     return True

@@ -1,94 +1,158 @@
-"""Rolls a pool back to a revision of its history."""
+"""Rolls a pool back to an entry of its history."""
 
 from typing import Any
 
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.declaration.models import WorkerPool
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.declaration.identity import BODY, config_name
+from slipway_common.declaration.models import LaunchConfig, WorkerPool
 from slipway_provisioner.apply import declaration
+from slipway_provisioner.apply.declaration import ATTEMPTS, PreconditionFailed
 from slipway_provisioner.apply.reading import Declared, GivenPool, spec_digest
-from slipway_provisioner.domain.comparison import DeclaredPool, revision_of
-from slipway_provisioner.domain.declaration import Applied, Known, Request
-from slipway_provisioner.domain.revisions import RevisionRow
+from slipway_provisioner.domain.comparison import DeclaredPool, Snapshot, revision_of
+from slipway_provisioner.domain.declaration import Applied, Request
+from slipway_provisioner.domain.revisions import RevisionRow, in_force, shared_keys
+from slipway_provisioner.domain.rollback import Rollback, candidates
 from slipway_provisioner.store import declarations, history
+from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 
 class NothingToRollBack(Exception):
-    """The history of the pool has no such revision. Nothing was changed."""
+    """The history of the pool has no entry to return to. Nothing was changed."""
 
 
 class TargetTripped(Exception):
     """A revision that the rollback would launch is tripped. Nothing was changed."""
 
 
-async def roll_back(
-    db: Connection, pool_id: str, to_revision: int | None, request: Request, *, force: bool
-) -> tuple[int, str, Applied]:
-    """Declare a pool as in a revision of its history [default: the one before the last change of what was declared].
+class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a rollback: the entry of the history, the digest of what is declared now, the changes, and the current
+    revisions by the names of their launch configs."""
 
-    Returns this revision, the digest of what is declared now, and the changes. Raises NothingToRollBack, TargetTripped
-    unless `force`, and what `apply` raises.
+    to_revision: int
+    digest: str
+    applied: Applied
+    revisions: dict[str, dict[str, str]]
+
+
+async def roll_back(db: Connection, pool_id: str, rollback: Rollback, request: Request) -> RolledBack:
+    """Declare a pool with the revisions of an entry of its history, and otherwise as it is now.
+
+    Raises NothingToRollBack, TargetTripped unless forced, and what `apply` raises.
     """
-    index = await declarations.index(db)
-    stored = index.pools.get(pool_id, Known("", ""))
-    below = None
-    while True:
-        entry = await _target(db, pool_id, to_revision, stored, below)
-        pool = WorkerPool.model_validate(entry["spec"])
-        spec = pool.model_dump(mode="json")
-        given = GivenPool(stored.owner or entry["owner"], spec, spec_digest(spec), pool)
-        if not force:
-            await _check_healthy(db, given.rows(index.regions))
-        declared = Declared(pools={pool_id: given})
-        change = msgspec.structs.replace(request, to_revision=entry["revision"])
-        applied = await declaration.apply(db, declared, change)
-        if applied.changes or to_revision is not None:
-            return entry["revision"], given.digest, applied
-        below = entry["revision"]  # the same in other words, such as another order of launch configs
+    for _ in range(ATTEMPTS):
+        try:
+            return await _rolled_back(db, pool_id, rollback, request)
+        except PreconditionFailed:
+            continue  # others have changed the pool since it was read
+    raise ChangedMeanwhile
+
+
+async def _rolled_back(db: Connection, pool_id: str, rollback: Rollback, request: Request) -> RolledBack:
+    stored = await declarations.declared_pool(db, pool_id)
+    present = WorkerPool.model_validate(stored["spec"]) if stored is not None else None
+    entry, pool = await _target(db, pool_id, present, rollback)
+    spec = pool.model_dump(mode="json")
+    owner = (stored["owner"] if stored is not None else "") or entry["owner"]
+    given = GivenPool(owner, spec, spec_digest(spec), pool)
+    rows = given.rows((await declarations.index(db)).regions)
+    seen = await declarations.snapshot(db, accounts=(), pools=(), config_names=given.names())
+    revisions = _revisions(rows, seen)
+    if not rollback.force:
+        await _check_healthy(db, pool_id, [revision for revision in revisions if not _is_current(revision, seen)])
+    change = msgspec.structs.replace(
+        request, to_revision=entry["revision"], if_match=stored["spec_digest"] if stored is not None else ""
+    )
+    applied = await declaration.apply(db, Declared(pools={pool_id: given}), change)
+    return RolledBack(
+        to_revision=entry["revision"], digest=given.digest, applied=applied, revisions=in_force(revisions)
+    )
 
 
 async def _target(
-    db: Connection, pool_id: str, to_revision: int | None, stored: Known, below: int | None
-) -> dict[str, Any]:
-    """Entry of the history to return to: a given one, else the newest other one, `below` a revision if given."""
-    if to_revision is None:
-        entry = await history.before(db, pool_id, stored.digest, below)
-        missing = f"worker pool {pool_id} was never declared otherwise"
-    else:
-        entry = await history.get(db, pool_id, to_revision)
-        missing = f"worker pool {pool_id} has no revision {to_revision}"
-    if entry is None or not entry["spec"]:
-        raise NothingToRollBack(f"{missing}; see `slipway pool history {pool_id}`")
-    return entry
-
-
-async def _check_healthy(db: Connection, pool: DeclaredPool) -> None:
-    """Raise TargetTripped if a revision that is not current now, and would be then, is tripped."""
-    seen = await declarations.snapshot(db, accounts=(), pools=(), config_names=[config.name for config in pool.configs])
-    targets: list[RevisionRow] = []
-    for config in pool.configs:
-        known = {stored.id: stored.digest for stored in seen.revisions.get(config.name, ())}
-        target = revision_of(config, known)
-        stored = seen.names.get(config.name)
-        if stored is None or not stored.declared or stored.current_id != target.id:
-            targets.append(target)
-    reasons = await declarations.tripped(db, [target.id for target in targets], _keys(targets))
-    for target in targets:
-        for of in (target.id, *_keys([target])):
-            if of in reasons:
-                raise TargetTripped(f"{target.id} is tripped: {reasons[of] or of}; roll back with force if it is meant")
-
-
-def _keys(targets: list[RevisionRow]) -> list[str]:
-    """Keys of what the revisions share with others."""
-    return [
-        key.text
-        for target in targets
-        for key in (
-            image_key(target.image_revision),
-            quota_key(target.account_id, target.region, target.instance_type),
-            credential_key(target.account_id),
+    db: Connection, pool_id: str, present: WorkerPool | None, rollback: Rollback
+) -> tuple[dict[str, Any], WorkerPool]:
+    """Entry of the history to return to, and what is declared then."""
+    if present is None and not rollback.whole:
+        raise NothingToRollBack(
+            f"worker pool {pool_id} is not declared; with --whole a rollback declares it as before its removal"
         )
+    if rollback.to_revision is not None:
+        entry = await history.get(db, pool_id, rollback.to_revision)
+        if entry is None or not entry["spec"]:
+            missing = "was removed in" if entry is not None else "has no"
+            raise NothingToRollBack(
+                f"worker pool {pool_id} {missing} entry {rollback.to_revision} of its history; "
+                f"see `slipway pool history {pool_id}`"
+            )
+        return entry, returned(present, WorkerPool.model_validate(entry["spec"]), rollback)
+    for revision in candidates(await history.entries(db, pool_id), whole=rollback.whole):
+        entry = await history.get(db, pool_id, revision)
+        if entry is None:
+            continue  # deleted meanwhile, as the oldest ones are
+        pool = returned(present, WorkerPool.model_validate(entry["spec"]), rollback)
+        if not is_same(present, pool):
+            return entry, pool
+    what = "other declaration" if rollback.whole else "other revisions of its launch configs"
+    raise NothingToRollBack(
+        f"the history of worker pool {pool_id} has no {what} but those that a rollback has left; "
+        f"choose an entry of `slipway pool history {pool_id}` with --to"
+    )
+
+
+def returned(present: WorkerPool | None, then: WorkerPool, rollback: Rollback) -> WorkerPool:
+    """Declaration after a rollback to an entry that declared `then`.
+
+    By default launch configs that were declared `then` and are at `present` get the body that they had. To a given
+    entry all that it had return, and those declared since are left out. Weights and maxima stay as they are.
+    """
+    if present is None or rollback.whole:
+        return then
+    now, before = _by_name(present), _by_name(then)
+    pairs = (
+        [(config, before.get(name, config)) for name, config in now.items()]
+        if rollback.to_revision is None
+        else [(now.get(name, config), config) for name, config in before.items()]
+    )
+    configs = tuple(config.model_copy(update={field: getattr(body, field) for field in BODY}) for config, body in pairs)
+    return present.model_copy(update={"launch_configs": configs})
+
+
+def is_same(one: WorkerPool | None, other: WorkerPool) -> bool:
+    """True if both declare the same pool, in whatever order of launch configs."""
+    return one is not None and _unordered(one) == _unordered(other)
+
+
+def _unordered(pool: WorkerPool) -> tuple[WorkerPool, dict[str, LaunchConfig]]:
+    return pool.model_copy(update={"launch_configs": ()}), _by_name(pool)
+
+
+def _by_name(pool: WorkerPool) -> dict[str, LaunchConfig]:
+    return {config_name(pool, config): config for config in pool.launch_configs}
+
+
+def _revisions(pool: DeclaredPool, seen: Snapshot) -> list[RevisionRow]:
+    """Revisions that are current once the pool is declared."""
+    return [
+        revision_of(config, {stored.id: stored.digest for stored in seen.revisions.get(config.name, ())})
+        for config in pool.configs
     ]
+
+
+def _is_current(revision: RevisionRow, seen: Snapshot) -> bool:
+    stored = seen.names.get(revision.name)
+    return stored is not None and stored.declared and stored.current_id == revision.id
+
+
+async def _check_healthy(db: Connection, pool_id: str, targets: list[RevisionRow]) -> None:
+    """Raise TargetTripped if one of the revisions is tripped."""
+    keys = [key for target in targets for key in shared_keys(target)]
+    reasons = await declarations.tripped(db, [target.id for target in targets], keys)
+    for target in targets:
+        for of in (target.id, *shared_keys(target)):
+            if of in reasons:
+                raise TargetTripped(
+                    f"{target.id} is tripped: {reasons[of] or of}; choose another entry of "
+                    f"`slipway pool history {pool_id}` with --to, or roll back with force if it is meant"
+                )

@@ -13,14 +13,14 @@ from slipway_common.base.revisions import hash_of
 from slipway_common.declaration.changes import (
     DIGEST_CHARACTERS,
     Change,
+    Danger,
     Result,
     archived_danger,
     changes_digest,
     difference,
-    maximum_danger,
     removed_danger,
 )
-from slipway_provisioner.domain import ownership, revisions, roll_out
+from slipway_provisioner.domain import guard, ownership, revisions, roll_out
 from slipway_provisioner.domain.declaration import DeclarationRefused, Request
 from slipway_provisioner.domain.revisions import (
     BODY,
@@ -133,10 +133,11 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a pool, in the columns of its history."""
+    """Change of a pool, in the columns of its history. `revisions` are those in force after it, by name."""
 
     pool_id: str
     owner: str
+    revisions: dict[str, dict[str, str]]
     spec: dict[str, Any]
     spec_digest: str
     changes: list[dict[str, Any]]
@@ -159,7 +160,7 @@ class Health(HealthSettings, frozen=True, kw_only=True):
 
 class Writes(msgspec.Struct, kw_only=True):
     """Writes that make the rows match a declaration, by the statement that makes them. `terms` are those of
-    replacements."""
+    replacements; `replacements` are those in pools that exist."""
 
     terms: str
     new_accounts: list[AccountRow] = []
@@ -177,10 +178,11 @@ class Writes(msgspec.Struct, kw_only=True):
     fallbacks: list[Fallback] = []
     drains: list[Drain] = []
     health: list[Health] = []
+    replacements: list[guard.Replacement] = []
     created_pools: set[str] = set()
     renewed: set[str] = set()
     changes: list[Change] = []
-    dangers: list[str] = []
+    dangers: list[Danger] = []
     audit: list[Audit] = []
     history: list[History] = []
 
@@ -193,15 +195,16 @@ class Writes(msgspec.Struct, kw_only=True):
         """Digest of the changes with all that is declared by them, which a change does not show of what it creates, and
         with the terms of replacements."""
         declared: list[AccountRow | PoolRow] = [*self.new_accounts, *self.accounts, *self.new_pools, *self.pools]
-        contents = [*self.dangers, *(f"{row.owner} {row.spec_digest}" for row in declared)]
+        contents = [*(danger.text for danger in self.dangers), *(f"{row.owner} {row.spec_digest}" for row in declared)]
         return changes_digest(self.changes, [self.terms, *contents])
 
 
 class Comparison:
-    """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`."""
+    """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`. `workers` counts the
+    serving workers of each revision."""
 
-    def __init__(self, request: Request, seen: Snapshot, now: datetime) -> None:
-        self.request, self.seen = request, seen
+    def __init__(self, request: Request, seen: Snapshot, now: datetime, workers: Mapping[str, int]) -> None:
+        self.request, self.seen, self.workers = request, seen, workers
         self.deadline = now + timedelta(seconds=request.drain_seconds) if request.drain_seconds is not None else None
         self.writes = Writes(terms=request.terms)
         self._by_pool: dict[str, list[StoredName]] = {}
@@ -236,18 +239,18 @@ class Comparison:
         if live is None or fields:
             self._changed("worker pool", wanted.id, result, _picked(live, fields), _picked(wanted, fields))
         inherited = set(fields).intersection(HEALTH_SETTINGS) if live is not None else set[str]()
-        for config in declared.configs:
-            self._config(config, inherited, wanted)
+        current = [self._config(config, inherited, wanted) for config in declared.configs]
         self._leave_out(wanted.id, {config.name for config in declared.configs})
         if live is not None:
-            self._danger(maximum_danger("worker pool", wanted.id, live.max_capacity, wanted.max_capacity))
+            serving = self._serving(self._by_pool.get(wanted.id, ()))
+            self.writes.dangers += guard.of_pool(_limits(live), _limits(wanted), serving)
         else:
             self.writes.created_pools.add(wanted.id)
         made = self.writes.changes[before:]
         if made or (live is not None and live.spec_digest != wanted.spec_digest):
             (self.writes.new_pools if stored is None else self.writes.pools).append(wanted)
         if made:
-            self._record(wanted, made)
+            self._record(wanted, current, made)
 
     def remove_account(self, id_: str) -> None:
         self.writes.removed_accounts.append(id_)
@@ -259,19 +262,22 @@ class Comparison:
         self.writes.removed_pools.append(id_)
         self._changed("worker pool", id_, "archived", _picked(stored, _columns(PoolRow)), {})
         self._leave_out(id_, set(), removed=True)
-        self._danger(removed_danger("worker pool", id_))
+        serving = self._serving(self._by_pool.get(id_, ()))
+        self.writes.dangers.append(removed_danger("worker pool", id_, guard.drained(serving)))
         self.writes.history.append(
             History(
                 pool_id=id_,
                 owner=stored.owner,
+                revisions={},
                 spec={},
                 spec_digest="",
                 changes=[msgspec.to_builtins(made) for made in self.writes.changes[before:]],
             )
         )
 
-    def _config(self, config: DeclaredConfig, inherited: Collection[str], pool: PoolRow) -> None:
-        """Compare a launch config. Changes of `inherited` settings are listed with the pool."""
+    def _config(self, config: DeclaredConfig, inherited: Collection[str], pool: PoolRow) -> RevisionRow:
+        """Compare a launch config; returns its current revision. Changes of `inherited` settings are listed with the
+        pool."""
         self._claim(config)
         stored, known = self.seen.names.get(config.name), self.seen.revisions.get(config.name, ())
         wanted = revision_of(config, {revision.id: revision.digest for revision in known})
@@ -293,20 +299,34 @@ class Comparison:
             self.writes.new_names.append(row)
         elif fields or not stored.declared or ending:
             self.writes.names.append(row)
-            if stored.max_capacity is not None:
-                most = pool.max_capacity if config.max_capacity is None else config.max_capacity
-                self._danger(maximum_danger("launch config", config.name, stored.max_capacity, most))
+            self._guard_maximum(stored, config, pool)
         if moved:
             self._replace(wanted, known, reused=reused)
         self._drain(ending, f"replaced by {wanted.id}")
         self._adapt(wanted, known)
         if ending:
             fields, before = [*fields, "ending"], before | {"ending": None}
-            after["ending"] = ", ".join(ending)
+            seconds = self.request.drain_seconds
+            after["ending"] = ", ".join(ending) + (f", within {seconds:g} s" if seconds is not None else "")
         if fields or moved:
             result: Result = "reactivated" if moved and reused else "updated" if before else "created"
             gone = {field: before[field] for field in fields if field in before}
             self._changed("launch config", config.name, result, gone or None, {field: after[field] for field in fields})
+        return wanted
+
+    def _guard_maximum(self, stored: StoredName, config: DeclaredConfig, pool: PoolRow) -> None:
+        """Note the danger of another maximum of a launch config. Without its own it has that of its pool."""
+        before = self.seen.pools[pool.id].max_capacity if stored.max_capacity is None else stored.max_capacity
+        after = pool.max_capacity if config.max_capacity is None else config.max_capacity
+        if stored.declared and stored.max_capacity != config.max_capacity:
+            serving = self._serving([stored])
+            self.writes.dangers += guard.of_maximum("launch config", config.name, before, after, serving)
+
+    def _serving(self, names: Iterable[StoredName]) -> int:
+        """Number of serving workers of launch configs, of all revisions."""
+        return sum(
+            self.workers.get(revision.id, 0) for name in names for revision in self.seen.revisions.get(name.name, ())
+        )
 
     def _claim(self, config: DeclaredConfig) -> None:
         """Raise DeclarationRefused if another launch config has the name."""
@@ -325,11 +345,14 @@ class Comparison:
         self.writes.used_accounts.add(wanted.account_id)
         if reused:
             self.writes.current.append(wanted.id)
-            if any(revision.id == wanted.id and revision.state == "archived" for revision in known):
+            former = next(revision for revision in known if revision.id == wanted.id)
+            self.writes.dangers += guard.of_return(former)
+            if former.state == "archived":
                 self.writes.renewed.add(wanted.id)
         else:
             self.writes.new_revisions.append(wanted)
         others_do = self._others_do(wanted, known)
+        self._note(wanted, known, others_do.fallback_id)
         if others_do.fallback_id is not None:
             self.writes.fallbacks.append(
                 Fallback(
@@ -340,6 +363,15 @@ class Comparison:
                 )
             )
         self._drain(others_do.drain_ids, f"replaced by {wanted.id}")
+
+    def _note(self, wanted: RevisionRow, known: Sequence[StoredRevision], fallback_id: str | None) -> None:
+        """Note a replacement, but not in a new pool, which has nothing to lose."""
+        name, pool = self.seen.names.get(wanted.name), self.seen.pools.get(wanted.pool_id)
+        if pool is not None and not pool.deleted:
+            by_id = {revision.id: revision for revision in known}
+            replaced = by_id.get(name.current_id) if name is not None and name.declared else None
+            fallback = by_id[fallback_id] if fallback_id is not None else None
+            self.writes.replacements.append(guard.Replacement(target=wanted, replaced=replaced, fallback=fallback))
 
     def _others_do(self, wanted: RevisionRow, known: Sequence[StoredRevision]) -> roll_out.Steps:
         """Steps for the other revisions of a name, but for those that end in time already."""
@@ -382,14 +414,18 @@ class Comparison:
         if not removed:
             archived = sum(stored.name in active_names for stored in gone)
             added = len(kept) - len(declared) + len(gone)
-            self._danger(archived_danger(pool_id, active=len(active_names), archived=archived, added=added))
+            drained = guard.drained(self._serving(gone))
+            danger = archived_danger(
+                pool_id, active=len(active_names), archived=archived, added=added, consequence=drained
+            )
+            self.writes.dangers += [danger] if danger is not None else []
 
     def _drain(self, ids: Iterable[str], reason: str) -> None:
         request = self.request
         self.writes.drains += [
             Drain(
                 id=id_,
-                state_reason=request.reason or reason,
+                state_reason=f"{reason}: {request.reason}" if request.reason else reason,
                 state_by=request.by,
                 replaced_by=request.strategy,
                 drain_seconds=request.drain_seconds,
@@ -408,15 +444,12 @@ class Comparison:
             Audit(kind=kind, subject_id=id_, result=result, before=before or None, after=after or None)
         )
 
-    def _danger(self, danger: str) -> None:
-        if danger:
-            self.writes.dangers.append(danger)
-
-    def _record(self, wanted: PoolRow, made: Sequence[Change]) -> None:
+    def _record(self, wanted: PoolRow, current: Iterable[RevisionRow], made: Sequence[Change]) -> None:
         self.writes.history.append(
             History(
                 pool_id=wanted.id,
                 owner=wanted.owner,
+                revisions=revisions.in_force(current),
                 spec=wanted.spec,
                 spec_digest=wanted.spec_digest,
                 changes=[msgspec.to_builtins(change) for change in made],
@@ -428,6 +461,10 @@ def revision_of(config: DeclaredConfig, known: Mapping[str, str]) -> RevisionRow
     """Revision that a declared launch config stands for. `known`: digests of its revisions by their ids."""
     shared = {name: getattr(config, name) for name in DeclaredRevision.__struct_fields__}
     return RevisionRow(id=revisions.revision_id(config.name, config.digest, known), **shared)
+
+
+def _limits(pool: PoolRow) -> guard.Limits:
+    return guard.Limits(id=pool.id, minimum=pool.min_capacity, maximum=pool.max_capacity, mode=pool.mode)
 
 
 def _declared(account: AccountRow) -> dict[str, Any]:
@@ -478,7 +515,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterabl
     """Differing fields for people, for example `zone: a → b`; of settings only the keys that differ."""
     for field, value in after.items():
         old = before.get(field)
-        if field == "settings":
+        if field == "ending":
+            yield f"drains at once: {value}"
+        elif field == "settings":
             digests = old or {}
             for key in sorted(digests.keys() | value.keys()):
                 if digests.get(key) != value.get(key):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slipway_common.declaration.changes import Change
-from slipway_provisioner.domain.roll_out import Strategy
+from slipway_common.declaration.changes import Change, Danger
+from slipway_provisioner.domain.roll_out import Replacement
 
 
 class DeclarationRefused(Exception):
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prune: bool = False
     adopt: bool = False
     confirm: str = ""
-    strategy: Strategy = "natural"
+    strategy: Replacement = "natural"
     drain_seconds: float | None = None
     terminate: bool = False
     if_match: str | None = None
@@ -102,5 +102,5 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change]
     unchanged: int
     digest: str
-    dangers: list[str]
+    dangers: list[Danger]
     applied: bool

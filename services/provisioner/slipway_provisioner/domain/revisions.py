@@ -1,10 +1,13 @@
 """Revisions of launch configs: their columns and their ids. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+
+from slipway_common.base.revisions import hash_of
+from slipway_common.events.scopes import credential_key, image_key, quota_key
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
@@ -46,19 +49,33 @@ class RevisionRow(DeclaredRevision, frozen=True, kw_only=True):
 
 
 class StoredRevision(RevisionRow, frozen=True, kw_only=True):
-    """Revision with its state: active, draining or archived. `drain_until` is the deadline of its drain."""
+    """Revision with its state: active, draining or archived. `drain_until` is the deadline of its drain; `withdrawn_at`
+    is when it was replaced by `now`, as after a leak, by `state_by`."""
 
     state: str
     replaced_by: str
     proven: bool
     drain_terminate: bool
     drain_until: datetime | None
+    withdrawn_at: datetime | None = None
+    state_by: str = ""
 
     def ends_by(self, deadline: datetime | None) -> bool:
         """True if its workers end already, as after a replacement by `now`, and not later than at a given deadline."""
         ends = self.state == "draining" and self.drain_terminate and self.replaced_by == "now"
         in_time = deadline is None or self.drain_until is None or self.drain_until <= deadline
         return self.state == "archived" or (ends and in_time)
+
+
+def in_force(rows: Iterable[RevisionRow]) -> dict[str, dict[str, str]]:
+    """Current revisions for people: hash and image by the name of the launch config."""
+    return {row.name: {"revision": hash_of(row.id), "image": row.image_revision} for row in rows}
+
+
+def shared_keys(revision: DeclaredRevision) -> list[str]:
+    """Keys of what a revision shares with others: its image, quota and credential."""
+    quota = quota_key(revision.account_id, revision.region, revision.instance_type)
+    return [key.text for key in (image_key(revision.image_revision), quota, credential_key(revision.account_id))]
 
 
 def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:

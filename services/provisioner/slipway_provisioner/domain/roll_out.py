@@ -1,8 +1,8 @@
 """Roll-outs: how one revision of a launch config replaces another, proves itself, and how that one drains. Pure.
 
 Of one name, the current revision launches. While it is not proven, at most one other revision, the fallback, launches
-what the current one does not (natural) or a share of all launches (rolling). All others drain or are archived. If the
-image of a proven one goes bad, what it replaced is the fallback again, as long as it drains.
+what the current one does not (natural, rollback) or a share of all launches (rolling). All others drain or are
+archived. If the image of a proven one goes bad, what it replaced is the fallback again, as long as it drains.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,11 +14,13 @@ import msgspec
 from slipway_common.events.alert import Alert, AlertRaised, alert_key
 
 Strategy = Literal["natural", "rolling", "now"]
+Replacement = Strategy | Literal["rollback"]
+"""Strategy of a replacement; that of a rollback is its own unless another one is asked for."""
 DRAIN_SECONDS_MIN: Final = 3600.0
 """Shortest default of the time in which a replaced revision should drain."""
 ALERT_SHARE: Final = 0.8
 """Share of the drain time after which workers that are left raise an alert."""
-STARTS_TO_PROVE: Final[Mapping[str, int]] = {"natural": 5, "rolling": 20}
+STARTS_TO_PROVE: Final[Mapping[str, int]] = {"natural": 5, "rollback": 5, "rolling": 20}
 """Successful starts that prove a revision, by the strategy with which it replaces another."""
 SHARES: Final = ((5, 0.1), (10, 0.25), (20, 0.5))
 """Share of its launch config's launches that a revision gets in a rolling replacement, until that many boots."""
@@ -51,11 +53,12 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     drain_terminate: bool = False
 
 
-def replace(revisions: Sequence[Revision], target_id: str, strategy: Strategy, *, terminate: bool = False) -> Steps:
+def replace(revisions: Sequence[Revision], target_id: str, strategy: Replacement, *, terminate: bool = False) -> Steps:
     """Steps for the other revisions of a name whose current revision becomes `target_id`, which may be a new one.
 
     A proven target needs no fallback. Otherwise the fallback is the revision most likely to work: the current one if it
-    is proven, else a fallback that is proven, else the current one.
+    is proven, else a fallback that is proven, else the current one. What a rollback leaves is not to launch: then only
+    a fallback that is proven stays.
     """
     others = [
         revision
@@ -65,7 +68,8 @@ def replace(revisions: Sequence[Revision], target_id: str, strategy: Strategy, *
     target_proven = any(revision.id == target_id and revision.proven for revision in revisions)
     fallback = None
     if strategy != "now" and not target_proven:
-        fallback = max(others, key=lambda revision: (revision.proven, revision.current), default=None)
+        kept = [one for one in others if strategy != "rollback" or (one.proven and not one.current)]
+        fallback = max(kept, key=lambda revision: (revision.proven, revision.current), default=None)
     return Steps(
         fallback_id=fallback.id if fallback is not None else None,
         drain_ids=tuple(revision.id for revision in others if revision is not fallback),
@@ -189,8 +193,9 @@ def _reinstated(current: Progress | None, revisions: Sequence[Progress]) -> list
 
 
 def may_return(state: str, replaced_by: str) -> bool:
-    """True if a revision that drains may launch again, because its replacement was no matter of security."""
-    return state == "draining" and replaced_by in STARTS_TO_PROVE
+    """True if a revision that drains may launch again: nobody has left it for a reason of its own, as by a rollback
+    or after a leak."""
+    return state == "draining" and replaced_by in ("natural", "rolling")
 
 
 def _is_alert_due(revision: Progress, now: datetime) -> bool:

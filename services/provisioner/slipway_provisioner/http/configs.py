@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
@@ -42,7 +43,7 @@ async def pause(config: str, body: PauseBody, request: Request, db: DatabaseDep,
     cancelled."""
     async with db.acquire() as connection, connection.transaction():
         await check_until(connection, body.until)
-        name = await _name(connection, config)
+        name = await _name(connection, config, "pause")
         if not await configs.pause(connection, name, reason=body.reason, by=by, until=body.until, command=True):
             raise _wrong_state(name, "is no longer declared")
     wake(request)
@@ -52,15 +53,18 @@ async def pause(config: str, body: PauseBody, request: Request, db: DatabaseDep,
 @router.post("/{config:id}/resume")
 async def resume(config: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
-        name = await _name(connection, config)
+        name = await _name(connection, config, "resume")
         if not await configs.resume(connection, name, reason=body.reason, by=by):
             raise _wrong_state(name, "is not paused")
     wake(request)
     return {"id": name, "state": "active"}
 
 
-async def _name(db: Connection, config: str) -> str:
-    """Name of a launch config that is given by its name or by the id of a revision."""
+async def _name(db: Connection, config: str, verb: str) -> str:
+    """Name of a launch config. Raises a Problem for the id of a revision, since all of them are paused and resumed."""
+    if hash_of(config):
+        detail = f"{config} is a revision, and pauses belong to the launch config: slipway lc {verb} {name_of(config)}"
+        raise Problem(422, "not-a-name", "A revision cannot be paused", detail)
     if (name := (await configs.found(db, [config])).get(config)) is None:
         raise _unknown(config)
     return name

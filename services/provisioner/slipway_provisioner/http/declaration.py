@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
@@ -24,6 +24,7 @@ from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
 from slipway_provisioner.domain.roll_out import Strategy
+from slipway_provisioner.domain.rollback import Rollback
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import audit, declarations, history, pools, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
@@ -34,7 +35,10 @@ Caller = Annotated[str, Depends(require("declaration:write"))]
 BODY_BYTES_MAX: Final = 128_000_000
 """Size of a declaration. In lines, only what changes is kept in memory."""
 LINE_BYTES_MAX: Final = 20_000_000
+ONLY_POOL: Final = "worker_pools[0]"
 LINES: Final = "application/x-ndjson"
+AUDITED: Final = {"account": "account", "pool": "worker pool", "config": "launch config"}
+"""Kinds of audited objects, as a query names them and as rows do."""
 LINES_PER_TURN: Final = 5
 """Lines that are read before other tasks of this process get their turn."""
 
@@ -64,20 +68,32 @@ class RollOut(BaseModel):
         )
 
 
-class RollbackBody(BaseModel):
-    """Rollback of a pool to a revision of its history [default: the one before the last change of what was declared].
+class Edit(BaseModel):
+    """Query parameters of a change of one pool: the command that makes it, and its reason, for history and audit."""
 
-    Revisions of launch configs that are rolled away from drain at once; with `replace` natural or rolling the current
-    one may launch what the former one does not, until that one is proven.
+    model_config = ConfigDict(frozen=True)
+
+    action: Literal["put", "set", "set-image"] = "put"
+    reason: str = Field("", max_length=500)
+
+
+class RollbackBody(BaseModel):
+    """Rollback of a pool's launch configs to their revisions in an entry of its history [default: before the last
+    change of revisions, but for those that a rollback has left].
+
+    All else that is declared of the pool stays, unless the `whole` pool is to be as it was. What is rolled away from
+    launches nothing more, and its workers finish their tasks; until the target is proven, a fallback that is proven
+    launches what it does not. With `replace`, revisions are replaced as by any other change.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     to_revision: int | None = Field(None, ge=1, lt=1 << 63)
+    whole: bool = False
     reason: str = Field(min_length=1, max_length=500)
     force: bool = False
     confirm: str = ""
-    replace: Strategy = "now"
+    replace: Strategy | None = None
     drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
     terminate: bool = False
     dry_run: bool = False
@@ -170,6 +186,7 @@ async def put_pool(
     db: DatabaseDep,
     by: Caller,
     how: Annotated[RollOut, Depends()],
+    edit: Annotated[Edit, Depends()],
     owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
 ) -> Response:
     """Declare one worker pool, and nothing else. Keeps its owner unless `owner` is given; a new pool has none.
@@ -183,13 +200,15 @@ async def put_pool(
         stored = index.pools.get(pool_id)
         reader = _reader(request, index, how.request(by))
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
-        reader.entry("worker_pools", body)
-        declared = reader.finished()
+        with _without_places():
+            reader.entry("worker_pools", body)
+            declared = reader.finished()
         if pool_id not in declared.owners("worker_pools").entries:
             raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
         if_match = _expected(request.headers, stored)
+        asked = how.request(by, if_match=if_match, **edit.model_dump())
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, how.request(by, action="put", if_match=if_match))
+            applied = await declaration.apply(connection, declared, asked)
     given = declared.pools.get(pool_id)
     return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
 
@@ -198,8 +217,9 @@ async def put_pool(
 async def get_history(
     pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
 ) -> dict[str, Any]:
-    """List the changes of a pool, the newest first: revision, at, by, action (apply, put or rollback), reason, owner,
-    changes and spec_digest, with `full` also the spec."""
+    """List the changes of a pool, the newest first: revision, at, by, action (apply, put, set, set-image or rollback),
+    reason, to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and
+    spec_digest, with `full` also the spec."""
     found = await history.listed(db, pool_id, limit)
     if not found and pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
@@ -207,9 +227,30 @@ async def get_history(
     return {"items": shown}
 
 
+@router.get("/pools/{pool_id:id}/rollback")
+async def preview_rollback(pool_id: str, db: DatabaseDep) -> Response:
+    """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
+    be refused (empty if it would not)."""
+    if pool_id not in await pools.known(db, [pool_id]):
+        raise no_pool(pool_id)
+    change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="rollback")
+    try:
+        async with db.acquire() as connection:
+            done = await rollback.roll_back(connection, pool_id, Rollback(), change)
+    except (DeclarationRefused, NothingToRollBack, TargetTripped) as error:
+        shown: dict[str, Any] = {"to_revision": None, "items": [], "dangers": [], "refused": str(error)}
+    except ChangedMeanwhile as error:
+        raise changed_meanwhile() from error
+    else:
+        dangers = listed_dangers(done.applied.dangers)
+        shown = {"to_revision": done.to_revision, "items": done.applied.changes, "dangers": dangers, "refused": ""}
+    return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
 @router.post("/pools/{pool_id:id}/rollback")
 async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
-    """Declare a pool as in a revision of its history. Answers like PUT /pools, with `to_revision`.
+    """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
+    and the `revisions` that are current then (name → revision and image).
 
     Refused with 409 `rollback-tripped` while a revision that would be launched is tripped, unless `force`.
     """
@@ -220,28 +261,46 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
         dry_run=body.dry_run,
         adopt=True,
         confirm=body.confirm,
-        strategy=body.replace,
+        strategy=body.replace or "rollback",
         drain_seconds=body.drain_seconds,
-        terminate=body.terminate,
+        terminate=body.terminate or body.replace == "now",
     )
+    wanted = Rollback(to_revision=body.to_revision, whole=body.whole, force=body.force)
     with _refusing():
         async with db.acquire() as connection:
-            to_revision, digest, applied = await rollback.roll_back(
-                connection, pool_id, body.to_revision, change, force=body.force
-            )
-    return _answer(request, applied, digest, to_revision=to_revision)
+            done = await rollback.roll_back(connection, pool_id, wanted, change)
+    return _answer(request, done.applied, done.digest, to_revision=done.to_revision, revisions=done.revisions)
 
 
 @router.get("/audit")
 async def get_audit(
     db: DatabaseDep,
-    kind: str | None = None,
+    kind: Literal["account", "pool", "config"] | None = None,
     id_: Annotated[str | None, Query(alias="id")] = None,
+    since: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """List changes of declared objects, the newest first: at, by, action, kind, subject_id, result, and the fields that
-    changed `before` and `after`."""
-    return {"items": await audit.listed(db, kind=kind, subject_id=id_, limit=limit)}
+    """List changes of declared objects, the newest first: at, by, action, reason, kind (account, pool or config),
+    subject_id, result, and the fields that changed `before` and `after`."""
+    stored = AUDITED[kind] if kind is not None else None
+    rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
+    shown = {name: kind for kind, name in AUDITED.items()}
+    return {"items": [row | {"kind": shown[row["kind"]]} for row in rows]}
+
+
+@contextlib.contextmanager
+def _without_places() -> Iterator[None]:
+    """Raise the problems of a single pool with their paths in it: nobody gave a file that has it in a list."""
+    try:
+        yield
+    except Invalid as error:
+        raise Invalid(
+            [
+                msgspec.structs.replace(problem, path=problem.path.removeprefix(ONLY_POOL).lstrip("."), document="")
+                for problem in error.problems
+            ],
+            error.more,
+        ) from error
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, matches, names
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
+from slipway_common.events.lifecycle import ENDED, SERVING
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.comparison import (
     AccountRow,
@@ -34,7 +35,7 @@ from slipway_provisioner.domain.declaration import Index, Known, Request
 from slipway_provisioner.domain.revisions import RevisionRow, StoredRevision
 from slipway_provisioner.store import configs, marks, tables
 from slipway_provisioner.store.configs import OF_NAME
-from slipway_provisioner.store.tables import shared_window
+from slipway_provisioner.store.tables import shared_window, states
 
 CHUNK: Final = 100
 Row = TypeVar("Row")
@@ -82,6 +83,9 @@ USERS: Final = Statement(
     .order_by(N.pool_id, N.name)
 )
 
+SERVING_WORKERS: Final = f"""
+SELECT launch_config_id AS id, count(*)::int AS serving FROM worker
+WHERE pool_id = ANY($1::text[]) AND state IN ({states(SERVING)}) AND state NOT IN ({states(ENDED)}) GROUP BY 1"""
 DECLARED_POOL: Final = Statement(
     sa.select(P.owner, P.spec, P.spec_digest).where(P.id == sa.bindparam("id"), ~P.deleted)
 )
@@ -211,6 +215,7 @@ ACTIVATE: Final = Statement(
         proven_at=sa.case((~_TRIPPED, C.proven_at)),
         declared_at=sa.case((C.state == "archived", sa.func.slipway_clock()), else_=C.declared_at),
         archived_at=sa.null(),
+        withdrawn_at=sa.null(),
     )
 )
 _FALLBACK: Final = given(*(C[name] for name in Fallback.__struct_fields__))
@@ -287,6 +292,14 @@ async def snapshot(
         names=by_name,
         revisions=revisions,
     )
+
+
+async def serving(db: Connection, pool_ids: Iterable[str]) -> dict[str, int]:
+    """Number of serving workers of each revision in these pools."""
+    found: dict[str, int] = {}
+    for chunk in _chunks(sorted(pool_ids)):
+        found |= {row["id"]: row["serving"] for row in await db.fetch(SERVING_WORKERS, chunk)}
+    return found
 
 
 async def users(db: Connection, account_ids: Collection[str]) -> list[User]:

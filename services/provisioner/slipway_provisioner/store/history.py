@@ -11,23 +11,36 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_provisioner.domain.comparison import History
 from slipway_provisioner.domain.declaration import Request
+from slipway_provisioner.domain.rollback import Entry
 from slipway_provisioner.store.tables import pool_revision
 
 R: Final = pool_revision.c
 CHUNK: Final = 100
 # The changes are passed as text: the driver would take a list in an array for a further dimension.
-_GIVEN: Final = given(R.pool_id, R.revision, R.owner, R.spec, R.spec_digest, sa.Column("changes", sa.Text))
-_REQUEST: Final = tuple(sa.bindparam(name, type_=sa.Text) for name in ("by", "action", "reason"))
+_GIVEN: Final = given(R.pool_id, R.revision, R.owner, R.revisions, R.spec, R.spec_digest, sa.Column("changes", sa.Text))
+_REQUEST: Final = tuple(sa.bindparam(name, type_=R[name].type) for name in ("by", "action", "reason", "to_revision"))
 RECORD: Final = Statement(
     sa.insert(pool_revision).from_select(
-        [*(field.name for field in _GIVEN.c), "by", "action", "reason"],
+        [*(field.name for field in _GIVEN.c), "by", "action", "reason", "to_revision"],
         sa.select(
             *(sa.cast(field, JSONB) if field.name == "changes" else field for field in _GIVEN.c),
             *_REQUEST,
         ),
     )
 )
-_SHOWN: Final = R["revision", "at", "by", "action", "reason", "owner", "spec_digest", "changes", "spec"]
+_SHOWN: Final = R[
+    "revision",
+    "at",
+    "by",
+    "action",
+    "reason",
+    "to_revision",
+    "owner",
+    "revisions",
+    "spec_digest",
+    "changes",
+    "spec",
+]
 LISTED: Final = Statement(
     sa.select(*_SHOWN)
     .where(R.pool_id == sa.bindparam("pool_id"))
@@ -37,17 +50,10 @@ LISTED: Final = Statement(
 GET: Final = Statement(
     sa.select(*_SHOWN).where(R.pool_id == sa.bindparam("pool_id"), R.revision == sa.bindparam("revision"))
 )
-_BELOW: Final = sa.bindparam("below", type_=sa.BigInteger)
-BEFORE: Final = Statement(
-    sa.select(*_SHOWN)
-    .where(
-        R.pool_id == sa.bindparam("pool_id"),
-        R.spec_digest != sa.bindparam("spec_digest"),
-        R.spec_digest != "",
-        sa.or_(_BELOW.is_(None), R.revision < _BELOW),
-    )
+ENTRIES: Final = Statement(
+    sa.select(*(R[name] for name in Entry.__struct_fields__))
+    .where(R.pool_id == sa.bindparam("pool_id"))
     .order_by(R.revision.desc())
-    .limit(1)
 )
 
 
@@ -62,6 +68,7 @@ async def record(tx: Connection, rows: Sequence[History], revisions: Mapping[str
             by=request.by,
             action=request.action,
             reason=request.reason,
+            to_revision=request.to_revision,
         )
         await tx.execute(RECORD.text, *arguments)
 
@@ -76,7 +83,6 @@ async def get(db: Connection, pool_id: str, revision: int) -> dict[str, Any] | N
     return None if row is None else dict(row)
 
 
-async def before(db: Connection, pool_id: str, spec_digest: str, below: int | None) -> dict[str, Any] | None:
-    """Newest entry with another declaration than this one, of a revision `below` if given; None if there is none."""
-    row = await db.fetchrow(BEFORE.text, *BEFORE.arguments(pool_id=pool_id, spec_digest=spec_digest, below=below))
-    return None if row is None else dict(row)
+async def entries(db: Connection, pool_id: str) -> list[Entry]:
+    """All entries of a pool, the newest first."""
+    return [Entry(**row) for row in await db.fetch(ENTRIES.text, *ENTRIES.arguments(pool_id=pool_id))]

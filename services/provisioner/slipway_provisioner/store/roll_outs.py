@@ -115,6 +115,8 @@ DRAIN_SECONDS: Final = sa.func.coalesce(
     P.drain_seconds,
     sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), sa.cast(LONGEST_TASK_SECONDS, sa.Double)),
 )
+# One that was replaced by `now` may have a leaked secret: this is remembered until somebody reactivates it.
+_WITHDRAWN: Final = sa.and_(DRAINS.c.replaced_by == "now", DRAINS.c.drain_terminate)
 # A revision that drains already keeps the time at which that began, and an earlier deadline.
 DRAIN: Final = Statement(
     sa.update(launch_config)
@@ -123,6 +125,7 @@ DRAIN: Final = Statement(
         {field: DRAINS.c[field] for field in ("state_reason", "state_by", "replaced_by", "drain_terminate")}
         | {
             "state": "draining",
+            "withdrawn_at": sa.case((_WITHDRAWN, _NOW), else_=C.withdrawn_at),
             "drain_from": sa.func.coalesce(C.drain_from, _NOW),
             "drain_until": sa.func.least(C.drain_until, _NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, DRAIN_SECONDS)),
             "revision": C.revision + 1,

@@ -53,7 +53,7 @@ SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")}, {names(OF_NAM
     CASE WHEN {_PAUSED} THEN n.paused_reason ELSE c.state_reason END AS state_reason,
     CASE WHEN {_PAUSED} THEN n.paused_by ELSE c.state_by END AS state_by,
     n.current_id = c.id AS current, n.current_id, p.max_capacity AS pool_max_capacity, r.strategy, r.booted,
-    g.record, o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
+    g.record, o.failures, coalesce(o.successes, 0)::int AS launched, coalesce(o.failed, 0)::int AS failed,
     u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, u.live, {SHARES} AS shares, s.shared
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
@@ -119,7 +119,8 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
 
 
 def _config(row: Any) -> dict[str, Any]:
-    """`ok` are launches that were accepted, `failed` the failures of any stage, over the config's life.
+    """Over the config's life, `launched` are launches that were accepted, `booted` workers that have registered, as its
+    weight record counts them, `failed` the failures of any stage. `starting`, `running` and `stopping` are its workers.
 
     `shared` is what it shares with others.
     """
@@ -143,6 +144,8 @@ def _config(row: Any) -> dict[str, Any]:
     }
     for name in ("settings", "failures", "claim_evidence", "shares", *OF_ROLL_OUT, *NEW_WINDOWS):
         del values[name]
+    values["booted"] = int(record.get("stages", {}).get("boot", {}).get("succeeded", 0))
+    values["stopping"] = row["live"] - row["starting"] - row["running"]
     shown = {name: record.get(name) for name in OF_RECORD}
     health_state = record.get("state", "healthy")
     tripped = tripped_share(shares(row), _by_share(shared))

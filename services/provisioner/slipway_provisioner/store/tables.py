@@ -130,7 +130,9 @@ pool_revision = Table(
     required("by", Text),
     required("action", Text),
     empty_text("reason"),
+    Column("to_revision", BigInteger),
     required("owner", Text),
+    required("revisions", JSONB),
     required("spec", JSONB),
     required("spec_digest", Text),
     required("changes", JSONB),
@@ -145,6 +147,7 @@ audit = Table(
     now("at"),
     required("by", Text),
     required("action", Text),
+    empty_text("reason"),
     required("kind", Text),
     required("subject_id", Text),
     required("result", Text),
@@ -173,10 +176,10 @@ launch_config_name = Table(
 Index("launch_config_name_pool", launch_config_name.c.pool_id)
 
 # A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
-# that is not its name's current one launches what the current one does not, by `replaced_by` (natural or rolling),
-# until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an archived one
-# has no live worker. `starts_before` are the successful starts of one that has to prove itself again, up to then. The
-# indexes that planning uses are without archived revisions, of which there may be many.
+# that is not its name's current one launches what the current one does not, by `replaced_by` (natural, rolling or
+# rollback), until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an
+# archived one has no live worker. `starts_before` are the successful starts of one that has to prove itself again, up
+# to then. The indexes that planning uses are without archived revisions, of which there may be many.
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 launch_config = Table(
@@ -208,6 +211,7 @@ launch_config = Table(
     Column("drain_until", TIME),
     required("drain_terminate", Boolean, server_default=FALSE),
     required("drain_alerted", Boolean, server_default=FALSE),
+    Column("withdrawn_at", TIME),
     now("declared_at"),
     Column("archived_at", TIME),
     required("revision", BigInteger, server_default=ONE),

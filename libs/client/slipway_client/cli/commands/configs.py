@@ -17,7 +17,9 @@ app = noun("Manage launch configs")
 
 
 def state(row: Mapping[str, Any]) -> Any:
-    """State of a revision: `fallback` for an active one that is being replaced."""
+    """State of a revision: `fallback` for one that is being replaced, also while its launch config is paused."""
+    if row["state"] == "paused" and not row["current"]:
+        return "fallback, paused"
     return "fallback" if is_fallback(row) else row["state"]
 
 
@@ -34,7 +36,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     "weight",
     "starting",
     "running",
-    "ok",
+    "launched",
+    "booted",
     "failed",
     ("account", lambda row: row["account_id"]),
 )
@@ -50,7 +53,8 @@ def list_launch_configs(
     """List launch configs with their weights and health
 
     A line for each revision, the current one of a name first. Only probes launch from a tripped or probing one, and
-    nothing from a draining one.
+    nothing from a draining one. Its workers are starting, running or stopping. Over its life, `launched` counts
+    accepted launches, `booted` workers that registered, which prove a revision, and `failed` failures of any stage.
 
     \b
     Examples:
@@ -60,8 +64,17 @@ def list_launch_configs(
     rows = current_first(context.obj.get("provisioner", "/launch-configs", pool=pool, all=all_ or None)["items"])
     one = len({row["pool_id"] for row in rows}) <= 1
     fields = FIELDS if one else (*FIELDS[:2], OF_POOL, *FIELDS[2:])
+    if any(row["stopping"] for row in rows):
+        place = fields.index("running") + 1
+        fields = (*fields[:place], "stopping", *fields[place:])
     changing = any(progress(row, now()) for row in rows)
-    show(rows, (*fields, PROGRESS) if changing else fields, output, nothing="no launch configs", drop=("account",))
+    show(
+        rows,
+        (*fields, PROGRESS) if changing else fields,
+        output,
+        nothing="no launch configs",
+        drop=("account", "launched"),
+    )
 
 
 SHARED: Final[tuple[Field, ...]] = (
@@ -149,7 +162,7 @@ def pause_launch_config(
     """
     ends = options.until(for_, until)
     context.obj.post("provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends})
-    print(f"launch config {name_of(config)} paused {until_text(ends)}")
+    print(f"launch config {config} paused {until_text(ends)}")
 
 
 @app.command("resume")
@@ -161,4 +174,4 @@ def resume_launch_config(context: typer.Context, config: ConfigName, reason: Rea
       slipway lc resume linux-zone-b --reason "maintenance is over"
     """
     context.obj.post("provisioner", path("launch-configs", config, "resume"), {"reason": reason})
-    print(f"launch config {name_of(config)} resumed")
+    print(f"launch config {config} resumed")

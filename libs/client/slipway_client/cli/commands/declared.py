@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.confirming import REQUIRED, Confirm, ConfirmationNeeded, command_line
+from slipway_client.cli.confirming import (
+    CHANGE_FIELDS,
+    REQUIRED,
+    Confirm,
+    ConfirmationNeeded,
+    command_line,
+    confirmation,
+)
 from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, roll_out
 from slipway_client.cli.tables import Output, show
 from slipway_client.transport.http import Api, Failed
@@ -17,7 +24,6 @@ if TYPE_CHECKING:
     from slipway_client.cli.declarations import Declarations
 
 DIFFERENCE: Final = 3
-CHANGE_FIELDS: Final = ("kind", "id", "result", "detail")
 NOTHING_TO_CHANGE: Final = "no changes"
 DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
 # A declaration of 50 MB is read by a service for minutes.
@@ -35,6 +41,10 @@ IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if a launch
 Speed = Annotated[float, typer.Option(metavar="FACTOR", min=0.001, help="Divisor of all durations, as in the demo")]
 Prune = Annotated[bool, typer.Option("--prune", help="Removal of what no file declares, of any owner")]
 Adopt = Annotated[bool, typer.Option("--adopt", help="Takeover of what other owners declared")]
+DefaultOwner = Annotated[
+    str | None,
+    typer.Option("--owner", metavar="NAME", help="Owner without metadata.owner [default: the file's name]"),
+]
 
 Send = Callable[..., dict[str, Any]]
 
@@ -49,6 +59,7 @@ def apply(
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
+    owner: DefaultOwner = None,
     speed: Speed = 1.0,
     if_empty: IfEmpty = False,
     output: AsOutput = Output.TABLE,
@@ -62,6 +73,7 @@ def apply(
     Examples:
       slipway apply slipway.yaml
       slipway apply -f declarations/ -o json
+      generate | slipway apply --owner generator -
       slipway apply --if-empty slipway.yaml
       slipway apply slipway.yaml --replace now             a secret has leaked
       slipway apply slipway.yaml --confirm 3f2c9a81d07e    dangerous changes, as shown by diff
@@ -70,9 +82,10 @@ def apply(
     if if_empty and api.get("provisioner", "/launch-configs", all=True)["items"]:
         show([], CHANGE_FIELDS, output, nothing=DECLARED_ALREADY)
         return
-    planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
+    planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
-        raise ConfirmationNeeded(command_line(context, "apply"), planned.dangers, planned.digest)
+        command = command_line(context, "apply")
+        raise ConfirmationNeeded(command, planned.changes, planned.more, planned.dangers, planned.digest)
     planned.carry_out()
     planned.show(output)
 
@@ -86,6 +99,7 @@ def diff(
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
+    owner: DefaultOwner = None,
     speed: Speed = 1.0,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -99,12 +113,10 @@ def diff(
       slipway diff -f declarations/
     """
     api = context.obj.within(TIMEOUT_SECONDS)
-    planned = _Plan(api, _read(files, from_, speed), prune, adopt, roll_out(replace, drain_for, terminate))
+    planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     planned.show(output)
     if planned.dangers:
-        command = command_line(context, "apply")
-        lines = ["These changes need a confirmation:", *(f"  {danger}" for danger in planned.dangers)]
-        lines.append(f"To make them: {command} --confirm {planned.digest}")
+        lines = confirmation(command_line(context, "apply"), planned.dangers, planned.digest)
         print(*map(printable, lines), sep="\n", file=sys.stderr)
     if planned.changes:
         raise typer.Exit(DIFFERENCE)
@@ -132,15 +144,15 @@ class _Plan:
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
         answers = self._answers.values()
         self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
-        self._more = sum(answer["more"] for answer in answers)
+        self.more = sum(answer["more"] for answer in answers)
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
     def show(self, output: Output) -> None:
         """Print the changes; those that the services only counted are mentioned."""
         show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
-        if self._more:
-            print(f"and {self._more:,} more changes, which are not listed", file=sys.stderr)
+        if self.more:
+            print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
 
     def carry_out(self) -> None:
         """Make the changes, in one service after the other."""
@@ -159,12 +171,12 @@ class _Plan:
                 applied = True
 
 
-def _read(files: list[Path] | None, from_: list[Path] | None, speed: float) -> "Declarations":
+def _read(files: list[Path] | None, from_: list[Path] | None, speed: float, owner: str | None) -> "Declarations":
     from slipway_client.cli.declarations import Declarations, files_of
 
     for file in files or ():
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; -f {file} applies the declarations in it")
     declared = Declarations()
-    declared.read(files_of([*(files or ()), *(from_ or ())]), speed)
+    declared.read(files_of([*(files or ()), *(from_ or ())]), speed, owner)
     return declared

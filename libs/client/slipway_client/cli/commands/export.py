@@ -1,38 +1,65 @@
-"""`slipway export`: the deployment as a declaration."""
+"""`slipway export`: the deployment as declarations that can be applied again."""
 
+import json
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.tables import as_json
-from slipway_client.transport.http import Failed
+from slipway_client.transport.http import Api, Failed
+from slipway_common.base.percent import encoded
 
 
 class Format(StrEnum):
     YAML, JSON = "yaml", "json"
 
 
-Owner = Annotated[str | None, typer.Option(metavar="NAME", help="Owner of what is printed [default: all owners]")]
+UNOWNED: Final = "unowned"
+"""Name of the file with what has no owner."""
+
+Owner = Annotated[str | None, typer.Option(metavar="NAME", help="Owner of what is exported [default: all owners]")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--dir", metavar="DIR", file_okay=False, help="Folder for one file per owner [default: stdout]"),
+]
 AsFormat = Annotated[Format, typer.Option("-o", "--output", help="Output format")]
 
 
-def export(context: typer.Context, owner: Owner = None, output: AsFormat = Format.YAML) -> None:
-    """Print the deployment as a declaration
+def export(context: typer.Context, owner: Owner = None, folder: Folder = None, output: AsFormat = Format.YAML) -> None:
+    """Export the deployment as declarations
 
-    Applied, it changes nothing. What several owners declared is printed without metadata; applying that as one file
-    takes --adopt.
+    Applied, they change nothing. What several owners declared needs --dir, which writes a file for each; `slipway apply
+    -f DIR` restores all of them. What has no owner is in the file unowned.yaml, which owns it once it is applied.
 
     \b
     Examples:
-      slipway export > slipway.yaml
-      slipway export --owner team-a
+      slipway export --dir backup
+      slipway export --owner team-a > team-a.yaml
     """
-    from slipway_common.declaration.parsing import ENTRY
-    from slipway_common.declaration.strict_yaml import write
+    declarations = _declarations(context.obj, owner)
+    if not declarations:
+        raise Failed(f"nothing is declared by {owner}" if owner else "nothing is declared")
+    texts = {each: _text(declaration, output) for each, declaration in declarations.items()}
+    if folder is not None:
+        _write(folder, texts, f".{output.value}")
+    elif len(texts) > 1:
+        names = ", ".join(each or "nobody" for each in texts)
+        raise Failed(
+            f"several owners have declared this deployment: {names}.\n"
+            "--dir DIR writes a file for each, and --owner NAME prints the declaration of one.",
+            "several-owners",
+        )
+    else:
+        sys.stdout.write(*texts.values())
 
-    api = context.obj
+
+def _declarations(api: Api, owner: str | None) -> dict[str, dict[str, Any]]:
+    """Declaration of each owner, in the order of their names; that of nobody comes first."""
+    from slipway_common.declaration.parsing import ENTRY
+
     rows: dict[str, list[dict[str, Any]]] = {
         "lease_pools": [
             {"owner": row["owner"], "spec": {name: row[name] for name in ENTRY["lease_pools"].model_fields}}
@@ -41,17 +68,50 @@ def export(context: typer.Context, owner: Owner = None, output: AsFormat = Forma
         ],
         **api.get("provisioner", "/declaration", owner=owner),
     }
-    owners = {row["owner"] for found in rows.values() for row in found}
-    if not owners:
-        raise Failed(f"nothing is declared by {owner}" if owner else "nothing is declared")
-    declaration: dict[str, Any] = {"version": 1}
-    if len(owners) == 1 and (only := owners.pop()):
-        declaration["metadata"] = {"owner": only}
+    found: dict[str, dict[str, Any]] = {}
+    for each in sorted({row["owner"] for section in rows.values() for row in section}):
+        found[each] = {"version": 1} | ({"metadata": {"owner": each}} if each else {})
     for section, entry in ENTRY.items():
-        if found := rows[section]:
-            specs = [entry.model_validate(row["spec"]) for row in found]
-            declaration[section] = [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs]
+        for row in rows[section]:
+            spec = entry.model_validate(row["spec"]).model_dump(mode="json", exclude_defaults=True)
+            found[row["owner"]].setdefault(section, []).append(spec)
+    return found
+
+
+def _text(declaration: Mapping[str, Any], output: Format) -> str:
+    from slipway_common.declaration.strict_yaml import write
+
     if output is Format.JSON:
-        as_json(declaration)
-    else:
-        sys.stdout.write(write(declaration))
+        return json.dumps(declaration, indent=2, ensure_ascii=False) + "\n"
+    return write(declaration)
+
+
+def _write(folder: Path, texts: Mapping[str, str], suffix: str) -> None:
+    """Write the declaration of each owner into a file. The folder must have no other declarations, which an apply of
+    it would apply too."""
+    from slipway_client.cli.declarations import SUFFIXES
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if old := sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES):
+            raise Failed(
+                f"{folder} has declarations already, such as {old[0]}: give an empty folder", "folder-not-empty"
+            )
+        taken: set[str] = set()
+        for owner, text in texts.items():
+            file = folder / _file_name(owner, suffix, taken)
+            file.write_text(text, encoding="utf-8")
+            print(file)
+    except OSError as error:
+        raise Failed(f"{error.filename or folder} cannot be written: {error.strerror}", "not-written") from error
+
+
+def _file_name(owner: str, suffix: str, taken: set[str]) -> str:
+    """Name of an owner's file, which is not taken yet, also where capitals do not count."""
+    name = encoded(owner.removesuffix(suffix) or UNOWNED)
+    name = f"%2E{name[1:]}" if name.startswith(".") else name  # hidden files are not applied
+    name += suffix
+    while name.casefold() in taken:
+        name += suffix
+    taken.add(name.casefold())
+    return name

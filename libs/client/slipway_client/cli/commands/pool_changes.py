@@ -1,23 +1,35 @@
 """`slipway pool set-image`, `set`, `history` and `rollback`: changes of one declared worker pool, and its history."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from slipway_client.cli import options
-from slipway_client.cli.commands.declared import CHANGE_FIELDS
-from slipway_client.cli.confirming import Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, DrainFor, PoolId, Reason, Replace, Strategy, Terminate, now
+from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, confirmable
+from slipway_client.cli.options import (
+    AsOutput,
+    DrainFor,
+    OptionalReason,
+    PoolId,
+    Reason,
+    Replace,
+    Strategy,
+    Terminate,
+    now,
+)
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, is_fallback
 from slipway_common.base.revisions import hash_of, name_of
+from slipway_common.base.sanitize import printable
 
 app = typer.Typer(rich_markup_mode=None)
 
 ATTEMPTS: Final = 3  # to change a pool that others change at the same time
+NAMED_MAX: Final = 3  # revisions of one image that are listed by name
 CHANGED: Final = 412  # status of a write to a version of an object that is no longer the newest
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -43,6 +55,7 @@ def set_image(
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
+    reason: OptionalReason = None,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -56,9 +69,9 @@ def set_image(
     Examples:
       slipway pool set-image linux linux-2
       slipway pool set-image linux linux-2 --config linux-zone-a --replace rolling
-      slipway pool set-image linux linux-3 --replace now --drain-for 30m
+      slipway pool set-image linux linux-3 --replace now --drain-for 30m --reason "leaked token"
     """
-    parameters = options.roll_out(replace, drain_for, terminate)
+    parameters = {"action": "set-image", "reason": reason, **options.roll_out(replace, drain_for, terminate)}
 
     def with_image(spec: Spec) -> Spec:
         names = _names(spec)
@@ -73,7 +86,7 @@ def set_image(
         return spec | {"launch_configs": configs}
 
     api = context.obj
-    before = _current(api, pool)
+    before = _revisions(api, pool)
     with confirmable(command_line(context)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
     if output is Output.JSON:
@@ -88,11 +101,14 @@ def set_pool(
     pool: PoolId,
     max_: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Maximum number of workers")] = None,
     min_: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Minimum number of workers")] = None,
-    mode: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="Mode: observe, canary or enforce")] = None,
+    mode: Annotated[
+        Literal["observe", "canary", "enforce"] | None, typer.Option("--mode", help="Mode: how much may launch")
+    ] = None,
     ratio: Annotated[str | None, typer.Option("--ratio", metavar="RATIO", help="Workers per task, as 1 or 1/3")] = None,
     drain_for: Annotated[
         str | None, typer.Option("--drain-for", metavar="DURATION", help="Default time limit of drains, such as 2h")
     ] = None,
+    reason: OptionalReason = None,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -115,8 +131,9 @@ def set_pool(
     wanted = {name: value for name, value in given.items() if value is not None}
     if not wanted:
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
+    parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
-        answer = _changed(context.obj, pool, lambda spec: spec | wanted, {"confirm": confirm})
+        answer = _changed(context.obj, pool, lambda spec: spec | wanted, parameters)
     show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
 
 
@@ -128,6 +145,8 @@ def show_history(
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List the changes of a declared worker pool, newest first
+
+    With the images and revisions that were current after each. `slipway pool rollback` takes its number.
 
     \b
     Example:
@@ -143,44 +162,73 @@ def roll_back(
     pool: PoolId,
     reason: Reason,
     to: Annotated[
-        int | None,
-        typer.Option("--to", metavar="REVISION", help="Revision in `slipway pool history` [default: the one before]"),
+        str | None,
+        typer.Option("--to", metavar="NUMBER", help="Number in `slipway pool history` [default: see above]"),
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Rollback of minimum, maximum and all else of the pool, too")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
     replace: Annotated[
-        Strategy | None, typer.Option("--replace", help="Replacement of the present revisions [default: now]")
+        Strategy | None, typer.Option("--replace", help="Replacement as by set-image [default: see above]")
     ] = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
     confirm: Confirm = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Declare a pool as before its last change
+    """Roll a pool's launch configs back to earlier revisions
 
-    The revisions that are rolled away from drain at once; their busy workers finish their tasks. Refused while a
-    revision that would return is tripped.
+    By default to those before the last change of revisions. The next rollback goes further back: revisions that one has
+    left are passed over until they are declared again. Minimum, maximum, mode and weights stay as they are, unless the
+    whole pool is rolled back. With --to, launch configs return as of that entry: those declared since are left out.
+
+    What is rolled away from launches nothing more: its busy workers finish their tasks, idle ones leave as replacements
+    register. Until the target is proven, a fallback that is proven launches what it does not. With --replace now, for
+    leaked secrets, all others end: their idle workers stop, the others at the deadline. Refused while a revision that
+    would return is tripped.
 
     \b
     Examples:
       slipway pool rollback linux --reason "linux-2 does not boot"
-      slipway pool rollback linux --to 12 --reason "back to the image of last week"
+      slipway pool rollback linux --to 12 --reason "back to the images of last week"
     """
     api = context.obj
-    before = _current(api, pool)
     given = {
-        "to_revision": to,
+        "to_revision": _number(pool, to),
+        "whole": whole or None,
         "reason": reason,
         "force": force or None,
         "confirm": confirm,
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
+    before = _revisions(api, pool)
     with confirmable(command_line(context)):
         answer = api.post("provisioner", path("pools", pool, "rollback"), body)
     if output is Output.JSON:
         as_json(answer["items"])
     else:
         _print_replaced(api, pool, before, answer["items"])
+        print(f"As of entry {answer['to_revision']} of the history; current: {_images(answer['revisions'])}")
+
+
+def _number(pool: str, given: str | None) -> int | None:
+    """Number of an entry of the history; people may give the hash of a revision in its place."""
+    if given is None or given.isdecimal():
+        return None if given is None else int(given)
+    raise typer.BadParameter(f"--to takes a number from `slipway pool history {pool}`, not {given!r}")
+
+
+def _images(revisions: Mapping[str, Row]) -> str:
+    """Images with the revisions that have them, which are counted if they are many."""
+    found: dict[str, list[str]] = {}
+    for name, row in revisions.items():
+        found.setdefault(row["image"], []).append(f"{name}@{row['revision']}")
+    return "; ".join(
+        f"{image} ({', '.join(ids) if len(ids) <= NAMED_MAX else count(len(ids), 'launch config')})"
+        for image, ids in found.items()
+    )
 
 
 def _summary(row: Row) -> str:
@@ -198,12 +246,13 @@ def _summary(row: Row) -> str:
 
 
 HISTORY: Final[tuple[Field, ...]] = (
-    "revision",
+    ("number", lambda row: row["revision"]),
     ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
     "by",
     "action",
     "owner",
     ("detail", _summary),
+    ("current", lambda row: _images(row["revisions"])),
     "reason",
 )
 
@@ -218,7 +267,8 @@ def _names(spec: Spec) -> list[str]:
 
 
 def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again."""
+    """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again. A pool
+    that has an owner is in a file, which is out of date by now: this is noted on stderr."""
     for attempt in range(ATTEMPTS):
         row, tag = api.get_tagged("provisioner", path("pools", pool))
         wanted = change(row["declared"])
@@ -228,13 +278,11 @@ def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Ma
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise
         else:
+            if row["owner"] and answer["items"]:
+                note = f"declared by {row['owner']}: change it there too, or the next apply reverts this"
+                print(printable(note), file=sys.stderr)
             return answer
     raise AssertionError("the last attempt returns or raises")
-
-
-def _current(api: Api, pool: str) -> dict[str, Row]:
-    """Current revision of each launch config of the pool."""
-    return _by_name(_revisions(api, pool))
 
 
 def _revisions(api: Api, pool: str) -> list[Row]:
@@ -246,37 +294,45 @@ def _by_name(rows: Sequence[Row]) -> dict[str, Row]:
     return {name_of(row["id"]): row for row in rows if row["current"]}
 
 
-def _print_replaced(api: Api, pool: str, before: Mapping[str, Row], changes: Sequence[Row]) -> None:
+def _print_replaced(api: Api, pool: str, before: Sequence[Row], changes: Sequence[Row]) -> None:
     """Print a line for each launch config that has another current revision than before, and other changes below."""
     rows = _revisions(api, pool)
-    after = _by_name(rows)
+    old, new = _by_name(before), _by_name(rows)
     results = {change["id"]: change["result"] for change in changes if change["kind"] == "launch config"}
-    replaced = {name for name, row in after.items() if name in before and row["id"] != before[name]["id"]}
+    replaced = {name for name, row in new.items() if name in old and row["id"] != old[name]["id"]}
     for name in sorted(replaced):
-        old = next((row for row in rows if row["id"] == before[name]["id"]), None)
         made = "reactivated" if results.get(name) == "reactivated" else "created"
-        print(_replaced(before[name], after[name], made, old))
+        launched = [row for row in before if name_of(row["id"]) == name and row["state"] == "active"]
+        print(_replaced(old[name], new[name], made, _fates(old[name], new[name], launched, rows)))
     rest = [change for change in changes if change["kind"] != "launch config" or change["id"] not in replaced]
     if rest or not replaced:
         show(rest, CHANGE_FIELDS, Output.TABLE, nothing=f"pool {pool} is unchanged")
 
 
-def _replaced(before: Row, after: Row, made: str, old: Row | None) -> str:
-    """One line: images, revisions, and the fate of the old revision."""
+def _replaced(before: Row, after: Row, made: str, fates: Sequence[str]) -> str:
+    """One line: images, revisions, and the fates of the other revisions."""
     images = f"{before['image_revision']} → {after['image_revision']}"
     if before["image_revision"] == after["image_revision"]:
         images = after["image_revision"]
     revisions = f"{hash_of(before['id'])} → {hash_of(after['id'])} ({made})"
-    return f"{name_of(after['id'])}: {images}, revision {revisions}, {_fate(after, old)}"
+    return f"{name_of(after['id'])}: {images}, revision {revisions}, {'; '.join(fates)}"
+
+
+def _fates(before: Row, after: Row, launched: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """Fates of the old current revision, and of others that `launched`, by their ids."""
+    found = {row["id"]: row for row in rows}
+    others = [row for row in launched if row["id"] not in (before["id"], after["id"])]
+    named = {before["id"]: "the old one"} | {row["id"]: f"{row['id']} ({row['image_revision']})" for row in others}
+    return [f"{name} {_fate(after, found.get(id_))}" for id_, name in named.items()]
 
 
 def _fate(after: Row, old: Row | None) -> str:
-    """Fate of the old revision; None: it is archived already."""
+    """Fate of a replaced revision; None: it is archived already."""
     if old is None:
-        return "the old one is archived"
+        return "is archived"
     if is_fallback(old):
         verb = "shares launches" if old.get("replaced_by") == "rolling" else "launches what it does not"
-        return f"the old one {verb} until {count(after['needed_starts'], 'start')} have succeeded"
+        return f"{verb} until {count(after['needed_starts'], 'start')} have succeeded"
     until = moments.clock(moments.at(old["drain_until"]), now()) if old.get("drain_until") else ""
-    left = f"the old one drains, {count(old.get('live') or 0, 'worker')} left"
+    left = f"drains, {count(old.get('live') or 0, 'worker')} left"
     return f"{left}, until {until}" if until else left

@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -135,14 +135,16 @@ class _Search:
         from slipway_client.view.why.pools import of_pool
 
         decisions = self.api.get("provisioner", path("pools", self.subject, "decisions"), limit=DECISIONS)["items"]
+        configs = [config for config in self.configs if config["pool_id"] == self.subject]
         return of_pool(
             self.api.get("provisioner", path("pools", self.subject)),
             decisions,
-            [config for config in self.configs if config["pool_id"] == self.subject],
+            configs,
             self._launch_stops(),
             self.lease_pools,
             calculator=_calculator(self.api),
             broker=self.broker,
+            rollback=self._rollback(self.subject, configs),
             now=now(),
         )
 
@@ -158,13 +160,15 @@ class _Search:
             pool = {"id": config["pool_id"]}  # it was deleted, and the config archived with it
         name = name_of(config["id"])
         siblings = [row for row in self.configs if name_of(row["id"]) == name and row["id"] != config["id"]]
-        return of_config(config, pool, self._launch_stops(), self.lease_pools, siblings=siblings, now=now())
+        rollback = self._rollback(config["pool_id"], [config])
+        stops = self._launch_stops()
+        return of_config(config, pool, stops, self.lease_pools, siblings=siblings, rollback=rollback, now=now())
 
     def image(self) -> "Explanation":
-        from slipway_client.view.why.configs import of_image
+        from slipway_client.view.why.configs import of_image, repaired_pool
 
         users = [config for config in self.configs if config.get("image_revision") == self.image_revision]
-        return of_image(self.image_revision, users, now=now())
+        return of_image(self.image_revision, users, self._rollback(repaired_pool(users), users), now=now())
 
     def lease_pool(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease_pool
@@ -186,6 +190,15 @@ class _Search:
         config = next((config for config in self.configs if config["id"] == worker["launch_config_id"]), {})
         lease_pool = next((pool for pool in self.lease_pools if pool["id"] == config.get("lease_pool_id")), None)
         return of_worker(worker, _decision(self.api, worker), lease_pool, config=config or None, now=now())
+
+    def _rollback(self, pool_id: str, configs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """Preview of a rollback of a pool, if one of the launch configs is tripped."""
+        from slipway_client.view.phrases import is_tripped
+
+        if not any(map(is_tripped, configs)):
+            return None
+        preview: dict[str, Any] = self.api.get("provisioner", path("pools", pool_id, "rollback"))
+        return preview
 
     def _is_pool(self) -> bool:
         return any(pool["id"] == self.subject for pool in _items(self.api, "provisioner", "/pools"))

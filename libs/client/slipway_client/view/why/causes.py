@@ -1,14 +1,18 @@
 """Causes and details shared by several kinds of resources."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from datetime import datetime, timedelta
 
 from slipway_client.view import moments
 from slipway_client.view.phrases import (
+    HEALTHY,
     MODES,
+    count,
     drain,
     frozen,
+    is_fallback,
     is_overdue,
+    is_tripped,
     launch_stop,
     paused,
     queue,
@@ -36,7 +40,9 @@ def interventions(
             began = moments.at(stop["at"]) if stop.get("at") else None
             yield Cause(text=launch_stop(stop, now), since=began, remedy=f"`{start_launching(stop)}`")
     if pool.get("mode") in MODES:
-        yield Cause(text=MODES[pool["mode"]], remedy="declare `mode: enforce` and run `slipway apply`")
+        yield Cause(
+            text=MODES[pool["mode"]], remedy=f"`slipway pool set {id_} --mode enforce`; so does the declaration"
+        )
 
 
 def config_state(config: Facts, now: datetime) -> str:
@@ -71,6 +77,58 @@ def drain_remedy(config: Facts) -> str:
     if config.get("drain_terminate"):
         return f"{NOTHING}: its workers are terminated"
     return f"`slipway worker ls --pool {config['pool_id']}` lists its workers; `slipway worker terminate` ends one"
+
+
+def bad_image(config: Facts) -> bool:
+    """True if the image of an active launch config has tripped."""
+    key = ("image", config.get("image_revision"))
+    if (config.get("tripped_by"), config.get("tripped_by_id")) == key and is_tripped(config):
+        return True
+    windows = config.get("shared") or ()
+    return config["state"] == "active" and any(
+        (row["kind"], row["id"]) == key and row["state"] != HEALTHY for row in windows
+    )
+
+
+def bad_images(pool: Facts, configs: Sequence[Facts], rollback: Facts | None) -> Iterator[Cause]:
+    """Images of current revisions that have tripped, the one of the most launch configs first."""
+    current = [config for config in configs if config["state"] == "active" and not is_fallback(config)]
+    by_image: dict[str, list[Facts]] = {}
+    for config in current:
+        if bad_image(config):
+            by_image.setdefault(config["image_revision"], []).append(config)
+    for image, users in sorted(by_image.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield Cause(
+            text=f"image {image} fails in {len(users)} of {count(len(current), 'launch config')}",
+            since=tripped_since(users),
+            remedy=way_back(pool["id"], {name_of(user["id"]) for user in users}, rollback),
+        )
+
+
+def way_back(pool_id: str, names: Set[str], rollback: Facts | None) -> str:
+    """Remedy for bad images of launch configs. `rollback` is the preview of a rollback of their pool, None if it is not
+    known."""
+    other = f"`slipway pool set-image {pool_id} IMAGE` takes another image"
+    history = f"`slipway pool history {pool_id}`"
+    if rollback is None:
+        return other
+    if rollback["refused"]:
+        return f"{other}; a rollback would be refused: {rollback['refused']}"
+    left = {change["id"] for change in rollback["items"] if change["kind"] == "launch config"}
+    if not names <= left:
+        return f"{other}; so does `slipway pool rollback {pool_id} --to NUMBER --reason …`, by {history}"
+    return f"`slipway pool rollback {pool_id} --reason …` returns to entry {rollback['to_revision']} of {history}"
+
+
+def unproven_remedy(configs: Sequence[Facts], rollback: Facts | None) -> str:
+    """Remedy for new revisions of one pool that are not proven. It is not repeated where a bad image has named it."""
+    pool_id = configs[0]["pool_id"]
+    tripped = [config for config in configs if is_tripped(config)]
+    if not tripped:
+        return f"{NOTHING}; `slipway pool rollback {pool_id} --reason …` returns to what was declared before"
+    if any(map(bad_image, tripped)):
+        return NOTHING
+    return way_back(pool_id, {name_of(config["id"]) for config in tripped}, rollback)
 
 
 def tripped_since(configs: Sequence[Facts]) -> datetime | None:

@@ -19,14 +19,18 @@ from slipway_client.view.phrases import (
     unproven,
 )
 from slipway_client.view.why.causes import (
+    bad_image,
     in_way,
     interventions,
     launches_nothing,
     lease_pools_used,
     queues,
     tripped_since,
+    unproven_remedy,
+    way_back,
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
+from slipway_common.base.revisions import name_of
 
 FAILURES: Final = 3  # of a launch config
 
@@ -38,15 +42,17 @@ def of_config(
     lease_pools: Sequence[Facts],
     *,
     siblings: Sequence[Facts] = (),
+    rollback: Facts | None = None,
     now: datetime,
 ) -> Explanation:
-    """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name."""
+    """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name,
+    `rollback` is the preview of a rollback of its pool, read where it is tripped."""
     causes: list[Cause] = []
     active = config["state"] == "active"
     if not active:
         causes.append(in_way(config, now))
     if is_tripped(config):
-        causes.append(_trip(config, now))
+        causes.append(_trip(config, rollback, now))
     causes += [
         Cause(
             text=cause.text if cause.text.startswith("launching ") else f"pool {pool['id']} {cause.text}",
@@ -55,7 +61,7 @@ def of_config(
         )
         for cause in interventions(pool, [config], launch_stops, now)
     ]
-    causes += _roll_out(config, siblings, now)
+    causes += _roll_out(config, siblings, rollback, now)
     used = lease_pools_used(lease_pools, [config])
     if active and not is_tripped(config):
         if full := full_window(config):
@@ -72,16 +78,18 @@ def of_config(
     return explained("config", config["id"], causes, _effect(config, stops=stops), details)
 
 
-def _trip(config: Facts, now: datetime) -> Cause:
+def _trip(config: Facts, rollback: Facts | None, now: datetime) -> Cause:
     kind, id_ = config.get("tripped_by") or "", config.get("tripped_by_id") or ""
     shared = f", by {kind} {id_}" if id_ else ""
     stage = f" at {config['tripped_stage']}" if config.get("tripped_stage") else ""
     text = f"{config['health_state']}{stage}{shared}: {tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
     remedy = f"{NOTHING}: it recovers when the down signal ends" if kind == "signal" else RECOVERS
+    if bad_image(config):
+        remedy = way_back(config["pool_id"], {name_of(config["id"])}, rollback)
     return Cause(text=text, since=tripped_since([config]), remedy=remedy)
 
 
-def _roll_out(config: Facts, siblings: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+def _roll_out(config: Facts, siblings: Sequence[Facts], rollback: Facts | None, now: datetime) -> Iterator[Cause]:
     """Part of an active revision in a roll-out."""
     if config["state"] != "active":
         return
@@ -91,8 +99,7 @@ def _roll_out(config: Facts, siblings: Sequence[Facts], now: datetime) -> Iterat
         until = f"; it drains when {current[0]} is proven"
         yield Cause(text=f"replaced by {current[0]}; {progress(config, now)}", remedy=f"{NOTHING}{until}")
     elif fallbacks and (part := unproven(config)):
-        back = f"`slipway pool rollback {config['pool_id']} --reason …` returns to it"
-        remedy = back if is_tripped(config) else f"{NOTHING}; {back}"
+        remedy = unproven_remedy([config], rollback)
         yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=remedy)
 
 
@@ -125,8 +132,9 @@ def _failures(config: Facts, now: datetime) -> Iterator[str]:
         yield f"  {at}  {failure['reason'] or 'no reason given'} (worker {failure['worker_id']})."
 
 
-def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Explanation:
-    """Explain an image revision. `configs` are the launch configs that use it."""
+def of_image(revision: str, configs: Sequence[Facts], rollback: Facts | None = None, *, now: datetime) -> Explanation:
+    """Explain an image revision. `configs` are the launch configs that use it, `rollback` is the preview of a rollback
+    of the pool to repair first."""
     key = ("image", revision)
     windows = {
         row["stage"]: row for config in configs for row in config.get("shared") or () if (row["kind"], row["id"]) == key
@@ -139,7 +147,7 @@ def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Expla
         Cause(
             text=f"tripped at {row['stage']}: {trip_cause(row.get('reason'))}",
             since=tripped_since(by_it),
-            remedy=_repair(pools),
+            remedy=_repair(configs, rollback),
         )
         for row in bad
     ]
@@ -161,10 +169,13 @@ def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Expla
     return explained("image", revision, causes, effect, details)
 
 
-def _repair(pools: Sequence[str]) -> str:
-    """Commands that replace a bad image."""
-    first = pools[0]
-    return (
-        f"`slipway pool rollback {first} --reason …` returns to the revisions before, "
-        f"`slipway pool set-image {first} IMAGE` takes another image; Slipway goes on to probe this one"
-    )
+def repaired_pool(configs: Sequence[Facts]) -> str:
+    """Pool in which a bad image is replaced first: one that launches it, if any does."""
+    return min((config["state"] != "active" or is_fallback(config), str(config["pool_id"])) for config in configs)[1]
+
+
+def _repair(configs: Sequence[Facts], rollback: Facts | None) -> str:
+    """Remedy for a bad image in the first pool that launches it."""
+    pool_id = repaired_pool(configs)
+    names = {name_of(config["id"]) for config in configs if config["pool_id"] == pool_id and not is_fallback(config)}
+    return f"{way_back(pool_id, names, rollback)}; Slipway goes on to probe this one"

@@ -20,6 +20,7 @@ from slipway_client.view.phrases import (
     unproven,
 )
 from slipway_client.view.why.causes import (
+    bad_images,
     config_state,
     drain_remedy,
     interventions,
@@ -29,6 +30,7 @@ from slipway_client.view.why.causes import (
     resume,
     shares,
     tripped_since,
+    unproven_remedy,
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
 from slipway_common.base.revisions import hash_of, name_of
@@ -43,16 +45,18 @@ def of_pool(
     *,
     calculator: str,
     broker: str = "",
+    rollback: Facts | None = None,
     now: datetime,
 ) -> Explanation:
     """Explain a pool. `decisions` are newest first; `calculator` and `broker` are the errors of an unavailable
-    weight-calculator and lease-broker. At its maximum, that is the first cause: a healthy pool would be no larger."""
+    weight-calculator and lease-broker; `rollback` is the preview of a rollback, read where a launch config is tripped.
+    At its maximum, that is the first cause: a healthy pool would be no larger."""
     used = lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
     if broker:
         text = f"{broker}: launches wait for its leases"
         limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
-    trips = list(_trips(configs, now))
+    trips = [*bad_images(pool, configs, rollback), *_trips(configs, now)]
     full = pool["serving"] >= pool["max_capacity"] > 0
     causes = [
         *interventions(pool, configs, launch_stops, now),
@@ -64,7 +68,7 @@ def of_pool(
     causes += _demand(pool, decisions)
     if not causes:
         causes.append(Cause(text="healthy, nothing limits its launches"))
-    causes += _roll_outs(configs, now)
+    causes += _roll_outs(configs, rollback, now)
     details = [*_last_decision(decisions, now), *_in_flight(configs, used)]
     return explained("pool", pool["id"], causes, _effect(pool, configs, launch_stops), details)
 
@@ -84,15 +88,14 @@ def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
         yield Cause(text=f"{name} is {config_state(config, now)}", remedy=resume(config))
 
 
-def _roll_outs(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+def _roll_outs(configs: Sequence[Facts], rollback: Facts | None, now: datetime) -> Iterator[Cause]:
     """Roll-outs that are not proven yet, and drains."""
     fallbacks = {name_of(config["id"]): hash_of(config["id"]) for config in configs if is_fallback(config)}
     new = [config for config in configs if unproven(config) and name_of(config["id"]) in fallbacks]
     if new:
         parts = [f"{row['id']} ({unproven(row)}, fallback {fallbacks[name_of(row['id'])]})" for row in new]
-        back = f"`slipway pool rollback {new[0]['pool_id']} --reason …` returns to the fallbacks"
         text = f"{count(len(new), 'new revision')} not proven: {some(parts, NAMED)}"
-        yield Cause(text=text, remedy=back if any(map(is_tripped, new)) else f"{NOTHING}; {back}")
+        yield Cause(text=text, remedy=unproven_remedy(new, rollback))
     draining = [config for config in configs if config["state"] == "draining"]
     if draining:
         named = some([f"{config['id']} ({drain(config, now)})" for config in draining], NAMED)
@@ -109,7 +112,7 @@ def _limits(
     wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
     raise_it = f"`slipway pool set {pool['id']} --max N` raises it; so does the declaration"
-    if wanted > most:
+    if wanted > most and pool["serving"] >= most:
         yield Cause(
             text=f"max_capacity {most} is reached: its tasks need {count(int(wanted), 'worker')}", remedy=raise_it
         )

@@ -37,13 +37,13 @@ CREATE TABLE worker_pool (
 CREATE TABLE pool_revision (
     pool_id text NOT NULL REFERENCES worker_pool, revision bigint NOT NULL,
     at timestamptz NOT NULL DEFAULT slipway_clock(), by text NOT NULL, action text NOT NULL,
-    reason text NOT NULL DEFAULT '', owner text NOT NULL, spec jsonb NOT NULL, spec_digest text NOT NULL,
-    changes jsonb NOT NULL, PRIMARY KEY (pool_id, revision)
+    reason text NOT NULL DEFAULT '', to_revision bigint, owner text NOT NULL, revisions jsonb NOT NULL,
+    spec jsonb NOT NULL, spec_digest text NOT NULL, changes jsonb NOT NULL, PRIMARY KEY (pool_id, revision)
 );
 CREATE TABLE audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT slipway_clock(),
-    by text NOT NULL, action text NOT NULL, kind text NOT NULL, subject_id text NOT NULL, result text NOT NULL,
-    before jsonb, after jsonb
+    by text NOT NULL, action text NOT NULL, reason text NOT NULL DEFAULT '', kind text NOT NULL,
+    subject_id text NOT NULL, result text NOT NULL, before jsonb, after jsonb
 );
 CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
 CREATE TABLE launch_config_name (
@@ -66,6 +66,7 @@ CREATE TABLE launch_config (
     proven_at timestamptz, starts_before bigint NOT NULL DEFAULT 0,
     drain_seconds double precision, drain_from timestamptz, drain_until timestamptz,
     drain_terminate boolean NOT NULL DEFAULT false, drain_alerted boolean NOT NULL DEFAULT false,
+    withdrawn_at timestamptz,
     declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
     revision bigint NOT NULL DEFAULT 1,
     image_key text NOT NULL GENERATED ALWAYS AS ('image/' || percent_encoded(image_revision)) STORED,
