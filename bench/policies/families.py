@@ -137,7 +137,7 @@ def _scenario(name: str, about: str, sizes: Sizes, boot_seconds: float, **fields
 
 FAMILIES: Final = {
     IMAGES: Family(policies=("no-windows", "slipway"), made=_new_images),
-    ROLL_OUT: Family(policies=("before", "slipway"), made=_bad_roll_outs),
+    ROLL_OUT: Family(policies=("slipway",), made=_bad_roll_outs),
     THIRD: Family(policies=("before", "slipway"), made=_partly_bad(THIRD, 0.3), boots=PARTLY_BAD_BOOTS),
     MOSTLY: Family(policies=("before", "slipway"), made=_partly_bad(MOSTLY, 0.8), boots=PARTLY_BAD_BOOTS),
     FRONTIER: Family(policies=("before", *RULES, "slipway", "no-windows"), made=_frontier, claimed=False),
