@@ -216,7 +216,8 @@ def _new_images(found: Summaries) -> Iterator[Verdict]:
 def _partly_bad(found: Summaries) -> Iterator[Verdict]:
     """Verdicts on images of which a part of the boots fails, against the rules of an earlier commit on the same seeds.
 
-    Where the smaller part fails, failures per success and the wait may not be worse at all.
+    Where the smaller part fails, failures per success and the wait may not be worse; overlapping confidence intervals
+    count as equal.
     """
     for scenario, policy in found:
         family = family_of(scenario)
@@ -225,9 +226,10 @@ def _partly_bad(found: Summaries) -> Iterator[Verdict]:
         for metric in ("failed", "ratio", "wait_mean") if family == THIRD else ("failed",):
             ours, theirs = _of(found, scenario, metric), _of(found, scenario, metric, BEFORE)
             if ours is not None and theirs is not None:
-                most = FAILED_MAX[family] if metric == "failed" else 1.0
+                most = FAILED_MAX[family]
+                is_count = metric == "failed"
                 yield Verdict(
-                    f"{scenario}: {LABELS[metric]} ≤ {most:g} × {BEFORE}",
-                    ours.mean <= most * theirs.mean,
+                    f"{scenario}: {LABELS[metric]} {f'≤ {most:g} ×' if is_count else 'no worse than'} {BEFORE}",
+                    ours.mean <= most * theirs.mean if is_count else ours.low <= theirs.high,
                     f"{text(ours)} against {text(theirs)}, {ours.mean / max(theirs.mean, 1e-9):.3f} ×",
                 )
