@@ -26,7 +26,7 @@ from slipway_weight_calculator.domain.windows import (
     tripped,
     untripped,
 )
-from tests.support.worlds import IMAGE, POLICY, A, B, Story, fails, known_boots, launched, registered, stopping
+from tests.support.worlds import IMAGE, POLICY, A, B, Story, claimed, fails, known_boots, launched, registered, stopping
 
 CAP: Final = POLICY.window_mass_cap
 masses = st.floats(0, CAP)
@@ -53,6 +53,11 @@ def after(history: Sequence[bool], policy: Policy = POLICY) -> Boots:
 def test_more_successes_never_shrink_and_more_failures_never_grow(good: float, bad: float, more: float) -> None:
     assert size(Boots(good + more, bad), POLICY) >= size(Boots(good, bad), POLICY) - 1e-9
     assert size(Boots(good, bad + more), POLICY) <= size(Boots(good, bad), POLICY) + 1e-9
+
+
+@given(masses, st.integers(0, 30), st.integers(0, 30))
+def test_slow_boots_count_where_they_exceed_the_remembered_failures(good: float, bad: int, slow: int) -> None:
+    assert size(Boots(good, bad, slow), POLICY) == size(Boots(good, max(bad, slow)), POLICY)
 
 
 @given(masses, masses)
@@ -227,6 +232,8 @@ def test_a_row_that_begins_at_its_maximum_is_published() -> None:
     """Otherwise consumers would go on assuming the window of a new image."""
     most = msgspec.structs.replace(POLICY, new_boot_window=POLICY.boot_window, new_claim_window=POLICY.claim_window)
     story = Story(A, policies={"on-demand": most})
+    story.fold(0, claimed(A))
+    assert IMAGE in story.world.rows
     story.fold(0, *known_boots(A, 100.0))
     shared = {(each.kind, each.stage): each.window for each in story.record("a", 1).shared}
     assert shared["image", "boot"] == POLICY.boot_window
