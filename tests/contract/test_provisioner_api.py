@@ -111,7 +111,7 @@ async def test_config_summary(provisioner: Provisioner) -> None:
     assert (config["starting"], config["running"], config["stopping"], config["booted"]) == (2, 1, 0, 4)
     assert config["stages"] == {
         "launch": {"in_flight": 0, "unfolded": 2, "window": 7},
-        "boot": {"in_flight": 2, "unfolded": 0, "window": 12},
+        "boot": {"in_flight": 2, "unfolded": 0, "window": 8},
         "claim": {"in_flight": 1, "unfolded": 0, "window": 64},
     }
 

@@ -353,7 +353,7 @@ async def test_now_ends_a_revision_that_drains_already(provisioner: Provisioner)
     await replaced(provisioner, strategy="now", terminate=False, drain_seconds=3600.0)
     assert await provisioner.database.fetchrow(DRAINS, OLD) == (False, after(3600))
     (change,) = await provisioner.declare(with_image("linux-2"), strategy="now", drain_seconds=60.0)
-    assert (change.id, change.result, change.detail) == ("zone-a", "updated", f"ending: none → {OLD}")
+    assert (change.id, change.result, change.detail) == ("zone-a", "updated", f"drains at once: {OLD}, within 60 s")
     assert await provisioner.database.fetchrow(DRAINS, OLD) == (True, after(60))
     await provisioner.set_clock(1)
     for seconds in (60.0, 5000.0, None):
