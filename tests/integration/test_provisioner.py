@@ -1108,12 +1108,27 @@ async def test_reports_of_a_machine(provisioner: Provisioner) -> None:
         "WorkerStopped",
     ]
     claim = await provisioner.database.fetchrow("SELECT started_at, ended_at FROM claim")
-    assert tuple(claim) == (after(880), after(1000))
+    assert tuple(claim) == (after(880), after(1005))
     for path, body in reports:
         answer = await client.post(path, json=body)
         assert (answer.status_code, answer.json()["type"]) == (410, "urn:slipway:problem:worker-gone")
     assert await provisioner.events() == []
     assert (await provisioner.worker()).id == worker.id
+
+
+@pytest.mark.parametrize(("ended_at", "replacements"), [(20.0, 0), (19.9, 1)])
+async def test_a_task_that_ends_at_the_instant_of_a_report(
+    provisioner: Provisioner, ended_at: float, replacements: int
+) -> None:
+    """The report still has it, so that it needs no other worker, also if the database's clock is slower than the
+    machine's. One that ended before the report is not in it."""
+    ((_, client),) = await running(provisioner)
+    await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(10).isoformat()})
+    await provisioner.set_clock(17)
+    await client.post("/stopped", json={"at": after(ended_at).isoformat()})
+    await provisioner.demand(report(0, 1, at=20))
+    await provisioner.plan()
+    assert (await provisioner.states()).get("requested", 0) == replacements
 
 
 async def test_a_wrong_state(provisioner: Provisioner) -> None:

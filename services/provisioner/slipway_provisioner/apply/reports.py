@@ -18,7 +18,10 @@ from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.domain.workers import AlreadyStopped, Change, Worker
 from slipway_provisioner.store import configs, demand, pools, workers
 
-CLAMP: Final = timedelta(minutes=2)  # largest clock difference of a machine that is accepted
+CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accepted
+# Largest time after receipt. A claim that ended at the instant of a demand report has to count as ended by then, also
+# if this clock is slower than that of the machine.
+AHEAD: Final = timedelta(seconds=5)
 
 
 class UnknownWorker(Exception):
@@ -115,7 +118,7 @@ async def _authenticated(tx: Connection, agent: Agent) -> Worker:
 
 
 def _clamped(at: datetime, now: datetime) -> datetime:
-    """The machine's time, clamped to the two minutes before receipt."""
+    """The machine's time, clamped to the two minutes before receipt and the five seconds after it."""
     if abs(at - now) > CLAMP:
         metrics.CLAMPED.inc()
-    return min(max(at, now - CLAMP), now)
+    return min(max(at, now - CLAMP), now + AHEAD)

@@ -37,14 +37,15 @@ ON CONFLICT (pool_id, source) DO UPDATE SET
     claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
 WHERE d.observed_at < excluded.observed_at
 RETURNING pool_id, source"""
-# A claim counts as gone for its source if it ended after the sample or runs on a leaving worker.
+# A claim counts as gone for its source if it ended after the sample or at its instant, since the sample has it then, or
+# runs on a leaving worker.
 OBSERVE: Final = f"""
 SELECT d.source, d.pending, d.claimed, d.traceparent,
     extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
         AS fresh_seconds,
     (SELECT count(*) FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
      WHERE c.pool_id = d.pool_id AND c.source = d.source
-       AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state IN ({states(LEAVING)})))) AS gone
+       AND (c.ended_at >= d.observed_at OR (c.ended_at IS NULL AND w.state IN ({states(LEAVING)})))) AS gone
 FROM demand d WHERE d.pool_id = $1 ORDER BY d.source"""
 # A repeated report names a claim that is open, or one that ended and has the same `reported_at`. That is the machine's
 # own time, since the clamped time depends on receipt; a task that is claimed again has a later one. The worker is

@@ -224,8 +224,10 @@ async def observe(
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     launch_stop = await tx.fetchval(LAUNCH_STOPS, pool_id)
     configs, shared = await counted(tx, pool_id, await now(tx))
-    demands = await demand.observe(tx, pool_id)
+    # Before demand: a worker that ends between the two is missing from both then. In the other order it would still be
+    # in demand, and be replaced for nothing.
     fleet = Fleet(**await tx.fetchrow(FLEET, pool_id))
+    demands = await demand.observe(tx, pool_id)
     waiting = await tx.fetch(WAITING_WORKERS.text, *WAITING_WORKERS.arguments(pool_id=pool_id))
     idle = await tx.fetch(IDLE_WORKERS.text, *IDLE_WORKERS.arguments(pool_id=pool_id))
     return Observed(
