@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -47,7 +48,7 @@ TASKS_PER_WORKER: Final = 3
 MAX_CAPACITY: Final = 60
 TICK_SECONDS: Final = 0.25
 FIRST_LOAD_SECONDS: Final = 100.0
-AFTER_ROLLBACK_SECONDS: Final = 80.0
+BURST_TASKS: Final = 40
 STEP_SECONDS: Final = 30.0  # real; 3 to 10 on an idle machine
 
 
@@ -165,6 +166,19 @@ class Play:
 
         return holds
 
+    def launched_since(self, at: float) -> Callable[[], Awaitable[bool]]:
+        """True once a worker with the new image was launched after `at`."""
+
+        async def holds() -> bool:
+            found: bool = await self.db.fetchval(
+                "SELECT EXISTS (SELECT FROM provisioner.worker WHERE image_revision = $1 AND launched_at > $2)",
+                NEW,
+                datetime.fromtimestamp(at, UTC),
+            )
+            return found
+
+        return holds
+
     async def has_settled(self) -> bool:
         """True once every task is done and no replaced revision has a worker."""
         state = await self.deployment.call("GET", "simulator", "/state")
@@ -184,7 +198,10 @@ class Play:
             await self.until(tripped, f"{BAD} is tripped, {NEW} launches what it does not")
             rolled_back_at = await self.slipway("pool", "rollback", POOL, "--reason", f"{BAD} does not boot")
             await self.until(self.are("c.state <> 'active'", BAD), f"{BAD} drains")
-            await self.demo_seconds(AFTER_ROLLBACK_SECONDS)
+            # At a steady demand the machines of the revision before may suffice, so that nothing would be launched.
+            burst = {"pool_id": POOL, "count": BURST_TASKS, "duration_seconds": TASK_SECONDS_MEDIAN}
+            await self.deployment.call("POST", "simulator", "/tasks", burst)
+            await self.until(self.launched_since(rolled_back_at), f"{NEW} is launched for {BURST_TASKS} tasks at once")
         finally:
             feeding.cancel()
         await self.until(self.has_settled, "all tasks are done, and the workers of replaced revisions have left")
