@@ -90,10 +90,12 @@ WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Locked after the pool and before starts are counted, so that pools which share an image or a quota decide in turn.
 # Shares without a window limit nothing, so nobody waits for them.
 LIMITED: Final = ", ".join(f"('{kind}', '{stage}')" for kind, stage in NEW_SHARED_WINDOWS)
+# The array makes it use the primary key also while nothing is known of new tables.
+_LIMITED_KEYS: Final = f"""FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+    WHERE c.pool_id = $1 AND c.state <> 'archived' AND (k.kind, k.stage) IN ({LIMITED})"""
 LOCK_SHARED: Final = f"""
-SELECT FROM shared_window WHERE (key, stage) IN (
-    SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-    WHERE c.pool_id = $1 AND c.state <> 'archived' AND (k.kind, k.stage) IN ({LIMITED}))
+SELECT FROM shared_window WHERE key = ANY(ARRAY(SELECT k.key {_LIMITED_KEYS}))
+    AND (key, stage) IN (SELECT k.key, k.stage {_LIMITED_KEYS})
 ORDER BY key, stage FOR UPDATE"""
 # A config without live workers and failures adds nothing to its shares. Thousands may have one image.
 ACTIVE: Final = f"""(
