@@ -23,6 +23,9 @@ SESSION_TIMEOUTS: Final = {
     "statement_timeout": "10s",
     "lock_timeout": "5s",
 }
+# The driver reads the definition of an array type from the server at its first use in a session. Read them all when the
+# session begins, since the first use is in the middle of a transaction, which holds its locks for that much longer.
+ARRAYS: Final = "SELECT $1::boolean[], $2::integer[], $3::bigint[], $4::float8[], $5::bytea[], $6::uuid[], $7::jsonb[]"
 INFRASTRUCTURE: Final = (
     OSError,
     TimeoutError,
@@ -60,6 +63,7 @@ async def _prepare(connection: Connection) -> None:
             encoder=lambda value: msgspec.json.encode(value).decode(),
             decoder=msgspec.json.decode,
         )
+    await connection.prepare(ARRAYS)
 
 
 async def _nothing(_: Connection) -> None:
@@ -72,6 +76,7 @@ def session_settings(service: str) -> dict[str, str]:
         "search_path": schema_of(service),
         "application_name": f"slipway-{service}",
         "timezone": "UTC",
+        "jit": "off",  # statements take milliseconds; the driver would switch it off and on around ARRAYS
         **SESSION_TIMEOUTS,
     }
 

@@ -5,7 +5,7 @@ and written if nothing has changed meanwhile.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -59,7 +59,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     async def unchanged(self, db: Connection) -> bool:
         """True if the rows are still as they were read."""
         scope, seen = self.scope, self.seen
-        index = await declarations.index(db)
+        index = await declarations.index(db, [id_ for section, id_ in scope.known if section == "worker_pools"])
         return (
             scope.known == _known(index, scope.known)
             and scope.users == await declarations.users(db, scope.removed_or_moved)
@@ -94,7 +94,7 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
 
 async def _prepared(db: Connection, declared: Declared, request: Request) -> Prepared:
     """Compute the writes from the rows as they are now."""
-    index = await declarations.index(db)
+    index = await declarations.index(db, _pool_ids(declared))
     _check_precondition(declared, index, request)
     scope = await _scope(db, declared, index, request)
     seen = await declarations.snapshot(
@@ -108,6 +108,15 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
     if request.action != "rollback":  # which refuses what is tripped, unless it is forced
         writes.dangers += await _tripped(db, writes.replacements)
     return Prepared(writes=writes, scope=scope, seen=seen)
+
+
+def _pool_ids(declared: Declared) -> Collection[str] | None:
+    """Ids of the pools that a request may change; None if it may change any, since it removes what a document leaves
+    out or changes accounts, which pools use."""
+    pools = declared.owners("worker_pools")
+    if declared.accounts or declared.owners("accounts").documents or pools.documents:
+        return None
+    return pools.entries
 
 
 async def _tripped(db: Connection, replacements: Sequence[guard.Replacement]) -> list[Danger]:

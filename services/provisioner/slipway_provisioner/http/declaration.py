@@ -196,7 +196,7 @@ async def put_pool(
     """
     with _refusing():
         body = await request.body()
-        index = await declarations.index(db)
+        index = await declarations.index(db, [pool_id])
         stored = index.pools.get(pool_id)
         reader = _reader(request, index, how.request(by))
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())

@@ -54,7 +54,9 @@ POOL_STATE: Final = (
 
 # Reading, without locks.
 ACCOUNTS: Final = Statement(sa.select(A.id, A.owner, A.spec_digest, A.region).where(~A.removed))
-POOLS: Final = Statement(sa.select(P.id, P.owner, P.spec_digest).where(~P.deleted))
+_POOLS: Final = sa.select(P.id, P.owner, P.spec_digest).where(~P.deleted)
+POOLS: Final = Statement(_POOLS)
+POOLS_OF: Final = Statement(_POOLS.where(P.id == sa.any_(IDS)))
 STORED_ACCOUNTS: Final = Statement(
     sa.select(*(A[name] for name in StoredAccount.__struct_fields__)).where(A.id == sa.any_(IDS)).order_by(A.id)
 )
@@ -265,10 +267,13 @@ class User(NamedTuple):
     account_id: str
 
 
-async def index(db: Connection) -> Index:
-    """All accounts and pools that are declared."""
+async def index(db: Connection, pool_ids: Iterable[str] | None = None) -> Index:
+    """All accounts that are declared, and all pools or those of `pool_ids`."""
     accounts = await db.fetch(ACCOUNTS.text)
-    pools = await db.fetch(POOLS.text)
+    if pool_ids is None:
+        pools = await db.fetch(POOLS.text)
+    else:
+        pools = await db.fetch(POOLS_OF.text, *POOLS_OF.arguments(ids=sorted(pool_ids)))
     return Index(
         accounts={row["id"]: Known(row["owner"], row["spec_digest"]) for row in accounts},
         pools={row["id"]: Known(row["owner"], row["spec_digest"]) for row in pools},

@@ -302,6 +302,7 @@ weight = Table(
     required("record", JSONB),
     now("received_at"),
 )
+Index("weight_received", weight.c.received_at)
 
 # One row that every start statement locks FOR SHARE and every launch stop FOR UPDATE, so that no start misses a stop.
 launch_stop_guard = Table(

@@ -115,6 +115,7 @@ CREATE TABLE weight (
     launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
     received_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
+CREATE INDEX weight_received ON weight (received_at);
 -- One row that every start statement locks FOR SHARE and every launch stop FOR UPDATE, so that no start misses a stop.
 CREATE TABLE launch_stop_guard (id boolean PRIMARY KEY DEFAULT true CHECK (id));
 INSERT INTO launch_stop_guard DEFAULT VALUES;
