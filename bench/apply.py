@@ -139,12 +139,18 @@ class Round:
             await connection.close()
 
     async def _settle(self) -> None:
-        """Wait until the events are published. The first plans of the new pools, a minute of work, are dropped."""
+        """Wait until the events are published. The first plans of the new pools, a minute of work, are dropped, and the
+        tables analyzed, as autovacuum does within a minute of so large a change."""
         session = await postgres.session(self.database_url, "provisioner")
         try:
             await session.execute("DELETE FROM dirty_pool WHERE pool_id LIKE 'team/%'")
             published = partial(session.fetchval, "SELECT NOT EXISTS (SELECT FROM outbox)")
             await until(published, "all events are published")
+        finally:
+            await session.close()
+        session = await asyncpg.connect(self.database_url)
+        try:
+            await session.execute("VACUUM ANALYZE")
         finally:
             await session.close()
 

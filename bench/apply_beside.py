@@ -27,7 +27,7 @@ from tests.support.provisioner import SERVICE, Provisioner
 POOLS: Final = 10
 OWNER: Final = "beside.yaml"
 PENDING: Final = 4
-PING_SECONDS: Final = 0.005
+PAUSE_SECONDS: Final = 0.005
 DAY: Final = timedelta(days=1)
 
 
@@ -84,6 +84,7 @@ async def work(url: str, record: Callable[[str, float], None]) -> None:
                     raise AssertionError(f"nothing starts under {lease_id}")
                 record("start", began)
                 await transaction.rollback()
+            await asyncio.sleep(PAUSE_SECONDS)
 
 
 def ping(url: str, record: Callable[[str, float], None]) -> None:
@@ -95,7 +96,7 @@ def ping(url: str, record: Callable[[str, float], None]) -> None:
         connection.request("GET", "/livez")
         connection.getresponse().read()
         record("ping", began)
-        time.sleep(PING_SECONDS)
+        time.sleep(PAUSE_SECONDS)
 
 
 @contextlib.asynccontextmanager
