@@ -104,22 +104,17 @@ async def test_undecodable_header(place: Place) -> None:
 async def test_tombstone(place: Place) -> None:
     """A tombstone reaches the handler as a subject without an event; a null value without headers is left out."""
     await place.create(LAUNCH_CONFIG_WEIGHT)
-    deleted: list[tuple[str, Any]] = []
-
-    async def note(tx: Connection, events: Sequence[Received]) -> None:
-        deleted.extend((received.subject, received.event) for received in events)
-
     headers = encode(
         Envelope(
             id="1", type="io.slipway.weight.changed.v1", source="/s", subject="c1", time=utc_now(), sequence_number=1
         )
     )
-    async with publisher(place) as publish, member(place, note, topic=LAUNCH_CONFIG_WEIGHT):
+    async with publisher(place) as publish, member(place, topic=LAUNCH_CONFIG_WEIGHT):
         name = place.prefix + LAUNCH_CONFIG_WEIGHT.name
         await publish.producer.send_and_wait(name, None, key=b"c0", partition=0)
         await publish.producer.send_and_wait(name, None, key=b"c1", partition=0, headers=headers)
         await until_read(place, 2)
-        assert deleted == [("c1", None)]
+        assert await place.effects() == {("c1", "tombstone"): 1}
         assert await place.dead() == []
 
 
@@ -161,16 +156,16 @@ async def test_parked_behind_dead(place: Place) -> None:
 async def test_latest_wins_is_not_parked(place: Place) -> None:
     """A dead demand report does not block later ones."""
     await place.create(POOL_DEMAND)
-    seen: list[int] = []
 
-    async def note(tx: Connection, events: Sequence[Received]) -> None:
-        seen.extend(received.event.pending for received in events)
+    async def record_pending(tx: Connection, events: Sequence[Received]) -> None:
+        rows = [(received.subject, f"{received.event.pending}", received.partition) for received in events]
+        await tx.executemany("INSERT INTO effect (subject, word, partition) VALUES ($1, $2, $3)", rows)
 
-    async with publisher(place) as publish, member(place, note, topic=POOL_DEMAND):
+    async with publisher(place) as publish, member(place, record_pending, topic=POOL_DEMAND):
         await publish.send(demand(pending=1), numbered=False, value=b"{")
         await publish.send(demand(pending=2), numbered=False)
         await until_read(place, 2)
-    assert seen == [2]
+    assert await place.effects() == {("p/q", "2"): 1}
 
 
 def demand(pending: int, pool_id: str = "p", seconds: float = 0) -> DemandReported:
@@ -209,11 +204,11 @@ async def test_outside_partitioner(place: Place) -> None:
     """Clients with other partitioners: a repeat counts once in any partition, and the newest report wins."""
     await place.create(POOL_DEMAND)
     await place.database.execute("CREATE TABLE newest (key text PRIMARY KEY, pending int, observed_at timestamptz)")
-    handled: list[str] = []
+    await place.database.execute("CREATE TABLE handled (id int)")
 
     async def keep_newest(tx: Connection, events: Sequence[Received]) -> None:
         for received in events:
-            handled.append(received.id)
+            await tx.execute("INSERT INTO handled VALUES ($1)", int(received.id))
             await tx.execute(
                 "INSERT INTO newest AS n VALUES ($1, $2, $3) ON CONFLICT (key) DO UPDATE "
                 "SET (pending, observed_at) = (excluded.pending, excluded.observed_at) "
@@ -245,7 +240,8 @@ async def test_outside_partitioner(place: Place) -> None:
             await asyncio.to_thread(client.flush)
         await until_read(place, 2 * len(reports))
     assert any(len(partitions) > 1 for partitions in landed.values())
-    assert sorted(handled, key=int) == [f"{n}" for n in range(len(reports))]
+    handled = await place.database.fetch("SELECT id FROM handled ORDER BY id")
+    assert [row["id"] for row in handled] == list(range(len(reports)))
     assert {row["pending"] for row in await place.database.fetch("SELECT pending FROM newest")} == {3}
     assert await place.dead() == []
 

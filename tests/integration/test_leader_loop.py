@@ -16,19 +16,38 @@ from slipway_common.messaging import dead_letters, kafka, leader_loop, leadershi
 from slipway_common.messaging.consume import Batch, Consumer, claim
 from slipway_common.messaging.leader_loop import LeaderLoop, NotLeader
 from slipway_common.messaging.leadership import Turn
-from tests.integration.test_consume import delete_records
-from tests.support.harness import PARTITIONS, SERVICE, Diary, Place, publisher, replica, report, until
+from tests.integration.test_consume import delete_records, until_read
+from tests.support.harness import (
+    PARTITIONS,
+    PATIENCE_SECONDS,
+    SERVICE,
+    Diary,
+    Place,
+    publisher,
+    replica,
+    report,
+    until,
+)
 from tests.support.processes import INSTANCE, Process
 
 
 @pytest.fixture
 async def place(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Topics, and shorter timeouts than in production."""
-    monkeypatch.setattr(leadership, "STALE_SECONDS", 3.0)
+    """Topics, shorter pauses than in production, and a leader that keeps its row however long the machine holds it up:
+    only `lapsing` leaders lose it by time."""
+    monkeypatch.setattr(leadership, "STALE_SECONDS", 3600.0)
+    monkeypatch.setattr(leadership, "RELEASE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(leader_loop, "BROKER_TIMEOUT_SECONDS", 3600.0)
     monkeypatch.setattr(leader_loop, "RENEW_SECONDS", 0.5)
     monkeypatch.setattr(leader_loop, "BID_SECONDS", 0.1)
     await place.create(*Diary.topics)
     return place
+
+
+@pytest.fixture
+def lapsing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders whose row is stale after seconds."""
+    monkeypatch.setattr(leadership, "STALE_SECONDS", 3.0)
 
 
 def demand(pending: int) -> DemandReported:
@@ -61,7 +80,7 @@ async def test_one_reads_all_and_the_other_takes_over(place: Place) -> None:
             assert (second.status.role, second.status.instance, second.status.epoch) == ("standby", "a", 1)
             assert (first.reasons(), second.reasons(), second.working()) == ([], [], False)
             assert sum(len(reading.owned) for reading in first.readings) == 2 * PARTITIONS
-            assert all(reading.caught_up() for reading in first.readings)
+            await until(lambda: all(reading.caught_up() for reading in first.readings), "it knows what it committed")
             first.stop()
             await publish.send(report("w0", "40"))
             await until_leading(second)
@@ -73,6 +92,7 @@ async def test_one_reads_all_and_the_other_takes_over(place: Place) -> None:
         assert await place.words(f"w{subject}") == [f"{n}" for n in range(40) if n % 5 == subject]
 
 
+@pytest.mark.usefixtures("lapsing")
 async def test_killed(place: Place) -> None:
     """The server rolls back its transaction; the successor waits until the row is stale and repeats the work once."""
     former = Process.at(place, "leader")
@@ -92,6 +112,7 @@ async def test_killed(place: Place) -> None:
     assert await place.words("w1") == ["a", "wait", "b"]
 
 
+@pytest.mark.usefixtures("lapsing")
 async def test_stopped_and_resumed(place: Place) -> None:
     """A stopped leader blocks no other; after it resumes, its work has no effect and it is a standby."""
     former = Process.at(place, "leader")
@@ -115,9 +136,8 @@ async def test_stopped_and_resumed(place: Place) -> None:
     assert await place.words("w1") == ["wait", "b"]
 
 
-async def test_restarted_under_its_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restarted_under_its_name(place: Place) -> None:
     """A leader of the same name is its predecessor, so it does not wait for the row to become stale."""
-    monkeypatch.setattr(leadership, "STALE_SECONDS", 3600.0)
     former = Process.at(place, "leader")
     try:
         async with publisher(place) as publish:
@@ -146,7 +166,7 @@ async def test_data_errors(place: Place) -> None:
         await publish.send(demand(2))
         async with replica(place, "a") as active:
             await until_leading(active)
-            await until_effects(place, 3)
+            await until_read(place, 10)
             assert await place.effects() == {("w1", "a"): 1, ("w3", "a"): 1, ("p/q", "2"): 1}
             assert sorted((subject, state) for subject, state, _ in await place.dead()) == [
                 ("p/q", "dead"),
@@ -207,6 +227,7 @@ async def test_undone_and_unknown(place: Place, where: str) -> None:
     assert await place.words("w1") == ["0", "1", "2"]
 
 
+@pytest.mark.usefixtures("lapsing")
 async def test_turns_that_fail_again_and_again(place: Place) -> None:
     """While turns fail it keeps the row but is not ready and sends no heartbeat; then it recovers."""
     diary = Diary()
@@ -287,7 +308,6 @@ async def test_turns_without_records(place: Place) -> None:
 async def test_time_waits_for_what_is_unread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timers advance no further than the newest record read while a backlog remains."""
     monkeypatch.setattr(leader_loop, "POLL_RECORDS", 2)
-    monkeypatch.setattr(leader_loop, "BROKER_TIMEOUT_SECONDS", 3600.0)  # a slow fetch is no unserved partition
     diary = Counting()
     diary.due_at = 0.0
     begin = utc_now().replace(microsecond=0) - timedelta(minutes=6)

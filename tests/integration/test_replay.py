@@ -11,9 +11,10 @@ from typing import Any
 
 from slipway_client.cli import recorded
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
+from slipway_common.messaging import topic_admin
 from tests.support import outage_log
 from tests.support.answers import environment
-from tests.support.harness import PATIENCE_SECONDS, Place, publisher
+from tests.support.harness import PARTITIONS, PATIENCE_SECONDS, Place, publisher
 
 COMMAND = (
     sys.executable,
@@ -37,7 +38,10 @@ async def replayed(place: Place, from_: str) -> tuple[int | None, str, str]:
 async def test_what_a_broker_retains(place: Place, tmp_path: Path) -> None:
     """The same as from a file of the same events in order of time, whatever their partitions; unreadable records are
     left out and counted."""
-    await place.create(LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE)
+    topics = (LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE)
+    # The events are months old, and the broker removes what is older than a topic's retention at any time.
+    rows = [topic_admin.Wanted(place.prefix + topic.name, PARTITIONS, {"retention.ms": "-1"}) for topic in topics]
+    await topic_admin.ensure(place.kafka.bootstrap, rows)
     lines = sorted(islice(outage_log.lines(), EVENTS), key=lambda line: str(json.loads(line)["time"]))
     (tmp_path / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
     async with publisher(place) as publishing:

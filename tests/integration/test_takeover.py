@@ -52,7 +52,8 @@ class Replica:
                 "SLIPWAY_HEARTBEAT_SECONDS": "0.2",
             },
         )
-        self.http = httpx2.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"})
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        self.http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=SECONDS)
 
     async def leadership(self) -> str:
         """leader, standby, or empty while it is not ready."""
@@ -104,6 +105,7 @@ async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
         await publish_all(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(30)))
         await until(lambda: sees(b, 30), "the standby returns what is published", seconds=SECONDS)
         assert (await b.http.get("/readyz")).status_code == 200
+        await until(lambda: beaten(place, "a"), "the leader beats", seconds=SECONDS)
         assert set(await beats(place)) == {"a"}
         letter = {"topic": WORKER_LIFECYCLE.name, "partition": 0, "offset": 0}
         refused = await b.http.post("/dead-letters/replay", json=letter)
@@ -126,7 +128,7 @@ async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
         await check_journal(place)
         await b.child.stop()
         await a.until_it("leader")
-        assert await sees(a, 230)
+        await until(lambda: sees(a, 230), "it returns what it has read", seconds=SECONDS)
 
 
 async def publish_all(publish: Publisher, *events: Any) -> None:

@@ -61,8 +61,9 @@ async def test_starts_over_after_an_error(place: Place) -> None:
         view.refused = "b"
         await publish.send(report("w1", "b"))
         await until(lambda: view.seen == {"w1": ["a", "b"]} and reader.ready)
-        assert len(ready) == 2
-        assert not ready[1]
+        _, *again = ready  # the view of an empty topic may be ready before its first record
+        assert again
+        assert not any(again)
 
 
 async def test_waits_for_its_topic(place: Place) -> None:

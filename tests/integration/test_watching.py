@@ -72,7 +72,7 @@ async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
             title="top",
             kafka=place.kafka.bootstrap,
             prefix=place.prefix,
-            history_seconds=60,
+            history_seconds=3600,
             interval_seconds=3600,  # polled once: polls between two records would split their lines
         )
         running = asyncio.create_task(watch.run())

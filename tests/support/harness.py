@@ -13,6 +13,7 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import new_id
@@ -42,13 +43,13 @@ CREATE TABLE effect (
 MIGRATED: Final = """
 CREATE TABLE alembic_version (version_num text PRIMARY KEY);
 INSERT INTO alembic_version VALUES ('0001')"""
-# Timeout of a session stopped inside a transaction; 5 s in production.
+# Timeouts of a process that a test stops inside a transaction; 5 s in production.
 QUICK: Final = {"idle_in_transaction_session_timeout": "1s", "lock_timeout": "3s"}
 
 # Timeout of waits, generous because machines may be busy. A wait ends with its event, so it costs nothing otherwise.
 PATIENCE_SECONDS: Final = 60.0
-# Lock timeout of sessions that block each other in tests.
-PATIENT: Final = {"lock_timeout": "60s", "statement_timeout": "60s"}
+# Timeouts of sessions that block each other in tests, and of those in a test that the machine may hold up.
+PATIENT: Final = {"lock_timeout": "60s", "statement_timeout": "60s", "idle_in_transaction_session_timeout": "60s"}
 WAITING: Final = """
 SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE NOT l.granted AND a.datname = current_database()"""
@@ -69,7 +70,7 @@ async def until(condition: Callable[[], Any], what: str = "", *, seconds: float 
             if inspect.isawaitable(answer):
                 answer = await answer
             error = None
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as caught:
+        except (OSError, KafkaError, asyncpg.PostgresError, asyncpg.InterfaceError) as caught:
             error = caught
         else:
             if answer:
@@ -167,7 +168,7 @@ async def new_place(servers: tuple[EmbeddedKafka, EmbeddedPostgres], name: str =
     """Create a database from the template, which must exist."""
     name = name or new_name()
     url = await servers[1].create_database(name, template=TEMPLATE)
-    database = await postgres.connect(url, SERVICE, settings=QUICK)
+    database = await postgres.connect(url, SERVICE, command_timeout_seconds=PATIENCE_SECONDS, settings=PATIENT)
     try:
         yield Place(servers, url, database, f"{name}.")
     finally:
@@ -340,7 +341,12 @@ class Publisher:
 
 @contextlib.asynccontextmanager
 async def publisher(place: Place) -> AsyncIterator[Publisher]:
-    producer = AIOKafkaProducer(bootstrap_servers=place.kafka.bootstrap, enable_idempotence=True, linger_ms=1)
+    producer = AIOKafkaProducer(
+        bootstrap_servers=place.kafka.bootstrap,
+        enable_idempotence=True,
+        linger_ms=1,
+        request_timeout_ms=int(2 * PATIENCE_SECONDS * 1000),
+    )
     await producer.start()
     try:
         yield Publisher(place, producer)
