@@ -527,6 +527,57 @@ async def test_stopping_an_idle_worker(provisioner: Provisioner) -> None:
     assert provisioner.cloud.terminated == ["i-0002"]
 
 
+async def claimed_while_stopping(provisioner: Provisioner) -> httpx2.AsyncClient:
+    """An idle worker that is asked to stop at 121 s, and claims a task at this moment."""
+    ((_, client),) = await running(provisioner)
+    await provisioner.demand(report(0, at=1))
+    await provisioner.set_clock(121)
+    await provisioner.plan()
+    answer = await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(121).isoformat()})
+    assert answer.json() == {"terminate": True, "reason": "more workers than wanted"}
+    await provisioner.set_clock(1000)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == []
+    return client
+
+
+async def test_a_task_claimed_at_the_moment_of_a_stop_is_finished(provisioner: Provisioner) -> None:
+    """The grace period of a worker that was asked to stop as idle begins after the task that it claimed meanwhile."""
+    client = await claimed_while_stopping(provisioner)
+    await client.post("/idle", json={"at": after(1000).isoformat()})
+    await provisioner.set_clock(1119)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == []
+    await provisioner.set_clock(1121)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == ["i-0001"]
+
+
+async def test_a_worker_that_finishes_a_task_and_becomes_unresponsive(provisioner: Provisioner) -> None:
+    """It has the grace period from then on, as any other one without contact."""
+    await claimed_while_stopping(provisioner)
+    await provisioner.set_clock(1022)
+    await provisioner.expire()
+    assert (await provisioner.worker()).reason == "unresponsive"
+    await provisioner.set_clock(1143)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == ["i-0001"]
+
+
+async def test_a_worker_that_finishes_a_task_and_is_terminated(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A person's command gives it the grace period, once."""
+    await claimed_while_stopping(provisioner)
+    worker = await provisioner.worker()
+    async with administrator(provisioner, tmp_path) as client:
+        for at in (1000, 1100):
+            await provisioner.set_clock(at)
+            answer = await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})
+            assert (answer.status_code, answer.json()["reason"]) == (200, "terminated by admin: drill")
+    await provisioner.set_clock(1121)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == ["i-0001"]
+
+
 async def test_a_retried_task(provisioner: Provisioner) -> None:
     """It is a claim of its own, as is an equal id of another source; a late repeat of the first report is none."""
     ((_, client),) = await running(provisioner)

@@ -396,6 +396,25 @@ async def test_now_stops_idle_and_booting_workers_at_once(provisioner: Provision
     assert last.reason == f"drain deadline of {OLD}"
 
 
+async def test_the_deadline_ends_a_task_claimed_at_the_moment_of_a_stop(provisioner: Provisioner) -> None:
+    """An idle worker of a revision replaced at once may finish the task that it claimed when it was asked to stop,
+    until the deadline."""
+    (worker,) = await running(provisioner, 1)
+    await replaced(provisioner, strategy="now", terminate=True, drain_seconds=600.0)
+    await provisioner.roll_out()
+    await claim(provisioner, [worker])
+    await provisioner.set_clock(599)
+    await provisioner.roll_out()
+    await provisioner.terminate_instances()
+    assert (provisioner.cloud.terminated, (await provisioner.worker()).reason) == ([], f"{OLD} drains")
+    await provisioner.set_clock(600)
+    await provisioner.roll_out()
+    assert (await provisioner.worker()).reason == f"drain deadline of {OLD}"
+    await provisioner.set_clock(721)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == ["i-0001"]
+
+
 async def test_the_deadline_terminates_only_if_asked(provisioner: Provisioner) -> None:
     """Otherwise workers finish their tasks, however late."""
     all_workers = await running(provisioner, 2)

@@ -835,6 +835,41 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
 
 
 @locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
+async def test_a_claim_at_the_moment_of_a_stop(provisioner: Provisioner) -> None:
+    """A claim that waited for the stop of its idle worker is recorded, and the machine is not terminated: neither while
+    the claim is not committed, nor while the task runs."""
+    ((worker, token),) = await running(provisioner)
+    await provisioner.set_clock(301)
+    await provisioner.demand(report(0, at=300))
+    claim = send_report(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(301).isoformat())
+    async with stopped_at(provisioner, "outbox", provisioner.plan()) as planning:
+        claiming = provisioner.start(claim)
+        await provisioner.until_waiting(planning, claiming)
+    assert (await planning, await claiming) == (None, 200)
+    assert (await provisioner.worker()).is_finishing
+    await provisioner.set_clock(1000)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == []
+
+
+@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
+async def test_a_termination_beside_a_claim(provisioner: Provisioner) -> None:
+    """At the end of the grace period the machine is not terminated while its claim is not committed, nor afterwards."""
+    ((worker, token),) = await running(provisioner)
+    await provisioner.set_clock(301)
+    await provisioner.demand(report(0, at=300))
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopping": 1}
+    await provisioner.set_clock(422)
+    claim = send_report(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(421).isoformat())
+    async with stopped_at(provisioner, "claim", claim) as claiming:
+        await provisioner.terminate_instances()
+    assert await claiming == 200
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == []
+
+
+@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Terminating instances, finding them missing and stopping workers do not deadlock."""
     everybody = await provisioner.starting(20)

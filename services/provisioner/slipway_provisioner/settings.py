@@ -29,7 +29,8 @@ class Settings(SignalSettings):
     unresponsive_timeout_seconds: float = 900.0
     """A registered worker without contact for this long is stopped, and terminated after the grace period."""
     stop_grace_seconds: float = 120.0
-    """Grace period in which a stopping worker may end by itself before its instance is terminated."""
+    """Grace period in which a stopping worker may end by itself before its instance is terminated. If it claimed a task
+    when it was asked to stop as an idle one, the period begins after that task."""
     clock_skew_seconds: float = 5.0
     """Clock skew allowed between services; subtracted from every lease deadline."""
     resend_seconds: float = 30.0

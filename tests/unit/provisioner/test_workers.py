@@ -162,6 +162,20 @@ def test_the_reason_for_stopping_is_kept() -> None:
     assert workers.stopped(asked_to_stop, "instance is gone", NOW)[0].reason == "idle while tasks wait"
 
 
+def test_a_worker_that_stops_as_idle_finishes_what_it_claimed() -> None:
+    """One that stops for another reason, and one that is hastened, has the grace period."""
+    idle = worker(State.RUNNING, idle_since=NOW)
+    leaving, event = workers.stopping_idle(idle, "more workers than wanted", NOW)
+    assert (leaving.state, event.reason, leaving.is_finishing) == (State.STOPPING, "more workers than wanted", False)
+    busy, _ = workers.claimed(leaving, "t", "q", NOW)
+    assert busy.is_finishing
+    assert not workers.idle(busy, NOW)[0].is_finishing
+    assert not workers.claimed(workers.stopping(idle, "terminated by op", NOW)[0], "t", "q", NOW)[0].is_finishing
+    later = NOW + timedelta(hours=1)
+    hastened = workers.hastened(busy, "drain deadline", later)
+    assert (hastened.is_finishing, hastened.stopping_at, hastened.reason) == (False, later, "drain deadline")
+
+
 def test_the_reason_for_a_delay_is_cleared_by_the_call() -> None:
     """A worker that was delayed by a lost lease, launched again and ended by itself."""
     after, _ = workers.delayed(worker(State.REQUESTED), "lease lost")

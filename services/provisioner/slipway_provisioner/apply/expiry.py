@@ -1,13 +1,16 @@
 """Stop workers past a deadline, with the outcome of the failed stage."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_provisioner.domain.workers import Worker, stopping
+from slipway_provisioner.domain.workers import Worker, hastened, stopping, stopping_idle
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deadlines, pools, workers
+
+UNRESPONSIVE: Final = "unresponsive"
 
 
 async def stop_overdue_boots(tx: Connection, timeout_seconds: float, providers: Mapping[str, Provider]) -> bool:
@@ -30,7 +33,7 @@ async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str,
     consoles = await _consoles(tx, idle, providers)
     now = await pools.now(tx)
     given_up = [
-        stopping(
+        stopping_idle(
             w, "idle while tasks wait", now, _claim_failed(w, evidence=despite_demand[w.id].throughout), consoles[w.id]
         )
         for w in idle
@@ -43,9 +46,10 @@ async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
     """Stop workers without contact; False if there are none."""
     last_contact = await deadlines.unresponsive(tx, timeout_seconds)
     locked = await workers.lock(tx, sorted(last_contact))
-    unresponsive = [w for w in locked if w.state in REGISTERED and w.last_seen_at == last_contact[w.id]]
+    unresponsive = [w for w in locked if w.last_seen_at == last_contact[w.id]]
     now = await pools.now(tx)
-    await workers.save(tx, [stopping(w, "unresponsive", now) for w in unresponsive])
+    await workers.save(tx, [stopping(w, UNRESPONSIVE, now) for w in unresponsive if w.state in REGISTERED])
+    await workers.save_without_events(tx, [hastened(w, UNRESPONSIVE, now) for w in unresponsive if w.is_finishing])
     return bool(unresponsive)
 
 

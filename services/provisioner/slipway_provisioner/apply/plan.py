@@ -15,7 +15,7 @@ from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
-from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping
+from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping_idle
 from slipway_provisioner.store import decisions, leases, marks, pools, workers
 
 UNWANTED: Final = "more workers than wanted"
@@ -72,7 +72,7 @@ async def _stop(tx: Connection, plan: Plan, now: datetime) -> None:
     locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain}))
     reasons = {w.id: draining_reason(w.launch_config_id) for w in locked} | dict.fromkeys(plan.stop, UNWANTED)
     idle = [w for w in locked if w.state in REGISTERED and w.idle_since]
-    await workers.save(tx, [stopping(w, reasons[w.id], now) for w in idle])
+    await workers.save(tx, [stopping_idle(w, reasons[w.id], now) for w in idle])
 
 
 async def _cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:

@@ -10,7 +10,7 @@ from slipway_common.events.lifecycle import STOPPABLE
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.roll_out import Drain, Progress
-from slipway_provisioner.domain.workers import stopping
+from slipway_provisioner.domain.workers import hastened, stopping, stopping_idle
 from slipway_provisioner.store import pools, roll_outs, workers
 from slipway_provisioner.store.roll_outs import Name
 
@@ -66,6 +66,8 @@ async def _stop(tx: Connection, revision: Progress, now: datetime, *, overdue: b
     """Ask workers of a draining revision to stop, those with a task only if it is `overdue`."""
     reason = f"drain deadline of {revision.id}" if overdue else roll_out.draining_reason(revision.id)
     ids = await roll_outs.left(tx, revision.pool_id, revision.id, without_task=not overdue)
-    left = [worker for worker in await workers.lock(tx, ids) if worker.state in STOPPABLE]
-    stopped = [worker for worker in left if overdue or not worker.has_task]
-    await workers.save(tx, [stopping(worker, reason, now) for worker in stopped])
+    locked = await workers.lock(tx, ids)
+    left = [worker for worker in locked if worker.state in STOPPABLE and (overdue or not worker.has_task)]
+    await workers.save(tx, [(stopping if overdue else stopping_idle)(worker, reason, now) for worker in left])
+    if overdue:
+        await workers.save_without_events(tx, [hastened(w, reason, now) for w in locked if w.is_finishing])

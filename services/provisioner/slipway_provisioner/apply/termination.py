@@ -3,7 +3,7 @@
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.apply.leases import release
-from slipway_provisioner.domain.workers import AlreadyStopped, Worker, terminated
+from slipway_provisioner.domain.workers import AlreadyStopped, Worker, hastened, terminated
 from slipway_provisioner.store import leases, pools, workers
 
 
@@ -27,7 +27,7 @@ async def terminate(tx: Connection, worker_id: str, reason: str) -> Worker | Non
     if worker.state in ENDED:
         raise AlreadyStopped(worker.reason)
     if worker.state in ASKED_TO_STOP:
-        return worker
+        return await _hasten(tx, worker, reason) if worker.may_finish else worker
     if worker.state in WAITING:
         if _waits_under(worker) != _waits_under(seen):
             raise AdmissionChanged
@@ -37,6 +37,12 @@ async def terminate(tx: Connection, worker_id: str, reason: str) -> Worker | Non
     change = terminated(worker, reason, await pools.now(tx))
     await workers.save(tx, [change])
     return change[0]
+
+
+async def _hasten(tx: Connection, worker: Worker, reason: str) -> Worker:
+    after = hastened(worker, reason, await pools.now(tx))
+    await workers.save_without_events(tx, [after])
+    return after
 
 
 def _waits_under(worker: Worker) -> tuple[State, str | None, str | None]:

@@ -112,8 +112,8 @@ def has_bad_image(record: Mapping[str, Any] | None) -> bool:
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """State of one revision in a roll-out. `maxima` are those of its pool and its name. `starts_before` are the starts
-    that had succeeded when it last had to prove itself again. `live` counts its workers, `stoppable` those that were
-    not asked to stop, `without_task` those of them that have no task."""
+    that had succeeded when it last had to prove itself again. `live` counts its workers, `stoppable` those that a
+    deadline ends: not asked to stop, or only as idle ones; `without_task` those not asked to stop that have no task."""
 
     pool_id: str
     name: str

@@ -16,7 +16,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the table `worker`; fields are its columns."""
+    """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop because it was idle."""
 
     id: str
     pool_id: str
@@ -41,6 +41,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     idle_since: datetime | None = None
     last_seen_at: datetime | None = None
     stopping_at: datetime | None = None
+    may_finish: bool = False
     ended_at: datetime | None = None
     failed_at: datetime | None = None
     reason: str = ""
@@ -49,6 +50,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_task(self) -> bool:
         return self.state in REGISTERED and self.idle_since is None
+
+    @property
+    def is_finishing(self) -> bool:
+        """True if it claimed a task when it was asked to stop as an idle worker. It is terminated after that task."""
+        return self.state in ASKED_TO_STOP and self.may_finish and self.idle_since is None
 
 
 class AlreadyStopped(Exception):
@@ -190,6 +196,19 @@ def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None
     return after, events.WorkerStopping(
         **_ids(worker), reason=reason, outcome=outcome, instance_id=worker.instance_id or "", console=console
     )
+
+
+def stopping_idle(
+    worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = ""
+) -> Change:
+    """Ask a worker to stop because it is idle: if it claims a task at this moment, it may finish that."""
+    after, event = stopping(worker, reason, now, outcome, console)
+    return msgspec.structs.replace(after, may_finish=True), event
+
+
+def hastened(worker: Worker, reason: str, now: datetime) -> Worker:
+    """Give a worker that finishes a task no more than the grace period. No event: it was asked to stop before."""
+    return msgspec.structs.replace(worker, reason=reason, stopping_at=now, may_finish=False)
 
 
 def terminated(worker: Worker, reason: str, now: datetime) -> Change:

@@ -7,8 +7,9 @@ from typing import Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.tables import FINISHING, in_states, states
 
 OVERDUE_BOOTS: Final = f"""
 SELECT id::text FROM worker
@@ -27,16 +28,18 @@ WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - $1 
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
 UNRESPONSIVE: Final = f"""
-SELECT w.id::text, w.last_seen_at FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.state IN ({states(REGISTERED)}) AND w.last_seen_at < slipway_clock() - $1 * interval '1 s'
-    AND c.boot_evidence = 'register'
-ORDER BY w.id LIMIT 200"""
-# A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. A row
-# that is taken moves to the end of the queue whatever the call's result, so a failing account does not block others.
+SELECT worker.id::text, worker.last_seen_at FROM worker JOIN launch_config c ON c.id = worker.launch_config_id
+WHERE ({Statement(in_states(REGISTERED) | FINISHING).text})
+    AND worker.last_seen_at < slipway_clock() - $1 * interval '1 s' AND c.boot_evidence = 'register'
+ORDER BY worker.id LIMIT 200"""
+# A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. For one
+# that was asked to stop as idle it begins after the task that it may have claimed at that moment. A row that is taken
+# moves to the end of the queue whatever the call's result, so a failing account does not block others.
 TAKE_STOPPING: Final = f"""
 UPDATE worker SET termination_requested_at = slipway_clock() WHERE id IN (
     SELECT id FROM worker WHERE state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL
-        AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
+        AND (registered_at IS NULL OR (stopping_at < slipway_clock() - $1 * interval '1 s'
+            AND (NOT may_finish OR idle_since < slipway_clock() - $1 * interval '1 s')))
         AND (termination_requested_at IS NULL OR termination_requested_at < slipway_clock() - $2 * interval '1 s')
     ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)
 RETURNING account_id, instance_id"""

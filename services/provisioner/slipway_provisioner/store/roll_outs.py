@@ -16,6 +16,7 @@ from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progre
 from slipway_provisioner.store import configs, marks
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import (
+    FINISHING,
     claim,
     in_states,
     launch_config,
@@ -62,6 +63,8 @@ LOCK_CONFIGS: Final = Statement(
     .order_by(C.id)
     .with_for_update(key_share=True)
 )
+# At a deadline also those that were asked to stop as idle ones, and have a task that they claimed at that moment.
+TERMINABLE: Final = in_states(STOPPABLE) | FINISHING
 WITHOUT_TASK: Final = sa.or_(~in_states(REGISTERED), worker.c.idle_since.is_not(None))
 OF: Final = f"""
 SELECT c.pool_id, c.name, c.id, c.state, n.current_id = c.id AS current, c.replaced_by,
@@ -71,7 +74,7 @@ SELECT c.pool_id, c.name, c.id, c.state, n.current_id = c.id AS current, c.repla
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
 CROSS JOIN LATERAL (
-    SELECT count(*)::int AS live, count(*) FILTER (WHERE state IN ({states(STOPPABLE)}))::int AS stoppable,
+    SELECT count(*)::int AS live, count(*) FILTER (WHERE {Statement(TERMINABLE).text})::int AS stoppable,
         count(*) FILTER (WHERE state IN ({states(STOPPABLE)}) AND ({Statement(WITHOUT_TASK).text}))::int AS without_task
     FROM worker WHERE pool_id = c.pool_id AND launch_config_id = c.id AND state NOT IN ({states(ENDED)})) AS w
 WHERE c.name = ANY($1::text[]) AND c.state <> 'archived' ORDER BY c.name, c.id"""
@@ -139,18 +142,18 @@ ARCHIVE: Final = Statement(
     .values(state="archived", archived_at=_NOW, drain_alerted=False, revision=C.revision + 1)
     .returning(*configs.FIELDS)
 )
-_STOPPABLE: Final = (
+_TERMINABLE: Final = (
     sa.select(sa.cast(worker.c.id, sa.Text).label("id"))
     .where(
         worker.c.pool_id == sa.bindparam("pool_id"),
         worker.c.launch_config_id == sa.bindparam("config_id"),
-        in_states(STOPPABLE),
+        TERMINABLE,
     )
     .order_by(worker.c.id)
     .limit(200)
 )
-LEFT: Final = Statement(_STOPPABLE)
-LEFT_WITHOUT_TASK: Final = Statement(_STOPPABLE.where(WITHOUT_TASK))
+LEFT: Final = Statement(_TERMINABLE)
+LEFT_WITHOUT_TASK: Final = Statement(_TERMINABLE.where(in_states(STOPPABLE), WITHOUT_TASK))
 # Revisions without a live worker for the retention, with their names; locked like a roll-out before they are deleted.
 EXPIRED: Final = """
 SELECT DISTINCT pool_id, name FROM (

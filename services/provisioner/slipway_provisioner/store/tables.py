@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.tables import TIME, messaging, now, uuid
-from slipway_common.events.lifecycle import ENDED, WAITING, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 
 FALSE: Final = text("false")
@@ -421,6 +421,7 @@ worker = Table(
     Column("idle_since", TIME),
     Column("last_seen_at", TIME),
     Column("stopping_at", TIME),
+    required("may_finish", Boolean, server_default=FALSE),
     Column("ended_at", TIME),
     Column("failed_at", TIME),
     Column("termination_requested_at", TIME),
@@ -433,6 +434,10 @@ worker = Table(
 def in_states(members: Collection[State]) -> ColumnElement[bool]:
     """Condition that a worker is in one of these states."""
     return worker.c.state.in_([state for state in State if state in members])
+
+
+FINISHING: Final = in_states(ASKED_TO_STOP) & worker.c.may_finish & worker.c.idle_since.is_(None)
+"""Condition that a worker has a task which it claimed when it was asked to stop as an idle one."""
 
 
 Index(

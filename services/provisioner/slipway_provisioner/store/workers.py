@@ -162,5 +162,5 @@ async def listed(db: Connection, *, pool_id: str | None, state: State | None, li
 
 def described(worker: Worker) -> dict[str, Any]:
     """Worker as shown to people, without the token hash and internal fields."""
-    hidden = {"token_sha256", "token_used", "traceparent", "holds_unit", "not_before"}
+    hidden = {"token_sha256", "token_used", "traceparent", "holds_unit", "not_before", "may_finish"}
     return {name: value for name, value in msgspec.structs.asdict(worker).items() if name not in hidden}
