@@ -6,6 +6,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from slipway_common.events.worker import (
 )
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import freezing, reaping
+from slipway_provisioner.domain import accounting, planning
 from slipway_provisioner.domain.roll_out import Drain
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
@@ -53,6 +55,7 @@ from slipway_provisioner.store import (
     batches,
     configs,
     deadlines,
+    demand,
     launch_stops,
     leases,
     marks,
@@ -65,6 +68,7 @@ from slipway_provisioner.store import (
 from slipway_provisioner.store.batches import Batch
 from slipway_provisioner.store.tables import states
 from tests.support.provisioner import (
+    Divided,
     Provisioner,
     administrator,
     after,
@@ -832,6 +836,33 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     await asyncio.gather(claiming, giving_up)
     assert await provisioner.states() == {"running": 1}
     assert await provisioner.published(WorkerStopping) == []
+
+
+async def test_a_worker_that_ends_within_a_decision_is_not_replaced(provisioner: Provisioner) -> None:
+    """It is in the fleet that the decision reads, and its task is no longer in the demand. If demand was read first,
+    the task would be in it, and the worker no longer in the fleet."""
+    ((worker, token),) = await running(provisioner)
+    claimed = await send_report(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q")
+    await provisioner.demand(report(0, 1, at=1))
+    stop = partial(send_report, provisioner, token, f"{worker.id}/stopped", at=after(2).isoformat())
+    async with provisioner.database.acquire() as db, db.transaction():
+        session = Divided(db, (pools.FLEET, demand.OBSERVE), stop)
+        observed = await pools.observe(
+            session,
+            "linux",
+            idle_timeout_seconds=120,
+            unavailable_seconds=0,
+            weight_half_life_seconds=600,
+            attempt_seconds=30,
+        )
+    assert (claimed, sorted(session.executed)) == (200, sorted((pools.FLEET, demand.OBSERVE)))
+    assert await provisioner.states() == {"stopped": 1}
+    decided = planning.plan(observed, now=after(2))
+    assert (decided.launches, observed.fleet.serving, accounting.tasks(observed.demands, trust_stale=False)) == (
+        [],
+        1,
+        0,
+    )
 
 
 @locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")

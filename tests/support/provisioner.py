@@ -444,6 +444,32 @@ async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any])
         yield task
 
 
+class Divided:
+    """Session that awaits `act` once, between two statements, whichever of them is executed first."""
+
+    def __init__(self, session: Connection, statements: Sequence[str], act: Callable[[], Awaitable[Any]]) -> None:
+        self.session = session
+        self.statements = statements
+        self.act = act
+        self.executed: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    async def fetch(self, query: str, *args: Any) -> Any:
+        return await self._executed(query, await self.session.fetch(query, *args))
+
+    async def fetchrow(self, query: str, *args: Any) -> Any:
+        return await self._executed(query, await self.session.fetchrow(query, *args))
+
+    async def _executed(self, query: str, answer: Any) -> Any:
+        if query in self.statements:
+            self.executed.append(query)
+            if len(self.executed) == 1:
+                await self.act()
+        return answer
+
+
 async def awaited(step: Awaitable[Any]) -> Any:
     return await step
 
