@@ -600,7 +600,7 @@ async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Dep
     await deployment.starting(2)
     lease = (await deployment.slipway("lease", "acquire", "--pool", "sim-a", "--max-wait", "0")).partition(":")[0]
 
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=harness.PATIENCE_SECONDS) as client:
 
         async def real(path: str) -> Any:
             """The answer of the service that has the path."""

@@ -57,6 +57,7 @@ from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_signals_api import caller
 from tests.contract.test_simulator import serving
+from tests.support.harness import PATIENCE_SECONDS
 from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import world_on
 from tests.support.providers import provider_settings
@@ -398,7 +399,7 @@ async def test_a_launch_on_the_simulated_cloud(
     url = f"http://127.0.0.1:{simulator.port}"
     provider = Simulated(provider_settings("a/b"))
     async with serving(served(simulator)), provisioner_on(postgres, provider) as provisioner:
-        async with httpx2.AsyncClient(base_url=url, trust_env=False) as cloud:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as cloud:
             scenario = {"speed": 1000, "accounts": {ID: {"capacity": {"zone-a": 3}}}}
             assert (await cloud.post("/scenario", json=scenario)).status_code == 200
             assert (await cloud.put(path("demand", ID), json={"pending": 1})).json()["pool_id"] == ID
@@ -428,7 +429,7 @@ async def test_a_launch_on_the_simulated_cloud(
         assert [i.id for i in await provider.instances(account)] == [worker.instance_id]
         assert await provider.exists(account, worker.instance_id or "")
         await provider.terminate(account, worker.instance_id or "")
-        async with httpx2.AsyncClient(trust_env=False) as cloud:
+        async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_SECONDS) as cloud:
             console = await cloud.get(provider.console(account, worker.batch_id or "", worker.instance_id or ""))
         assert console.status_code == 200
         await provider.close()

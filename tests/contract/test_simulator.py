@@ -31,7 +31,7 @@ from slipway_simulator.facts import (
     Terminated,
 )
 from slipway_simulator.ledger import Ledger, read
-from slipway_simulator.main import STOP_SECONDS, served
+from slipway_simulator.main import served
 from slipway_simulator.settings import Settings
 from tests.support.harness import PATIENCE_SECONDS
 
@@ -55,6 +55,11 @@ class Registrar:
         self.app.post("/workers/register")(self.register)
         self.app.post("/workers/{worker_id}/{what}")(self.report)
         self.app.get("/workers/{worker_id}/should-terminate")(self.should_terminate)
+
+    @property
+    def reports(self) -> list[tuple[str, ...]]:
+        """Requests without heartbeats: a machine sends one if it is held up for a second."""
+        return [request for request in self.requests if request[0] != "heartbeat"]
 
     async def register(self, body: dict[str, Any]) -> Any:
         if self.down:
@@ -80,7 +85,8 @@ class Simulated:
     def __init__(self, ledger: Path, registrar: Registrar) -> None:
         self.settings = Settings(port=free_ports(1)[0], ledger=ledger, kafka="")
         self.registrar = registrar
-        self.client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.settings.port}", trust_env=False)
+        url = f"http://127.0.0.1:{self.settings.port}"
+        self.client = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS)
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -117,7 +123,7 @@ class Simulated:
 
     async def claim(self, worker_id: str, *, wait_seconds: float = 0.0) -> httpx2.Response:
         body = {"worker_id": worker_id, "instance_id": f"i-{worker_id}", "wait_seconds": wait_seconds}
-        return await self.client.post("/queue/linux/claim", json=body, timeout=PATIENCE_SECONDS)
+        return await self.client.post("/queue/linux/claim", json=body)
 
     async def listed(self, token: str) -> list[str]:
         params = {"deployment": "test", "batch": f"batch-{token}"}
@@ -185,7 +191,7 @@ async def test_create_register_work_leave(simulated: Simulated) -> None:
     assert (reply.status_code, reply.json()) == (200, {"instances": [{"id": "i-000001", "state": "pending"}]})
     (ended,) = await simulated.facts(Terminated, 1)
     assert (ended.instance_id, ended.by, ended.account) == ("i-000001", "self", "sim-a")
-    assert simulated.registrar.requests == [
+    assert simulated.registrar.reports == [
         ("register", "i-000001", "batch-t1"),
         ("claimed", "w-i-000001", "linux-1"),
         ("stopped", "w-i-000001", ""),
@@ -202,8 +208,7 @@ async def test_reusable_machine_works_until_drained(simulated: Simulated) -> Non
     assert [fact.status for fact in await simulated.facts(Idle, 3)] == [200, 200, 200]
     simulated.registrar.terminate = True
     await simulated.facts(Terminated, 1)
-    reports = [what for what, *_ in simulated.registrar.requests if what != "heartbeat"]
-    assert reports == ["register", *["claimed", "idle"] * 3, "stopped"]
+    assert [what for what, *_ in simulated.registrar.reports] == ["register", *["claimed", "idle"] * 3, "stopped"]
 
 
 async def test_partial_capacity_then_none(simulated: Simulated) -> None:
@@ -319,7 +324,7 @@ async def test_killed_simulator_continues_from_its_ledger(prepared: Simulated) -
     again = (await simulated.create("t2", settings={"tasks_per_worker": 1})).json()
     assert [instance["id"] for instance in again["instances"]] == ["i-000002"]
     assert {fact.by for fact in await simulated.facts(Terminated, 2)} == {"self"}
-    assert sorted(simulated.registrar.requests) == [
+    assert sorted(simulated.registrar.reports) == [
         ("claimed", "w-i-000001", "linux-1"),
         ("claimed", "w-i-000002", "linux-2"),
         ("register", "i-000001", "batch-t1"),
@@ -333,12 +338,14 @@ async def test_killed_simulator_continues_from_its_ledger(prepared: Simulated) -
 
 async def test_crash_loses_the_machine_not_its_task(simulated: Simulated) -> None:
     """The task of a crashed machine runs on the next one."""
-    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 2000})
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 1e6})
     await simulated.create("t1")
     await simulated.facts(Claimed, 1)
     assert (await simulated.client.post("/instances/i-000001/crash")).status_code == 204
+    assert [fact.result for fact in await simulated.facts(TaskEnded, 1)] == ["interrupted"]
     await simulated.create("t2")
-    assert [fact.result for fact in await simulated.facts(TaskEnded, 2)] == ["interrupted", "done"]
+    runs = [(fact.instance_id, fact.task_id) for fact in await simulated.facts(Claimed, 2)]
+    assert runs == [("i-000001", "linux-1"), ("i-000002", "linux-1")]
     assert [fact.by for fact in await simulated.facts(Terminated, 1)] == ["fault"]
 
 
@@ -420,9 +427,7 @@ async def test_waiting_claims_do_not_delay_a_stop(prepared: Simulated) -> None:
     async with serving(served(prepared.settings)):
         waiting = asyncio.create_task(prepared.claim("w-1", wait_seconds=30))
         await prepared.facts(Registered, 1)
-        began = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - began < STOP_SECONDS
-    assert (await waiting).status_code == 204
+    assert (await waiting).status_code == 204  # a stop that waits for it in vain ends its connection without an answer
 
 
 def test_incomplete_line_is_removed(tmp_path: Path) -> None:

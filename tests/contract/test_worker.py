@@ -332,7 +332,7 @@ async def test_lost_answers_double_nothing(scene: Scene) -> None:
 async def test_a_lost_claim_ends_the_task(scene: Scene) -> None:
     """The claim was given to another worker: the task's whole group is terminated, and the worker continues."""
     scene.queue.commands.append(["sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600"])
-    scene.queue.claim_seconds = 3.0
+    scene.queue.claim_seconds = 6.0
     async with scene.serving():
         agent = await scene.start("run", tasks_per_worker=1, stop_seconds=0.3)
         await until(lambda: len(agent.processes()) == 3, "the task and its child run")

@@ -33,8 +33,8 @@ IN_FLIGHT_MIN: Final = 5
 # Machines in excess of demand are stopped soon, since demand changes every few milliseconds here.
 SECONDS: Final = {"idle_timeout_seconds": 4.0, "stop_grace_seconds": 200.0, "reap_seconds": 40.0}
 MET_SECONDS: Final = 5.0
-MET_WITHIN_SECONDS: Final = 90.0  # 10 to 15 on an idle machine
-BUSY_WITHIN_SECONDS: Final = 30.0
+MET_WITHIN_SECONDS: Final = 180.0  # 10 to 15 on an idle machine
+BUSY_WITHIN_SECONDS: Final = 60.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ class Run:
         busy = 0
         while monotonic_seconds() < deadline:
             try:
-                db = await asyncpg.connect(self.deployment.database_url, timeout=2)
+                db = await asyncpg.connect(self.deployment.database_url, timeout=BUSY_WITHIN_SECONDS)
                 try:
                     while monotonic_seconds() < deadline:
                         busy = await db.fetchval(

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,6 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import hash_secret
 from slipway_common.database import migrate
 from slipway_common.messaging import topic_admin
@@ -49,7 +48,7 @@ POOLS: Final = (
 )
 # Pools of tests that lose their lease: only its TTL ends it.
 SHORT: Final = ("killed", "stopped", "unavailable")
-SHORT_TTL_SECONDS: Final = 1.5
+SHORT_TTL_SECONDS: Final = 4.0
 PACED: Final = "paced"
 PACED_HOLD_SECONDS: Final = 1.5
 LOST_LINGER_SECONDS: Final = 0.2
@@ -68,16 +67,20 @@ class Run:
 
     async def up(self) -> None:
         """Wait until the command runs, and read its lease."""
+        line = await self.until_printed("up")
+        self.lease_id, _, token = line.removeprefix("up").strip().partition(" ")
+        self.fencing_token = int(token or 0)
+
+    async def until_printed(self, word: str) -> str:
+        """Wait for a line that begins with a word, and return it."""
         assert self.process.stdout is not None
         async with asyncio.timeout(SECONDS):
             while line := (await self.process.stdout.readline()).decode():
                 self.lines.append(line.strip())
-                if line.startswith("up"):
-                    self.lease_id, _, token = line.removeprefix("up").strip().partition(" ")
-                    self.fencing_token = int(token or 0)
-                    return
+                if line.startswith(word):
+                    return line
         _, err = await self.ended()
-        raise AssertionError(f"it exited with {self.process.returncode} before its command ran: {err}")
+        raise AssertionError(f"it exited with {self.process.returncode} before it printed {word!r}: {err}")
 
     def send(self, signum: int) -> None:
         self.process.send_signal(signum)
@@ -223,13 +226,14 @@ async def test_a_signal_reaches_the_command_once_and_one_release_follows(
     """Once per signal, whether it is sent to the client or to its whole group; the command may take its time to end,
     and its exit code is kept."""
     name = signum.name.removeprefix("SIG")
-    script = f"n=0; trap 'n=$((n+1))' {name}; trap 'echo got $n; exit 9' USR1; {UP}{FOREVER}"
+    script = f"n=0; trap 'n=$((n+1)); echo {name} $n' {name}; trap 'echo got $n; exit 9' USR1; {UP}{FOREVER}"
     run = await broker.run(pool, "--", "sh", "-c", script)
     await run.up()
-    os.killpg(run.process.pid, signum)
-    await asyncio.sleep(0.3)  # two at once would be one for the command, too
-    run.send(signum)
-    await asyncio.sleep(0.3)
+    to_all: Callable[[int], None] = partial(os.killpg, run.process.pid)
+    for number, send in enumerate((to_all, run.send), 1):
+        send(signum)
+        await run.until_printed(f"{name} {number}\n")
+        await asyncio.sleep(0.3)  # a second copy of it would come by then, and two at once would be one
     assert await broker.held(pool) == [run.lease_id]
     run.send(signal.SIGUSR1)
     assert (await run.ended())[0] == 9
@@ -311,7 +315,7 @@ async def test_a_request_that_is_not_admitted_in_time_leaves_the_queue(broker: B
     first = await broker.run("waits", "--", "sh", "-c", UP + "exec sleep 60")
     await first.up()
     short, patient, leaving = [
-        await broker.run("waits", "--max-wait", wait, "--", "sh", "-c", UP) for wait in ("0.5s", "1m", "1m")
+        await broker.run("waits", "--max-wait", wait, "--", "sh", "-c", UP) for wait in ("0.5s", "5m", "5m")
     ]
     code, err = await short.ended()
     assert (code, short.lines) == (75, [])
@@ -337,10 +341,8 @@ async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker
     await first.up()
     first.send(signal.SIGKILL)
     await first.ended()
-    began = monotonic_seconds()
     second = await broker.run("attempt", "--attempt", "2", *attempt)
-    await second.up()
-    assert monotonic_seconds() - began < SECONDS  # the TTL of the first lease is twice as long
+    await second.up()  # it does not wait for so long as the TTL of the first lease
     assert await broker.held("attempt") == [second.lease_id]
     second.send(signal.SIGTERM)
     await second.ended()

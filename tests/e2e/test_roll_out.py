@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
+import httpx2
 import pytest
 
 from slipway_common.base.ids import new_secret
@@ -37,7 +38,8 @@ SCENARIO: Final = {
 }
 LEAKED: Final = f"leaked-{new_secret()}"
 DRAIN_SECONDS: Final = 2.5
-PATIENCE_SECONDS: Final = 60.0  # 3 to 8 on an idle machine
+LONG_SECONDS: Final = 4000.0  # no task ends before its machine is terminated, however slow this one is
+PATIENCE_SECONDS: Final = 120.0  # 3 to 25 on an idle machine
 # Pool → its maximum and the settings of its one launch config.
 POOLS: Final[dict[str, tuple[int, dict[str, Any]]]] = {
     "natural": (10, {"tasks_per_worker": 2}),
@@ -221,7 +223,7 @@ async def test_natural(system: System) -> None:
         old, new = await system.revisions("natural")
         assert old.partition("@")[0] == new.partition("@")[0] == "natural-a"
         rows = await system.revisions("natural")
-        assert (rows[old]["state"], rows[old]["replaced_by"], rows[new]["state"]) == ("active", "natural", "active")
+        assert (rows[old]["replaced_by"], rows[new]["state"]) == ("natural", "active")
 
         async def is_archived() -> bool:
             return bool((await system.revisions("natural"))[old]["state"] == "archived")
@@ -232,12 +234,17 @@ async def test_natural(system: System) -> None:
         await eventually(
             lambda: {made.config for made in system.live("natural")} == {new}, "only new machines are left"
         )
-        await eventually(lambda: system.busy("natural"), "a new worker is busy")
-        asked = await system.ask(
-            next(iter(system.busy("natural") & {made.instance_id for made in system.live("natural")}))
-        )
-    assert asked | told_of(new) | {"terminate": False, "state": "active", "deadline": None} == asked
-    assert asked["current"] == asked["revision"]
+        wanted = told_of(new) | {"terminate": False, "state": "active", "deadline": None}
+
+        async def stays() -> bool:
+            """True if a busy worker is told to stay: one that has worked off its tasks is not asked in time."""
+            for instance_id in system.busy("natural"):
+                with contextlib.suppress(httpx2.HTTPStatusError):
+                    asked = await system.ask(instance_id)
+                    return asked | wanted | {"current": wanted["revision"]} == asked
+            return False
+
+        await eventually(stays, "a new worker stays")
 
 
 async def test_rolling(system: System) -> None:
@@ -247,7 +254,7 @@ async def test_rolling(system: System) -> None:
         await system.change("rolling", image("image-2"), replace="rolling")
         old, new = await system.revisions("rolling")
         rows = await system.revisions("rolling")
-        assert (rows[old]["state"], rows[old]["replaced_by"]) == ("active", "rolling")
+        assert rows[old]["replaced_by"] == "rolling"
         began = rows[new]["declared_at"].timestamp()
 
         async def drains() -> bool:
@@ -272,7 +279,7 @@ async def test_now_takes_a_leaked_secret_from_every_machine(system: System) -> N
         for config in spec["launch_configs"]:
             config["settings"]["api_token"] = "renewed"
 
-    await system.add_tasks("now", 4, 400.0)
+    await system.add_tasks("now", 4, LONG_SECONDS)
     await eventually(lambda: len(system.busy("now")) == 4, "four workers are busy")
     busy = system.busy("now")
     assert set(with_secret()) == busy
@@ -286,7 +293,7 @@ async def test_now_takes_a_leaked_secret_from_every_machine(system: System) -> N
     await system.supervisor.restart("provisioner")
     await eventually(lambda: not with_secret(), "no machine has the secret")
     by = {fact.instance_id: fact.by for fact in system.ledger if isinstance(fact, facts.Terminated)}
-    assert {by[instance_id] for instance_id in busy} == {"api"}, "a task of ten minutes ended in time"
+    assert {by[instance_id] for instance_id in busy} == {"api"}, "a task of an hour ended in time"
 
     def started_again() -> set[str]:
         started = [fact for fact in system.ledger if isinstance(fact, facts.TaskStarted) and fact.pool_id == "now"]
@@ -300,8 +307,8 @@ async def test_now_takes_a_leaked_secret_from_every_machine(system: System) -> N
 
 async def test_the_deadline_of_a_drain(system: System) -> None:
     """Workers that are left at four fifths of the time raise an alert; they are terminated only if that was asked."""
-    for pool in ("kept", "ended"):
-        await system.add_tasks(pool, 2, 400.0)
+    for pool, seconds in (("kept", 1000.0), ("ended", LONG_SECONDS)):
+        await system.add_tasks(pool, 2, seconds)
     await eventually(lambda: all(len(system.busy(pool)) == 2 for pool in ("kept", "ended")), "workers are busy")
     kept, ended = system.busy("kept"), system.busy("ended")
     for pool, terminate in (("kept", False), ("ended", True)):

@@ -18,7 +18,7 @@ from tests.e2e.test_path import SPEED, declared, launches
 from tests.support.harness import until
 
 HOLD_SECONDS = 8.0
-SAFE = {"SLIPWAY_BROKER_UNAVAILABLE_MODE": "safe", "SLIPWAY_UNAVAILABLE_AFTER_SECONDS": "3"}
+SAFE = {"SLIPWAY_BROKER_UNAVAILABLE_MODE": "safe", "SLIPWAY_UNAVAILABLE_AFTER_SECONDS": "8"}
 
 
 def briefly_held(declaration: Declaration) -> Declaration:

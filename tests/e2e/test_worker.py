@@ -44,18 +44,18 @@ COMMANDS: Final = {
     "fails": [*AGENT, "wrap", "--", "sh", "-c", "exit 3"],
     "works": [*AGENT, "wrap", "--", "sh", "-c", JOB],
 }
-TASK_SECONDS: Final = 6.0
-CLAIM_SECONDS: Final = 3.0
+TASK_SECONDS: Final = 10.0
+CLAIM_SECONDS: Final = 6.0
 LOOK_SECONDS: Final = 0.1
-SEEN_SECONDS: Final = 60.0
+SEEN_SECONDS: Final = 120.0
 # Product timeouts for these stories; the graceful shutdown period covers the length of a task.
 SECONDS: Final = {
     "call_timeout_seconds": 5.0,
     "visibility_seconds": 0.2,
-    "boot_timeout_seconds": 20.0,
+    "boot_timeout_seconds": 60.0,
     "idle_timeout_seconds": 30.0,
-    "give_up_idle_seconds": 4.0,
-    "stop_grace_seconds": 15.0,
+    "give_up_idle_seconds": 10.0,
+    "stop_grace_seconds": 40.0,
     "clock_skew_seconds": 0.5,
     "resend_seconds": 2.0,
     "reap_seconds": 0.5,
@@ -184,7 +184,7 @@ class Stories:
         return found
 
     async def until_published(self, worker_id: str, last: str) -> list[str]:
-        """Published events of a worker, once `last` is among them; a launch always before the registration."""
+        """Published events of a worker, once `last` is among them; a launch always after its request."""
 
         def published() -> bool:
             if self.reading and self.reading.done():
@@ -193,8 +193,9 @@ class Stories:
 
         await see(published, f"{last} of {worker_id}")
         events = self.events_of(worker_id)
-        if events[1:3] == ["registered", "launched"]:  # the machine was faster than the answer of its provider
-            events[1:3] = ["launched", "registered"]
+        if "launched" in events:  # the machine may be faster than the answer of its provider
+            events.remove("launched")
+            events.insert(1, "launched")
         return events
 
     async def rows(self, pool: str) -> list[dict[str, Any]]:

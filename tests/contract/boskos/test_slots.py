@@ -495,12 +495,12 @@ async def test_a_port_of_its_own(slot_broker: SlotBroker) -> None:
     """Open while the service runs; the same over TCP and in process."""
     async with (
         slot_broker.port.running(),
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{slot_broker.port.number}") as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{slot_broker.port.number}", timeout=None) as client,
     ):
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.post(acquire().split(" ")[1])).json()["name"] == "car-1"
     with pytest.raises(httpx2.HTTPError):
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{slot_broker.port.number}") as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{slot_broker.port.number}", timeout=None) as client:
             await client.get("/healthz")
 
 

@@ -87,7 +87,7 @@ class Deployment:
         self.database_url = ""
         self.ledger = folder / "ledger.jsonl"
         self.token = new_secret()
-        self.http = httpx2.AsyncClient(timeout=5.0)
+        self.http = httpx2.AsyncClient(timeout=30.0)  # a busy machine answers late
 
     @property
     def call_settle_seconds(self) -> float:
