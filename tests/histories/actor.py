@@ -13,7 +13,7 @@ from slipway_common.base.clock import monotonic_seconds
 from tests.histories.history import EVER, Call, Does, Lease
 from tests.histories.journal import Journal
 
-ANSWER_SECONDS: Final = 2.0  # beyond the requested wait
+ANSWER_SECONDS: Final = 2.0  # beyond the requested wait, by default
 LOST_ANSWERS: Final = (OSError, TimeoutError, EOFError, ValueError)
 
 
@@ -42,6 +42,7 @@ class Actor:
         rng: Random,
         resource: int = 0,
         clock: Own | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self.name = name
         self.owner = owner
@@ -52,6 +53,7 @@ class Actor:
         self.tokens: dict[str, list[int]] = {}  # pool → its granted leases
         self._secret = secret
         self._resource = resource
+        self._answer_seconds = answer_seconds
 
     async def acquire(
         self,
@@ -76,7 +78,7 @@ class Actor:
         if replaces is not None:
             call = replace(call, replaces=replaces.lease_id)
         path = f"/lease-pools/{pool}/leases"
-        done = await self._made(call, "POST", path, body, seconds=ANSWER_SECONDS + wait_seconds, port=port)
+        done = await self._made(call, "POST", path, body, wait_seconds=wait_seconds, port=port)
         if done.lease is not None:
             self.tokens.setdefault(pool, []).append(done.lease.fencing_token)
         return done
@@ -108,7 +110,7 @@ class Actor:
     async def write(self, pool: str, lease: Lease) -> bool:
         """Write to the resource guarded by the pool; False when that was refused or failed."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self._answer_seconds):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._resource)
                 try:
                     writer.write(f"{pool} {lease.lease_id} {lease.fencing_token}\n".encode())
@@ -136,12 +138,12 @@ class Actor:
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
-        seconds: float = ANSWER_SECONDS,
+        wait_seconds: float = 0.0,
         port: int | None = None,
     ) -> Call:
         number = self.journal.note(call)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._answer_seconds + wait_seconds):
                 status, body = await request(port or self.rng.choice(self.ports), method, path, body, self._secret)
         except LOST_ANSWERS as error:
             done = replace(call, reason=type(error).__name__)

@@ -53,7 +53,7 @@ AT_A_TIME: Final = 10
 TELLING: Final = 5  # with this many histories each kind of answer and fault occurs
 FAULTS_SECONDS: Final = 3.0  # of a round: faults start within this time
 AFTERMATH_SECONDS: Final = 0.5
-TAKE_SECONDS: Final = 20.0
+TAKE_SECONDS: Final = 60.0
 DROPPED: Final = 0.08
 # Groups of clients, each in a process; the last replaces the one that is killed.
 STOPPED, KILLED, NEXT = GROUPS = ("stopped", "killed", "next")

@@ -20,6 +20,7 @@ async def hold(port: int, resource: int, secret: str, pool: str) -> None:
         journal=Journal(lambda _: None),
         rng=Random(1),
         resource=resource,
+        answer_seconds=60.0,
     )
     lease = (await actor.acquire(pool, "holder", wait_seconds=5.0)).lease
     assert lease is not None

@@ -1,5 +1,6 @@
 """Broker processes for requirements about processes, and their clients."""
 
+import asyncio
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 from slipway_common.database import postgres
 from tests.histories.actor import Actor, request
 from tests.histories.checker import Violation, check
-from tests.histories.history import History
+from tests.histories.history import History, Lease
 from tests.histories.journal import Journal, calls
 from tests.histories.system import OPERATOR, OWNERS, SERVICE, System
+from tests.support.harness import PATIENCE_SECONDS
 
 TERMS = {
     "hold_seconds": 60.0,
@@ -27,11 +29,15 @@ UNION ALL SELECT ended_at, 0, -granted_units * weight FROM leases WHERE lease_po
 ORDER BY at, step"""
 
 
+# Requests of a test that does not wait for their end must not lapse between two of its calls.
+WAITER_TTL_SECONDS = 12.0
+
+
 class Live(System):
     """A system whose lease pools are declared one after another, with clients whose calls it records."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, waiter_ttl_seconds=WAITER_TTL_SECONDS, **options)
         self._pools: dict[str, dict[str, Any]] = {}
         self._lines: list[bytes] = []
         self._journal = Journal(self._lines.append)
@@ -52,7 +58,15 @@ class Live(System):
             journal=self._journal,
             rng=Random(name),
             resource=self.resource_port,
+            answer_seconds=PATIENCE_SECONDS,
         )
+
+    async def granted(self, client: Actor, pool: str, request_id: str) -> Lease:
+        """The lease of a request that is granted soon, if not in the first call."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (answer := await client.acquire(pool, request_id, wait_seconds=5.0)).lease is None:
+                assert answer.answer == "waiting", answer
+        return answer.lease
 
     async def violations(self, pool: str) -> list[Violation]:
         """Violations that the calls of all clients prove."""

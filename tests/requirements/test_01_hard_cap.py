@@ -8,7 +8,7 @@ ACQUIRES = 1000
 
 async def test_hard_cap(live: Live) -> None:
     """1,000 simultaneous acquires on cap 20, 8 replicas: max 20."""
-    pool = await live.pool("hard-cap", CAP)
+    pool = await live.pool("hard-cap", CAP, hold_seconds=600.0, ttl_seconds=600.0, reserve_seconds=60.0)
 
     async def once(number: int) -> int:
         client = live.client(f"client-{number}")

@@ -7,7 +7,7 @@ REQUESTS = 30
 
 async def test_idempotent_acquire(live: Live) -> None:
     """ "drop every reply once: no extra lease." Also when the broker that did not answer is killed."""
-    pool = await live.pool("idempotent", REQUESTS)
+    pool = await live.pool("idempotent", REQUESTS, hold_seconds=600.0, ttl_seconds=600.0)
     first, other = live.ports[:2]
     proxy = live.proxies[0]
     client = live.client()

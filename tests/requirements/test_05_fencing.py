@@ -8,7 +8,7 @@ from tests.requirements.live import Live
 
 async def test_fencing(live: Live) -> None:
     """SIGSTOP a holder past TTL: its late write is rejected."""
-    pool = await live.pool("fencing", 1, ttl_seconds=0.6, reserve_seconds=0.6)
+    pool = await live.pool("fencing", 1, ttl_seconds=3.0, reserve_seconds=3.0)
     holder = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -24,9 +24,7 @@ async def test_fencing(live: Live) -> None:
         assert {await holder.stdout.readline() for _ in range(2)} == {b"write accepted\n", b"renew accepted\n"}
         holder.send_signal(signal.SIGSTOP)
         client = live.client(owner=OWNERS[1])
-        while (granted := await client.acquire(pool, "next", wait_seconds=5.0)).lease is None:
-            assert granted.answer == "waiting"
-        assert await client.write(pool, granted.lease)
+        assert await client.write(pool, await live.granted(client, pool, "next"))
         holder.send_signal(signal.SIGCONT)
         output = (await holder.communicate())[0].decode()
     finally:

@@ -11,7 +11,7 @@ from tests.support.harness import until
 async def test_loss_is_signalled(live: Live) -> None:
     """Renew returns 409/410 with a reason, and `lease.lost` is published; the client stops by its monotonic clock minus
     the skew margin."""
-    pool = await live.pool("loss", 1, ttl_seconds=3.0, reserve_seconds=3.0)
+    pool = await live.pool("loss", 1, ttl_seconds=10.0, reserve_seconds=10.0)
     mine = Lease(lease_id="", fencing_token=0, units=1, seconds_left=0.0)
     proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"
 

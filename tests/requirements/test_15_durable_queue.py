@@ -7,7 +7,7 @@ from tests.support.harness import until
 
 async def test_durable_queue(live: Live) -> None:
     """Position, ETA, cancel, long poll and wake-up by event; a dead request is skipped and not waited for."""
-    pool = await live.pool("queue", 1, reserve_seconds=30.0)
+    pool = await live.pool("queue", 1, hold_seconds=600.0, ttl_seconds=600.0, reserve_seconds=30.0)
     first, second = live.ports[:2]
     names = ["holder", "cancelled", "dead", "alive"]
     clients = {name: live.client(name) for name in names}

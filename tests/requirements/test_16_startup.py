@@ -7,7 +7,7 @@ from tests.support.harness import until
 
 async def test_startup(live: Live) -> None:
     """Restart resumes from the ledger (no learning mode). In-flight work without a lease is adopted *and counted*."""
-    pool = await live.pool("startup", 2)
+    pool = await live.pool("startup", 2, hold_seconds=600.0, ttl_seconds=600.0)
     client, waiter = live.client("holder"), live.client("waiter", owner="ben")
     held = [(await client.acquire(pool, f"r{number}")).lease for number in range(2)]
     assert (await waiter.acquire(pool, "waits")).answer == "waiting"
@@ -26,9 +26,8 @@ async def test_startup(live: Live) -> None:
     assert (await waiter.acquire(pool, "waits")).answer == "waiting", "what was started without a lease counts"
     assert held[1] is not None
     await client.send("release", pool, held[1])
-    granted = await waiter.acquire(pool, "waits", wait_seconds=5.0)
-    assert granted.lease is not None
-    assert granted.lease.fencing_token > max(lease.fencing_token for lease in held if lease is not None)
+    granted = await live.granted(waiter, pool, "waits")
+    assert granted.fencing_token > max(lease.fencing_token for lease in held if lease is not None)
     await until(lambda: shown(live, pool), "two units are held")
 
 

@@ -1,5 +1,4 @@
 import asyncio
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,14 @@ async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyP
     proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"
     starts: list[float] = []
 
-    async def job(mode: str, max_wait_seconds: float = 30.0) -> str:
+    async def job(mode: str, max_wait_seconds: float = 60.0) -> str:
         async with lease(
             pool,
             url=url,
             token=live.secrets["ann"],
             fail_open=mode,
             max_wait_seconds=max_wait_seconds,
-            unavailable_seconds=0.1,
+            unavailable_seconds=0.1 if proxy.cut else 60.0,
             log=lambda _: None,
         ) as held:
             starts.append(monotonic_seconds())
@@ -43,10 +42,13 @@ async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyP
             await job("pessimistic", max_wait_seconds=0.3)
         assert await job("optimistic") == ""
         starts.clear()
+        began = monotonic_seconds()
         assert await asyncio.gather(*(job("safe") for _ in range(JOBS))) == [""] * JOBS
     finally:
         proxy.cut = False
-    assert all(b - a >= HOLD_SECONDS / LIMIT * 0.9 for a, b in pairwise(sorted(starts))), "no herd"
+    # The machine may hold up a start, so that the next one follows it at once, but none comes before its turn.
+    turns = [began + number * HOLD_SECONDS / LIMIT * 0.9 for number in range(JOBS)]
+    assert all(start >= turn for start, turn in zip(sorted(starts), turns, strict=True)), "no herd"
     assert await job("safe")
     await until(lambda: not any(tmp_path.rglob("unleased/*")), "every unleased start is reported")
     charged = await live.rows("SELECT request_id FROM leases WHERE lease_pool_id = $1 AND granted_at IS NOT NULL", pool)

@@ -13,7 +13,7 @@ async def test_gang(live: Live) -> None:
     status, body = await gang(live, "g1", pools, 0.0)
     assert status == 202, body
     assert (await live.get(f"/leases?pool={pools[0]}"))["items"] == [], "who waits for one pool holds none of another"
-    waiting = asyncio.create_task(gang(live, "g1", pools, 10.0))
+    waiting = asyncio.create_task(gang(live, "g1", pools, 60.0))
     await client.send("release", pools[1], held)
     status, body = await waiting
     assert status == 200, body
