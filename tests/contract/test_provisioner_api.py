@@ -116,6 +116,12 @@ async def test_config_summary(provisioner: Provisioner) -> None:
     }
 
 
+async def test_launch_configs_by_name(provisioner: Provisioner) -> None:
+    await provisioner.declare(declared("zone-a", "zone-b", "zone-c"))
+    found = await read(provisioner, "/launch-configs?name=zone-a&name=zone-c&name=zone-z")
+    assert [row["id"] for row in found["items"]] == [revision_id("zone-a"), revision_id("zone-c")]
+
+
 async def test_a_config_with_two_tripped_shares(provisioner: Provisioner) -> None:
     """The list names the same share as the decision."""
     await provisioner.declare()

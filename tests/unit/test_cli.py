@@ -20,7 +20,7 @@ from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens, allows
 from slipway_common.web.problem import Problem
-from tests.support.answers import POOL, serving
+from tests.support.answers import CONFIG, POOL, serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples/slipway.yaml")
@@ -45,6 +45,7 @@ class Services:
         self.refused = ""
         self.dangers: dict[str, list[str]] = {}
         self.more = 0
+        self.replaced: dict[str, Any] | None = None  # revision that replaces another when a declaration is applied
 
     def _route(self) -> None:
         @self.app.put("/lease-pools")
@@ -73,6 +74,9 @@ class Services:
             self.queries.append(dict(request.query_params))
             if kind == "leases":
                 raise Problem(503, "unavailable", "Temporarily unavailable", "a database cannot be reached")
+            if kind == "launch-configs" and self.replaced is not None:
+                after = [self.replaced, CONFIG | {"current": False, "replaced_by": "rolling"}]
+                return {"items": after if "declaration" in self.puts else [CONFIG]}
             if kind == "launch-configs":
                 lines = self.kept.get("declaration", [])
                 return {
@@ -97,6 +101,8 @@ class Services:
         given = dict(request.query_params)
         self.queries.append(given)
         changes = [row | {"result": "created", "detail": ""} for row in objects] if self.kept.get(kind) != body else []
+        if kind == "declaration" and self.replaced is not None:
+            changes.append({"kind": "launch config", "id": CONFIG["name"], "result": "updated", "detail": "image: …"})
         digest, dangers = f"digest of {kind}", self.dangers.get(kind, [])
         if "dry_run" not in given:
             if kind == self.refused:
@@ -141,6 +147,28 @@ def url(server: tuple[Services, str]) -> str:
 def slipway(*arguments: str, url: str = NOWHERE, token: str = "good") -> Result:
     where = {"SLIPWAY_PROVISIONER_URL": url, "SLIPWAY_LEASE_BROKER_URL": url, "SLIPWAY_TOKEN": token}
     return CliRunner().invoke(app, arguments, env=where, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_an_apply_shows_what_it_replaces(services: Services, url: str, output: str) -> None:
+    """In the words of set-image: revisions, strategy, and what becomes of the old ones."""
+    services.replaced = CONFIG | {"id": "zone-a@8b1d00", "image_revision": "linux-2", "proven": False}
+    made = slipway("apply", EXAMPLE, "--replace", "rolling", "-o", output, url=url)
+    assert made.exit_code == 0
+    assert {"name": CONFIG["name"]} in services.queries  # other launch configs are not read
+    if output == "json":
+        (config,) = [change for change in json.loads(made.stdout) if change["kind"] == "launch config"]
+        (old,) = config["replacement"]["replaces"]
+        assert (config["replacement"]["revision"], old["id"], old["replaced_by"]) == (
+            "zone-a@8b1d00",
+            CONFIG["id"],
+            "rolling",
+        )
+    else:
+        assert made.stdout.splitlines()[-1] == (
+            "zone-a: linux-1 → linux-2, revision 3f2c9a → 8b1d00 (created), "
+            "the old one shares launches until 5 starts have succeeded"
+        )
 
 
 @pytest.mark.parametrize("command", ["apply", "diff"])

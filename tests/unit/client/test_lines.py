@@ -98,7 +98,7 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
         "pool.rolled_back",
         "gecko-t%2Flinux",
         {"min_capacity": 0, "max_capacity": 60, "mode": "enforce", "to_revision": 7, "reason": "no boot", "by": "me"},
-        "pool rolled_back  gecko-t/linux  to revision 7  0–60 workers, enforce  no boot by me",
+        "pool rolled_back  gecko-t/linux  to entry 7 of its history  0–60 workers, enforce  no boot by me",
     ),
     (
         "pool.updated",

@@ -230,7 +230,9 @@ def test_status_in_a_line() -> None:
         Config(id="linux-zone-d", pool_id="linux", weight=0.9, state="paused"),
     ]
     line = narration.status(pool, configs, 26.2)
-    assert line == "linux  12 pending  84 claimed  96/100 serving 26 launches/min  a 75% c 25% b tripped d paused"
+    assert line == (
+        "linux  12 pending  84 claimed  96/100 serving 26 launches/min  linux-zone-a 75% …c 25% …b tripped …d paused"
+    )
     many = [Config(id=f"c-{n}", pool_id="linux", health_state="tripped" if n == 3 else "healthy") for n in range(60)]
     assert narration.status(pool, many, None).endswith("96/100 serving  59 healthy 1 tripped")
 

@@ -174,9 +174,13 @@ def test_an_unknown_config_changes_nothing(provisioner: Provisioner, url: str) -
     [
         ({"current": False, "replaced_by": "rolling"}, "the old one shares launches until 5 starts have succeeded"),
         ({"current": False, "state": "draining", "live": 3}, "the old one drains, 3 workers left"),
+        (
+            {"current": False, "state": "draining", "live": 0, "drain_until": "2126-08-01T14:03:07Z"},
+            "the old one drains, no workers left",
+        ),
         (None, "the old one is archived"),
     ],
-    ids=["rolling", "draining", "archived"],
+    ids=["rolling", "draining", "empty", "archived"],
 )
 def test_the_fate_of_the_old_revision_is_named(
     provisioner: Provisioner, url: str, old: dict[str, Any] | None, fate: str
@@ -315,8 +319,18 @@ def test_a_rollback_takes_a_number(provisioner: Provisioner, url: str) -> None:
 
 
 def test_json_has_the_changes(provisioner: Provisioner, url: str) -> None:
-    for command in (("set-image", POOL, "linux-2"), ("set", POOL, "--max", "9"), ("rollback", POOL, "--reason", "r")):
-        assert json.loads(slipway(*command, "-o", "json", url=url).stdout) == provisioner.changes
+    assert json.loads(slipway("set", POOL, "--max", "9", "-o", "json", url=url).stdout) == provisioner.changes
+
+
+@pytest.mark.parametrize("command", [("set-image", POOL, "linux-2"), ("rollback", POOL, "--reason", "r")])
+def test_json_has_the_replacements(provisioner: Provisioner, url: str, command: tuple[str, ...]) -> None:
+    """With strategy, workers left and deadline of the revisions that are replaced."""
+    old = {"state": "draining", "replaced_by": "natural", "live": 3, "drain_until": AT, "drain_terminate": True}
+    provisioner.after.append(provisioner.before[0] | {"current": False} | old)
+    (change,) = json.loads(slipway(*command, "-o", "json", url=url).stdout)
+    replaced = {"id": OLD, "image_revision": "linux-1"} | old
+    new = {"revision": NEW, "image_revision": "linux-2", "made": "created", "needed_starts": 5}
+    assert change == provisioner.changes[0] | {"replacement": new | {"replaces": [replaced]}}
 
 
 def test_the_history_of_a_pool(url: str) -> None:

@@ -121,7 +121,7 @@ def test_many_revisions_of_a_pool_share_a_line() -> None:
 
 def test_a_rollback_is_narrated_from_its_event() -> None:
     assert narration.rolled_back(rolled_back(), NOW) == EventLine(
-        NOW, "pool linux rolled back to revision 7: it does not boot"
+        NOW, "pool linux rolled back by me to entry 7 of its history: it does not boot"
     )
 
 

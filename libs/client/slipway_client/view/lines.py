@@ -89,7 +89,7 @@ def _config(word: str, data: Data, now: datetime) -> list[str]:
 
 def _pool(word: str, data: Data, now: datetime) -> list[str]:
     capacity = f"{data.get('min_capacity', '?')}–{data.get('max_capacity', '?')} workers, {data.get('mode', '?')}"
-    back = f"to revision {data['to_revision']}" if "to_revision" in data else ""
+    back = f"to entry {data['to_revision']} of its history" if "to_revision" in data else ""
     return [back, capacity if "min_capacity" in data else _values(word, data, now)[0], _operator(data, now)]
 
 

@@ -213,7 +213,8 @@ def _pauses(before: Snapshot, now: Snapshot) -> list[EventLine]:
 
 def rolled_back(event: PoolRolledBack, at: datetime) -> EventLine:
     """The line of a rollback."""
-    return EventLine(at, f"pool {event.pool_id} rolled back to revision {event.to_revision}: {event.reason}")
+    back = f"pool {event.pool_id} rolled back by {event.by} to entry {event.to_revision} of its history"
+    return EventLine(at, f"{back}: {event.reason}")
 
 
 def _limits(before: Snapshot, now: Snapshot) -> list[EventLine]:
@@ -253,10 +254,13 @@ def status(pool: Pool, configs: Sequence[Config], per_minute: float | None) -> s
     else:
         share, called = shares(configs), labels(configs)
         common = common_start([*called.values()])
+        # The first name is shown whole, so that the others can be short.
+        names = [called[config.id] for config in configs]
+        brief = [*names[:1], *(f"…{name.removeprefix(common)}" if common else name for name in names[1:])]
         places = [
-            f"{called[config.id].removeprefix(common)} "
+            f"{name} "
             + (f"{share[config.id]:.0%}" if share[config.id] or config.shown_state == HEALTHY else config.shown_state)
-            for config in configs
+            for name, config in zip(brief, configs, strict=True)
         ]
     rate = "" if per_minute is None else f" {count(round(per_minute), 'launch', 'launches')}/min"
     return (

@@ -15,13 +15,16 @@ from slipway_provisioner.store import configs, pools, summaries
 router = APIRouter(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(require("launch-configs:write"))]
+Names = Annotated[list[str] | None, Query(alias="name", description="List these launch configs only.")]
 Archived = Annotated[bool, Query(alias="all", description="List archived revisions too.")]
 
 
 @router.get("")
-async def list_configs(db: DatabaseDep, pool: str | None = None, archived: Archived = False) -> dict[str, Any]:
+async def list_configs(
+    db: DatabaseDep, pool: str | None = None, names: Names = None, archived: Archived = False
+) -> dict[str, Any]:
     """List the revisions of launch configs, archived ones only with `all`."""
-    found = await summaries.configs(db, pool, archived=archived)
+    found = await summaries.configs(db, pool, names, archived=archived)
     if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
     return {"items": found}

@@ -68,8 +68,9 @@ LEFT JOIN LATERAL (
         'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason) ORDER BY k.key, k.stage) AS shared
     FROM shared_keys(c) AS k JOIN shared_window s ON s.key = k.key AND s.stage = k.stage) AS s ON true
 WHERE {{given}} ORDER BY c.pool_id, c.id"""
-LISTED: Final = CONFIGS.format(given="c.state <> 'archived' AND ($1::text IS NULL OR c.pool_id = $1)")
-LISTED_ALL: Final = CONFIGS.format(given="$1::text IS NULL OR c.pool_id = $1")
+_WANTED: Final = "($1::text IS NULL OR c.pool_id = $1) AND ($2::text[] IS NULL OR c.name = ANY($2))"
+LISTED: Final = CONFIGS.format(given=f"c.state <> 'archived' AND {_WANTED}")
+LISTED_ALL: Final = CONFIGS.format(given=_WANTED)
 GET: Final = CONFIGS.format(given="c.id = $1 OR (n.name = $1 AND n.current_id = c.id)")
 FAILURES: Final = Statement(
     sa.select(sa.cast(worker.c.id, sa.Text).label("worker_id"), worker.c.failed_at.label("at"), worker.c.reason)
@@ -99,9 +100,12 @@ async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, An
     return [dict(row) for row in await db.fetch(POOLS, pool_id)]
 
 
-async def configs(db: Connection, pool_id: str | None = None, *, archived: bool = False) -> list[dict[str, Any]]:
-    """Revisions of launch configs with their weight record, windows, outcomes of starts and roll-out."""
-    return [_config(row) for row in await db.fetch(LISTED_ALL if archived else LISTED, pool_id)]
+async def configs(
+    db: Connection, pool_id: str | None = None, names: Sequence[str] | None = None, *, archived: bool = False
+) -> list[dict[str, Any]]:
+    """Revisions of launch configs with their weight record, windows, outcomes of starts and roll-out, of all or of one
+    pool, of all or of some names."""
+    return [_config(row) for row in await db.fetch(LISTED_ALL if archived else LISTED, pool_id, names)]
 
 
 async def config(db: Connection, config_id: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """`slipway apply` and `slipway diff`: the deployment as declared in files."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,8 +15,9 @@ from slipway_client.cli.confirming import (
     command_line,
     confirmation,
 )
-from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, roll_out
-from slipway_client.cli.tables import Output, show
+from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, now, roll_out
+from slipway_client.cli.replaced import current_revisions, lines, names_of, replacements, with_replacements
+from slipway_client.cli.tables import Output, as_json, show
 from slipway_client.transport.http import Api, Failed
 from slipway_common.base.sanitize import printable
 
@@ -86,8 +87,10 @@ def apply(
     if planned.dangers and confirm != planned.digest:
         command = command_line(context, "apply")
         raise ConfirmationNeeded(command, planned.changes, planned.more, planned.dangers, planned.digest)
+    names = names_of(planned.changes)
+    before = current_revisions(api, name=names) if names else []
     planned.carry_out()
-    planned.show(output)
+    planned.show(output, replacements(before, current_revisions(api, name=names), planned.changes) if names else ())
 
 
 def diff(
@@ -148,9 +151,13 @@ class _Plan:
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
-    def show(self, output: Output) -> None:
-        """Print the changes; those that the services only counted are mentioned."""
-        show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+    def show(self, output: Output, replaced: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Print the changes; those that the services only counted are mentioned. `replaced`: what has been replaced."""
+        if output is Output.JSON:
+            as_json(with_replacements(self.changes, replaced))
+        else:
+            show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+            print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
         if self.more:
             print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
 

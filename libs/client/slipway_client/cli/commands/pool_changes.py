@@ -19,11 +19,11 @@ from slipway_client.cli.options import (
     Terminate,
     now,
 )
+from slipway_client.cli.replaced import LAUNCH_CONFIG, current_revisions, lines, replacements, with_replacements
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, is_fallback
-from slipway_common.base.revisions import hash_of, name_of
+from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
 
 app = typer.Typer(rich_markup_mode=None)
@@ -86,13 +86,10 @@ def set_image(
         return spec | {"launch_configs": configs}
 
     api = context.obj
-    before = _revisions(api, pool)
+    before = current_revisions(api, pool=pool)
     with confirmable(command_line(context)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
-    if output is Output.JSON:
-        as_json(answer["items"])
-    else:
-        _print_replaced(api, pool, before, answer["items"])
+    _show_replaced(api, pool, before, answer["items"], output)
 
 
 @app.command("set")
@@ -203,13 +200,11 @@ def roll_back(
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    before = _revisions(api, pool)
+    before = current_revisions(api, pool=pool)
     with confirmable(command_line(context)):
         answer = api.post("provisioner", path("pools", pool, "rollback"), body)
-    if output is Output.JSON:
-        as_json(answer["items"])
-    else:
-        _print_replaced(api, pool, before, answer["items"])
+    _show_replaced(api, pool, before, answer["items"], output)
+    if output is Output.TABLE:
         print(f"As of entry {answer['to_revision']} of the history; current: {_images(answer['revisions'])}")
 
 
@@ -285,54 +280,17 @@ def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Ma
     raise AssertionError("the last attempt returns or raises")
 
 
-def _revisions(api: Api, pool: str) -> list[Row]:
-    rows: list[Row] = api.get("provisioner", "/launch-configs", pool=pool)["items"]
-    return rows
-
-
-def _by_name(rows: Sequence[Row]) -> dict[str, Row]:
-    return {name_of(row["id"]): row for row in rows if row["current"]}
-
-
-def _print_replaced(api: Api, pool: str, before: Sequence[Row], changes: Sequence[Row]) -> None:
-    """Print a line for each launch config that has another current revision than before, and other changes below."""
-    rows = _revisions(api, pool)
-    old, new = _by_name(before), _by_name(rows)
-    results = {change["id"]: change["result"] for change in changes if change["kind"] == "launch config"}
-    replaced = {name for name, row in new.items() if name in old and row["id"] != old[name]["id"]}
-    for name in sorted(replaced):
-        made = "reactivated" if results.get(name) == "reactivated" else "created"
-        launched = [row for row in before if name_of(row["id"]) == name and row["state"] == "active"]
-        print(_replaced(old[name], new[name], made, _fates(old[name], new[name], launched, rows)))
-    rest = [change for change in changes if change["kind"] != "launch config" or change["id"] not in replaced]
+def _show_replaced(
+    api: Api, pool: str, before: Sequence[Row], changes: Sequence[Mapping[str, Any]], output: Output
+) -> None:
+    """Show a line for each launch config that has another current revision than before, and other changes below."""
+    made = replacements(before, current_revisions(api, pool=pool), changes)
+    if output is Output.JSON:
+        as_json(with_replacements(changes, made))
+        return
+    for line in lines(made, now()):
+        print(line)
+    replaced = {one["id"] for one in made}
+    rest = [change for change in changes if change["kind"] != LAUNCH_CONFIG or change["id"] not in replaced]
     if rest or not replaced:
         show(rest, CHANGE_FIELDS, Output.TABLE, nothing=f"pool {pool} is unchanged")
-
-
-def _replaced(before: Row, after: Row, made: str, fates: Sequence[str]) -> str:
-    """One line: images, revisions, and the fates of the other revisions."""
-    images = f"{before['image_revision']} → {after['image_revision']}"
-    if before["image_revision"] == after["image_revision"]:
-        images = after["image_revision"]
-    revisions = f"{hash_of(before['id'])} → {hash_of(after['id'])} ({made})"
-    return f"{name_of(after['id'])}: {images}, revision {revisions}, {'; '.join(fates)}"
-
-
-def _fates(before: Row, after: Row, launched: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    """Fates of the old current revision, and of others that `launched`, by their ids."""
-    found = {row["id"]: row for row in rows}
-    others = [row for row in launched if row["id"] not in (before["id"], after["id"])]
-    named = {before["id"]: "the old one"} | {row["id"]: f"{row['id']} ({row['image_revision']})" for row in others}
-    return [f"{name} {_fate(after, found.get(id_))}" for id_, name in named.items()]
-
-
-def _fate(after: Row, old: Row | None) -> str:
-    """Fate of a replaced revision; None: it is archived already."""
-    if old is None:
-        return "is archived"
-    if is_fallback(old):
-        verb = "shares launches" if old.get("replaced_by") == "rolling" else "launches what it does not"
-        return f"{verb} until {count(after['needed_starts'], 'start')} have succeeded"
-    until = moments.clock(moments.at(old["drain_until"]), now()) if old.get("drain_until") else ""
-    left = f"drains, {count(old.get('live') or 0, 'worker')} left"
-    return f"{left}, until {until}" if until else left
