@@ -7,6 +7,8 @@ history has to be caught.
 """
 
 import asyncio
+import itertools
+import math
 import os
 import shutil
 import sys
@@ -50,7 +52,8 @@ from tests.histories.system import PARTITIONS, System
 HISTORIES: Final = 20
 HISTORIES_FULL: Final = 200
 AT_A_TIME: Final = 10
-TELLING: Final = 5  # with this many histories each kind of answer and fault occurs
+TELLING: Final = 5  # with this many histories each kind of answer and fault usually occurs
+ROUNDS_MORE: Final = 3  # at most, if one has not
 FAULTS_SECONDS: Final = 3.0  # of a round: faults start within this time
 AFTERMATH_SECONDS: Final = 0.5
 TAKE_SECONDS: Final = 60.0
@@ -215,13 +218,20 @@ async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) 
     system = System(supervisor, folder, kafka, postgres, seed=str(seed))
     judged: list[Judged] = []
     faults: Counter[str] = Counter()
+    rounds = math.ceil(count / AT_A_TIME)
     try:
         await system.start()
         print(f"started; SEED={seed} N={count}", flush=True)
         async with Bus(kafka.bootstrap, system.prefix, PARTITIONS).running() as bus:
-            names = [f"h{number:03d}" for number in range(count)]
-            for number, begin in enumerate(range(0, count, AT_A_TIME)):
-                played = Round(system, bus, number, names[begin : begin + AT_A_TIME], str(seed))
+            for number in itertools.count():
+                begin = len(judged)
+                left = count - begin
+                if left <= 0:  # a slow machine may need further histories until everything has happened
+                    if mutant or number >= rounds + ROUNDS_MORE or not missing(judged):
+                        break
+                    left = count
+                names = [f"h{begin + place:03d}" for place in range(min(left, AT_A_TIME))]
+                played = Round(system, bus, number, names, str(seed))
                 judged += await played.play()
                 faults.update(played.faults)
                 for each in judged[begin:]:
@@ -261,15 +271,25 @@ TO_HAPPEN: Final = (
 )
 
 
+def counted(judged: Sequence[Judged]) -> Counter[str]:
+    return sum((Counter(each.counts) for each in judged), Counter[str]())
+
+
+def missing(judged: Sequence[Judged]) -> list[str]:
+    """Answers and faults that have to happen and have not, if there are enough histories to tell."""
+    counts = counted(judged)
+    return [what for what in TO_HAPPEN if not counts[what]] if len(judged) >= TELLING else []
+
+
 def summarise(judged: Sequence[Judged], faults: Mapping[str, int], mutant: str) -> int:
-    counts = sum((Counter(each.counts) for each in judged), Counter[str]())
+    counts = counted(judged)
     print("  " + ", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
     print("  " + ", ".join(f"{number} × {what}" for what, number in sorted(faults.items())))
     caught = [each for each in judged if each.violations]
     if mutant:
         print(f"{len(caught)} of {len(judged)} caught")
         return 0 if len(caught) == len(judged) else 1
-    short = [what for what in TO_HAPPEN if not counts[what]] if len(judged) >= TELLING else []
+    short = missing(judged)
     for what in short:
         print(f"  PROBLEM no {what}: without it the run shows nothing")
     found = [violation for each in judged for violation in each.violations]
