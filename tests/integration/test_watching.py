@@ -90,5 +90,5 @@ async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
         "3 launches refused: InsufficientCapacity (linux-zone-b 3)",
         "linux-zone-b recovered: a start succeeded",
         "alert: records are missing",
-        "pool linux rolled back to revision 7: it does not boot",
+        "pool linux rolled back by me to entry 7 of its history: it does not boot",
     ]
