@@ -693,7 +693,7 @@ async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) ->
     await provisioner.events()
     async with administrator(provisioner, tmp_path) as client:
         answer = await client.post("/pools/linux/rollback", json={"reason": "it does not boot"})
-        assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
+        assert (answer.status_code, answer.json().get("to_revision")) == (200, 1)
         assert [(item["id"], item["result"]) for item in answer.json()["items"]] == [
             ("zone-a", "reactivated"),
         ]
@@ -773,7 +773,8 @@ async def test_a_rollback_leaves_what_is_not_of_revisions(provisioner: Provision
     )
     async with administrator(provisioner, tmp_path) as client:
         answer = await client.post("/pools/linux/rollback", json={"reason": "bad image"})
-        assert (answer.json()["to_revision"], len(answer.json()["items"])) == (1, 1)
+        assert (answer.status_code, answer.json().get("to_revision")) == (200, 1)
+        assert len(answer.json()["items"]) == 1
         assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id())
         answer = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
         assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"

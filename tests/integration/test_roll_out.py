@@ -552,7 +552,7 @@ async def test_a_pause_reaches_all_revisions_of_a_name(provisioner: Provisioner,
     async with administrator(provisioner, tmp_path) as client:
         for verb in ("pause", "resume"):
             refused = await client.post(f"/launch-configs/{OLD}/{verb}", json={"reason": "maintenance"})
-            assert (refused.status_code, f"slipway lc {verb} zone-a" in refused.json()["detail"]) == (422, True)
+            assert (refused.status_code, f"slipway lc {verb} zone-a" in refused.text) == (422, True)
         assert not await provisioner.events()
         paused = await client.post("/launch-configs/zone-a/pause", json={"reason": "maintenance"})
         assert (paused.status_code, paused.json()["id"]) == (200, "zone-a")
