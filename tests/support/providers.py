@@ -53,8 +53,8 @@ async def crowded() -> None:
     try:
         await provider.create(account(processes_max=None), request())
     except Refused as refused:
-        print(refused.outcome.scope, refused.outcome.code)
-    os._exit(0)  # an orderly shutdown would need files
+        print(refused.outcome.scope, refused.outcome.code, flush=True)
+    os._exit(0)  # an orderly shutdown would need files; this one leaves buffers as they are
 
 
 if __name__ == "__main__":
