@@ -207,7 +207,11 @@ class Run:
         return int(busy)
 
     async def pools_at_target(self, within_seconds: float) -> set[str]:
-        """Pools whose serving workers and registered machines both equalled the wanted capacity for 5 s in a row."""
+        """Pools whose workers and busy machines both equalled the wanted capacity for 5 s in a row.
+
+        A worker that claimed a task when it was asked to stop as an idle one leaves after that task, and tasks of a
+        level have no end: it serves like any other.
+        """
         since: dict[str, float] = {}
         done: set[str] = set()
         deadline = monotonic_seconds() + within_seconds
@@ -218,7 +222,7 @@ class Run:
             for pool in pools:
                 wanted = self.levels[pool["id"]]
                 machines = state.get(pool["id"], {}).get("busy", 0)
-                if pool["serving"] == wanted and machines == wanted:
+                if pool["serving"] + pool["leaving"] == wanted and machines == wanted:
                     since.setdefault(pool["id"], now)
                     if now - since[pool["id"]] >= MET_SECONDS:
                         done.add(pool["id"])
