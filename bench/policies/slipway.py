@@ -40,15 +40,19 @@ HOP_SECONDS: Final = 0.1  # from an event to the record that counts it, and from
 UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 ATTEMPT_SECONDS: Final = 30.0
 CAPACITY: Final = 1_000_000
-SHARED_STAGES: Final = {"image": ("launch", "boot", "claim"), "quota": ("launch",), "credential": ("launch",)}
+STAGES: Final = ("launch", "boot", "claim")
+SHARED_STAGES: Final = {"image": STAGES, "quota": ("launch",), "credential": ("launch",)}
 STRATEGY: Final = "natural"
 EVIDENCE: Final = "hook"  # of claims
 UNLIMITED: Final = {
     name: msgspec.structs.replace(
         policy,
-        new_launch_window=policy.launch_window,
-        new_boot_window=policy.boot_window,
-        new_claim_window=policy.claim_window,
+        **{
+            name: getattr(policy, f"{stage}_window")
+            for stage in STAGES
+            for name in policy.__struct_fields__
+            if name.startswith("new_") and name.endswith(f"{stage}_window")
+        },
     )
     for name, policy in PROFILES.items()
 }
@@ -251,9 +255,11 @@ class Slipway(Policy):
         self.declared = conditions.configs
         self.log = Log(scenario.duplicates, scenario.reordered_seconds, rng)
         coefficients = policies[scenario.profile]
+        # Before launch configs had a first boot window of their own, it was that of images.
+        own = getattr(coefficients, "new_config_boot_window", coefficients.new_boot_window)
         self.new_windows = {
             "launch": int(coefficients.new_launch_window),
-            "boot": int(coefficients.new_boot_window),
+            "boot": int(own),
             "claim": int(coefficients.new_claim_window),
         }
         self.tick_seconds = scenario.tick_seconds
@@ -267,7 +273,7 @@ class Slipway(Policy):
         self.shares = [_shares(config) for config in self.configs]
         # Windows of shares that the provisioner assumes before the first record; the others only have a health state.
         assumed = {
-            ("image", "boot"): self.new_windows["boot"],
+            ("image", "boot"): int(coefficients.new_boot_window),
             ("image", "claim"): self.new_windows["claim"],
             ("quota", "launch"): int(coefficients.launch_window),
         }

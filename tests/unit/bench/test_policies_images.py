@@ -143,7 +143,8 @@ def test_the_old_revision_launches_what_the_new_one_may_not_until_that_one_is_pr
     new = {2, 3}
     after = [(at, place) for at, place in policy.launched if at >= 1800]
     assert not new & {place for at, place in policy.launched if at < 1800}
-    assert {place for at, place in after if at < 1900} == {0, 1, 2, 3}, "both while the new one proves itself"
+    early = {place for at, place in after if at < 1900}
+    assert new < early, "the old one takes what the new one may not while that one proves itself"
     assert {place for at, place in after if at > 2400} == new, "the old one drains"
     _, without = watched(replace(run.conditions.scenario, image_changes=()))
     assert figures(run).wait_new == pytest.approx(figures(without).wait_mean, rel=0.1)

@@ -92,9 +92,9 @@ def test_a_late_boot_is_one_of_the_image_that_it_was_launched_with() -> None:
     story.declare(now, -500)
     story.fold(-400, *known_boots(now, *[10.0] * 5))
     story.fold(0, launched(before, "w"))
-    assert changed(story, lambda: story.advance_to(199)) == {IMAGE}, "slow after 150 s"
+    assert changed(story, lambda: story.advance_to(149)) == {IMAGE}, "slow after 130 s"
     assert (story.row(IMAGE).boot.boots.slow, story.row(IMAGE).boot.late) == (1, 0)
-    assert changed(story, lambda: story.advance_to(200)) == {IMAGE}
+    assert changed(story, lambda: story.advance_to(150)) == {IMAGE}
     assert (story.row(IMAGE).boot.late, story.row(NEW).boot.late) == (1, 0)
     assert changed(story, lambda: story.fold(210, registered(before, "w"))) == {IMAGE}
     assert (story.row(IMAGE).boot.boots.slow, story.row(IMAGE).boot.late) == (0, 0)

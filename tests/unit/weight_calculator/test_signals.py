@@ -118,7 +118,7 @@ def test_a_hint_leaves_room_for_one() -> None:
     for value, window in ((20.0, 20), (0.0, 1), (500.0, 34)):
         story.signal(signal_event("capacity_hint", "config", "a", value=value))
         assert story.record("a", 0).stages["launch"].window == window
-    assert story.record("a", 0).stages["boot"].window == 12
+    assert story.record("a", 0).stages["boot"].window == 48
 
 
 @pytest.mark.parametrize("kind", ["pause_request", "resume_request"])

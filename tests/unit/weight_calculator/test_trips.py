@@ -98,10 +98,10 @@ def test_late_boots_trip_too() -> None:
     story = Story(A)
     story.fold(-1000, *known_boots(A))
     story.fold(0, *(launched(A, f"w-{n}") for n in range(5)))
-    story.advance_to(199)
-    assert story.record("a", 199).state == "healthy"
-    story.advance_to(200)
-    assert (story.record("a", 200).state, story.record("a", 200).tripped_stage) == ("tripped", "boot")
+    story.advance_to(149)
+    assert story.record("a", 149).state == "healthy"
+    story.advance_to(150)
+    assert (story.record("a", 150).state, story.record("a", 150).tripped_stage) == ("tripped", "boot")
 
 
 def test_row_is_counted_in_event_time() -> None:
@@ -290,9 +290,9 @@ def test_a_probe_is_not_lost_while_it_boots() -> None:
     story.fold(1, *(stopping(A, fails(Scope.CONFIG, Stage.BOOT), str(n)) for n in range(5)))
     permit = story.probe("a", 20)
     story.fold(20, requested(A, "p", permit), launched(A, "p", permit))
-    story.advance_to(19 + 2 * slow)
+    story.advance_to(19 + POLICY.late_factor * slow)
     assert story.trip("a", "boot").probe == Probe("a", 1)
-    story.fold(19 + 2 * slow, registered(A, "p", permit))
+    story.fold(19 + POLICY.late_factor * slow, registered(A, "p", permit))
     assert not story.trip("a", "boot").tripped
 
 

@@ -187,7 +187,7 @@ def test_first_record() -> None:
     assert first.health == pytest.approx(0.95**3)
     assert {stage: (health.window, health.failures_folded) for stage, health in first.stages.items()} == {
         "launch": (4, 0),
-        "boot": (12, 0),
+        "boot": (48, 0),
         "claim": (64, 0),
     }
     assert (first.reason, first.shared, first.signals) == ("a healthy", (), ())

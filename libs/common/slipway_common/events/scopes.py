@@ -48,11 +48,11 @@ def config_key(config_id: str) -> Key:
     return key("config", config_id)
 
 
-NEW_WINDOWS: Final[Mapping[str, int]] = {"launch": 4, "boot": 12, "claim": 64}
+NEW_WINDOWS: Final[Mapping[str, int]] = {"launch": 4, "boot": 48, "claim": 64}
 """Windows of a config before its first outcome, by stage: the calculator publishes them, and until its first record
 arrives the provisioner assumes them. The only place that states them and those of shared keys."""
 NEW_SHARED_WINDOWS: Final[Mapping[tuple[str, str], int]] = {
-    ("image", "boot"): NEW_WINDOWS["boot"],
+    ("image", "boot"): 16,
     ("image", "claim"): NEW_WINDOWS["claim"],
     ("quota", "launch"): 64,
 }

@@ -1,9 +1,12 @@
 """Boots in progress, judged by the boots of their image: a slow one counts in windows, a late one also as failed. Pure.
 
-How long an image takes to boot is known from its own boots only; what is late for one is normal for another. Until
-`late_samples` boots of an image are known, its boots end by registering or by the registration timeout. A config may
-have slower machines than the others of its image, so the boots that it has seen itself count too: those of busier
-configs displace them among the newest of the image.
+How long an image takes to boot is known from its own boots only; what is late for one is normal for another. Until one
+boot of an image is known, its boots end by registering or by the registration timeout; until `late_samples` are, none
+is late. A config may have slower machines than the others of its image, so the boots that it has seen itself count too:
+those of busier configs displace them among the newest of the image.
+
+An image that goes bad shows that before its first boot is slow: a start is overdue when it takes longer than usual and
+no start of the image that was launched later has registered.
 """
 
 from collections.abc import Collection
@@ -19,36 +22,55 @@ from slipway_weight_calculator.domain import evidence, health, probes, trips, wi
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.rows import Boot, Config
+from slipway_weight_calculator.domain.rows import Boot, Config, Row
 from slipway_weight_calculator.domain.trips import Failure, Trip
 
 LATE_CODE: Final = "late"
+OVERDUE_MAX: Final = 64  # as many leave the minimum window to any image
 LATE: Final = Outcome(worker.Stage.BOOT, worker.Result.FAILED, Scope.IMAGE, "", LATE_CODE)
 
 
 def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float) -> None:
     """Await the registration of a launched worker, a probe for as long as its boot may take."""
     image, permit, policy = config.shared["image"], event.probe_permit, draft.world.policies[config.profile]
-    slowest = _slowest_seconds(draft, image, config.key, policy)
-    judged_at = at + policy.slow_factor * slowest if slowest else 0.0
-    boot = Boot(config.id, image, at, judged_at, event.instance_id, permit, console=event.console)
+    row, own = draft.row(image), draft.row(config.key)
+    judged_at, overdue_at = _judged_at(row, own, at, policy), _overdue_at(row, own, at, policy)
+    boot = Boot(
+        config.id, image, at, judged_at, event.instance_id, permit, console=event.console, overdue_at=overdue_at
+    )
     draft.boots[event.worker_id] = boot
     if judged_at:
         heappush(draft.world.timers, (judged_at, "boot", event.worker_id))
+    if overdue_at:
+        heappush(draft.world.timers, (overdue_at, "overdue", event.worker_id))
     if permit is not None:
-        _await_probe(draft, config, permit, at, slowest)
+        _await_probe(draft, config, permit, at)
 
 
 def judge_others(draft: Draft, config: Config) -> None:
     """Once a registration has made enough boots of an image known, have those in progress judged too."""
-    key = config.shared["image"]
+    key, policy = config.shared["image"], draft.world.policies[config.profile]
     row = draft.row(key)
-    if row is None or len(row.boots) != draft.world.policies[config.profile].late_samples:
+    if row is None or len(row.boots) not in (1, policy.late_samples):
         return
     for worker_id in sorted({*draft.world.boots, *draft.boots}):
         boot = draft.boot(worker_id)
         if boot is not None and boot.image == key and not (boot.registered or boot.late):
             _judge_later(draft, worker_id, boot)
+
+
+def judge_overdue(draft: Draft, worker_id: str, when: float, now: float) -> None:
+    """Count a start as overdue in the window of its image, unless a later one has registered."""
+    boot = draft.boot(worker_id)
+    config = draft.config(boot.config_id) if boot is not None else None
+    if boot is None or config is None or boot.overdue_at != when:
+        return
+    row = draft.row(boot.image)
+    if row is None or boot.at <= row.newest_at:
+        return
+    draft.boots[worker_id] = replace(boot, overdue_at=0.0)
+    if len(row.overdue) < OVERDUE_MAX:
+        health.set_overdue(draft, boot.image, (*row.overdue, boot.at), draft.policy(config))
 
 
 def judge(draft: Draft, worker_id: str, when: float, now: float) -> None:
@@ -57,10 +79,9 @@ def judge(draft: Draft, worker_id: str, when: float, now: float) -> None:
     config = draft.config(boot.config_id) if boot is not None else None
     if boot is None or config is None or boot.judged_at != when:
         return
-    policy = draft.policy(config)
-    slowest = _slowest_seconds(draft, boot.image, config.key, policy)
-    factor = policy.late_factor if boot.slow else policy.slow_factor
-    if not slowest or boot.at + factor * slowest > now:
+    policy, row, own = draft.policy(config), draft.row(boot.image), draft.row(config.key)
+    judged_at = _judged_at(row, own, boot.at, policy, slow=boot.slow is not None)
+    if not judged_at or judged_at > now:
         _judge_later(draft, worker_id, boot)
     elif boot.slow is None:
         outages = [_begin_slow(draft, key, policy) for key in (boot.image, config.key)]
@@ -87,7 +108,10 @@ def end(
     A row that tripped by late boots alone recovers only when one of them has `registered`.
     """
     draft.boots[worker_id] = None
-    policy = draft.policy(config)
+    policy, image = draft.policy(config), draft.row(boot.image)
+    if image is not None and boot.at in image.overdue:
+        place = image.overdue.index(boot.at)
+        health.set_overdue(draft, boot.image, image.overdue[:place] + image.overdue[place + 1 :], policy)
     for key, outages in zip((boot.image, config.key), boot.slow or (), strict=False):
         row = draft.row(key)
         if row is None:
@@ -118,12 +142,29 @@ def _withdrawn(stage: Stage, worker_id: str, boot: Boot, policy: Policy) -> tupl
     return trips.withdrawn(stage.trip, worker_id), changes
 
 
-def _slowest_seconds(draft: Draft, image: Key, own: Key, policy: Policy) -> float:
-    """Duration that a boot is compared with; 0 while too few boots of its image are known."""
-    row, mine = draft.row(image), draft.row(own)
-    if row is None or len(row.boots) < policy.late_samples:
+def _judged_at(row: Row | None, own: Row | None, at: float, policy: Policy, *, slow: bool = False) -> float:
+    """Time from which on a boot is slow, or late if it is slow already; 0 while too few boots of its image are known.
+
+    The first boots that become known are the fastest of those in progress, so until there are enough a boot becomes
+    slow by the factor of lateness, and none is late.
+    """
+    known = len(row.boots) if row is not None else 0
+    enough = known >= policy.late_samples
+    if row is None or not known or (slow and not enough):
         return 0.0
-    return max(row.slowest_seconds, mine.slowest_seconds if mine is not None else 0.0, policy.slowest_min_seconds)
+    slowest = max(row.slowest_seconds, own.slowest_seconds if own is not None else 0.0, policy.slowest_min_seconds)
+    return at + (policy.slow_factor if enough and not slow else policy.late_factor) * slowest
+
+
+def _overdue_at(row: Row | None, own: Row | None, at: float, policy: Policy) -> float:
+    """Time from which on a start is overdue unless a later one has registered; 0 until the image is well known.
+
+    While a new image has its first boots, those known are the fastest, and the usual duration is longer than theirs.
+    """
+    if row is None or len(row.boots) < policy.boot_samples:
+        return 0.0
+    usual = max(row.usual_seconds, own.usual_seconds if own is not None else 0.0)
+    return at + max(policy.overdue_factor * usual, policy.slowest_min_seconds)
 
 
 def _begin_slow(draft: Draft, key: Key, policy: Policy) -> int:
@@ -141,21 +182,20 @@ def _judge_later(draft: Draft, worker_id: str, boot: Boot) -> None:
     config = draft.config(boot.config_id)
     if config is None:
         return
-    policy = draft.policy(config)
-    slowest = _slowest_seconds(draft, boot.image, config.key, policy)
-    factor = policy.late_factor if boot.slow else policy.slow_factor
-    judged_at = boot.at + factor * slowest if slowest else 0.0
+    policy, row, own = draft.policy(config), draft.row(boot.image), draft.row(config.key)
+    judged_at = _judged_at(row, own, boot.at, policy, slow=boot.slow is not None)
     draft.boots[worker_id] = replace(boot, judged_at=judged_at)
     if judged_at:
         heappush(draft.world.timers, (judged_at, "boot", worker_id))
     if boot.permit is not None:
-        _await_probe(draft, config, boot.permit, boot.at, slowest)
+        _await_probe(draft, config, boot.permit, boot.at)
 
 
-def _await_probe(draft: Draft, config: Config, permit: int, at: float, slowest: float) -> None:
+def _await_probe(draft: Draft, config: Config, permit: int, at: float) -> None:
     """Allow a probe the time until its boot would be late, before it may count as lost."""
-    policy = draft.policy(config)
-    probes.extend(draft, config, permit, at + (policy.late_factor * slowest if slowest else policy.boot_seconds))
+    policy, row = draft.policy(config), draft.row(config.shared["image"])
+    late_at = _judged_at(row, draft.row(config.key), at, policy, slow=True)
+    probes.extend(draft, config, permit, late_at or at + policy.boot_seconds)
 
 
 def _begin_late(draft: Draft, config: Config, worker_id: str, boot: Boot, now: float) -> None:

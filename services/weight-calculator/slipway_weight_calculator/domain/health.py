@@ -154,6 +154,11 @@ def _booted(row: Row, at: float, seconds: float, launched_at: float, policy: Pol
         slowest = seconds
     elif len(boots) == len(row.boots) and row.boots[0] >= slowest:
         slowest = max(boots)
+    newest_at, overdue = max(row.newest_at, launched_at), row.overdue
+    if overdue:
+        overdue = tuple(at for at in overdue if at > newest_at)
+        known = replace(known, overdue=len(overdue))
+        window = windows.size(known, policy)
     if not windows.is_full(known, window, policy):
         known = windows.counted(known, policy)
         window = windows.size(known, policy)
@@ -166,8 +171,20 @@ def _booted(row: Row, at: float, seconds: float, launched_at: float, policy: Pol
         version=row.version + 1,
         boots=boots,
         slowest_seconds=slowest,
-        newest_at=max(row.newest_at, launched_at),
+        newest_at=newest_at,
+        usual_seconds=row.usual_seconds + (seconds - row.usual_seconds) / min(len(boots), windows.USUAL_BOOTS),
+        overdue=overdue,
     )
+
+
+def set_overdue(draft: Draft, image: Key, overdue: tuple[float, ...], policy: Policy) -> None:
+    """Replace the overdue starts of an image."""
+    row = draft.row(image)
+    if row is None:
+        return
+    boots = replace(row.boot.boots, overdue=len(overdue))
+    stage = replace(row.boot, boots=boots, window=windows.size(boots, policy))
+    draft.rows[image] = replace(row, boot=stage, overdue=overdue, version=row.version + 1)
 
 
 def _hanging(draft: Draft, key: Key, row: Row) -> int:

@@ -177,6 +177,7 @@ TIMER_HANDLERS: Final[dict[str, Callable[[Draft, Any, float, float], None]]] = {
     "permit": probes.permit_unspent,
     "lost": probes.permit_lost,
     "boot": boots.judge,
+    "overdue": boots.judge_overdue,
     "signal": health_signals.expire,
     "forget": _forget_undeclared,
 }

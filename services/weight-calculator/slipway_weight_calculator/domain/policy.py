@@ -16,11 +16,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `prior_mass` outcomes; it comes from siblings in the zone, account and pool, else it is `prior`.
     Weight: a config keeps at least `floor` of its share; with `sharpness` the rest shrinks faster than its health.
 
-    Windows: a new config or image revision starts at `new_*_window`, and windows stay between `*_window_min` and
-    `*_window`. Boot windows follow from the newest `window_mass_cap` boots by `boot_shrink`, `bad_prior` and
-    `bad_success`, as windows.py derives; a row that trips from `proven_boot_window` or more has an outage. Of launches
-    and claims each success adds one, a failure multiplies by `*_shrink`, and after a recovery a window starts at
-    `recovered_window`.
+    Windows: a new config or image revision starts at `new_*_window`, the boots of a config at `new_config_boot_window`,
+    which is larger since those of its image limit a bad image; windows stay between `*_window_min` and `*_window`. Boot
+    windows follow from the newest `window_mass_cap` boots by `boot_shrink`, `bad_prior` and `bad_success`, as
+    windows.py derives; a row that trips from `proven_boot_window` or more has an outage. Of launches and claims each
+    success adds one, a failure multiplies by `*_shrink`, and after a recovery a window starts at `recovered_window`.
 
     Trips: `trip_capacity` definite refusals of capacity, quota or credential in a row trip a row, or `trip_launch`,
     `trip_boot`, `trip_claim` failures of any kind. The first probe comes after `probe_initial_seconds`; the delay
@@ -38,7 +38,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Boots are compared with the slowest of the last `boot_samples` boots of their image and of their config, or with
     `slowest_min_seconds` if that is longer. One that takes longer than `slow_factor` times that counts in windows as
     failed until it ends, and from `late_factor` times on also in evidence and trips. With fewer than `late_samples`
-    known boots of the image none does; the boot of a probe is then allowed `boot_seconds`.
+    known boots of the image it takes `late_factor` times to count in windows, and none is late; the boot of a probe is
+    then allowed `boot_seconds`. Once `boot_samples` are known, a start that takes longer than `overdue_factor` times
+    the usual duration counts in the window of its image, until one launched later has registered.
     """
 
     half_life_seconds: float = 600.0
@@ -53,7 +55,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch_window: float = float(NEW_SHARED_WINDOWS["quota", "launch"])  # full for a new quota
     launch_window_min: float = 1.0
     launch_shrink: float = 0.5
-    new_boot_window: float = float(NEW_WINDOWS["boot"])
+    new_boot_window: float = float(NEW_SHARED_WINDOWS["image", "boot"])
+    new_config_boot_window: float = float(NEW_WINDOWS["boot"])
     boot_window: float = 1000.0
     boot_window_min: float = 2.0
     boot_shrink: float = 0.7
@@ -81,8 +84,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probe_timeout_seconds: float = 1800.0
     permit_expiry_seconds: float = 86_400.0
 
-    slow_factor: float = 1.5
-    late_factor: float = 2.0
+    overdue_factor: float = 0.9
+    slow_factor: float = 1.3
+    late_factor: float = 1.5
     slowest_min_seconds: float = 15.0
     boot_seconds: float = 300.0
     late_samples: int = 5

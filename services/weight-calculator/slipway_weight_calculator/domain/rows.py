@@ -32,8 +32,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `permit` is the newest probe permit issued to a config, for its own and for shared trips: `ready` while its outcome
     is unresolved, `spent` once a worker holds it; at `lost_at` it counts as lost unless an event about it arrives
     first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. Configs and images
-    have `boots`, the durations of their newest boots in seconds, `slowest_seconds`, the longest of them, and
-    `newest_at`, the newest launch of a worker that has registered. `version` grows with each change.
+    have `boots`, the durations of their newest boots in seconds, `slowest_seconds`, the longest of them,
+    `usual_seconds`, a moving mean of them, and `newest_at`, the newest launch of a worker that has registered. Images
+    have `overdue`, the launches after that which take longer than usual. `version` grows with each change.
     """
 
     launch: Stage
@@ -49,6 +50,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slowest_seconds: float = 0.0
     newest_at: float = 0.0
     lost_at: float = 0.0
+    usual_seconds: float = 0.0
+    overdue: tuple[float, ...] = ()
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,8 +59,9 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `judged_at` is when it is judged next: first whether it is slow, then whether it is late; 0 if it is late, or if
     too few boots of its image are known. `slow` has the number of outages of the image and of the config at which it
-    became slow, None: it is not. `late_at` is the time since when it counts as failed, 0: it does not. `registered`: it
-    registered before the provider's reply arrived.
+    became slow, None: it is not. `late_at` is the time since when it counts as failed, 0: it does not. At `overdue_at`
+    it is overdue unless a later one has registered; 0 once it is, or if its image was new. `registered`: it registered
+    before the provider's reply arrived.
     """
 
     config_id: str
@@ -70,6 +74,7 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     late_at: float = 0.0
     console: str = ""
     registered: bool = False
+    overdue_at: float = 0.0
 
     @property
     def late(self) -> bool:
@@ -184,7 +189,7 @@ def new_row(policy: Policy, revision: int = 1, at: float = 0.0) -> Row:
     """
     return Row(
         launch=Stage(window=policy.new_launch_window),
-        boot=Stage(window=policy.new_boot_window),
+        boot=Stage(window=policy.new_config_boot_window),
         claim=Stage(window=policy.new_claim_window),
         permit=0 if revision == 1 else int(at * 1000),
     )

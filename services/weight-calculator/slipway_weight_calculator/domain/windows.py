@@ -18,6 +18,11 @@ With the default coefficients a row without evidence has p = 0.31 and W = 7.4. A
 129, 230 and the maximum; after a failure that no success accompanies it is the minimum; 30 % of failures among the
 newest 30 boots give 8, and 80 % the minimum.
 
+**Overdue starts.** As long as an image is fine, about half of its boots are over at the usual duration, and the starts
+behind them follow. That n starts take longer and none launched later has registered is less likely than about 2 to the
+power of −n, at any rate of launches. So they count as failures, until a later one registers: it ends the doubt about
+all starts before it, and where boots only become slower this comes soon.
+
 **Launches and claims: by steps.** A launch is answered within seconds, so that additive increase doubles a window per
 round trip, and a claim window only limits idle workers.
 """
@@ -31,6 +36,7 @@ from msgspec.structs import replace
 
 from slipway_weight_calculator.domain.policy import Policy
 
+USUAL_BOOTS: Final = 8  # a new duration weighs as much in the usual one; few, so that it follows a change soon
 EXPONENT_MAX: Final = 700.0  # exp() of more overflows; such odds are certainty
 
 
@@ -39,7 +45,8 @@ class Boots(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `slow` ones are in progress. `outages` is the number of outages that a proven row has had; during another one
     `aside` is the mass of failures that will be forgotten at its end. Boots that were slow when an outage ended are
-    `hung`: nothing follows from them any more.
+    `hung`: nothing follows from them any more. `overdue` ones are in progress too: the image's starts
+    that take longer than usual, while none launched later has registered.
     """
 
     good: float = 0.0
@@ -48,6 +55,7 @@ class Boots(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hung: int = 0
     outages: int = 0
     aside: float | None = None
+    overdue: int = 0
 
 
 UNKNOWN: Final = Boots()
@@ -59,7 +67,7 @@ def counted(boots: Boots, policy: Policy, *, failed: bool = False) -> Boots:
     total, cap = good + bad, policy.window_mass_cap
     if total > cap:
         good, bad = good * cap / total, bad * cap / total
-    return Boots(good, bad, boots.slow, boots.hung, boots.outages, boots.aside)
+    return Boots(good, bad, boots.slow, boots.hung, boots.outages, boots.aside, boots.overdue)
 
 
 def slowed(boots: Boots) -> Boots:
@@ -80,7 +88,7 @@ def tripped(boots: Boots, failures: int, hanging: int, policy: Policy) -> Boots:
     On a proven row they are no chance: an outage has begun, and they have one cause, so they count as one. A row that
     fails now and then trips by chance, and would forget its failures again and again.
     """
-    before = replace(boots, bad=max(0.0, boots.bad - failures), slow=max(0, boots.slow - hanging))
+    before = replace(boots, bad=max(0.0, boots.bad - failures), slow=max(0, boots.slow - hanging), overdue=0)
     if boots.good < policy.late_samples or size(before, policy) < policy.proven_boot_window:
         return boots
     return replace(boots, aside=boots.bad - before.bad - 1.0)
@@ -95,22 +103,30 @@ def recovered(boots: Boots, kept: float) -> Boots:
     """Boots after the success that ended a trip.
 
     If it was an outage, its starts that still hang say nothing about the present. Else what was known before is worth
-    the share `kept`, and the newest success counts in full.
+    the share `kept`, the newest success counts in full, and the failures count as one at least: a row that fails often
+    would be as good as new after each long trip.
     """
     if boots.aside is not None:
-        return Boots(boots.good, boots.bad - boots.aside, 0, boots.hung + boots.slow, boots.outages + 1)
+        return replace(
+            boots,
+            bad=boots.bad - boots.aside,
+            slow=0,
+            hung=boots.hung + boots.slow,
+            outages=boots.outages + 1,
+            aside=None,
+        )
     newest = min(boots.good, 1.0)
-    return replace(boots, good=newest + (boots.good - newest) * kept, bad=boots.bad * kept)
+    return replace(boots, good=newest + (boots.good - newest) * kept, bad=max(boots.bad * kept, min(boots.bad, 1.0)))
 
 
 def size(boots: Boots, policy: Policy) -> float:
     """Boot window of a row.
 
-    Slow boots in progress count as failures where they are more than the remembered ones: those hung too before they
-    failed, so that the sum would count the same trouble twice. Without a failure a window is at least that of a new
-    row, which allows what a bad image may cost before its first answer. Hung boots occupy no place in it.
+    Slow or overdue boots in progress count as failures where they are more than the remembered ones: those hung too
+    before they failed, so that the sum would count the same trouble twice. Without a failure a window is at least that
+    of a new image, which allows what a bad one may cost before its first answer. Hung boots occupy no place in it.
     """
-    good, bad = boots.good, max(boots.bad, boots.slow)
+    good, bad = boots.good, max(boots.bad, boots.slow, boots.overdue)
     p = failure_probability(good, bad, policy.bad_prior, policy.bad_success, policy.prior, policy.prior_mass)
     window = (1.0 - p) / p / (1.0 - policy.boot_shrink)
     least = policy.boot_window_min if bad else max(policy.boot_window_min, policy.new_boot_window)

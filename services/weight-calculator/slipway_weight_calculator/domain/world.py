@@ -42,6 +42,8 @@ class World(Values):
         for worker_id, boot in boots.items():
             if boot.judged_at:
                 heappush(self.timers, (boot.judged_at, "boot", worker_id))
+            if boot.overdue_at:
+                heappush(self.timers, (boot.overdue_at, "overdue", worker_id))
         commit(draft)
 
     def due(self) -> float | None:
