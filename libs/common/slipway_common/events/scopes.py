@@ -52,7 +52,7 @@ NEW_WINDOWS: Final[Mapping[str, int]] = {"launch": 4, "boot": 48, "claim": 64}
 """Windows of a config before its first outcome, by stage: the calculator publishes them, and until its first record
 arrives the provisioner assumes them. The only place that states them and those of shared keys."""
 NEW_SHARED_WINDOWS: Final[Mapping[tuple[str, str], int]] = {
-    ("image", "boot"): 16,
+    ("image", "boot"): 18,
     ("image", "claim"): NEW_WINDOWS["claim"],
     ("quota", "launch"): 64,
 }

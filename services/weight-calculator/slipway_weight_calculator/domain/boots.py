@@ -82,6 +82,8 @@ def judge(draft: Draft, worker_id: str, when: float, now: float) -> None:
     policy, row, own = draft.policy(config), draft.row(boot.image), draft.row(config.key)
     judged_at = _judged_at(row, own, boot.at, policy, slow=boot.slow is not None)
     if not judged_at or judged_at > now:
+        if boot.slow is not None and now < _judged_at(row, own, boot.at, policy):
+            boot = _not_slow(draft, config, boot, policy)
         _judge_later(draft, worker_id, boot)
     elif boot.slow is None:
         outages = [_begin_slow(draft, key, policy) for key in (boot.image, config.key)]
@@ -175,6 +177,16 @@ def _begin_slow(draft: Draft, key: Key, policy: Policy) -> int:
     boots = windows.slowed(row.boot.boots)
     draft.set_stage(key, "boot", replace(row.boot, boots=boots, window=windows.size(boots, policy)))
     return boots.outages
+
+
+def _not_slow(draft: Draft, config: Config, boot: Boot, policy: Policy) -> Boot:
+    """Stop counting a boot as slow, since slower ones have become known."""
+    for key, outages in zip((boot.image, config.key), boot.slow or (), strict=False):
+        row = draft.row(key)
+        if row is not None:
+            boots = windows.ended(row.boot.boots, outages)
+            draft.set_stage(key, "boot", replace(row.boot, boots=boots, window=windows.size(boots, policy)))
+    return replace(boot, slow=None)
 
 
 def _judge_later(draft: Draft, worker_id: str, boot: Boot) -> None:
