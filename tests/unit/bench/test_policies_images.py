@@ -139,13 +139,13 @@ def test_a_push_adds_its_tasks_at_its_instant_for_every_policy() -> None:
 
 def test_the_old_revision_launches_what_the_new_one_may_not_until_that_one_is_proven() -> None:
     """Production code takes the steps; a good roll-out lets no task wait for its proof."""
-    policy, run = watched(rolled_out())
+    policy, run = watched(replace(rolled_out(), boot_seconds=150.0))
     new = {2, 3}
     after = [(at, place) for at, place in policy.launched if at >= 1800]
     assert not new & {place for at, place in policy.launched if at < 1800}
-    early = {place for at, place in after if at < 1900}
+    early = {place for at, place in after if at < 2000}
     assert new < early, "the old one takes what the new one may not while that one proves itself"
-    assert {place for at, place in after if at > 2400} == new, "the old one drains"
+    assert {place for at, place in after if at > 2700} == new, "the old one drains"
     _, without = watched(replace(run.conditions.scenario, image_changes=()))
     assert figures(run).wait_new == pytest.approx(figures(without).wait_mean, rel=0.1)
 
