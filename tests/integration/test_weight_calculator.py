@@ -339,7 +339,7 @@ async def test_a_start_is_not_late_before_its_events_are_read(calculator: Calcul
     await calculator.turn([], reached=0)
     await calculator.consume(came[0], at=90, reached=90)
     row = calculator.work.world.rows[ZONE_B]
-    assert (row.boot.late, row.boot.succeeded, calculator.work.due()) == (0, 1, after(600).timestamp())
+    assert (row.boot.late, row.boot.succeeded, calculator.work.due()) == (0, 1, after(135).timestamp())
     await calculator.consume(*came[1:-1], at=91)
     row = calculator.work.world.rows[ZONE_B]
     assert (row.boot.late, row.boot.succeeded, row.boot.trip.tripped) == (1, 5, False)
