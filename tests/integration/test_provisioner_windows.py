@@ -14,7 +14,7 @@ import pytest
 from slipway_common.base.revisions import name_of
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.lifecycle import State
-from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -75,6 +75,7 @@ def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
     return {name: msgspec.structs.replace(stage, failures_folded=folded.get(name, 0)) for name in stages}
 
 
+NEW_IMAGE: Final = NEW_SHARED_WINDOWS["image", "boot"]
 ZONE_C: Final = revision_id("zone-c", image="linux-2", instance_type="c5.large")
 
 
@@ -111,15 +112,16 @@ async def end(provisioner: Provisioner, some: Sequence[Worker], outcome: Outcome
 
 
 async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
-    """Four launches per config and twelve boots per image, however many configs use it; each decision gives the
-    reason."""
-    await provisioner.declare(declared("zone-a", "zone-b", "zone-c", "zone-d"))
-    assert sum((await demanded(provisioner)).values()) == 12
-    assert await provisioner.last_reason() == "50 needed, room for 12"
+    """Four launches per config and 18 boots per image, however many configs use it; each decision gives the reason."""
+    await provisioner.declare(declared("zone-a", "zone-b", "zone-c", "zone-d", "zone-e"))
+    assert sum((await demanded(provisioner)).values()) == 18
+    assert await provisioner.last_reason() == "50 needed, room for 18"
     await demanded(provisioner, at=1)
     assert await config_reason(provisioner, "zone-c") == "the boot window of image linux-1 is full"
     await provisioner.weights(weight("zone-a", shared=(shared(window=64),)))
-    assert await demanded(provisioner, at=2) == {"zone-a": 38, "zone-b": 4, "zone-c": 4, "zone-d": 4}
+    assert await demanded(provisioner, at=2) == {"zone-a": 34} | dict.fromkeys(
+        ("zone-b", "zone-c", "zone-d", "zone-e"), 4
+    )
     await demanded(provisioner, pending=60, at=3)
     assert await config_reason(provisioner, "zone-b") == "the launch window is full"
 
@@ -185,7 +187,7 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
     await provisioner.declare(two_pools())
     tripped = shared(*key_stage, state="tripped", reason="5 image errors (boot_timeout)")
     await provisioner.weights(record("zone-c", pool_id="other", shared=(tripped,)))
-    assert await demanded(provisioner, "linux", "other") == {"zone-c": 12}
+    assert await demanded(provisioner, "linux", "other") == {"zone-c": NEW_IMAGE}
     words = f"tripped: {key_stage[0]}: 5 image errors (boot_timeout); no probe is due"
     assert await config_reason(provisioner, "zone-a") == await config_reason(provisioner, "zone-b", "other") == words
     await provisioner.weights(
@@ -199,7 +201,7 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
         weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True),
         revision=2,
     )
-    assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": 12}
+    assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": NEW_IMAGE}
     assert await config_reason(provisioner, "zone-b", "other") == words
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs?pool=linux")).json()["items"]

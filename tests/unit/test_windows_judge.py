@@ -138,10 +138,12 @@ def test_the_window_of_a_config_that_was_never_seen() -> None:
 
 
 def test_a_success_frees_its_unit_at_once_and_counts_in_the_next_stage() -> None:
-    first = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4), given(4, "2", 4), call(5, "3", 4))
-    assert judged(*first).reached == {"config launch": 3, "config boot": 1, "image boot": 1}
-    more = judged(*first, given(6, "3", 4), call(7, "4"))
-    assert texts(more) == ["1 started: config boot window exceeded by 1, image boot window exceeded by 1"]
+    steps = [step for n in range(4) for step in (call(2 * n + 1, str(n), 4), given(2 * n + 2, str(n), 4))]
+    assert judged(*steps, call(9, "4", 2)).reached == {"config launch": 4, "image boot": 1}
+    image = judged(*steps, call(9, "4", 2), given(10, "4", 2), call(11, "5"))
+    assert texts(image) == ["1 started: image boot window exceeded by 1"]
+    own = judged(*steps, call(9, "4"), seen=[visible(0.0, boot=16)])
+    assert texts(own) == ["1 started: config boot window exceeded by 1"]
 
 
 def test_a_failure_fills_its_unit_until_a_record_that_folded_it_can_be_read() -> None:
@@ -174,10 +176,10 @@ def test_a_smaller_window_applies_once_a_decision_must_have_read_it() -> None:
 
 def test_windows_of_shared_keys_limit_all_their_configs() -> None:
     image = [visible(0.0, launch=64, boot=64), visible(0.0, "d", launch=64, boot=64)]
-    full = (call(1, "1", 5), given(2, "1", 5), call(3, "2", 7, "d"))
+    full = (call(1, "1", 11), given(2, "1", 11), call(3, "2", 7, "d"))
     assert judged(*full, seen=image).reached == {"image boot": 1}
     assert texts(judged(*full, call(4, "3", 1, "d"), seen=image)) == ["1 started: image boot window exceeded by 1"]
-    grown = SharedWindow(kind="image", id="i", stage="boot", version=7, window=13)
+    grown = SharedWindow(kind="image", id="i", stage="boot", version=7, window=19)
     stale = SharedWindow(kind="image", id="i", stage="boot", version=6, window=64)
     records = [
         *image,
@@ -191,12 +193,12 @@ def test_windows_of_shared_keys_limit_all_their_configs() -> None:
 
 
 def test_a_machine_that_does_not_register_in_time_has_failed() -> None:
-    calls = [(call(at, name, 4), given(at + 1, name, 4)) for at, name in ((1, "1"), (3, "2"), (5, "3"))]
-    run = [step for pair in calls for step in pair]
-    assert len(texts(judged(*run, call(100, "4")))) == 1
-    assert judged(*run, call(100, "4")).failures == 12
-    folded = visible(99.0, boots_folded=12)
-    assert texts(judged(*run, call(100, "4", 4), seen=[folded])) == []
+    calls = [(2 * n + 1, str(n), count) for n, count in enumerate((4, 4, 4, 4, 2))]
+    run = [step for at, name, count in calls for step in (call(at, name, count), given(at + 1, name, count))]
+    assert texts(judged(*run, call(100, "5"))) == ["1 started: image boot window exceeded by 1"]
+    assert judged(*run, call(100, "5")).failures == 18
+    folded = visible(99.0, boots_folded=18)
+    assert texts(judged(*run, call(100, "5", 4), seen=[folded])) == []
     registers: list[Facts] = [
         call(1, "1", 4),
         given(2, "1", 4, boots_at=40.0),

@@ -447,7 +447,7 @@ def test_starts_that_none_overtakes_count_before_they_are_slow() -> None:
 
 
 def test_an_overdue_start_that_ends_no_longer_counts() -> None:
-    """Whether it failed or was stopped; a restart changes nothing."""
+    """By failing or by our stop, also after a restart."""
     story = overdue_ones()
     story.advance_to(90)
     story.fold(91, stopping(A, None, "w-0"))
