@@ -11,31 +11,16 @@ from bench.policies.__main__ import Selection, compare, main
 from bench.policies.cells import Cell, compute, plan, run
 from bench.policies.claims import Verdict, counted, text, verdicts
 from bench.policies.conditions import conditions
-from bench.policies.figures import Figures, figures
+from bench.policies.figures import figures
 from bench.policies.intervals import Interval, interval
 from bench.policies.results import Results, summaries
 from bench.policies.scenario import BUILT_IN, Fault, Scenario
 from bench.policies.simulator import Run
 from bench.policies.table import detail, overview
+from tests.support.figures import PLAIN
 
 OUTAGE = Scenario(
     name="outage", hours=0.5, configs=2, faults=(Fault(kind="refused", configs=(0,), begin_minute=10, end_minute=20),)
-)
-PLAIN = Figures(
-    accepted=100,
-    failed=3,
-    registered=90,
-    failed_meanwhile=None,
-    detect_minutes=None,
-    recover_minutes=None,
-    share_left=None,
-    unfairness=0.01,
-    jain=1.0,
-    on_bad_image=0,
-    wait_mean=100.0,
-    wait_p95=150.0,
-    peak=2,
-    surge=None,
 )
 
 

@@ -23,25 +23,10 @@ from bench.policies.scenario import Fault, ImageChange, Push, Scenario, checked
 from bench.policies.simulator import Run, simulate
 from bench.policies.slipway import Slipway, View
 from slipway_common.events.scopes import image_key
+from tests.support.figures import PLAIN
 
 ROOT = Path(__file__).parents[3]
-PLAIN = Figures(
-    accepted=100,
-    failed=100,
-    registered=100,
-    failed_meanwhile=None,
-    detect_minutes=None,
-    recover_minutes=None,
-    share_left=None,
-    unfairness=0.01,
-    jain=1.0,
-    on_bad_image=20,
-    wait_mean=100.0,
-    wait_p95=150.0,
-    peak=2,
-    surge=None,
-    wait_new=100.0,
-)
+NEW_IMAGE = replace(PLAIN, failed=100, registered=100, on_bad_image=20, wait_new=100.0)
 
 
 def rolled_out(hours: float = 1.5, **change: float) -> Scenario:
@@ -271,24 +256,27 @@ def judged(scenario: str, **policies: Figures) -> list[Verdict]:
 )
 def test_a_new_image_is_judged_by_the_wait_without_windows(scenario: str, most: int) -> None:
     for wait, holds in ((most - 1, True), (most + 1, False)):
-        (verdict,) = judged(scenario, slipway=replace(PLAIN, wait_new=wait), no_windows=PLAIN)
+        (verdict,) = judged(scenario, slipway=replace(NEW_IMAGE, wait_new=wait), no_windows=NEW_IMAGE)
         assert (verdict.holds, f"≤ {most / 100:g} × without windows" in verdict.claim) == (holds, True)
-    assert judged(scenario, slipway=PLAIN) == []
+    assert judged(scenario, slipway=NEW_IMAGE) == []
 
 
 def test_a_bad_roll_out_is_judged_by_its_machines() -> None:
     for machines, holds in ((25, True), (26, False)):
-        (verdict,) = judged("bad-roll-out-480s-3r", slipway=replace(PLAIN, on_bad_image=machines), before=PLAIN)
+        (verdict,) = judged("bad-roll-out-480s-3r", slipway=replace(NEW_IMAGE, on_bad_image=machines), before=NEW_IMAGE)
         assert verdict.holds is holds
 
 
 def test_a_partly_bad_image_is_judged_by_the_rules_before() -> None:
     for failed, holds in ((250, True), (251, False)):
-        (verdict,) = judged("mostly-bad-90s", slipway=replace(PLAIN, failed=failed), before=PLAIN)
+        (verdict,) = judged("mostly-bad-90s", slipway=replace(NEW_IMAGE, failed=failed), before=NEW_IMAGE)
         assert verdict.holds is holds
 
     def of_third(**changes: float) -> list[bool]:
-        return [verdict.holds for verdict in judged("third-bad-90s", slipway=replace(PLAIN, **changes), before=PLAIN)]
+        return [
+            verdict.holds
+            for verdict in judged("third-bad-90s", slipway=replace(NEW_IMAGE, **changes), before=NEW_IMAGE)
+        ]
 
     assert of_third(failed=110, registered=110) == [True, True, True]
     assert of_third(failed=111, registered=111) == [False, True, True]
