@@ -9,7 +9,7 @@ Arguments are read from the environment:
     DEMAND=FILE AVAILABILITY=FOLDER    real traces [default: a synthetic pair]
     SEEDS=3 SEED=1                     runs of each scenario and policy, and the first seed
     BOOTS=20,90,480 RATE=24 BURST=100  median boots in seconds, launches per minute and burst of a family's scenarios
-    BEFORE=COMMIT                      commit whose rules are the policy `before` [default: the last before evidence]
+    BEFORE=COMMIT                      commit whose rules are the policy `before` [default: the last one with steps]
     CALIBRATE=1                        check that the simulator reproduces published figures
     FULL=1                             all scenarios and policies, 20 seeds
     FULL=1 KEEP=1                      the same; writes bench/results/policies.{json,md} and charts

@@ -115,7 +115,7 @@ def _bad(name: str, probability: float, boot: float, sizes: Sizes) -> Scenario:
 
 
 def _frontier(sizes: Sizes) -> list[Scenario]:
-    """New images from the start of the run, good ones and such of whose boots 30 to 100 % never register."""
+    """New images from the start of the run: good ones, and ones of whose boots 30 to 100 % never register."""
     good = [scenario for scenario in _new_images(sizes) if not scenario.image_changes]
     renamed = [
         msgspec.structs.replace(one, name=one.name.replace(f"{IMAGES}-cold", f"{FRONTIER}-good")) for one in good

@@ -114,7 +114,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     0.35); `image_changes` replace images while the run goes on, and a config has at most one per tick. A failed boot is
     known `registration_timeout_seconds` after its start, and its task waits again.
 
-    All happens in ticks of `tick_seconds`: 10, 6, 5, 4, 3 or 2, and 10 with demand of a trace.
+    Everything happens in ticks of `tick_seconds`: 10, 6, 5, 4, 3 or 2, and 10 with demand of a trace.
 
     Slipway rolls new images out by the strategy `natural`: until the new revision of a config is proven, the old one
     launches what the new one may not. Other policies launch the newest image of a config at once.

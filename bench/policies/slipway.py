@@ -304,8 +304,8 @@ class Slipway(Policy):
             view.coming.extend(published)
             view.catch_up(now)
         if self.declared > len(self.roll_outs):
-            for names in self.roll_outs:
-                names.prove(self.views[0].records.get(self.ids[names.current]))
+            for each in self.roll_outs:
+                each.prove(self.views[0].records.get(self.ids[each.current]))
         # Replicas plan in random order, each by its own view; they share the counts of launches.
         views = self.order.sample(self.views, len(self.views)) if len(self.views) > 1 else self.views
         for left, view in zip(range(len(views), 0, -1), views, strict=True):

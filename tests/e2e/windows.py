@@ -306,7 +306,7 @@ def summarise(
     late = [(c.at - c.written) * SPEED for c in copied if c.topic is LAUNCH_CONFIG_WEIGHT]
     beats = sorted(c.written for c in copied if c.topic is SERVICE_HEARTBEAT)
     heartbeat_gap = max(b - a for a, b in pairwise(beats))
-    print(f"  {len(late)} weight records were {min(late):.0f} to {max(late):.0f} demo seconds late")
+    print(f"  {len(late)} weight records were {min(late):.0f} to {max(late):.0f} s of product time late")
     for name, each in work.items():
         print(f"  {name} made {each.decisions} decisions and {each.calls} calls")
     print(f"  longest interval between heartbeats of the calculator: {heartbeat_gap:.1f} s")
@@ -326,14 +326,14 @@ def summarise(
 def missing(report: Report, *, heartbeat_gap: float, late: float, work: Mapping[str, Work]) -> list[str]:
     """Conditions without which the run is no evidence, however few violations it has.
 
-    `heartbeat_gap` is the longest interval between heartbeats in seconds, `late` the smallest delay of a weight in demo
-    seconds.
+    `heartbeat_gap` is the longest interval between heartbeats in seconds, `late` the smallest delay of a weight in
+    product time.
     """
     short = [f"the {kind} window was never full" for kind in REQUIRED_KINDS if not report.reached.get(kind)]
     if heartbeat_gap <= UNAVAILABLE_SECONDS:
         short.append("the calculator was never unavailable")
     if late < LATE_SECONDS - ROUNDED_SECONDS:
-        short.append(f"a weight was only {late:.1f} demo seconds late; {LATE_SECONDS:g} are required")
+        short.append(f"a weight was only {late:.1f} s of product time late; {LATE_SECONDS:g} s are required")
     if (busy := sum(each.decisions > 0 and each.calls > 0 for each in work.values())) < REPLICAS:
         short.append(f"{busy} replicas decided and launched; {REPLICAS} are required")
     for number, least, what in (

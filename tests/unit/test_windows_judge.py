@@ -285,7 +285,7 @@ def test_a_run_without_enough_evidence_is_rejected() -> None:
     work = {name: Work(9, 9) for name in ("provisioner", "provisioner-1", "provisioner-2")}
     assert windows.missing(shown, heartbeat_gap=9.0, late=60.0, work=work) == []
     assert windows.missing(shown, heartbeat_gap=9.0, late=7.0, work=work) == [
-        "a weight was only 7.0 demo seconds late; 60 are required"
+        "a weight was only 7.0 s of product time late; 60 s are required"
     ]
     for idle in (Work(0, 9), Work(9, 0)):
         assert windows.missing(shown, heartbeat_gap=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [

@@ -39,7 +39,7 @@ def compared(ledger: Sequence[Fact], declared: Declaration, *, until: float) -> 
 def latency(run: Waste, cores: Waste, speed: float) -> str:
     """The part of a run's wait that is due to its processes and not to its decisions."""
     seconds = max(0.0, run.waited_seconds - cores.waited_seconds)
-    processes = f"HTTP, Kafka, polls and busy cores; each of their seconds counts as {speed:g} s"
+    processes = f"HTTP, Kafka, polls and busy processors; each of their seconds counts as {speed:g} s"
     return f"{seconds:.0f} s of its wait are latency of real processes ({processes})."
 
 

@@ -148,7 +148,7 @@ class Slipway(Rule):
         row = self.provisioner.rows[worker.id]
         self._save(workers.registered(row, worker.instance_id, "", _time(now)), now)
 
-    def overdue(self, worker: Worker, now: float) -> None:
+    def unregistered(self, worker: Worker, now: float) -> None:
         row = self.provisioner.rows[worker.id]
         outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, row.image_revision, "boot_timeout")
         self._save(workers.stopping(row, "did not register in time", _time(now), outcome), now)

@@ -46,7 +46,7 @@ class Rfc191(Rule):
     def refused(self, worker: Worker, code: str, now: float) -> None:
         self._add(worker, now, failures=1)
 
-    def overdue(self, worker: Worker, now: float) -> None:
+    def unregistered(self, worker: Worker, now: float) -> None:
         self._add(worker, now, failures=1)
 
     def idle(self, worker: Worker, now: float) -> None:

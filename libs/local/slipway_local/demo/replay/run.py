@@ -111,7 +111,7 @@ class Rule:
 
     def registered(self, worker: Worker, now: float) -> None: ...
 
-    def overdue(self, worker: Worker, now: float) -> None:
+    def unregistered(self, worker: Worker, now: float) -> None:
         """It has not registered in time and is terminated."""
 
     def claimed(self, worker: Worker, task_id: str, now: float) -> None: ...
@@ -296,7 +296,7 @@ class Run:
         for worker in live:
             if worker.instance_id:
                 self.rule.launched(worker, now)
-                self.at(now + self.seconds(BOOT_SECONDS), partial(self._overdue, worker))
+                self.at(now + self.seconds(BOOT_SECONDS), partial(self._boot_timeout, worker))
             else:
                 self.rule.refused(worker, "InsufficientCapacity" if reply.code == "OK" else reply.code, now)
                 self._release(worker, "launch_failed", now)
@@ -321,9 +321,9 @@ class Run:
         self._release(worker, "registered", now)
         self._idle(worker, now)
 
-    def _overdue(self, worker: Worker, now: float) -> None:
+    def _boot_timeout(self, worker: Worker, now: float) -> None:
         if worker.id in worker.pool.workers and not worker.registered:
-            self.rule.overdue(worker, now)
+            self.rule.unregistered(worker, now)
             self.end(worker, now)
 
     def _idle(self, worker: Worker, now: float) -> None:
