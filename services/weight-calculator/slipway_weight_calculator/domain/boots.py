@@ -5,7 +5,7 @@ boot of an image is known, its boots end by registering or by the registration t
 is late. A config may have slower machines than the others of its image, so the boots that it has seen itself count too:
 those of busier configs displace them among the newest of the image.
 
-An image that goes bad shows that before its first boot is slow: a start is overdue when it takes longer than usual and
+An image that goes bad shows it before any of its starts is slow: a start is overdue when it takes longer than usual and
 no start of the image that was launched later has registered.
 """
 
@@ -48,7 +48,7 @@ def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float)
 
 
 def judge_others(draft: Draft, config: Config) -> None:
-    """Once a registration has made enough boots of an image known, have those in progress judged too."""
+    """Schedule the judgement of boots in progress once a registration has made enough boots of their image known."""
     key, policy = config.shared["image"], draft.world.policies[config.profile]
     row = draft.row(key)
     if row is None or len(row.boots) not in (1, policy.late_samples):
@@ -105,9 +105,8 @@ def end(
 ) -> None:
     """End a boot. A late one stays a failure of the `charged` keys; elsewhere nothing is left of its lateness.
 
-    What a slow one that was not late has failed is charged by the caller, as for any other.
-
-    A row that tripped by late boots alone recovers only when one of them has `registered`.
+    The caller charges the failure of one that was not late. A row that tripped by late boots alone recovers only when
+    one of them has `registered`.
     """
     draft.boots[worker_id] = None
     policy, image = draft.policy(config), draft.row(boot.image)

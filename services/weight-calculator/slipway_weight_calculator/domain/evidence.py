@@ -21,8 +21,8 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     never exceed the policy's cap. `place_failures` is the part of `failures` that concerns the location rather than
     this config's own request. `succeeded` and `failed` count charged outcomes over the row's life; `folded` counts
     every failed outcome of any scope: the provisioner subtracts it from its own count to know which failures this state
-    includes. `window` limits unconfirmed starts, and follows from `boots` in that stage; `late` starts in progress
-    currently count as failed. `ok_at` is the time of the newest success.
+    includes. `window` limits unconfirmed starts, and follows from `boots` in that stage; `late` is the number of starts
+    in progress that count as failed. `ok_at` is the time of the newest success.
     """
 
     successes: float = 0.0

@@ -55,7 +55,8 @@ def succeed(
 def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, *, place: bool) -> None:
     """Record a failure of a row's stage; `place`: the failure also counts against the location.
 
-    A late boot does not change the window: it counts there since it is slow. Nor does one that fails during an outage.
+    A late boot does not change the window, where it has counted since it became slow. Nor does one that fails during an
+    outage.
     """
     policy, at = draft.policy(config), failure.at
     row = draft.row(key)
@@ -76,7 +77,7 @@ def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, 
         trip = trips.failed(trip, failure, _trip_threshold(name, policy), _seed(key), policy, proven=proven)
     if name == "boot":
         if trip.tripped and not stage.trip.tripped:
-            boots = windows.tripped(boots, trips.ended(trip), _hanging(draft, key, row), policy)
+            boots = windows.tripped(boots, trips.actual_failures(trip), _hanging(draft, key, row), policy)
         window = windows.size(boots, policy)
     draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, boots, failed=True, place=place))
 

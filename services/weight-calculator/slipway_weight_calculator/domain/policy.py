@@ -37,10 +37,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Boots are compared with the slowest of the last `boot_samples` boots of their image and of their config, or with
     `slowest_min_seconds` if that is longer. One that takes longer than `slow_factor` times that counts in windows as
-    failed until it ends, and from `late_factor` times on also in evidence and trips. With fewer than `late_samples`
-    known boots of the image it takes `late_factor` times to count in windows, and none is late; the boot of a probe is
-    then allowed `boot_seconds`. Once `boot_samples` are known, a start that takes longer than `overdue_factor` times
-    the usual duration counts in the window of its image, until one launched later has registered.
+    failed until it ends, and from `late_factor` times on also in evidence and trips. While no boot of the image is
+    known, none counts; with fewer than `late_samples` known ones it takes `late_factor` times to count in windows, and
+    none is late; the boot of a probe is then allowed `boot_seconds`. Once `boot_samples` are known, a start that takes
+    longer than `overdue_factor` times the usual duration counts in the window of its image, until one launched later
+    has registered.
     """
 
     half_life_seconds: float = 600.0

@@ -58,10 +58,10 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A start that the provider accepted and that has not registered.
 
     `judged_at` is when it is judged next: first whether it is slow, then whether it is late; 0 if it is late, or if
-    too few boots of its image are known. `slow` has the number of outages of the image and of the config at which it
-    became slow, None: it is not. `late_at` is the time since when it counts as failed, 0: it does not. At `overdue_at`
-    it is overdue unless a later one has registered; 0 once it is, or if its image was new. `registered`: it registered
-    before the provider's reply arrived.
+    too few boots of its image are known. `slow` has the numbers of outages of the image and of the config as it became
+    slow, None: it is not slow. `late_at` is the time since when it counts as failed, 0: it does not. At `overdue_at` it
+    becomes overdue unless a later one has registered; 0 once it is, or if too few boots of its image were known.
+    `registered`: it registered before the provider's reply arrived.
     """
 
     config_id: str

@@ -112,8 +112,8 @@ def confirmed(trip: Trip, failure: Failure) -> Trip:
     return msgspec.structs.replace(trip, run=run)
 
 
-def ended(trip: Trip) -> int:
-    """Number of failures that caused the trip and that were no late starts."""
+def actual_failures(trip: Trip) -> int:
+    """Number of failures that caused the trip, without provisional ones of late starts."""
     return sum(not failure.late for failure in trip.run)
 
 

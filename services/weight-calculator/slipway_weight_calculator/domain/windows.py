@@ -12,16 +12,16 @@ p is the predictive probability of a failure after `good` and `bad` boots, under
 row, of prior probability `bad_prior`, registers a boot with probability `bad_success`: images are seldom half broken,
 and a bad one shows that by its first failures. For a *fine* row the probability of success has a Beta distribution, of
 mean `prior` and mass `prior_mass`, as it has for weights. Successes rule out the bad hypothesis soon: one success is
-50 times as likely on a fine row.
+48 times as likely on a fine row.
 
-With the default coefficients a row without evidence has p = 0.31 and W = 7.4. After 1, 2, 5 and 30 successes W is 78,
-129, 230 and the maximum; after a failure that no success accompanies it is the minimum; 30 % of failures among the
-newest 30 boots give 8, and 80 % the minimum.
+With the default coefficients a row without evidence has p = 0.31 and W = 7.4; until it fails, its window is no smaller
+than that of a new image. After 1, 2, 5 and 30 successes W is 78, 129, 230 and the maximum; after one failure and no
+success it is the minimum; 30 % of failures among the newest 30 boots give 8, and 80 % the minimum.
 
 **Overdue starts.** As long as an image is fine, about half of its boots are over at the usual duration, and the starts
-behind them follow. That n starts take longer and none launched later has registered is less likely than about 2 to the
-power of −n, at any rate of launches. So they count as failures, until a later one registers: it ends the doubt about
-all starts before it, and where boots only become slower this comes soon.
+behind them follow. That n starts take longer and none launched later has registered has a probability of about 2⁻ⁿ at
+most, at any rate of launches. So they count as failures, until a later one registers: it ends the doubt about all
+starts before it, and where boots only become slower this comes soon.
 
 **Launches and claims: by steps.** A launch is answered within seconds, so that additive increase doubles a window per
 round trip, and a claim window only limits idle workers.
@@ -43,10 +43,10 @@ EXPONENT_MAX: Final = 700.0  # exp() of more overflows; such odds are certainty
 class Boots(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Boots that a window follows from: `good` and `bad` ones, at most `window_mass_cap`; time does not change them.
 
-    `slow` ones are in progress. `outages` is the number of outages that a proven row has had; during another one
+    `slow` boots are in progress, and so are `overdue` ones: the image's starts that take longer than usual while none
+    launched later has registered. `outages` is the number of outages that a proven row has had; during another one
     `aside` is the mass of failures that will be forgotten at its end. Boots that were slow when an outage ended are
-    `hung`: nothing follows from them any more. `overdue` ones are in progress too: the image's starts
-    that take longer than usual, while none launched later has registered.
+    `hung`: nothing follows from them any more.
     """
 
     good: float = 0.0
@@ -76,7 +76,7 @@ def slowed(boots: Boots) -> Boots:
 
 
 def ended(boots: Boots, outages: int) -> Boots:
-    """Boots after one has ended that was slow since there had been so many `outages`."""
+    """Boots after a slow one has ended, which became slow after this number of `outages`."""
     if outages < boots.outages:
         return replace(boots, hung=max(0, boots.hung - 1))
     return replace(boots, slow=max(0, boots.slow - 1))
@@ -85,8 +85,9 @@ def ended(boots: Boots, outages: int) -> Boots:
 def tripped(boots: Boots, failures: int, hanging: int, policy: Policy) -> Boots:
     """Boots after a row has tripped by these failures among others.
 
-    On a proven row they are no chance: an outage has begun, and they have one cause, so they count as one. A row that
-    fails now and then trips by chance, and would forget its failures again and again.
+    On a proven row they are not due to chance: an outage has begun, and they have one cause, so they count as one. On
+    any other row they count in full: one that fails now and then trips by chance, and would forget its failures again
+    and again.
     """
     before = replace(boots, bad=max(0.0, boots.bad - failures), slow=max(0, boots.slow - hanging), overdue=0)
     if boots.good < policy.late_samples or size(before, policy) < policy.proven_boot_window:
@@ -102,9 +103,9 @@ def untripped(boots: Boots) -> Boots:
 def recovered(boots: Boots, kept: float) -> Boots:
     """Boots after the success that ended a trip.
 
-    If it was an outage, its starts that still hang say nothing about the present. Else what was known before is worth
-    the share `kept`, the newest success counts in full, and the failures count as one at least: a row that fails often
-    would be as good as new after each long trip.
+    After an outage, its starts that still hang say nothing about the present. After any other trip, what was known
+    before is worth the share `kept`, the newest success counts in full, and the failures count as one at least:
+    otherwise a row that fails often would be as good as new after each long trip.
     """
     if boots.aside is not None:
         return replace(
