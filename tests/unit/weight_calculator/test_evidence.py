@@ -17,6 +17,7 @@ from slipway_weight_calculator.domain.blame import charged
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage, change, combined, masses, probability
 from slipway_weight_calculator.domain.policy import Policy
+from slipway_weight_calculator.domain.replay import policies
 from slipway_weight_calculator.domain.trips import HEALTHY
 from slipway_weight_calculator.domain.windows import Boots, size
 from slipway_weight_calculator.domain.world import World, advance
@@ -461,13 +462,15 @@ def test_an_overdue_start_that_ends_no_longer_counts() -> None:
     assert draft.row(IMAGE) == story.row(IMAGE)
 
 
-@given(st.lists(st.floats(1, 1000), min_size=1, max_size=80))
-def test_boots_are_compared_with_the_slowest_of_the_newest(seconds: list[float]) -> None:
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=80), st.sampled_from([1, 2, POLICY.boot_samples]))
+def test_boots_are_compared_with_the_slowest_of_the_newest(seconds: list[float], samples: int) -> None:
     """Maintained incrementally, without looking at all of them each time."""
-    story = Story(A)
+    story = Story(A, policies=policies({"boot_samples": samples, "late_samples": 1}))
     for n, each in enumerate(seconds):
         story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=each))
-    slowest = max(seconds[-POLICY.boot_samples :])
+    newest = tuple(seconds[-samples:])
+    slowest = max(newest)
+    assert story.row(IMAGE).boots == story.row("a").boots == newest
     assert story.row(IMAGE).slowest_seconds == story.row("a").slowest_seconds == slowest
 
 

@@ -149,6 +149,21 @@ def test_probe_that_ran_another_image_answers_nothing_for_the_declared_one() -> 
     assert story.next_probe(image, "boot") > 62
 
 
+def test_probe_may_boot_as_long_as_the_image_that_it_was_launched_with() -> None:
+    """Its config declares another one of faster boots meanwhile."""
+    a, faster = CONFIGS[0], replace(CONFIGS[0], image_revision="linux-3", revision=2)
+    story = Story(*CONFIGS)
+    story.fold(0, *known_boots(a, *[480.0] * 5), *known_boots(replace(CONFIGS[1], image_revision="linux-3")))
+    story.fold(1, *(stopping(a, fails(Scope.CONFIG, Stage.BOOT), f"w{n}") for n in range(5)))
+    permit = story.probe(a.launch_config_id, 60)
+    story.fold(61, requested(a, "p", permit), launched(a, "p", permit))
+    lost_at = story.row(a.launch_config_id).lost_at
+    story.declare(faster, 62)
+    story.advance_to(61 + 480 * POLICY.slow_factor)
+    assert story.row(a.launch_config_id).boot.boots.slow == 1
+    assert story.row(a.launch_config_id).lost_at == lost_at
+
+
 def test_config_with_slower_machines_than_others_of_its_image() -> None:
     """Its boots are compared with those that it has seen itself, when faster configs have displaced them."""
     fast, slow = CONFIGS[0], replace(CONFIGS[1], profile="bare-metal")

@@ -152,6 +152,19 @@ def test_an_outage_of_a_proven_row_is_one_failure(history: list[bool], run: int,
     assert untripped(down) == failing
 
 
+@given(st.integers(0, 80))
+@example(60)
+def test_starts_that_register_during_an_outage_displace_its_failures_too(registered: int) -> None:
+    """Otherwise the end of the outage would subtract more than is left, and forgive the failures after it."""
+    boots = after([True] * 30 + [False] * 5)
+    boots = tripped(boots, 5, 0, POLICY)
+    for _ in range(registered):
+        boots = counted(boots, POLICY)
+    up = recovered(boots, 0.5)
+    assert up.bad == pytest.approx((CAP / (CAP + 1)) ** registered)
+    assert size(counted(up, POLICY, failed=True), POLICY) < size(up, POLICY)
+
+
 @given(masses, masses, st.dictionaries(st.sampled_from(["bad_prior", "bad_success", "prior"]), st.floats(1e-6, 0.99)))
 @example(30.0, 0.0, {"bad_success": 1e-6, "bad_prior": 0.99})
 @example(0.0, 30.0, {"prior": 0.99})

@@ -43,8 +43,7 @@ def begin(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float)
         heappush(draft.world.timers, (judged_at, "boot", event.worker_id))
     if overdue_at:
         heappush(draft.world.timers, (overdue_at, "overdue", event.worker_id))
-    if permit is not None:
-        _await_probe(draft, config, permit, at)
+    _await_probe(draft, config, boot)
 
 
 def judge_others(draft: Draft, config: Config) -> None:
@@ -198,15 +197,16 @@ def _judge_later(draft: Draft, worker_id: str, boot: Boot) -> None:
     draft.boots[worker_id] = replace(boot, judged_at=judged_at)
     if judged_at:
         heappush(draft.world.timers, (judged_at, "boot", worker_id))
-    if boot.permit is not None:
-        _await_probe(draft, config, boot.permit, boot.at)
+    _await_probe(draft, config, boot)
 
 
-def _await_probe(draft: Draft, config: Config, permit: int, at: float) -> None:
-    """Allow a probe the time until its boot would be late, before it may count as lost."""
-    policy, row = draft.policy(config), draft.row(config.shared["image"])
-    late_at = _judged_at(row, draft.row(config.key), at, policy, slow=True)
-    probes.extend(draft, config, permit, late_at or at + policy.boot_seconds)
+def _await_probe(draft: Draft, config: Config, boot: Boot) -> None:
+    """Allow the boot of a probe the time until it would be late, before the probe may count as lost."""
+    if boot.permit is None:
+        return
+    policy = draft.policy(config)
+    late_at = _judged_at(draft.row(boot.image), draft.row(config.key), boot.at, policy, slow=True)
+    probes.extend(draft, config, boot.permit, late_at or boot.at + policy.boot_seconds)
 
 
 def _begin_late(draft: Draft, config: Config, worker_id: str, boot: Boot, now: float) -> None:

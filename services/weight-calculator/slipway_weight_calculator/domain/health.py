@@ -149,7 +149,7 @@ def bring_forward(
 
 def _booted(row: Row, at: float, seconds: float, launched_at: float, policy: Policy) -> Row:
     """Row after a boot of this duration."""
-    stage, boots = row.boot, (*row.boots[1 - policy.boot_samples :], seconds)
+    stage, boots = row.boot, (*row.boots, seconds)[-policy.boot_samples :]
     trip, known, window, slowest = stage.trip, stage.boots, stage.window, row.slowest_seconds
     if seconds >= slowest:
         slowest = seconds

@@ -64,10 +64,12 @@ UNKNOWN: Final = Boots()
 def counted(boots: Boots, policy: Policy, *, failed: bool = False) -> Boots:
     """Boots after one more success or failure. Below the cap the order of outcomes is irrelevant."""
     good, bad = (boots.good, boots.bad + 1.0) if failed else (boots.good + 1.0, boots.bad)
-    total, cap = good + bad, policy.window_mass_cap
+    aside, total, cap = boots.aside, good + bad, policy.window_mass_cap
     if total > cap:
         good, bad = good * cap / total, bad * cap / total
-    return Boots(good, bad, boots.slow, boots.hung, boots.outages, boots.aside, boots.overdue)
+        # It is a part of `bad`: starts that register during an outage displace it too.
+        aside = aside * cap / total if aside is not None else None
+    return Boots(good, bad, boots.slow, boots.hung, boots.outages, aside, boots.overdue)
 
 
 def slowed(boots: Boots) -> Boots:
