@@ -7,7 +7,7 @@ Arguments are read from the environment:
     SCENARIO=FILE                      a scenario file (format: scenario.py), or the name of a built-in one or a family
     SCENARIO=demo                      RFC 191's rule and Slipway in the cloud of `make demo` (arguments: demo.py)
     DEMAND=FILE AVAILABILITY=FOLDER    real traces [default: a synthetic pair]
-    SEEDS=3 SEED=1                     runs of each scenario and policy, and the first seed
+    SEEDS=3 SEED=1                     runs of each scenario and policy [default: 3 of a family], and the first seed
     BOOTS=20,90,480 RATE=24 BURST=100  median boots in seconds, launches per minute and burst of a family's scenarios
     BEFORE=COMMIT                      commit whose rules are the policy `before` [default: the last one with steps]
     CALIBRATE=1                        check that the simulator reproduces published figures
@@ -46,15 +46,16 @@ from bench.policies.scenario import (
     Scenario,
     read,
 )
-from bench.policies.table import LEGEND, detail, overview
+from bench.policies.table import LEGEND, detail, overview, variants
 from bench.policies.traces import BadTrace, Traces
 
 CHARTS: Final = ("policies-shares.png", "policies-failures.png", "policies-ratios.png")
 FILES: Final = ("policies.json", "policies.md", *CHARTS)
 COMMITTED: Final = f"{committed.NAME}/{FILES[0]}"
 SHORT: Final = ("healthy", "one-out", "all-out", "steady-30", "bad-image", "always-bad-nine")
-SHORT_SEEDS, FULL_SEEDS = 2, 20
-FRACTIONS: Final = ("BOOTS", "RATE")
+SHORT_SEEDS, FAMILY_SEEDS, FULL_SEEDS = 2, 3, 20
+FRACTIONS: Final = {"BOOTS": "seconds", "RATE": "launches per minute"}
+OF_DEMO: Final = ("DURATION", "FAULTS")
 REAL: Final = "real"  # compared with an earlier commit too
 DRAWN: Final = ("rfc191", "ttl", "autoscaler", "thompson", "recommended", "slipway")
 
@@ -154,10 +155,14 @@ def _selection(environment: Mapping[str, str]) -> Selection:
     in_family = bool(path) and path in FAMILIES and not Path(path).exists()
     if sizes != Sizes() and not in_family:
         raise BadArgument(f"BOOTS, RATE and BURST: only for a family; SCENARIO={' | '.join(FAMILIES)} selects one")
+    if named := [name for name in OF_DEMO if environment.get(name)]:
+        raise BadArgument(f"{' and '.join(named)}: only for SCENARIO={demo.NAME}")
+    of_families = all(family_of(scenario.name) for scenario in scenarios)
+    seeds = FULL_SEEDS if is_full else FAMILY_SEEDS if of_families else SHORT_SEEDS
     return Selection(
         scenarios=scenarios,
         policies=policies,
-        seeds=int(_number(environment, "SEEDS", FULL_SEEDS if is_full else SHORT_SEEDS, 1, 1000)),
+        seeds=int(_number(environment, "SEEDS", seeds, 1, 1000)),
         first_seed=int(_number(environment, "SEED", 1, 1, 100_000)),
         commit=environment.get("BEFORE") or earlier.COMMIT,
         of_family=in_family,
@@ -170,6 +175,8 @@ def _scenarios(path: str, sizes: Sizes) -> list[Scenario]:
             return FAMILIES[path].scenarios(sizes)
         if path in KNOWN:
             return [KNOWN[path]]
+        available = ", ".join((*FAMILIES, demo.NAME, *BUILT_IN))
+        raise BadArgument(f"SCENARIO={path}: no such file, scenario or family; available: {available}")
     return [read(Path(path))]
 
 
@@ -195,7 +202,8 @@ def _number(environment: Mapping[str, str], name: str, default: float, least: fl
     except ValueError:
         found = float("nan")
     if not least <= found <= most:
-        raise BadArgument(f"{name}={text}: must be a number from {least:g} to {most:g}")
+        kind, unit = ("number", f" ({FRACTIONS[name]})") if name in FRACTIONS else ("whole number", "")
+        raise BadArgument(f"{name}={text}: must be a {kind} from {least:g} to {most:g}{unit}")
     return found
 
 
@@ -250,7 +258,7 @@ def _is_claimed(selection: Selection, name: str, given: Traces | None) -> bool:
 
 def _text(selection: Selection, sums: Summaries, judged: Sequence[Verdict]) -> list[str]:
     policies = [policy for policy in POLICIES if any(policy == run_policy for _, run_policy in sums)]
-    lines = ["", *overview(selection.scenarios, policies, sums), "", LEGEND]
+    lines = ["", *overview(selection.scenarios, policies, sums), "", LEGEND, *variants(policies)]
     for scenario in selection.scenarios:
         about = ["", scenario.about] if scenario.about else []
         lines += ["", f"## {scenario.name}", *about, "", *detail(scenario, selection.policies_of(scenario), sums)]
@@ -317,7 +325,10 @@ def again(cell: Cell, given: Traces | None, folder: Path, commit: str) -> int:
             f"{COMMITTED}: {getattr(error, 'strerror', error)}; make policies FULL=1 KEEP=1 writes it"
         ) from error
     if cell.name not in saved.cells:
-        raise BadArgument(f"CELL={cell.name}: {COMMITTED} has no such run")
+        raise BadArgument(
+            f"CELL={cell.name}: {COMMITTED} has no such run; SCENARIO={cell.scenario.name} ONLY={cell.policy} "
+            f"SEED={cell.seed} SEEDS=1 computes it"
+        )
     if given is not None and saved.digest != results.digest(given):
         raise BadArgument(
             f"CELL={cell.name}: computed from {saved.traces}; give these traces as DEMAND and AVAILABILITY"

@@ -1,4 +1,8 @@
-"""Claims about the results and their verdicts: judged by means, or by confidence intervals below five runs."""
+"""Claims about the results and their verdicts.
+
+Claims about one rule are judged by means, or by confidence intervals below five runs. Where two rules are compared on
+the same seeds, their means are.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import floor, log10

@@ -37,6 +37,8 @@ from slipway_simulator.scenario import Scenario
 
 NAME: Final = "demo"
 PROCESSES: Final = 2
+GIVEN: Final = ("DURATION", "FAULTS", "DEMAND")
+OTHERS: Final = ("BOOTS", "RATE", "BURST", "ONLY", "BEFORE", "AVAILABILITY", "SPEED", "PROVIDER")
 SEEDS_MAX: Final = 1000
 BEGIN: Final = 1_767_225_600.0  # epoch seconds
 WAIT_MAX, WASTE_MAX = 1.1, 0.6  # times those of RFC 191's rule
@@ -135,12 +137,14 @@ def _verdict(name: str, most: float, ours: Sequence[float], theirs: Sequence[flo
 
 def _arguments(environment: Mapping[str, str]) -> list[Arguments]:
     """Arguments of the demos to replay, one per seed. Raises BadDemo."""
+    if others := [name for name in OTHERS if environment.get(name)]:
+        raise BadDemo(f"{', '.join(others)}: not with SCENARIO={NAME}, which takes SEEDS, SEED, {', '.join(GIVEN)}")
     seeds, first = environment.get("SEEDS") or "3", environment.get("SEED") or "1"
     if not seeds.isdigit() or not 1 <= int(seeds) <= SEEDS_MAX:
-        raise BadDemo(f"SEEDS={seeds}: must be a number from 1 to {SEEDS_MAX}")
+        raise BadDemo(f"SEEDS={seeds}: must be a whole number from 1 to {SEEDS_MAX}")
     if not first.isdigit():
         raise BadDemo(f"SEED={first}: must be a whole number, the first seed")
-    given = {name: environment[name] for name in ("DURATION", "FAULTS", "DEMAND") if environment.get(name)}
+    given = {name: environment[name] for name in GIVEN if environment.get(name)}
     try:
         found = [parse_arguments(given | {"SEED": str(int(first) + number)}) for number in range(int(seeds))]
     except (ValueError, BadFault) as error:

@@ -29,11 +29,30 @@ COLUMNS: Final = {
 LEGEND: Final = (
     "Means and 95 % confidence intervals. `meanwhile`: failures between the first fault's begin and the last one's "
     "end. `detect`: until the faulty configs got below a quarter of their fair share of tries within a minute; "
-    "`recover`: until they got 80 % of it again. `share left`: of all tries, while the first fault lasted. `wait new`: "
-    "of the tasks that arrive in the first 15 minutes of the newest image. `peak`: most failures in a minute. `surge`: "
-    "tries at the first fault's configs in the minute after it. `regret`: workers that registered under the oracle and "
-    "not here. `unfairness`: largest less smallest share of an hour."
+    "`recover`: until they got 80 % of it again. `share left`: of all tries, while the first fault lasted. `on bad "
+    "image`: machines launched with an image that was bad, which never registered. `wait s`: of all tasks, those that "
+    "still wait at the end with their wait so far; `wait p95`: of served ones. `wait new`: of the tasks that arrive in "
+    "the first 15 minutes of the newest image. `peak`: most failures in a minute. `surge`: tries at the first fault's "
+    "configs in the minute after it. `regret`: workers that registered under the oracle and not here. `unfairness`: "
+    "largest less smallest share of an hour. `published rec.`: the published figure of `recommended`."
 )
+
+
+VARIANTS: Final = {
+    "no-windows": "first windows at their maxima",
+    "before": "the rules of an earlier commit",
+    "new-window-8": "a first window of 8 for an image",
+    "doubtful": "images expected to be bad as often as fine, and a bad one to register 30 % of its boots",
+    "beta-alone": "no image expected to be bad",
+    "ended-boots": "no start slow or late",
+}
+"""Policies that are Slipway with one difference."""
+
+
+def variants(policies: Iterable[str]) -> list[str]:
+    """A paragraph about the variants of Slipway among the policies; nothing if there are none."""
+    named = [f"`{policy}`: {VARIANTS[policy]}" for policy in policies if policy in VARIANTS]
+    return ["", f"Variants of `slipway`: {'; '.join(named)}."] if named else []
 
 
 def overview(scenarios: Sequence[Scenario], policies: Sequence[str], found: Summaries) -> list[str]:

@@ -16,10 +16,11 @@ def result(failed: int, waited_seconds: float) -> Waste:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"SEEDS": "0"}, "SEEDS=0: must be a number from 1 to 1000"),
+        ({"SEEDS": "0"}, "SEEDS=0: must be a whole number from 1 to 1000"),
         ({"SEED": "x"}, "SEED=x: must be a whole number"),
         ({"FAULTS": "fire"}, "unknown fault 'fire'"),
         ({"DURATION": "0"}, "DURATION=0: a run without end"),
+        ({"BOOTS": "20", "RATE": "9"}, "BOOTS, RATE: not with SCENARIO=demo, which takes SEEDS, SEED, DURATION,"),
     ],
 )
 def test_arguments_are_checked(given: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

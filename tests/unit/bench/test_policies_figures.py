@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bench.policies import plots, results
 from bench.policies.__main__ import Selection, compare, main
-from bench.policies.cells import Cell, compute, plan, run
+from bench.policies.cells import OURS, Cell, compute, plan, run
 from bench.policies.claims import Verdict, counted, text, verdicts
 from bench.policies.conditions import conditions
 from bench.policies.figures import figures
@@ -16,7 +16,7 @@ from bench.policies.intervals import Interval, interval
 from bench.policies.results import Results, summaries
 from bench.policies.scenario import BUILT_IN, Fault, Scenario
 from bench.policies.simulator import Run
-from bench.policies.table import detail, overview
+from bench.policies.table import VARIANTS, detail, overview, variants
 from tests.support.figures import PLAIN
 
 OUTAGE = Scenario(
@@ -212,6 +212,12 @@ def test_tables_have_a_line_per_scenario_and_per_policy() -> None:
     assert lines[2].split() == ["|", "outage", "|", "failed", "|", "3", "|", "3", "|", "|"]
     assert len({len(line) for line in lines}) == 1
     assert [line.split()[1] for line in detail(OUTAGE, ["slipway", "oracle"], sums)[2:]] == ["slipway", "oracle"]
+
+
+def test_every_variant_of_slipway_is_described_where_it_is_shown() -> None:
+    assert set(VARIANTS) == set(OURS) - {"slipway"}
+    assert variants(["rfc191", "slipway"]) == []
+    assert variants(["before", "slipway"]) == ["", "Variants of `slipway`: `before`: the rules of an earlier commit."]
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:

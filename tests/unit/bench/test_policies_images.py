@@ -211,11 +211,11 @@ def test_families_take_boot_times_demand_and_burst() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"BOOTS": "20,x"}, "BOOTS=x: must be a number from 1 to 86400"),
+        ({"BOOTS": "20,x"}, "BOOTS=x: must be a number from 1 to 86400 (seconds)"),
         ({"BOOTS": "0"}, "BOOTS=0: must be"),
-        ({"RATE": "0"}, "RATE=0: must be a number from 0.001 to 10000"),
-        ({"BURST": "1.5"}, "BURST=1.5: must be a number from 1 to 10000"),
-        ({"SEED": "0"}, "SEED=0: must be a number from 1 to 100000"),
+        ({"RATE": "0"}, "RATE=0: must be a number from 0.001 to 10000 (launches per minute)"),
+        ({"BURST": "1.5"}, "BURST=1.5: must be a whole number from 1 to 10000"),
+        ({"SEED": "0"}, "SEED=0: must be a whole number from 1 to 100000"),
         ({"SCENARIO": "always-bad", "BOOTS": "20"}, "BOOTS, RATE and BURST: only for a family; SCENARIO=new-image |"),
         ({"BEFORE": "no-such-commit"}, "BEFORE=no-such-commit:"),
     ],

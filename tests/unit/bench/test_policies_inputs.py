@@ -140,7 +140,7 @@ def test_a_missing_or_invalid_scenario_file_exits_with_2(tmp_path: Path, capsys:
     (tmp_path / "empty.json").write_text("\n")
     (tmp_path / "latin.json").write_bytes('{"name": "é"}'.encode("latin-1"))
     for name, words in (
-        ("absent.json", "No such file"),
+        ("absent.json", "absent.json: no such file, scenario or family; available: new-image, bad-roll-out,"),
         ("broken.json", "truncated"),
         ("empty.json", "is empty"),
         ("latin.json", "can't decode byte"),
@@ -234,10 +234,12 @@ def test_bad_arguments_exit_with_2_and_name_the_allowed_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for environment, words in (
-        ({"SEEDS": "many"}, "SEEDS=many: must be a number"),
+        ({"SEEDS": "many"}, "SEEDS=many: must be a whole number"),
         ({"ONLY": "all-out,everything"}, "ONLY=everything: no such scenario or policy; available: healthy"),
         ({"CELL": "all-out/slipway"}, "must be scenario/policy/seed"),
         ({"CELL": "all-out/slipway/x"}, "must be scenario/policy/seed"),
+        ({"CELL": "all-out/slipway/900"}, "SCENARIO=all-out ONLY=slipway SEED=900 SEEDS=1 computes it"),
+        ({"ONLY": "healthy", "DURATION": "45s"}, "DURATION: only for SCENARIO=demo"),
         ({"ONLY": "real", "DEMAND": str(tmp_path / "absent.dat")}, "absent.dat: No such file"),
         ({"ONLY": "real", "AVAILABILITY": str(tmp_path)}, "contains no"),
     ):
