@@ -92,7 +92,8 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
     """Show a launch config and its latest failures
 
     Settings, windows, weight, shared limits and recent failures of the current revision, or of the given one. Its other
-    revisions are listed.
+    revisions are listed. Starts in flight stay below the window of their stage, together with failures that are
+    `unfolded`: not yet included in the weight.
 
     \b
     Examples:

@@ -88,7 +88,9 @@ def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput =
 def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
     """Show the published weight of a launch config
 
-    That of its current revision, or of the given one.
+    That of its current revision, or of the given one. A window limits the starts in flight of a stage; `late` ones take
+    longer than the boots before them, and count as failures until they end. A shared window is that of all launch
+    configs with this image, quota or credential; `unconfirmed` counts failed and late starts since its last success.
 
     \b
     Examples:
