@@ -191,6 +191,15 @@ def test_a_full_window_allows_no_start() -> None:
     assert (tally.allowed, tally.avoided, tally.avoided_failed) == (4, 5, 0)
 
 
+def test_an_image_without_an_outcome_has_the_window_of_a_new_one() -> None:
+    """Of starts that hang at boot from the first one on, more are avoided."""
+    log = Log()
+    for number in range(30):
+        log.start(10 + 5 * number, fails=False, serves=False)
+    tally = compared(log.records).replays["default"].tallies["zone-a"]
+    assert tally.allowed == PROFILES["on-demand"].new_boot_window < PROFILES["on-demand"].new_config_boot_window
+
+
 def test_replay_deletes_a_config_at_its_tombstone() -> None:
     """Until then an archived one keeps its health."""
     log = Log()

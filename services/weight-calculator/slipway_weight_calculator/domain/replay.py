@@ -40,7 +40,7 @@ from slipway_common.events.worker import (
 from slipway_weight_calculator.domain import probes, signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, Policy, faster
-from slipway_weight_calculator.domain.rows import STAGES, Config, Row
+from slipway_weight_calculator.domain.rows import STAGES, Config, Row, new_shared_row
 from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold, forget
 
 DEFAULT: Final = "default"
@@ -369,7 +369,7 @@ class Replay:
         """True if one more start fits into every window.
 
         Starts in flight in an earlier stage will arrive in the later ones, so they count there too. Failures need no
-        place, because every failure is folded already.
+        place, because every failure is folded already. A shared key without a row has the windows of a new one.
         """
         row, upstream = draft.row(config.key), 0
         for stage in STAGES:
@@ -377,10 +377,10 @@ class Replay:
             if row is not None and upstream >= max(1, int(getattr(row, stage).window)):
                 return False
         for kind, stage in NEW_SHARED_WINDOWS:
-            shared = draft.row(config.shared[kind])
+            shared = draft.row(config.shared[kind]) or new_shared_row(draft.policy(config), self.now)
             stages = STAGES[: STAGES.index(stage) + 1]
             in_flight = sum(self._in_flight[config.shared[kind], each] for each in stages)
-            if shared is not None and in_flight >= max(1, int(getattr(shared, stage).window)):
+            if in_flight >= max(1, int(getattr(shared, stage).window)):
                 return False
         return True
 
