@@ -432,15 +432,15 @@ def test_starts_that_none_overtakes_count_before_they_are_slow() -> None:
     """In the window of their image alone, until a start that was launched later has registered."""
     story = overdue_ones()
     before, own = story.row(IMAGE).boot, story.row("a").boot
-    story.advance_to(89)
+    story.advance_to(94)
     assert story.row(IMAGE).boot == before
-    story.advance_to(90)
+    story.advance_to(95)
     after = story.row(IMAGE).boot
     assert (after.boots.overdue, after.boots.slow, after.failed) == (4, 0, 0)
     assert after.window == size(Boots(30, 4), POLICY) < before.window
     assert story.row("a").boot == own
-    story.fold(91, launched(A, "later"))
-    story.fold(95, registered(A, "later", seconds=4.0))
+    story.fold(96, launched(A, "later"))
+    story.fold(99, registered(A, "later", seconds=3.0))
     assert (story.row(IMAGE).overdue, story.row(IMAGE).boot.boots) == ((), before.boots)
     assert story.row(IMAGE).boot.window == before.window
     story.advance_to(129)
@@ -450,15 +450,15 @@ def test_starts_that_none_overtakes_count_before_they_are_slow() -> None:
 def test_an_overdue_start_that_ends_no_longer_counts() -> None:
     """By failing or by our stop, also after a restart."""
     story = overdue_ones()
-    story.advance_to(90)
-    story.fold(91, stopping(A, None, "w-0"))
+    story.advance_to(95)
+    story.fold(96, stopping(A, None, "w-0"))
     assert story.row(IMAGE).boot.boots.overdue == 3
-    story.fold(92, stopping(A, fails(Scope.IMAGE, WorkerStage.BOOT), "w-1"))
+    story.fold(97, stopping(A, fails(Scope.IMAGE, WorkerStage.BOOT), "w-1"))
     assert story.row(IMAGE).boot.boots.overdue == 2
     world = World()
     world.load(story.world.configs.values(), story.world.rows, story.world.boots, {})
     draft = Draft(world)
-    advance(draft, T0 + 92)
+    advance(draft, T0 + 97)
     assert draft.row(IMAGE) == story.row(IMAGE)
 
 

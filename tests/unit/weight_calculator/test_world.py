@@ -186,7 +186,7 @@ def test_bounds_of_any_history(seed: int) -> None:
                 boot.late and key in (boot.image, config_key(boot.config_id)) for boot in world.boots.values()
             ) * (name == "boot")
             assert bool(trip.probe) + bool(trip.next_probe_at) == trip.tripped
-            assert trip.backoff_seconds <= 1800
+            assert trip.backoff_seconds <= max(policy.probe_max_seconds for policy in PROFILES.values())
     for config_ in world.configs.values():
         now = record(Draft(world), config_, T0 + fleet.now)
         assert now.weight > 0

@@ -85,7 +85,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probe_timeout_seconds: float = 1800.0
     permit_expiry_seconds: float = 86_400.0
 
-    overdue_factor: float = 0.9
+    overdue_factor: float = 0.95
     slow_factor: float = 1.3
     late_factor: float = 1.5
     slowest_min_seconds: float = 15.0
@@ -99,7 +99,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 PROFILES: Final[Mapping[str, Policy]] = {
     "on-demand": Policy(),
     "spot": Policy(
-        half_life_seconds=3600.0, probe_initial_seconds=120.0, probe_max_seconds=1800.0, relapse_seconds=3600.0
+        half_life_seconds=3600.0, probe_initial_seconds=120.0, probe_max_seconds=2000.0, relapse_seconds=3600.0
     ),
     "bare-metal": Policy(
         half_life_seconds=3600.0,
