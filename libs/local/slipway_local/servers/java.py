@@ -16,6 +16,7 @@ from slipway_local.servers.child import Child, StartFailed
 from slipway_local.servers.guard import guard
 
 MINIMUM_VERSION: Final = 17  # Kafka 4's
+INSPECTION_SECONDS: Final = 120.0  # a tenth of one on an idle machine; a working Java must not count as none
 
 
 class Java(NamedTuple):
@@ -60,11 +61,13 @@ def _candidates(choice: str) -> Iterator[Path]:
 def inspect(executable: Path) -> Java | None:
     """Run `java -version`; returns None if the executable is not a working Java."""
     try:
-        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=20, check=True).stderr
+        run = subprocess.run(
+            [executable, "-version"], capture_output=True, text=True, timeout=INSPECTION_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', answer)
-    return Java(executable, int(found[1]), answer) if found else None
+    found = re.search(r'version "(?:1\.)?(\d+)', run.stderr)
+    return Java(executable, int(found[1]), run.stderr) if found else None
 
 
 class ClassArchive:

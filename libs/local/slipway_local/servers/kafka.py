@@ -72,7 +72,7 @@ class EmbeddedKafka:
         self._controller_port = 0
         self._child: Child | None = None
         self._archive: ClassArchive | None = None
-        self.java: Java | None = None  # of the last start
+        self.java: Java | None = None  # found by the first start
 
     @property
     def bootstrap(self) -> str:
@@ -96,13 +96,14 @@ class EmbeddedKafka:
     async def start(self) -> None:
         """Start the broker; return when it answers metadata requests. Downloads jars and formats storage if needed."""
         jars = await ensure_jars()
-        self.java = java = await asyncio.to_thread(find_java)
+        if self.java is None:
+            self.java = await asyncio.to_thread(find_java)
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if not self._port or not self._controller_port:
             port, self._controller_port = free_ports(2)
             self._port = self._port or port
         path = classpath(jars)
-        self._archive = ClassArchive(java, JVM_OPTIONS, path, jars)
+        self._archive = ClassArchive(self.java, JVM_OPTIONS, path, jars)
         if not self._storage.exists():
             await self._format(path)
         class_list = self._data_dir / "classes.list"
