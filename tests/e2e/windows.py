@@ -50,7 +50,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 UNAVAILABLE_SECONDS: Final = 5.0
 PAUSE: Final = (0.5, UNAVAILABLE_SECONDS + 4.0)  # start as a fraction of the run, and seconds
 READING_SECONDS: Final = 0.5  # from being readable to being read and stored by a replica on an idle machine
-LAUNCHES_MIN: Final = 300  # some 420 on an idle machine; fewer where decisions wait for a processor
+LAUNCHES_MIN: Final = 420  # some 470 on an idle machine; fewer where decisions wait for a processor
 FAILURES_MIN: Final = 50
 METRICS: Final = ("slipway_decisions_total", "slipway_provider_calls_total")
 REQUIRED_KINDS: Final = ("config launch", "config boot", "image boot", "quota")
@@ -67,15 +67,19 @@ SPREAD: Final = [
 ]
 METERED: Final = [("acc-q", "zone-e", "c5.large", "good-3"), ("acc-q", "zone-f", "c5.large", "good-3")]
 ALONE: Final = [("acc-b", "zone-g", "m5", "good-2")]
-LONELY: Final = [("acc-a", "zone-h", "m5", "good-4")]
+LATER: Final = [("acc-a", "zone-h", "m5", "good-1")]
 BROKEN: Final = [("acc-a", "zone-i", "m5", "bad-1"), ("acc-b", "zone-j", "m5", "bad-1")]
 POOLS: Final[dict[str, tuple[list[tuple[str, str, str, str]], dict[str, Any]]]] = {
     "spread-1": (SPREAD, {"rate_per_minute": 9, "initial_burst": 12, "burst_size": 14}),
     "spread-2": (SPREAD, {"rate_per_minute": 9, "initial_burst": 12, "burst_size": 14}),
     "spread-3": (SPREAD, {"rate_per_minute": 9, "initial_burst": 12, "burst_size": 14}),
     "metered": (METERED, {"rate_per_minute": 6, "initial_burst": 12, "burst_size": 9}),
-    "alone-1": (ALONE, {"rate_per_minute": 3, "initial_burst": 16, "burst_size": 4}),
-    "alone-2": (LONELY, {"rate_per_minute": 3, "initial_burst": 16, "burst_size": 4}),
+    "alone": (ALONE, {"rate_per_minute": 3, "initial_burst": 16, "burst_size": 4}),
+    # Its image is proven by then, so that its own first boot window is what limits it.
+    "later": (
+        LATER,
+        {"kind": "arrivals", "arrivals": [[at, 30.0] for at in (160.0, 250.0, 340.0, 430.0) for _ in range(60)]},
+    ),
     "broken": (BROKEN, {"rate_per_minute": 2, "initial_burst": 12, "burst_size": 3}),
 }
 
@@ -171,11 +175,8 @@ def scenario(seed: int) -> dict[str, Any]:
         }
 
     zones = rng.sample(["zone-a", "zone-b", "zone-c", "zone-d"], 4)
-    pools = {
-        pool: {"kind": "bursty", "burst_every_seconds": 100, "task_seconds_median": 30, "until_seconds": PRODUCT}
-        | demand
-        for pool, (_, demand) in POOLS.items()
-    }
+    bursty = {"kind": "bursty", "burst_every_seconds": 100, "task_seconds_median": 30, "until_seconds": PRODUCT}
+    pools = {pool: demand if "kind" in demand else bursty | demand for pool, (_, demand) in POOLS.items()}
     return {
         "seed": seed,
         "speed": SPEED,

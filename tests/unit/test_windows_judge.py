@@ -257,7 +257,7 @@ def test_a_repeated_call_starts_nothing() -> None:
 
 def test_a_slow_call_excuses_itself_alone() -> None:
     """Only the replica that made the slow call may have read records as late."""
-    config = next(id_ for id_ in windows.config_keys() if id_.startswith("alone-1-zone-g@"))
+    config = next(id_ for id_ in windows.config_keys() if id_.startswith("alone-zone-g@"))
     seen = [visible(0.0, config, launch=8), visible(10.0, config, launch=2)]
     copied = [
         Copied(
@@ -281,7 +281,9 @@ def test_a_slow_call_excuses_itself_alone() -> None:
 def test_a_run_without_enough_evidence_is_rejected() -> None:
     """Few launches, weights without delay, or a single replica make a run insufficient."""
     reached = dict.fromkeys(windows.REQUIRED_KINDS, 1)
-    shown = Report(launches=300, failures=50, probes=0, attempts=0, reached=reached, peaks={}, violations=())
+    shown = Report(
+        launches=windows.LAUNCHES_MIN, failures=50, probes=0, attempts=0, reached=reached, peaks={}, violations=()
+    )
     work = {name: Work(9, 9) for name in ("provisioner", "provisioner-1", "provisioner-2")}
     assert windows.missing(shown, heartbeat_gap=9.0, late=60.0, work=work) == []
     assert windows.missing(shown, heartbeat_gap=9.0, late=7.0, work=work) == [
@@ -291,5 +293,5 @@ def test_a_run_without_enough_evidence_is_rejected() -> None:
         assert windows.missing(shown, heartbeat_gap=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [
             "2 replicas decided and launched; 3 are required"
         ]
-    nothing = msgspec.structs.replace(shown, launches=299, failures=49, reached={})
+    nothing = msgspec.structs.replace(shown, launches=windows.LAUNCHES_MIN - 1, failures=49, reached={})
     assert len(windows.missing(nothing, heartbeat_gap=5.0, late=60.0, work=work)) == len(windows.REQUIRED_KINDS) + 3
