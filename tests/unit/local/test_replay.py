@@ -10,11 +10,11 @@ import pytest
 from slipway_common.declaration.models import Declaration
 from slipway_local.check.evidence import Evidence, Rows
 from slipway_local.demo.program import comparison, parse_arguments
-from slipway_local.demo.replay.comparison import compared, limits
+from slipway_local.demo.replay.comparison import compared, false_claims, limits
 from slipway_local.demo.replay.cores import Slipway
 from slipway_local.demo.replay.error_rates import Rfc191
 from slipway_local.demo.replay.run import Rule, play
-from slipway_local.demo.replay.waste import waste
+from slipway_local.demo.replay.waste import Waste, waste
 from slipway_local.demo.rfc191 import ErrorRates
 from slipway_simulator import facts
 from slipway_simulator.faults import parse
@@ -299,7 +299,7 @@ def test_the_comparison_has_both_rules_and_what_they_obey() -> None:
     """The run is a replay itself, so that none of its wait is latency of processes."""
     pacing = {"interval_seconds": 1 / SPEED, "burst": 20}
     launching = declared("zone-a", "zone-b", limit=45, pacing=pacing)
-    text = compared(played(ledger(tasks=53), launching, Slipway), launching, until=UNTIL)
+    text = compared(played(ledger(tasks=53), launching, Slipway), launching, until=UNTIL).text
     assert "same limits: in acc 45 launches at a time, 20 at once and then one per 1 s; 100 workers in linux." in text
     ours, theirs, cores = re.findall(r"0 failed and 0 unused of 5\d launches \(0.0%\); tasks waited (\d+) s", text)
     assert ours == cores != theirs
@@ -308,6 +308,26 @@ def test_the_comparison_has_both_rules_and_what_they_obey() -> None:
     assert float(relative[1]) == pytest.approx(int(ours) / int(theirs), abs=0.02)
     assert "  0 s of its wait are latency of real processes" in text
     assert "until\n  demand ended" in text
+
+
+def figures(failed: int, waited_seconds: float) -> Waste:
+    return Waste(launches=1000, failed=failed, unused=0, waited_seconds=waited_seconds)
+
+
+@pytest.mark.parametrize(
+    ("run", "cores", "rule", "false"),
+    [
+        ((60, 900), (60, 140), (100, 100), []),
+        ((61, 900), (10, 100), (100, 100), ["waste ≤ 0.6 × the rule's"]),
+        ((10, 100), (10, 141), (100, 100), ["wait of Slipway's cores ≤ 1.4 × the rule's"]),
+        ((29, 900), (29, 900), (29, 100), []),
+    ],
+)
+def test_more_waste_or_wait_than_claimed_is_named(
+    run: tuple[int, int], cores: tuple[int, int], rule: tuple[int, int], false: list[str]
+) -> None:
+    """The wait of the run itself includes the latency of real processes; few failures of the rule show nothing."""
+    assert list(false_claims(figures(*run), figures(*cores), figures(*rule))) == false
 
 
 def test_limits_name_equal_lease_pools_together() -> None:
@@ -324,7 +344,8 @@ def test_limits_name_equal_lease_pools_together() -> None:
 def test_real_processes_are_not_compared() -> None:
     rows = Rows(workers=[], batches=[], dead=0, gaps=[], sent={}, limits={}, pools={}, pool_of={})
     nothing = Evidence(settled_before=0.0, ledger=[], published=[], dead_records=0, rows=rows)
-    text = comparison(parse_arguments({"PROVIDER": "process"}), nothing, declared("zone-a"), 0.0, busy=0.95)
+    text, false = comparison(parse_arguments({"PROVIDER": "process"}), nothing, declared("zone-a"), 0.0, busy=0.95)
+    assert not false
     assert text == "Not compared with RFC 191's rule, which cannot be replayed on real processes."
 
 
@@ -333,5 +354,5 @@ def test_comparison_notes_a_busy_machine() -> None:
     rows = Rows(workers=[], batches=[], dead=0, gaps=[], sent={}, limits={}, pools={}, pool_of={})
     found = Evidence(settled_before=0.0, ledger=ledger(tasks=60), published=[], dead_records=0, rows=rows)
     for busy, noted in ((0.95, True), (0.5, False)):
-        text = comparison(parse_arguments({"DURATION": "180s"}), found, declared("zone-a"), BEGIN, busy=busy)
+        text = comparison(parse_arguments({"DURATION": "180s"}), found, declared("zone-a"), BEGIN, busy=busy).text
         assert ("NOTE the machine was 95% busy" in text) is noted

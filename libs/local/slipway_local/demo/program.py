@@ -29,7 +29,7 @@ from slipway_local.demo import agents, recovery
 from slipway_local.demo.agents import Agents
 from slipway_local.demo.deployment import PARTITIONS, Deployment
 from slipway_local.demo.narrate import narrate
-from slipway_local.demo.replay.comparison import compared
+from slipway_local.demo.replay.comparison import Comparison, compared
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
@@ -243,8 +243,9 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         if created:
             print(f"  first launch: {min(created) - began_at:.1f} s after the start of the command")
         code = summarise(arguments, found, started["started_at"], processes, busy=busy)
-        print(comparison(arguments, found, declared, started["started_at"], busy=busy))
-        return code
+        text, false = comparison(arguments, found, declared, started["started_at"], busy=busy)
+        print(text, *(f"  FALSE: {claim}" for claim in false), sep="\n")
+        return 1 if false else code
     except (StartFailed, httpx2.HTTPError) as error:
         print(f"The demo failed: {error}", file=sys.stderr)
         return 1
@@ -391,14 +392,15 @@ def summarise(
 
 def comparison(
     arguments: Arguments, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float
-) -> str:
-    """Waste and wait of this run beside those of a simpler rule; no part of the verdict. `busy`: CPU share in use."""
+) -> Comparison:
+    """Waste and wait of this run beside those of a simpler rule. `busy`: CPU share in use."""
     if arguments.provider != "simulated":
-        return "Not compared with RFC 191's rule, which cannot be replayed on real processes."
-    text = compared(found.ledger, declared, until=started_at + arguments.duration_seconds)
+        return Comparison("Not compared with RFC 191's rule, which cannot be replayed on real processes.")
+    made = compared(found.ledger, declared, until=started_at + arguments.duration_seconds)
     if busy > BUSY:
-        text += f"\n  NOTE the machine was {busy:.0%} busy, which delayed Slipway but not what is computed"
-    return text
+        note = f"\n  NOTE the machine was {busy:.0%} busy, which delayed Slipway but not what is computed"
+        return made._replace(text=made.text + note)
+    return made
 
 
 def share(value: float) -> str:
