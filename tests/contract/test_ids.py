@@ -49,7 +49,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.loops import plan
-from slipway_provisioner.providers.process import Processes
+from slipway_provisioner.providers.process import tag_prefix
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.facts import Call
 from slipway_simulator.ledger import read
@@ -186,8 +186,17 @@ def test_tags_of_two_accounts_differ(two: tuple[tuple[str, str], ...]) -> None:
     one, other = two
 
     def prefix(name: str, id_: str) -> str:
-        account = Account(id=id_, provider="process", region="r", identity="i", lease_pool_id="l", settings={})
-        return Processes(provider_settings(name))._prefix(account)
+        return tag_prefix(
+            Account(
+                id=id_,
+                deployment=name,
+                provider="process",
+                region="r",
+                identity="i",
+                lease_pool_id="l",
+                settings={},
+            )
+        )
 
     tag = prefix(*one) + encoded("batch", "1", "config@3f2c9a")
     assert tag.startswith(prefix(*other)) == (one == other)
@@ -397,7 +406,7 @@ async def test_a_launch_on_the_simulated_cloud(
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     simulator = SimulatorSettings(port=free_ports(1)[0], ledger=tmp_path / "ledger.jsonl", kafka="")
     url = f"http://127.0.0.1:{simulator.port}"
-    provider = Simulated(provider_settings("a/b"))
+    provider = Simulated(provider_settings())
     async with serving(served(simulator)), provisioner_on(postgres, provider) as provisioner:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as cloud:
             scenario = {"speed": 1000, "accounts": {ID: {"capacity": {"zone-a": 3}}}}
@@ -411,8 +420,9 @@ async def test_a_launch_on_the_simulated_cloud(
         await provisioner.launch()
         worker = await provisioner.worker()
         calls = [fact for fact in read(simulator.ledger) if isinstance(fact, Call)]
+        deployment = await provisioner.database.fetchval("SELECT id FROM deployment")
         found = [(call.account, call.config, call.deployment) for call in calls]
-        assert found == [(ID, worker.launch_config_id, "a/b")]
+        assert found == [(ID, worker.launch_config_id, deployment)]
         registered = await provisioner.register(worker.instance_id or "", worker.batch_id)
         assert (registered.status_code, registered.json()["pool_id"]) == (200, ID)
         claim = {"task_id": "t/1", "source": "q/1", "at": report(0).observed_at.isoformat()}
@@ -423,7 +433,13 @@ async def test_a_launch_on_the_simulated_cloud(
         assert (asked["terminate"], asked["config"]) == (False, ID)
         assert f"{ID}@{asked['revision']}" == worker.launch_config_id
         account = Account(
-            id=ID, provider="simulated", region="sim-1", identity=ID, lease_pool_id=ID, settings={"url": url}
+            id=ID,
+            deployment=deployment,
+            provider="simulated",
+            region="sim-1",
+            identity=ID,
+            lease_pool_id=ID,
+            settings={"url": url},
         )
         assert await provider.identity(account) == ID
         assert [i.id for i in await provider.instances(account)] == [worker.instance_id]

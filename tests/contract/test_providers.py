@@ -34,7 +34,7 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
 from tests.support.harness import PATIENCE_SECONDS, until
 from tests.support.linux import IS_LINUX, REASON, needs_linux
-from tests.support.providers import ACCOUNT, CONFIG, URL, account, provider_settings, request
+from tests.support.providers import ACCOUNT, CONFIG, DEPLOYMENT, URL, account, provider_settings, request
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,18 +60,18 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 
 @pytest.fixture
 async def local() -> AsyncIterator[Processes]:
-    """Provider of processes with a deployment of its own, whose processes are killed afterwards."""
+    """Provider of processes, whose processes are killed afterwards."""
     if not IS_LINUX:
         pytest.skip(REASON)
-    provider = Processes(provider_settings(f"test/{new_id()}"))
+    provider = Processes(provider_settings())
     yield provider
-    await clear(provider.settings.deployment)
+    await clear()
     await provider.close()
 
 
-async def clear(deployment: str) -> None:
+async def clear() -> None:
     def left() -> list[processes.Process]:
-        found = processes.tagged(INSTANCE_TAG, encoded(deployment) + "/")
+        found = processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT) + "/")
         for process in found:
             processes.send(process.identity, signal.SIGKILL)
         return found
@@ -88,7 +88,7 @@ async def process_setup(local: Processes, tmp_path: Path) -> Setup:
         """Cancel the call while it starts its second process, which waits until somebody reads the log."""
 
         def leaders() -> set[str]:
-            tag = encoded(local.settings.deployment, ACCOUNT, asked.batch_id) + "/"
+            tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id) + "/"
             return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
 
         log = tmp_path / f"{asked.batch_id}-2.log"
@@ -116,7 +116,7 @@ async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
         serving(served(settings)),
         httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as client,
     ):
-        provider = Simulated(provider_settings("test"))
+        provider = Simulated(provider_settings())
 
         async def load(**latency: float) -> None:
             accounts = {ACCOUNT: {"capacity": {"zone-a": 3}, **latency}, "*": {}}
@@ -144,7 +144,7 @@ async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
 
 
 async def test_providers_are_found_by_entry_point() -> None:
-    found = installed(provider_settings("d"))
+    found = installed(provider_settings())
     assert {"process": Processes, "simulated": Simulated}.items() <= {n: type(p) for n, p in found.items()}.items()
     for provider in found.values():
         await provider.close()
@@ -261,7 +261,7 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
         "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
     }
     environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
-    tag = encoded(local.settings.deployment, ACCOUNT, asked.batch_id, "1", CONFIG)
+    tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id, "1", CONFIG)
     assert environment[INSTANCE_TAG] == tag
     assert (environment["FROM_ACCOUNT"], environment["FROM_CONFIG"]) == ("here", "7")
     added_by_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}
@@ -304,9 +304,7 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
     asked = request()
     (created,) = await local.create(here, asked)
-    await until(
-        lambda: len(processes.tagged(INSTANCE_TAG, encoded(local.settings.deployment))) == 3, "both children run"
-    )
+    await until(lambda: len(processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT))) == 3, "both children run")
     assert [i.id for i in await local.instances(here)] == [created]
     assert processes.send(created, signal.SIGKILL)
     await until(lambda: not processes.alive(created), "the leader is gone")
@@ -317,7 +315,7 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     assert not await local.exists(here, created)
     assert await local.exists(here, orphan.id)
     await local.terminate(here, orphan.id)
-    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(local.settings.deployment)), "nothing is left")
+    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
     assert await local.instances(here) == []
 
 
@@ -416,7 +414,7 @@ async def test_unusable_settings(local: Processes, settings: dict[str, Any], wor
 
 async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "supported", lambda: False)
-    provider = Processes(provider_settings("d"))
+    provider = Processes(provider_settings())
     assert "Linux" in provider.problem({})
     await provider.close()
 
@@ -431,14 +429,13 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
         "-m",
         "tests.support.providers",
         "creating",
-        local.settings.deployment,
+        DEPLOYMENT,
         asked.batch_id,
         str(tmp_path),
         cwd=ROOT,
     )
     try:
-        deployment = encoded(local.settings.deployment)
-        await until(lambda: len(processes.tagged(INSTANCE_TAG, deployment)) == 5, "five of ten were started")
+        await until(lambda: len(processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT))) == 5, "five of ten were started")
     finally:
         killed.kill()
         await killed.wait()
@@ -451,25 +448,24 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     assert {msgspec.json.decode(path.read_bytes())["batch_id"] for path in seen} == {asked.batch_id}
     for instance in listed:
         await local.terminate(here, instance.id)
-    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(local.settings.deployment)), "nothing is left")
+    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
 
 
 @needs_linux
 async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> None:
     """Closing terminates nothing: the next provisioner finds the processes."""
-    deployment = f"test/{new_id()}"
-    first = Processes(provider_settings(deployment))
+    first = Processes(provider_settings())
     here = account(environment={"SEEN": str(tmp_path)})
     try:
         created = await first.create(here, request(2))
         await first.close()
         with pytest.raises(OutcomeUnknown):
             await first.create(here, request())
-        second = Processes(provider_settings(deployment))
+        second = Processes(provider_settings())
         assert {i.id for i in await second.instances(here)} == set(created)
         await second.close()
     finally:
-        await clear(deployment)
+        await clear()
 
 
 def test_the_instance_of_a_tag_is_its_leader() -> None:

@@ -118,7 +118,7 @@ class Stories:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.tag = encoded(deployment.run_id) + "/"
+        self.tag = ""  # of the deployment's instances, once it is known
         self.events: list[dict[str, Any]] = []
         self.seen: dict[str, asyncio.Task[Busy]] = {}
         self.reading: asyncio.Task[None] | None = None
@@ -311,8 +311,9 @@ async def stories() -> AsyncIterator[Stories]:
         async with Supervisor() as supervisor:
             deployment = Deployment(supervisor, Path(folder), speed=1.0, seconds=SECONDS)
             stories = Stories(deployment)
-            guard().tagged(f"{INSTANCE_TAG}={stories.tag}")
             await deployment.start()
+            stories.tag = encoded(deployment.id) + "/"
+            guard().tagged(f"{INSTANCE_TAG}={stories.tag}")
             await deployment.call(
                 "POST", "simulator", "/scenario", {"speed": 1.0, "report_seconds": 1.0, "claim_seconds": CLAIM_SECONDS}
             )

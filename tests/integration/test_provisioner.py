@@ -1246,7 +1246,7 @@ async def simulated(
     postgres: EmbeddedPostgres, simulator: httpx2.AsyncClient
 ) -> AsyncIterator[tuple[Provisioner, httpx2.AsyncClient]]:
     """A provisioner with the simulator as its provider, on the host's clock. Its machines never reach it."""
-    adapter = Simulated(provider_settings("test"))
+    adapter = Simulated(provider_settings())
     async with provisioner_on(postgres, adapter) as provisioner:
         await provisioner.follow_the_host()
         yield provisioner, simulator

@@ -86,7 +86,7 @@ class Cloud(Provider):
             call_id=f"call-{len(self.facts)}",
             account=account.id,
             token=request.token,
-            deployment="d",
+            deployment=account.deployment,
             batch=request.batch_id,
             config=request.config["id"],
             count=request.count,

@@ -108,7 +108,6 @@ class Deployment:
             database_url="",
             kafka="",
             registration_key="key",
-            deployment="d",
             send_within_seconds=1e9,
             boot_timeout_seconds=300.0,
             tokens_file=tokens,

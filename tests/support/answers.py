@@ -267,6 +267,7 @@ DEAD_LETTER: dict[str, Any] = {
     "at": AT,
 }
 STOPPED_PARTITION: dict[str, Any] = {"topic": TOPIC, "partition": 3, "reason": "another cluster"}
+DEPLOYMENT: dict[str, Any] = {"id": "slipway-4be1c07d2a9f4e10", "incarnation": "8a1f"}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL | POOL_DETAILS,
@@ -278,6 +279,7 @@ ANSWERS: dict[str, Any] = {
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
     f"workers/{ID}": worker(ID) | WORKER_DETAILS,
     f"decisions/{DECISION}": WHY,
+    "deployment": DEPLOYMENT,
     "launch-stops": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
     "weights": {"items": [WEIGHT]},

@@ -26,7 +26,7 @@ SET session_replication_role = replica;
 SET search_path TO {schema};
 DO $$ DECLARE name text; BEGIN
     FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = current_schema()
-        AND tablename NOT IN ('alembic_version', 'incarnation', 'launch_stop_guard', 'test_clock')
+        AND tablename NOT IN ('alembic_version', 'deployment', 'incarnation', 'launch_stop_guard', 'test_clock')
     LOOP EXECUTE format('DELETE FROM %I', name); END LOOP;
     FOR name IN SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema()
     LOOP PERFORM setval(quote_ident(name)::regclass, 1, false); END LOOP;

@@ -16,6 +16,7 @@ from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import CreateRequest, ProviderSettings, Refused
 from slipway_provisioner.providers.process import Processes
 
+DEPLOYMENT: Final = f"test/{new_id()}"  # of the processes of this test run
 ACCOUNT: Final = "ci/here"
 CONFIG: Final = "linux/zone-a@3f2c9a"
 URL: Final = "http://127.0.0.1:9"  # no listener
@@ -23,8 +24,8 @@ URL: Final = "http://127.0.0.1:9"  # no listener
 WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
 
 
-def provider_settings(deployment: str) -> ProviderSettings:
-    return ProviderSettings(deployment=deployment, register_url=URL, timeout_seconds=60)
+def provider_settings() -> ProviderSettings:
+    return ProviderSettings(register_url=URL, timeout_seconds=60)
 
 
 def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
@@ -33,22 +34,28 @@ def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateReques
     return CreateRequest(batch_id=batch_id, token=f"t-{batch_id}", count=count, secret="the-secret", config=config)
 
 
-def account(**settings: Any) -> Account:
+def account(deployment: str = DEPLOYMENT, **settings: Any) -> Account:
     settings = {"command": list(WAITING), "processes_max": 3} | settings
     return Account(
-        id=ACCOUNT, provider="process", region="r", identity=socket.gethostname(), lease_pool_id="l", settings=settings
+        id=ACCOUNT,
+        deployment=deployment,
+        provider="process",
+        region="r",
+        identity=socket.gethostname(),
+        lease_pool_id="l",
+        settings=settings,
     )
 
 
 async def creating(deployment: str, batch_id: str, folder: str) -> None:
     """Start ten agents, one after another. Their logs and user data go to the folder."""
-    here = account(environment={"SEEN": folder}, log_folder=folder, processes_max=None)
-    await Processes(provider_settings(deployment)).create(here, request(10, batch_id))
+    here = account(deployment, environment={"SEEN": folder}, log_folder=folder, processes_max=None)
+    await Processes(provider_settings()).create(here, request(10, batch_id))
 
 
 async def crowded() -> None:
     """Try to start an agent where no file can be opened, and print the scope and code of the failure."""
-    provider = Processes(provider_settings(f"test/{new_id()}"))
+    provider = Processes(provider_settings())
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
     try:
         await provider.create(account(processes_max=None), request())

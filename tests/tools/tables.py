@@ -2,7 +2,7 @@
 
 Prints every difference with its object, and exits with 1 if there is any. Both schemas are dumped by `pg_dump
 --schema-only`, so that functions, triggers, defaults, constraints and rights count. The rows that a new schema begins
-with are not compared: those of `incarnation` and `leader` are drawn by the migrations.
+with are not compared: those of `deployment`, `incarnation` and `leader` are drawn by the migrations.
 """
 
 import asyncio

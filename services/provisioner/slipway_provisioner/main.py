@@ -12,7 +12,7 @@ from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.http import configs, decisions, declaration, fleet, pools, workers
+from slipway_provisioner.http import configs, decisions, declaration, deployment, fleet, pools, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -25,11 +25,7 @@ from slipway_provisioner.settings import Settings
 def build(settings: Settings) -> Service:
     """Assemble the service from its settings."""
     register_url = settings.register_url or f"http://{settings.host}:{settings.port}"
-    providers = installed(
-        ProviderSettings(
-            deployment=settings.deployment, register_url=register_url, timeout_seconds=settings.call_timeout_seconds
-        )
-    )
+    providers = installed(ProviderSettings(register_url=register_url, timeout_seconds=settings.call_timeout_seconds))
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
@@ -70,7 +66,15 @@ def build(settings: Settings) -> Service:
             Loop("sweep", sweep_next),
             Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
-        routers=[declaration.router, pools.router, configs.router, decisions.router, fleet.router, workers.router],
+        routers=[
+            declaration.router,
+            pools.router,
+            configs.router,
+            decisions.router,
+            deployment.router,
+            fleet.router,
+            workers.router,
+        ],
         resources=[open_providers()],
         state={
             "settings": settings,

@@ -9,8 +9,6 @@ class Settings(SignalSettings):
     """Settings of the provisioner. A demo divides the first group, the product times, by its speed."""
 
     port: int = 7301
-    deployment: str = "slipway"
-    """Tag on every instance. The instance reaper ignores instances of other deployments."""
     register_url: str = ""
     """URL at which machines reach this service [default: its own host and port]."""
     registration_key: str

@@ -41,6 +41,7 @@ WELL = Gathered(
     differences=[],
     heartbeats=dict.fromkeys(SERVICES, NOW),
     alerts=[],
+    deployment={"id": "slipway-4be1c07d2a9f4e10", "incarnation": "8a1f"},
     launch_stops=[],
     pools=[],
     configs=[],
@@ -79,6 +80,7 @@ def test_everything_is_ok() -> None:
     assert {finding.grade for finding in found} == {OK}
     assert [finding.check for finding in found] == [
         *SERVICES,
+        "deployment",
         "versions",
         "clocks",
         "kafka",

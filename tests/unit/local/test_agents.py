@@ -228,7 +228,7 @@ class Place:
     """The part of a deployment that Agents use."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_id = new_id()
+        self.id = new_id()
         self.folder = folder
 
 

@@ -20,14 +20,14 @@ def test_a_name_that_two_packages_use_is_refused(tmp_path: Path, monkeypatch: py
     (about / "entry_points.txt").write_text("[slipway.providers]\nsimulated = other_cloud:Cloud\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="other-cloud and slipway-provisioner both have a provider simulated"):
-        installed(provider_settings("d"))
+        installed(provider_settings())
 
 
 class Closing(Simulated):
     """The simulator; `failure` is raised by its close."""
 
     def __init__(self, failure: Exception | None) -> None:
-        super().__init__(provider_settings("d"))
+        super().__init__(provider_settings())
         self.failure_of_close = failure
 
     async def close(self) -> None:

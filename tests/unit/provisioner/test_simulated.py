@@ -14,6 +14,7 @@ from slipway_provisioner.providers.simulated import Simulated
 
 ACCOUNT = Account(
     id="sim-a",
+    deployment="d",
     provider="simulated",
     region="sim-1",
     identity="sim-a",
@@ -30,7 +31,7 @@ REQUEST = CreateRequest(
 
 
 def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:
-    adapter = Simulated(ProviderSettings(deployment="d", register_url="http://us", timeout_seconds=1))
+    adapter = Simulated(ProviderSettings(register_url="http://us", timeout_seconds=1))
     adapter.client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     return adapter
 

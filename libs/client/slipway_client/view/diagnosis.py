@@ -56,6 +56,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     differences: Sequence[str] | None = None
     heartbeats: Mapping[str, datetime] | None = None
     alerts: Sequence[Mapping[str, Any]] | None = None
+    deployment: Mapping[str, Any] | None = None
     launch_stops: Sequence[Mapping[str, Any]] | None = None
     pools: Sequence[Mapping[str, Any]] | None = None
     configs: Sequence[Mapping[str, Any]] | None = None
@@ -78,6 +79,8 @@ def diagnose(seen: Gathered) -> list[Finding]:
     found: list[Finding] = []
     for name, answer in seen.services.items():
         found.extend(_service(name, answer, seen.now))
+    if seen.deployment is not None:
+        found.append(Finding(OK, "deployment", f"{seen.deployment['id']} is the tag of every machine"))
     if statuses:
         found.extend(_versions(statuses, seen.own_version))
     found.extend(_clocks(seen.services))

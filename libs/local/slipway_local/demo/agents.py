@@ -60,7 +60,7 @@ class Agents:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.tag = encoded(deployment.run_id) + "/"
+        self.tag = encoded(deployment.id) + "/"
         self.path = deployment.folder / "agents.log"
         self.seen: dict[str, AgentProcess] = {}
         self.left: int | None = None  # agents still running at the end; None until counted

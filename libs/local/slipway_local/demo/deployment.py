@@ -85,6 +85,7 @@ class Deployment:
         self.kafka = os.environ.get("SLIPWAY_KAFKA") or self.kafka_server.bootstrap
         self.own_database = os.environ.get("SLIPWAY_DATABASE_URL", "")
         self.database_url = ""
+        self.id = ""  # drawn by the migration
         self.ledger = folder / "ledger.jsonl"
         self.token = new_secret()
         self.http = httpx2.AsyncClient(timeout=30.0)  # a busy machine answers late
@@ -163,6 +164,11 @@ class Deployment:
             self.database_url = await self.postgres_server.create_database(name)
         for service in SERVICES:
             await migrate.upgrade(self.database_url, service)
+        db = await asyncpg.connect(self.database_url, timeout=10)
+        try:
+            self.id = await db.fetchval("SELECT id FROM provisioner.deployment")
+        finally:
+            await db.close()
 
     def _write_tokens(self) -> None:
         entry = {"name": "local", "sha256": hash_secret(self.token), "scopes": ["admin"]}
@@ -214,7 +220,6 @@ class Deployment:
             "SLIPWAY_TOKENS_FILE": str(self.folder / "tokens.yaml"),
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
-            "SLIPWAY_DEPLOYMENT": self.run_id,
             "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself
         }
         for key, value in PRODUCT_SECONDS.get(name, {}).items():

@@ -196,7 +196,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
     guard().remove(folder)
     real = arguments.provider == "process"
     deployment = Deployment(supervisor, folder, speed=arguments.speed, seconds=AGENTS_SECONDS if real else {})
-    processes = Agents(deployment) if real else None
+    processes: Agents | None = None
     narration: asyncio.Task[None] | None = None
     environment = ""
     try:
@@ -204,7 +204,8 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         began, began_at = monotonic_seconds(), utc_now().timestamp()
         await deployment.start()
         declared = deployment.declaration(DECLARATIONS[arguments.provider])
-        if processes is not None:
+        if real:
+            processes = Agents(deployment)
             declared = processes.declared(declared)
             processes.watch()
         await deployment.apply(declared)

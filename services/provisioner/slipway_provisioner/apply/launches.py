@@ -25,9 +25,8 @@ from slipway_provisioner.store.batches import Batch
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every launch call. `deployment` is part of its idempotency token."""
+    """Settings of every launch call."""
 
-    deployment: str
     call_timeout_seconds: float
     clock_skew_seconds: float
 
@@ -67,7 +66,7 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
         launch_config_id=config["id"],
         account_id=account.id,
         lease_id=lease_id,
-        token=f"{terms.deployment}-{batch_id}",
+        token=f"{account.deployment}-{batch_id}",
         body=body,
         units=len(waiting),
     )

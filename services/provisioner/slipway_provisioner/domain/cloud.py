@@ -8,9 +8,11 @@ import msgspec
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider account that calls are made in. `settings` are specific to the provider."""
+    """A provider account that calls are made in. `settings` are specific to the provider. Every instance is tagged with
+    `deployment`, the id of this deployment."""
 
     id: str
+    deployment: str
     provider: str
     region: str
     identity: str

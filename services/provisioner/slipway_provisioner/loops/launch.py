@@ -33,7 +33,6 @@ class Launcher:
     def __init__(self, settings: Settings, providers: Mapping[str, Provider]) -> None:
         self.settings = settings
         self.terms = launches.Terms(
-            deployment=settings.deployment,
             call_timeout_seconds=settings.call_timeout_seconds,
             clock_skew_seconds=settings.clock_skew_seconds,
         )

@@ -15,10 +15,9 @@ CODE_CHARACTERS_MAX: Final = 60
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the provisioner for its providers. `deployment` tags our instances, machines reach the provisioner at
-    `register_url`, and no call lasts longer than `timeout_seconds`."""
+    """Settings of the provisioner for its providers. Machines reach the provisioner at `register_url`. No call lasts
+    longer than `timeout_seconds`."""
 
-    deployment: str
     register_url: str
     timeout_seconds: float
 
@@ -118,7 +117,7 @@ class Provider(Protocol):
         ...
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        """List the live instances of this deployment, or of one batch."""
+        """List the live instances of the account's deployment, or of one batch. Never those of other deployments."""
         ...
 
     async def exists(self, account: Account, instance_id: str) -> bool:

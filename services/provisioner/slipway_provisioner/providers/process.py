@@ -81,7 +81,7 @@ class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Processes(Provider):
-    """Provider of processes. `deployment` is part of every tag, since deployments may share a host."""
+    """Provider of processes. The deployment is part of every tag, since deployments may share a host."""
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
@@ -135,7 +135,7 @@ class Processes(Provider):
             abandoned.set()  # no process may start once the call's outcome is looked up
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        prefix = self._prefix(account, batch_id) if batch_id else self._prefix(account)
+        prefix = tag_prefix(account, batch_id) if batch_id else tag_prefix(account)
         found = await asyncio.to_thread(_tagged, prefix)
         return [
             Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at, running=True)
@@ -146,7 +146,7 @@ class Processes(Provider):
         return processes.alive(instance_id)
 
     async def terminate(self, account: Account, instance_id: str) -> None:
-        found = await asyncio.to_thread(_tagged, self._prefix(account))
+        found = await asyncio.to_thread(_tagged, tag_prefix(account))
         leader = next((process for process in found if process.identity == instance_id), None)
         if leader is None:
             return
@@ -168,9 +168,6 @@ class Processes(Provider):
     async def identity(self, account: Account) -> str:
         return socket.gethostname()
 
-    def _prefix(self, account: Account, *more: str) -> str:
-        return encoded(self.settings.deployment, account.id, *more) + "/"
-
     def _create(
         self, account: Account, request: CreateRequest, abandoned: threading.Event, loop: asyncio.AbstractEventLoop
     ) -> Sequence[str]:
@@ -180,7 +177,7 @@ class Processes(Provider):
         settings = msgspec.convert(dict(account.settings), AccountSettings)
         count = request.count
         if settings.processes_max is not None:
-            live = len(instances(_tagged(self._prefix(account))))
+            live = len(instances(_tagged(tag_prefix(account))))
             count = min(count, settings.processes_max - live)
             if count <= 0:
                 outcome = self.failure(account, request.config, CAPACITY, Scope.CAPACITY)
@@ -206,9 +203,7 @@ class Processes(Provider):
         config = request.config
         environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
         environment |= _mapping(config["settings"].get("environment"))
-        environment[INSTANCE_TAG] = encoded(
-            self.settings.deployment, account.id, request.batch_id, str(number), config["id"]
-        )
+        environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + encoded(config["id"])
         user_data = request.user_data(self.settings) | {"queue_url": settings.queue_url}
         with ExitStack() as stack:
             standard_input = stack.enter_context(_filled_pipe(msgspec.json.encode(user_data)))
@@ -236,6 +231,11 @@ class Processes(Provider):
         os.close(handle)
         child = self._children.pop(handle)
         LOG.info("process ended", pid=child.pid, exit_code=child.wait())
+
+
+def tag_prefix(account: Account, *more: str) -> str:
+    """First parts of the tags of an account's instances, with the slash that ends the last one."""
+    return encoded(account.deployment, account.id, *more) + "/"
 
 
 def _tagged(prefix: str) -> list[Process]:

@@ -54,7 +54,7 @@ class Simulated(Provider):
         body = {
             "token": request.token,
             "tags": {
-                "slipway-deployment": self.settings.deployment,
+                "slipway-deployment": account.deployment,
                 "slipway-batch": request.batch_id,
                 "slipway-launch-config": config["id"],
             },
@@ -78,7 +78,7 @@ class Simulated(Provider):
         raise Refused(outcome, message, retry_after_seconds=error.get("retry_after_seconds"))
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        query = {"deployment": self.settings.deployment} | ({"batch": batch_id} if batch_id else {})
+        query = {"deployment": account.deployment} | ({"batch": batch_id} if batch_id else {})
         response = await self._call("GET", account, "/instances", params=query)
         if response.status_code != 200:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")

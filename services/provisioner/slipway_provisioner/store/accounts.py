@@ -7,15 +7,17 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.store.tables import account
+from slipway_provisioner.store.tables import account, deployment
 
-FIELDS: Final = tuple(account.c[name] for name in Account.__struct_fields__)
+_COLUMNS: Final = tuple(account.c[name] for name in Account.__struct_fields__ if name != "deployment")
+_DEPLOYMENT: Final = sa.select(deployment.c.id).scalar_subquery().label("deployment")
+FIELDS: Final = (*_COLUMNS, _DEPLOYMENT)
 GET: Final = Statement(sa.select(*FIELDS).where(account.c.id == sa.bindparam("id")))
 DUE: Final = f"""
 UPDATE account SET reaped_at = slipway_clock() WHERE id = (
     SELECT id FROM account WHERE reaped_at IS NULL OR reaped_at < slipway_clock() - $1 * interval '1 s'
     ORDER BY reaped_at NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING {names(FIELDS)}"""
+RETURNING {names(_COLUMNS)}, (SELECT id FROM deployment) AS deployment"""
 SET_LISTING_PROBLEM: Final = Statement(
     sa.update(account)
     .where(account.c.id == sa.bindparam("account_id"), account.c.listing_problem != sa.bindparam("problem"))

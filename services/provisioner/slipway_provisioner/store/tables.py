@@ -66,6 +66,15 @@ def empty_text(name: str) -> Column[str]:
     return required(name, Text, server_default=text("''"))
 
 
+# One row: the id of this deployment, drawn with the schema. With the id of a batch it is an idempotency token, of which
+# clouds accept 64 characters.
+deployment = Table(
+    "deployment",
+    metadata,
+    Column("one", Boolean, CheckConstraint("one"), primary_key=True, server_default=TRUE),
+    required("id", Text, CheckConstraint("length(id) BETWEEN 1 AND 27")),
+)
+
 # `spec` is the account as declared by `owner`, `spec_digest` its hash. A removed one is deleted once it is unused.
 account = Table(
     "account",

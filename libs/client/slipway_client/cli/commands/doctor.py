@@ -3,7 +3,7 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -38,9 +38,10 @@ def doctor(
 ) -> None:
     """Check a deployment and print remedies for its problems
 
-    Checks services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox, heartbeats, alerts, launch
-    stops, health and accounts; takes at most 10 s. Grades: ok; note, Slipway handles it alone; warn, a person should
-    look; fail, something does not work. Exit code 0 if every grade is ok or note, 3 if one is warn or fail.
+    Shows the deployment's id; checks services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox,
+    heartbeats, alerts, launch stops, health and accounts; takes at most 10 s. Grades: ok; note, Slipway handles it
+    alone; warn, a person should look; fail, something does not work. Exit code 0 if every grade is ok or note, 3 if
+    one is warn or fail.
 
     \b
     Examples:
@@ -98,10 +99,11 @@ def _gathered(api: Api, partitions: int | None) -> Any:
         kafka = threads.submit(_asked_kafka, api, partitions)
         statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
         services = {name: future.result() for name, future in statuses.items()}
-        provisioner: Mapping[str, Any] = {}
+        provisioner: dict[str, Any] = {}
         if services["provisioner"].status is not None:
             lists = {"launch_stops": "/launch-stops", "pools": "/pools", "configs": "/launch-configs"}
             provisioner = {name: _items(quick, path) for name, path in lists.items()}
+            provisioner["deployment"] = _answer(quick, "/deployment")
         return Gathered(
             own_version=version("slipway-client"),
             services=services,
@@ -126,10 +128,17 @@ def _status(api: Api, service: str) -> "ServiceAnswer":
 
 
 def _items(api: Api, path: str) -> Any:
+    answer = _answer(api, path)
+    return answer.get("items") if answer is not None else None
+
+
+def _answer(api: Api, path: str) -> Any:
+    """Answer of the provisioner; None without one: a service whose database is down reports that in its status."""
     try:
-        return api.get("provisioner", path)["items"]
-    except (Failed, KeyError, TypeError):
-        return None  # a service whose database is down reports that in its status
+        answer = api.get("provisioner", path)
+    except Failed:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _asked_kafka(api: Api, partitions: int | None) -> dict[str, Any]:

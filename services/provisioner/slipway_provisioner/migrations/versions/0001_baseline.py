@@ -15,6 +15,12 @@ CREATE FUNCTION percent_encoded(given text) RETURNS text LANGUAGE sql IMMUTABLE 
             regexp_replace(upper(encode(convert_to(c, 'UTF8'), 'hex')), '(..)', '%\\1', 'g') END, '' ORDER BY place)
         FROM regexp_split_to_table(given, '') WITH ORDINALITY AS t (c, place)) END
 $$;
+-- One row: the id of this deployment. With the id of a batch it is an idempotency token, of which clouds accept 64
+-- characters.
+CREATE TABLE deployment (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one), id text NOT NULL CHECK (length(id) BETWEEN 1 AND 27)
+);
+INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16));
 CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
     lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
