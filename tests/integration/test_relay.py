@@ -11,15 +11,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.launch_config import LaunchConfigArchived
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
 from slipway_common.events.worker import WorkerErrorReported
-from slipway_common.messaging import outbox
+from slipway_common.messaging import outbox, topic_admin
+from slipway_common.messaging import relay as relay_module
 from slipway_common.messaging.envelope import decode
-from slipway_common.messaging.relay import Relay, WrongPartitions, partition_for
+from slipway_common.messaging.lanes import RETRY_SECONDS
+from slipway_common.messaging.producers import ABANDONED_SECONDS, OVERDUE_SECONDS, Producers
+from slipway_common.messaging.relay import Publication, Relay, WrongPartitions, partition_for
 from tests.support.harness import PARTITIONS, SERVICE, Place, enqueue, member, publisher, read_all, report, until
 from tests.support.processes import Process
 
@@ -104,6 +109,23 @@ class Undone(Exception):
     pass
 
 
+def archived(launch_config_id: str) -> LaunchConfigArchived:
+    return LaunchConfigArchived(
+        launch_config_id=launch_config_id,
+        name=launch_config_id.partition("@")[0],
+        pool_id="p",
+        account_id="a",
+        region="r",
+        zone="z",
+        instance_type="t",
+        image_revision="i",
+        base_weight=1,
+        price_factor=1,
+        state="archived",
+        revision=1,
+    )
+
+
 def check(log: Log) -> None:
     """Check that nothing is lost: revisions of a subject are 1, 2, 3 …, and the words of each writer are in order."""
     assert log.gaps == []
@@ -184,19 +206,24 @@ async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     await place.create(WORKER_LIFECYCLE)
     zombie, successor = place.relay(WORKER_LIFECYCLE), place.relay(WORKER_LIFECYCLE)
     held: list[Any] = []
-    send = zombie._send
+    send = relay_module.send_batch
 
     async def hold(*arguments: Any) -> Any:
         held.append(arguments)
         raise ConnectionResetError
 
-    monkeypatch.setattr(zombie, "_send", hold)
     for n in range(24):
         await enqueue(place.database, report(f"w{n % 12}", f"0.{n}"))
     async with publisher(place) as publish, place.database.acquire() as db:
+
+        async def producer() -> Any:
+            return publish.producer
+
         source = f"/slipway/{SERVICE}/{await db.fetchval('SELECT id FROM incarnation')}"
-        with pytest.raises(ConnectionResetError):
-            await zombie.publish(db, publish.producer, source)
+        with monkeypatch.context() as patch:
+            patch.setattr(relay_module, "send_batch", hold)
+            publication = Publication(zombie, source, Producers(producer), places=[], together_seconds=None)
+            assert await publication.round(db) == 24
         early, *late = held
         assert late
         await send(*early)
@@ -224,28 +251,133 @@ async def test_wrong_partition_count(place: Place) -> None:
     assert await read_all(place, WORKER_LIFECYCLE.name) == []
 
 
-async def test_a_refused_row_holds_up_no_other_topic(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that the broker of one partition refuses wait; rows of other partitions are sent once and deleted."""
-    await place.create(WORKER_LIFECYCLE)
+class Broker:
+    """Producer of a broker that answers for all partitions but the `silent` ones."""
+
+    def __init__(self, silent: set[int]) -> None:
+        self.silent = silent
+        self.opened = 0
+        self.sent: list[tuple[int, list[str], asyncio.Future[None]]] = []  # partition, words, acknowledgement
+
+    async def open(self) -> "Broker":
+        self.opened += 1
+        return self
+
+    async def abandon(self) -> None:
+        """Nothing to close."""
+
+    def create_batch(self) -> Any:
+        return Words()
+
+    async def send_batch(self, batch: Any, topic: str, *, partition: int) -> asyncio.Future[None]:
+        acknowledgement: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if partition not in self.silent:
+            acknowledgement.set_result(None)
+        self.sent.append((partition, batch.words, acknowledgement))
+        return acknowledgement
+
+    def words(self, partition: int) -> list[list[str]]:
+        """Batches sent to a partition."""
+        return [words for sent_to, words, _ in self.sent if sent_to == partition]
+
+
+class Words:
+    """Batch that stores the words of its events."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def append(self, *, value: bytes, **_: Any) -> bool:
+        self.words.append(msgspec.json.decode(value)["kind"])
+        return True
+
+
+async def test_a_silent_partition_delays_no_other(place: Place) -> None:
+    """Events of other partitions are published while one does not answer; its own wait for the acknowledgement, are
+    sent again when none comes, and follow in order."""
+    silent = partition_for("w0", PARTITIONS)
+    others = [f"w{n}" for n in range(1, 12) if partition_for(f"w{n}", PARTITIONS) != silent]
+    broker, now = Broker({silent}), 0.0
     relay = place.relay(WORKER_LIFECYCLE)
-    send = relay._send
+    publication = Publication(relay, "/slipway/probe/1", Producers(broker.open), places=[], clock=lambda: now)
 
-    async def refuse_one(producer: Any, source: str, rows: Any) -> Any:
-        if rows[0]["partition"] == refused:
-            raise ConnectionResetError
-        return await send(producer, source, rows)
+    async def waiting() -> set[str]:
+        return {row["subject"] for row in await place.database.fetch("SELECT subject FROM outbox")}
 
-    monkeypatch.setattr(relay, "_send", refuse_one)
+    async with place.database.acquire() as db:
+
+        async def publish(word: str) -> None:
+            """Publish an event of each subject, until only those of the silent partition wait."""
+            await enqueue(place.database, *(report(subject, word) for subject in ("w0", *others)))
+            while await publication.round(db) or await waiting() != {"w0"}:
+                pass
+
+        await publish("a")
+        await publish("b")
+        assert publication.unsendable() == []
+        assert broker.words(silent) == [["a"]]
+        now += OVERDUE_SECONDS + 0.1
+        assert publication.unsendable() == [(WORKER_LIFECYCLE.name, silent)]
+        await publish("c")
+        assert broker.opened == 2, "the producer with the silent partition takes no other batches"
+        assert broker.words(silent) == [["a"]]
+        now += ABANDONED_SECONDS
+        await publish("d")
+        assert broker.words(silent) == [["a"]]
+        now += max(RETRY_SECONDS)
+        await publish("e")
+        assert broker.words(silent)[1:] == [["a", "b", "c", "d", "e"]], "sent again, with what came meanwhile"
+        assert broker.opened == 3, "partitions that failed are tried by a producer of their own"
+        broker.silent.clear()
+        for _, _, acknowledgement in broker.sent:
+            if not acknowledgement.done():
+                acknowledgement.set_result(None)
+        while await waiting():
+            await publication.round(db)
+        assert publication.unsendable() == []
+        assert len(broker.words(silent)) == 2
+    await publication.close()
+
+
+async def test_a_refused_topic_delays_no_other(place: Place) -> None:
+    """A topic that the broker accepts nothing for waits; other topics are published, and it follows once it is accepted
+    again, in order and once."""
+    await place.create(LAUNCH_CONFIG_LIFECYCLE)
+    refused = topic_admin.Wanted(
+        place.prefix + WORKER_LIFECYCLE.name, PARTITIONS, WORKER_LIFECYCLE.config | {"max.message.bytes": "10"}
+    )
+    await topic_admin.ensure(place.kafka.bootstrap, [refused])
     subjects = [f"w{n}" for n in range(12)]
-    refused = partition_for("w0", PARTITIONS)
-    await enqueue(place.database, *(report(subject, "0.1") for subject in subjects))
-    async with publisher(place) as publish, place.database.acquire() as db:
-        for _ in range(3):
-            with pytest.raises(ConnectionResetError):
-                await relay.publish(db, publish.producer, "/slipway/probe/1")
-    waiting = {row["subject"] for row in await place.database.fetch("SELECT subject FROM outbox")}
-    assert waiting == {subject for subject in subjects if partition_for(subject, PARTITIONS) == refused}
-    assert set((await read(place)).events) == set(subjects) - waiting
+    async with running(place.relay(WORKER_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE)) as relay:
+        for round_ in range(3):
+            await enqueue(place.database, *(report(subject, f"0.{round_}") for subject in subjects))
+            relay.wake(place.database)
+            await enqueue(place.database, archived(f"c/{round_}@3f2c9a"))
+            relay.wake(place.database)
+
+            async def sent(count: int = round_ + 1) -> bool:
+                return len(await read_all(place, LAUNCH_CONFIG_LIFECYCLE.name)) == count
+
+            await until(sent, "the other topic is published")
+        assert await place.database.fetchval("SELECT count(*) FROM outbox") == 36
+        assert await read_all(place, WORKER_LIFECYCLE.name) == []
+        await until(lambda: relay.publication and len(relay.publication.unsendable()) == PARTITIONS, "all are known")
+        await accept(place, WORKER_LIFECYCLE.name)
+        await until_published(place)
+    log = await read(place)
+    check(log)
+    assert {subject: len(events) for subject, events in log.events.items()} == dict.fromkeys(subjects, 3)
+
+
+async def accept(place: Place, topic: str) -> None:
+    """Let the broker accept batches of a topic up to its usual limit."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
+    await admin.start()
+    try:
+        resource = ConfigResource(ConfigResourceType.TOPIC, place.prefix + topic, {"max.message.bytes": "1048588"})
+        await admin.alter_configs([resource])
+    finally:
+        await admin.close()
 
 
 async def test_dead_letter_topic(place: Place) -> None:
@@ -282,20 +414,7 @@ async def test_deleted_key(place: Place) -> None:
     """A tombstone has a key, a type and a sequence number but no value, and continues its own trace."""
     await place.create(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    gone = LaunchConfigArchived(
-        launch_config_id="c/1@3f2c9a",
-        name="c/1",
-        pool_id="p",
-        account_id="a",
-        region="r",
-        zone="z",
-        instance_type="t",
-        image_revision="i",
-        base_weight=1,
-        price_factor=1,
-        state="archived",
-        revision=1,
-    )
+    gone = archived("c/1@3f2c9a")
     await enqueue(place.database, gone, outbox.Tombstone(gone), outbox.Traced(report("w1", "x"), trace))
     async with running(place.relay(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)):
         await until_published(place)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.topics import SERVICE_HEARTBEAT
+from slipway_common.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.messaging import topic_admin
 from slipway_common.service import Service, ServiceSettings
 from slipway_local.servers.kafka import EmbeddedKafka
@@ -129,6 +129,26 @@ async def test_unowned_partition_is_alerted(place: Place) -> None:
     probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
     probe.runtime.subscriptions = [stuck]
     for stuck.waiting_seconds in (9.0, 11.0, 15.0, 0.0, 0.0):
-        await probe._watch_ownership(place.database)
+        await probe._watch_partitions(place.database)
     rows = await place.database.fetch("SELECT type FROM outbox ORDER BY id")
     assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
+
+
+async def test_unsendable_partition_is_alerted(place: Place) -> None:
+    """A partition that cannot be sent to raises an alert, which is resolved once it can."""
+
+    class Refused:
+        seconds = 0.0
+
+        def unsendable(self, seconds: float) -> list[tuple[str, int]]:
+            return [("topic", 0)] if self.seconds > seconds else []
+
+    refused: Any = Refused()
+    probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
+    probe.runtime.relay = place.relay(WORKER_LIFECYCLE)
+    for refused.seconds in (9.0, 11.0, 15.0, 0.0, 0.0):
+        probe.runtime.relay.publication = refused
+        await probe._watch_partitions(place.database)
+    rows = await place.database.fetch("SELECT type, value FROM outbox ORDER BY id")
+    assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
+    assert b"cannot publish to all partitions of topic" in rows[0]["value"]

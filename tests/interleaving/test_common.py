@@ -394,7 +394,8 @@ async def test_a_late_acknowledgement_deletes_nothing_else(pair: Pair) -> None:
     """Two relays got the same rows acknowledged: both deletions succeed, later rows remain."""
     await enqueue(pair.a, report("w1", "a"), report("w2", "a"))
     await number(pair.a)
-    ids = [row["id"] for row in await pair.a.fetch(relay.LOWEST)]
+    places = [(row["topic"], row["partition"]) for row in await pair.a.fetch(relay.PLACES)]
+    ids = [row["id"] for row in await pair.a.fetch(relay.LOWEST, *zip(*places, strict=True))]
     async with pair.a.transaction():
         assert await pair.a.execute(relay.ACKNOWLEDGED, ids) == "DELETE 2"
         late = await pair.b_waits(pair.b.execute(relay.ACKNOWLEDGED, ids))

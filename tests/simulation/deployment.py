@@ -20,7 +20,6 @@ import asyncpg.transaction
 import httpx2
 import msgspec
 import pytest
-from aiokafka.errors import KafkaError
 
 from slipway_common.base import ids
 from slipway_common.database import migrate, postgres
@@ -40,8 +39,9 @@ from slipway_common.messaging import consume, outbox
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.envelope import Envelope, decode, encode
 from slipway_common.messaging.leadership import Leadership
+from slipway_common.messaging.producers import Producers
 from slipway_common.messaging.records import Received, Record
-from slipway_common.messaging.relay import Relay, partition_for
+from slipway_common.messaging.relay import PLACES, Publication, Relay, partition_for
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration as lease_declaration
@@ -129,6 +129,7 @@ class Deployment:
             name: [Consumer(name, topic, handle) for topic, handle in handlers.items()]
             for name, handlers in self.handlers().items()
         }
+        self.publications: dict[str, Publication] = {}
         self.owned: dict[tuple[str, str, int], Owned] = {}
         self.targets: dict[tuple[str, str, int], int] = {}
         for name in SERVICES:
@@ -154,6 +155,7 @@ class Deployment:
     def boot(self, service: str) -> None:
         """Start a new process of a service, with nothing in memory."""
         self.owned = {key: owned for key, owned in self.owned.items() if key[0] != service}
+        self.publications.pop(service, None)
         if service == "provisioner":
             self.launcher = Launcher(self.settings, {"simulated": self.cloud})
             self.viewed = dict.fromkeys(range(PARTITIONS), 0)
@@ -279,8 +281,19 @@ class Deployment:
 
     async def relay(self, service: str) -> None:
         async with self.databases[service].acquire() as db:
-            with contextlib.suppress(KafkaError):
-                await self.relays[service].publish(db, self.log, f"/slipway/{service}/1")
+            if service not in self.publications:
+                self.publications[service] = Publication(
+                    self.relays[service],
+                    f"/slipway/{service}/1",
+                    Producers(self.producer),
+                    places=[(row["topic"], row["partition"]) for row in await db.fetch(PLACES)],
+                    clock=lambda: self.elapsed,
+                    together_seconds=None,
+                )
+            await self.publications[service].round(db)
+
+    async def producer(self) -> Log:
+        return self.log
 
     async def consume(self, consumer: Consumer, partition: int) -> None:
         """Consume some records of a partition, sometimes including records applied before."""

@@ -48,6 +48,9 @@ class Log:
             done.set_result(None)
         return done
 
+    async def abandon(self) -> None:
+        """Nothing to close."""
+
     def append(self, topic: str, partition: int, row: dict[str, Any]) -> None:
         records = self.partitions.setdefault((topic, partition), [])
         records.append(

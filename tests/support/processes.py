@@ -20,7 +20,7 @@ from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.leadership import Turn
 from slipway_common.messaging.records import Received
-from slipway_common.messaging.relay import Relay
+from slipway_common.messaging.relay import Publication, Relay
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service, ServiceSettings
 from tests.support import harness
@@ -137,15 +137,15 @@ async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> 
         partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS),
         stalled_seconds=float(stalled_seconds),
     )
-    publish = relay.publish
+    publish = Publication.round
 
-    async def told(*arguments: Any) -> int:
-        published = await publish(*arguments)
+    async def told(publication: Publication, db: Connection) -> int:
+        published = await publish(publication, db)
         if published:
             print("published", flush=True)
         return published
 
-    relay.publish = told  # type: ignore[method-assign, assignment]
+    Publication.round = told  # type: ignore[method-assign, assignment]
     print("up", flush=True)
     await relay.run()
 

@@ -42,6 +42,7 @@ from slipway_common.web.status import Status
 LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
+UNSENDABLE_ALERT_SECONDS: Final = 10.0
 # The longest retention of a topic with external producers, and of one whose subjects end (plus a day).
 PRUNE_SEEN_EVENTS: Final = "DELETE FROM seen_event WHERE seen_at < slipway_clock() - interval '7 days'"
 PRUNE_SUBJECTS: Final = """
@@ -114,6 +115,8 @@ class Service:
         self.resources = resources
         self.state = state or {}
         self.schema_minimum = schema_minimum
+        self._unowned = PartitionAlert("unowned-partition", name, settings.instance)
+        self._unsendable = PartitionAlert("unsendable-partition", name, settings.instance)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then finish the steps in progress and stop."""
@@ -287,7 +290,7 @@ class Service:
         return [
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
             Loop("prune-messaging", self._prune, 600.0),
-            Loop("watch-ownership", self._watch_ownership, 2.0),
+            Loop("watch-partitions", self._watch_partitions, 2.0),
             Loop(
                 "measure-service",
                 Measure(SERVICE_GAUGES, partial(service_readings, runtime=self.runtime)).step,
@@ -322,27 +325,60 @@ class Service:
         await database.execute(PRUNE_SUBJECTS, ended)
         return False
 
-    _alerted = False
-
-    async def _watch_ownership(self, database: Database) -> bool:
-        """Raise an alert while an assigned partition cannot be claimed; resolve it afterwards."""
-        stuck = [r for r in self.runtime.readings() if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
-        if bool(stuck) != self._alerted:
-            names = ", ".join(reading.name for reading in stuck)
-            alert = (AlertRaised if stuck else AlertResolved)(
-                dedup_key=alert_key(self.name, "unowned-partition", self.settings.instance),
-                subject_kind="service",
-                subject_id=self.name,
-                kind="unowned-partition",
-                summary=f"{self.name} cannot claim its assigned partitions of {names}" if stuck else "",
+    async def _watch_partitions(self, database: Database) -> bool:
+        """Raise an alert while an assigned partition cannot be claimed, and one while a partition cannot be sent to;
+        resolve each afterwards."""
+        readings, relay = self.runtime.readings(), self.runtime.relay
+        publication = None if relay is None else relay.publication
+        places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
+        unsendable = sorted({topic for topic, _ in places})
+        unowned = [r.name for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
+        events = [
+            *self._unowned.update(
+                unowned,
+                summary=f"{self.name} cannot claim its assigned partitions of {', '.join(unowned)}",
                 effect="events on these partitions are not processed",
-                doing="retries every second",
+            ),
+            *self._unsendable.update(
+                unsendable,
+                summary=f"{self.name} cannot publish to all partitions of {', '.join(unsendable)}",
+                effect="events on some partitions wait in the outbox; other partitions are not delayed",
+            ),
+        ]
+        if events:
+            async with database.acquire() as db, db.transaction():
+                await outbox.enqueue(db, events)
+            self.runtime.publish()
+        return False
+
+
+class PartitionAlert:
+    """Alert of one service process about partitions, raised while there are any."""
+
+    def __init__(self, kind: str, service: str, instance: str) -> None:
+        self.kind = kind
+        self.service = service
+        self.instance = instance
+        self.raised = False
+
+    def update(self, names: Sequence[str], *, summary: str, effect: str) -> list[AlertRaised | AlertResolved]:
+        """The event to publish; empty if nothing has changed."""
+        if bool(names) == self.raised:
+            return []
+        self.raised = bool(names)
+        alert = AlertRaised if names else AlertResolved
+        return [
+            alert(
+                dedup_key=alert_key(self.service, self.kind, self.instance),
+                subject_kind="service",
+                subject_id=self.service,
+                kind=self.kind,
+                summary=summary if names else "",
+                effect=effect,
+                doing="retries every few seconds",
                 command="check the service's log and /readyz",
             )
-            async with database.acquire() as db, db.transaction():
-                await outbox.enqueue(db, [alert])
-        self._alerted = bool(stuck)
-        return False
+        ]
 
 
 def _end_process_on_failure(main: asyncio.Task[None]) -> None:

@@ -4,24 +4,27 @@ that consumers detect duplicates and gaps.
 One relay per service is active at a time: it holds an advisory lock on a dedicated session, assigns numbers in
 transactions *on that session*, and sends the lowest unacknowledged rows of each partition as one idempotent batch. The
 server ends the session of a stopped relay, so it can assign no more numbers; records that it had in flight repeat
-numbers already assigned, and consumers drop them.
+numbers already assigned, and consumers drop them. A partition that cannot be sent to delays no other (lanes.py).
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from itertools import groupby
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final
 
 import asyncpg
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
 from slipway_common.messaging.envelope import Envelope, encode
-from slipway_common.observability.telemetry import PUBLISHED, logger
+from slipway_common.messaging.lanes import ROWS_MAX, Lanes, Place, Rows
+from slipway_common.messaging.producers import OVERDUE_SECONDS, Producers, open_producer
+from slipway_common.observability.telemetry import PUBLISHED, UNSENDABLE, logger
 
 LOG = logger(__name__)
 
@@ -60,12 +63,12 @@ UPDATE outbox o SET partition = placed.partition,
     previous_sequence_number = m.sequence_number - s.size + placed.place - 1
 FROM placed JOIN moved m USING (topic, partition) JOIN sizes s USING (topic, partition) WHERE o.id = placed.id
 RETURNING {", ".join(f"o.{column}" for column in RECORD)}"""
-# Rows of every partition, so that one that cannot be sent to does not block the others.
+PLACES: Final = "SELECT topic, partition FROM relay_position"
 LOWEST: Final = f"""
-SELECT o.* FROM relay_position p CROSS JOIN LATERAL (
+SELECT o.* FROM unnest($1::text[], $2::integer[]) AS p (topic, partition) CROSS JOIN LATERAL (
     SELECT {", ".join(RECORD)} FROM outbox
     WHERE sequence_number IS NOT NULL AND topic = p.topic AND partition = p.partition
-    ORDER BY sequence_number LIMIT 500) o
+    ORDER BY sequence_number LIMIT {ROWS_MAX}) o
 ORDER BY o.topic, o.partition, o.sequence_number"""
 ACKNOWLEDGED: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
 PING: Final = "SELECT 1"
@@ -73,7 +76,8 @@ PING: Final = "SELECT 1"
 # The server ends the lock session of a relay that stalls for longer. The relay queries it every second.
 STALLED_SECONDS: Final = 10.0
 PING_SECONDS_MAX: Final = 1.0
-BATCH_BYTES: Final = 900_000  # below the broker's default limit of 1 MiB a batch
+TOGETHER_SECONDS: Final = 0.05  # for batches that were sent together, so that one statement deletes their rows
+LOG_EVERY: Final = 12  # failed batches in a row of a partition: one line a minute
 
 
 def partition_for(key: str | None, partitions: int) -> int:
@@ -105,11 +109,14 @@ class Relay:
         self.partitions = partitions
         self.stalled_seconds = stalled_seconds
         self.ping_seconds = min(PING_SECONDS_MAX, stalled_seconds / 4)
-        self.leading = False
-        self._behind = True  # numbered rows may be unacknowledged, of a predecessor or an earlier round
+        self.publication: Publication | None = None  # while this relay leads
         self._wake = asyncio.Event()
         self._notify: asyncio.Task[None] | None = None
         self._channel = f"slipway_relay_{schema_of(service)}"
+
+    @property
+    def leading(self) -> bool:
+        return self.publication is not None
 
     def wake(self, database: Database) -> None:
         """Publish now, in this process or in the one that leads; call after a commit."""
@@ -147,31 +154,24 @@ class Relay:
                 await asyncio.sleep(self.ping_seconds / 2)
             await db.add_listener(self._channel, lambda *_: self._wake.set())
             source = f"/slipway/{self.service}/{await db.fetchval('SELECT id FROM incarnation')}"
-            producer = AIOKafkaProducer(
-                bootstrap_servers=self.kafka,
-                enable_idempotence=True,
-                acks="all",
-                max_batch_size=BATCH_BYTES,
-                request_timeout_ms=10_000,
-            )
             await db.execute(PING)
-            await producer.start()
+            producers = Producers(partial(open_producer, self.kafka))
+            places = [(row["topic"], row["partition"]) for row in await db.fetch(PLACES)]
+            publication = Publication(self, source, producers, places=places)
             try:
-                await self._check_partitions(producer)
-                self.leading = self._behind = True
+                await self._check_partitions(await producers.channel(0.0, trial=False).opening)
+                self.publication = publication
                 while True:
                     self._wake.clear()
-                    if not await self.publish(db, producer, source):  # also keeps the session from being idle
-                        with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self._wake.wait(), self.ping_seconds)
+                    if not await publication.round(db):  # also keeps the session from being idle
+                        await publication.idle(self._wake, self.ping_seconds)
             finally:
-                self.leading = False
-                with contextlib.suppress(TimeoutError):  # it waits for a broker that may be unavailable
-                    await asyncio.wait_for(producer.stop(), 2)
+                self.publication = None
+                await publication.close()
         finally:
             await _close(db)
 
-    async def _check_partitions(self, producer: AIOKafkaProducer) -> None:
+    async def _check_partitions(self, producer: Any) -> None:
         for topic, expected in self.partitions.items():
             actual = await producer.partitions_for(self.topic_prefix + topic)
             if len(actual) != expected:
@@ -180,64 +180,142 @@ class Relay:
                     "set SLIPWAY_PARTITIONS to match, or recreate the topic"
                 )
 
-    async def publish(self, db: Connection, producer: Any, source: str) -> int:
-        """Number, send and delete one round of rows; returns the number of rows acknowledged."""
-        behind, self._behind = self._behind, True
-        rows = await self._number(db)
-        if behind:
-            rows = await db.fetch(LOWEST)
-        if not rows:
-            self._behind = False
-            return 0
-        sends = [
-            asyncio.create_task(self._send(producer, source, list(group)))
-            for _, group in groupby(rows, key=lambda row: (row["topic"], row["partition"]))
-        ]
-        try:
-            while (await asyncio.wait(sends, timeout=self.ping_seconds))[1]:
-                await db.execute(PING)  # the broker is slow; keep the lock meanwhile
-        finally:
-            for send in sends:
-                send.cancel()
-        acknowledged = [row["id"] for send in sends if send.exception() is None for row in send.result()]
-        await db.execute(ACKNOWLEDGED, acknowledged)
-        for send in sends:
-            send.result()  # raises the error of a partition after the other rows are deleted
-        self._behind = behind or len(acknowledged) < len(rows)
-        return len(acknowledged)
 
-    async def _number(self, db: Connection) -> Sequence[Any]:
+class Publication:
+    """Publication by a relay while it leads: numbers the rows, and sends them one batch per partition at a time."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        source: str,
+        producers: Producers,
+        *,
+        places: Iterable[Place],
+        clock: Callable[[], float] = monotonic_seconds,
+        together_seconds: float | None = TOGETHER_SECONDS,
+    ) -> None:
+        """`places` are the partitions that a predecessor may have numbered rows for. A round waits `together_seconds`
+        for its batches, or until all are answered."""
+        self._relay = relay
+        self._source = source
+        self._producers = producers
+        self._lanes = Lanes(places)
+        self._clock = clock
+        self._together_seconds = together_seconds
+        self._places: dict[asyncio.Task[int], Place] = {}  # of batches in flight
+        self._unsendable: Counter[str] = Counter()
+
+    async def round(self, db: Connection) -> int:
+        """Number new rows, send what can be sent, and delete the rows of acknowledged batches; returns the number of
+        rows that were numbered or acknowledged."""
+        numbered = await self._number(db)
+        self._lanes.add(numbered)
+        if places := self._lanes.unloaded(self._clock()):
+            topics, partitions = zip(*places, strict=True)
+            self._lanes.load(places, await db.fetch(LOWEST, topics, partitions))
+        if sends := self._start():
+            await asyncio.wait(sends, timeout=self._together_seconds)
+        self._producers.check_opened()
+        if acknowledged := self._take():
+            await db.execute(ACKNOWLEDGED, acknowledged)
+        self._gauge()
+        return len(numbered) + len(acknowledged)
+
+    async def idle(self, wake: asyncio.Event, seconds: float) -> None:
+        """Wait until woken, until a batch in flight has ended, until a failed partition is due, or for `seconds`."""
+        retry_at = self._lanes.next_retry_at()
+        timeout = seconds if retry_at is None else max(0.0, min(seconds, retry_at - self._clock()))
+        waking = asyncio.create_task(wake.wait())
+        try:
+            await asyncio.wait({waking, *self._places}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
+
+    async def close(self) -> None:
+        """Stop sending; rows in flight may be sent again by the next leader."""
+        await self._producers.close()
+        self._places.clear()
+        self._gauge()
+
+    async def _number(self, db: Connection) -> Rows:
         """Assign sequence numbers to new rows; returns them in the order of LOWEST."""
         unnumbered = await db.fetch(UNNUMBERED)
         if not unnumbered:
             return []
         ids, topics, keys = zip(*unnumbered, strict=True)
-        partitions = [partition_for(k, self._count(t)) for t, k in zip(topics, keys, strict=True)]
+        # Dead-letter topics have one partition.
+        partitions = [partition_for(key, self._relay.partitions.get(t, 1)) for t, key in zip(topics, keys, strict=True)]
         rows = await db.fetch(NUMBER, list(ids), list(topics), partitions)
         return sorted(rows, key=itemgetter("topic", "partition", "sequence_number"))
 
-    def _count(self, topic: str) -> int:
-        return self.partitions.get(topic, 1)  # dead-letter topics have one partition
+    def _start(self) -> list[asyncio.Task[int]]:
+        """Begin to send the next batch of each partition that is free."""
+        now = self._clock()
+        started = []
+        for place, rows in self._lanes.start(now):
+            channel = self._producers.channel(now, trial=self._lanes.failures(place) > 0)
+            task = channel.send(self._sending(rows), now)
+            self._places[task] = place
+            started.append(task)
+        return started
 
-    async def _send(self, producer: Any, source: str, rows: Sequence[Any]) -> Sequence[Any]:
-        """Send the first rows of a partition as a single batch; separate sends could lose rows to a zombie producer."""
-        batch = producer.create_batch()
-        fitting = 0
-        for row in rows:
-            appended = batch.append(
-                key=None if row["key"] is None else row["key"].encode(),
-                value=row["value"],
-                timestamp=int(row["at"].timestamp() * 1000),
-                headers=_headers(row, source),
-            )
-            if appended is None:
-                break
-            fitting += 1
-        topic = row["topic"]
-        future = await producer.send_batch(batch, self.topic_prefix + topic, partition=rows[0]["partition"])
-        await future
-        PUBLISHED.labels(topic).inc(fitting)
-        return rows[:fitting]
+    def _sending(self, rows: Rows) -> Callable[[Any], Awaitable[int]]:
+        async def send(producer: Any) -> int:
+            return await send_batch(producer, self._relay.topic_prefix, self._source, rows)
+
+        return send
+
+    def _take(self) -> list[int]:
+        """Record the results of batches that have ended; returns the ids of acknowledged rows."""
+        now = self._clock()
+        acknowledged: list[int] = []
+        for task in self._producers.take(now):
+            place = self._places.pop(task)
+            if not task.done() or task.cancelled():
+                self._fail(place, now, "not answered")
+            elif (error := task.exception()) is not None:
+                self._fail(place, now, repr(error))
+            else:
+                acknowledged += [row["id"] for row in self._lanes.acknowledge(place, task.result())]
+        return acknowledged
+
+    def _fail(self, place: Place, now: float, error: str) -> None:
+        self._lanes.fail(place, now)
+        if self._lanes.failures(place) % LOG_EVERY == 1:
+            LOG.warning("partition cannot be sent to, retrying", topic=place[0], partition=place[1], error=error)
+
+    def unsendable(self, seconds: float = OVERDUE_SECONDS) -> list[Place]:
+        """Partitions whose batches have failed or not been answered for `seconds`."""
+        since = self._clock() - seconds
+        unanswered = [self._places[task] for task in self._producers.unanswered(since)]
+        return sorted({*self._lanes.failing(since), *unanswered})
+
+    def _gauge(self) -> None:
+        counts = Counter(topic for topic, _ in self.unsendable())
+        for topic in {*self._unsendable, *counts}:
+            UNSENDABLE.labels(topic).set(counts[topic])
+        self._unsendable = counts
+
+
+async def send_batch(producer: Any, prefix: str, source: str, rows: Rows) -> int:
+    """Send the first rows of a partition as a single batch, and return their number after its acknowledgement. Separate
+    sends could lose rows to a zombie producer."""
+    batch = producer.create_batch()
+    fitting = 0
+    for row in rows:
+        appended = batch.append(
+            key=None if row["key"] is None else row["key"].encode(),
+            value=row["value"],
+            timestamp=int(row["at"].timestamp() * 1000),
+            headers=_headers(row, source),
+        )
+        if appended is None:
+            break
+        fitting += 1
+    topic = rows[0]["topic"]
+    await (await producer.send_batch(batch, prefix + topic, partition=rows[0]["partition"]))
+    PUBLISHED.labels(topic).inc(fitting)
+    return fitting
 
 
 def _headers(row: Any, source: str) -> list[tuple[str, bytes]]:

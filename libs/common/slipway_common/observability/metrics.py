@@ -760,6 +760,25 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
+        name="slipway_unsendable_partitions",
+        kind="gauge",
+        services=EVERY,
+        labels=("topic",),
+        help="Partitions whose last batch the broker refused, or has not acknowledged in time",
+        alerts=(
+            AlertRule(
+                name="SlipwayPartitionsUnsendable",
+                expr="max by (job, topic) (slipway_unsendable_partitions) > 0",
+                for_seconds=30,
+                severity="critical",
+                summary="the {{ $labels.job }} cannot publish to {{ $value }} partitions of {{ $labels.topic }}",
+                effect="events on these partitions wait in the outbox; other partitions are not delayed",
+                doing="retries each of them every few seconds, and keeps its events in order",
+                command="kafka-topics.sh --describe --unavailable-partitions",
+            ),
+        ),
+    ),
+    Metric(
         name="slipway_clock_offset_seconds",
         kind="gauge",
         services=EVERY,

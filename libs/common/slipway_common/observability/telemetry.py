@@ -17,6 +17,7 @@ _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 CONSUMED: Final = metrics.counter("slipway_consumed_total")
 PUBLISHED: Final = metrics.counter("slipway_published_total")
 UNOWNED: Final = metrics.gauge("slipway_unowned_partitions")
+UNSENDABLE: Final = metrics.gauge("slipway_unsendable_partitions")
 LOOP_SECONDS: Final = metrics.histogram("slipway_loop_seconds")
 LOOP_FAILURES: Final = metrics.counter("slipway_loop_failures_total")
 
