@@ -38,6 +38,7 @@ from slipway_lease_broker import admission
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Exchange
+from slipway_lease_broker.domain.hearing import Heard, Quiet
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
@@ -51,6 +52,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
     SERVICE,
     START,
+    UNHEARD,
     Broker,
     acquire_request,
     admissions,
@@ -328,18 +330,77 @@ async def test_no_deadline_passes_before_the_requests_are_read(broker: Broker) -
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.events()
-    broker.caught_up = False
+    broker.heard = UNHEARD
     await broker.set_clock(1000)
     assert await broker.decide() == 0
     await broker.send(acquire_request("r2", 2))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 1)]
     await broker.send(renew(lease))
-    broker.caught_up = True
+    broker.heard = Heard()
     await broker.decide()
     assert kinds(await broker.events()) == ["LeaseConfirmed"]
     await broker.set_clock(1180)
     await broker.decide()
     assert kinds(await broker.events()) == ["LeaseExpired", "LeaseGranted"]
+
+
+async def test_leases_live_while_the_broker_does_not_read_kafka(broker: Broker) -> None:
+    """A lease renewed over Kafka gets the time in which its renewals could not be read; the end of its hold passes, and
+    a lease held over HTTP ends as always."""
+    await broker.send(acquire_request("r1", 2))
+    (lease,) = await broker.grants()
+    await broker.send(confirm(lease))
+    await broker.submit(acquire_request("r2", 2))
+    await broker.events()
+    broker.heard = Heard(kafka=None)
+    await broker.set_clock(1000)
+    await broker.decide()
+    assert [(type(event).__name__, event.request_id) for event in await broker.events()] == [("LeaseExpired", "r2")]
+    assert await broker.held() == 2
+    assert await broker.decide() == 0, "a pool with leases that are held back is not decided again at once"
+    broker.heard = Heard(kafka=[Quiet(after(100), after(1000))])
+    await broker.decide()
+    assert await broker.events() == []
+    await broker.set_clock(1199)  # 299 s in which it was heard
+    await broker.decide()
+    assert await broker.events() == []
+    assert await broker.held() == 2
+    broker.heard = Heard(kafka=None)
+    await broker.set_clock(1200)
+    await broker.decide()
+    assert kinds(await broker.events()) == ["LeaseReleased"]
+
+
+async def test_a_lease_that_is_not_renewed_ends_once_its_holder_was_heard(broker: Broker) -> None:
+    """The postponed deadline passes, and one renewed after the quiet time is not postponed."""
+    await broker.send(acquire_request("r1", 1), acquire_request("r2", 1))
+    first, second = await broker.grants()
+    await broker.send(confirm(first), confirm(second))
+    await broker.set_clock(200)
+    broker.heard = Heard(kafka=[Quiet(after(100), after(200))])
+    await broker.send(renew(second))
+    await broker.events()
+    await broker.set_clock(399)
+    await broker.decide()
+    assert await broker.events() == []
+    await broker.set_clock(400)  # 300 s after its confirmation, without the quiet time
+    await broker.decide()
+    assert [(type(event).__name__, event.request_id) for event in await broker.events()] == [("LeaseLost", "r1")]
+    await broker.set_clock(500)
+    await broker.decide()
+    assert [(type(event).__name__, event.request_id) for event in await broker.events()] == [("LeaseLost", "r2")]
+
+
+async def test_deadlines_of_a_pool_that_nobody_reads(broker: Broker) -> None:
+    """Another process lets those pass that no command over Kafka could move, but only after the reader had its turn."""
+    await broker.submit(acquire_request("r1", 1))
+    await broker.events()
+    broker.heard = Heard(kafka=None, reads=False)
+    await broker.set_clock(185)
+    assert await broker.decide() == 0
+    await broker.set_clock(195)
+    await broker.decide()
+    assert kinds(await broker.events()) == ["LeaseExpired"]
 
 
 async def test_cancel_ends_a_wait(broker: Broker) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
+import msgspec
 import pytest
 import uvicorn
 
@@ -26,6 +27,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
+from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
     Outcome,
@@ -46,7 +48,8 @@ from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.loops import plan
+from slipway_provisioner.handlers.heartbeats import HeartbeatView
+from slipway_provisioner.loops import plan, unleased
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import ERRORS, Simulated
 from slipway_provisioner.store import accounts, leases, pools
@@ -61,6 +64,7 @@ from tests.support.provisioner import (
     after,
     declared,
     provisioner_on,
+    received,
     report,
     revision_id,
     weight,
@@ -1348,6 +1352,60 @@ async def test_launches_wait_for_the_broker(provisioner: Provisioner, safe: Prov
     await safe.database.execute("UPDATE lease SET granted_units = 0")
     safe.broker_unavailable_seconds = 1.0
     assert not await safe.admit_unleased()
+
+
+async def test_nothing_starts_unleased_beside_a_broker_that_answers(safe: Provisioner) -> None:
+    """It is only away from Kafka: it holds what it granted, and cannot charge what starts beside it."""
+    await outage(safe, 4, 3)
+    await safe.set_clock(300)
+    safe.broker_over_http = True
+    assert not await safe.admit_unleased()
+    safe.broker_over_http = False
+    assert await safe.admit_unleased()
+
+
+async def test_a_broker_answers_where_it_listens() -> None:
+    """A closed port, a wrong address and no address do not answer."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await unleased.broker_answers(url)
+    assert not await unleased.broker_answers(url)
+    assert not await unleased.broker_answers("http://[")
+    assert not await unleased.broker_answers("")
+
+
+async def test_an_old_heartbeat_is_not_taken_for_a_new_one(
+    provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that begins again reads the last heartbeat of each service, however old. It counts from when it was
+    sent, at the earliest from the start of the process, and makes no later heartbeat forgotten."""
+    now = 1000.0
+    monkeypatch.setattr("slipway_provisioner.handlers.heartbeats.monotonic_seconds", lambda: now)
+    view = HeartbeatView()
+
+    async def silence(*, sent: float, at: float) -> float:
+        """Read a heartbeat; both times are those of the database clock."""
+        await provisioner.set_clock(at)
+        beat = ServiceHeartbeat(service="lease-broker", instance="0", at=after(sent), version="1")
+        (record,) = received(beat)
+        await view.apply(provisioner.database, [msgspec.structs.replace(record, time=after(sent))])
+        return view.unavailable_seconds("lease-broker", after_seconds=0)
+
+    now = 1040.0
+    assert await silence(sent=0, at=600) == 40.0, "nothing was expected before the start"
+    assert await silence(sent=595, at=600) == 5.0
+    assert await silence(sent=0, at=600) == 5.0
+    now = 1050.0
+    assert await silence(sent=620, at=610) == 0.0, "a clock that is ahead of the database's"
+    now = 1060.0
+    assert await silence(sent=0, at=620) == 10.0
 
 
 async def test_an_unleased_launch_gets_a_lease_when_charged(safe: Provisioner) -> None:

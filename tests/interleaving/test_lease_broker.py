@@ -26,10 +26,11 @@ from slipway_common.events.lease import (
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action
 from slipway_lease_broker.domain.declaration import Declaration, Declared, change
+from slipway_lease_broker.domain.hearing import Hearing, Quiet
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import AUDIT_KEPT_SECONDS, PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import answers, audit, gangs, pools
+from slipway_lease_broker.store import answers, audit, gangs, hearing, pools
 from slipway_lease_broker.store import terms as live
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS
@@ -80,6 +81,26 @@ async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(bro
     row = await broker.pool.fetchrow("SELECT * FROM lease_pools")
     assert (row["drained_reason"], row["pinned_reason"], row["derived_units"]) == ("moving", "ratchet", 7)
     assert row["limit_reason"] == "drained: moving"
+
+
+@locking("store.hearing.ADD", "store.hearing.LOCK", "store.hearing.SAVE")
+async def test_two_processes_that_listen_record_one_gap(broker: Broker) -> None:
+    """The second waits for the first, reads the clock then, and finds no gap."""
+    async with broker.pool.acquire() as db, db.transaction():
+        await hearing.listen(db, {"http": 0.0})
+    await broker.set_clock(60)
+    async with broker.pool.acquire() as first, broker.pool.acquire() as second:
+        async with first.transaction():
+            heard = await hearing.listen(first, {"http": 0.0, "3": 1.0})
+
+            async def listen() -> dict[str, Hearing]:
+                async with second.transaction():
+                    return await hearing.listen(second, {"3": 0.0, "http": 0.5})
+
+            listening = broker.start(listen())
+            await broker.until_waiting(listening)
+        assert heard["http"] == Hearing(after(60), (Quiet(after(0), after(60)),))
+        assert await listening == heard
 
 
 @locking("store.pools.CLAIM")

@@ -46,6 +46,7 @@ from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declaration, Declared
+from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
@@ -65,7 +66,7 @@ from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
 from tests.simulation.commands import TOKEN, Operator, declared
 from tests.simulation.log import PARTITIONS, Log
-from tests.support.lease_broker import admissions
+from tests.support.lease_broker import UNHEARD, admissions
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -166,7 +167,7 @@ class Deployment:
             self.decide = DecideLoop(self.admissions())
 
     def admissions(self) -> Admissions:
-        return admissions(caught_up=self.caught_up, waiter_ttl_seconds=120)
+        return admissions(heard=lambda pool: Heard() if self.caught_up(pool) else UNHEARD, waiter_ttl_seconds=120)
 
     # Steps
 

@@ -29,6 +29,8 @@ from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.commands import apply_command
 from slipway_lease_broker.domain.declaration import Declaration, Declared
+from slipway_lease_broker.domain.exchange import Submission
+from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
@@ -43,6 +45,7 @@ from tests.support.databases import empty_database
 SERVICE = "lease-broker"
 PROVISIONER: Final = "provisioner"  # source and owner of its commands
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+UNHEARD: Final = Heard(kafka=None, http=None, reads=False)
 TERMS: Final = BrokerTerms(
     lost_linger_seconds=70,
     waiter_ttl_seconds=100_000,  # requests in tests are sent once, then the clock jumps
@@ -55,14 +58,14 @@ TERMS: Final = BrokerTerms(
 
 def admissions(
     *,
-    caught_up: Callable[[str], bool] = lambda _: True,
+    heard: Callable[[str], Heard] = lambda _: Heard(),
     waiters: GrantWaiters | None = None,
     **terms: Any,
 ) -> Admissions:
     """Admission transactions, as in main.py, with changed terms."""
     return Admissions(
         terms=msgspec.structs.replace(TERMS, **terms),
-        caught_up=caught_up,
+        heard=heard,
         waiters=waiters or GrantWaiters(lambda _: None),
         runtime=Runtime(),
     )
@@ -135,14 +138,14 @@ class Broker:
     def __init__(self, pool: Database) -> None:
         self.pool = pool
         self.offsets = count()
-        self.caught_up = True
+        self.heard = Heard()
         self._seen_event = 0
         self._started: list[asyncio.Task[Any]] = []
         self.use()
 
     def use(self, **terms: Any) -> None:
         """Start another process, with these terms."""
-        self.admissions = admissions(caught_up=lambda _: self.caught_up, **terms)
+        self.admissions = admissions(heard=lambda _: self.heard, **terms)
         self.handler = LeaseCommandHandler(self.admissions, at_once_max=0)
         self.loop = DecideLoop(self.admissions)
 
@@ -161,6 +164,12 @@ class Broker:
     async def send_in(self, tx: Connection, *commands: Any) -> None:
         committed = await self.handler.handle(tx, [received(command, next(self.offsets)) for command in commands])
         committed()
+
+    async def submit(self, command: Any) -> None:
+        """Send a command over HTTP."""
+        await self.admissions.submit(
+            self.pool, command.lease_pool_id, [Submission(command=command, caller=PROVISIONER)], at_once=True
+        )
 
     async def request_gang(self, name: str, **units: int) -> None:
         """Request so many units of each lease pool, all at once."""

@@ -212,6 +212,7 @@ class Provisioner:
         self.launcher = Launcher(self.settings, self.providers)
         self.unavailable_seconds = 0.0
         self.broker_unavailable_seconds = 0.0
+        self.broker_over_http = False
         self.tokens = count(1)
         service = build(self.settings)
         service.runtime.database = database
@@ -264,8 +265,15 @@ class Provisioner:
     async def admit_unleased(self) -> bool:
         """Run one step of the loop for unleased launches."""
         return await unleased.admit_unleased(
-            self.database, settings=self.settings, broker_unavailable_seconds=lambda: self.broker_unavailable_seconds
+            self.database,
+            settings=self.settings,
+            broker_unavailable_seconds=lambda: self.broker_unavailable_seconds,
+            answers=self.broker_answers,
         )
+
+    async def broker_answers(self, url: str) -> bool:
+        """Whether the broker answers over HTTP."""
+        return self.broker_over_http
 
     async def launch(self) -> None:
         """Start all calls that may start, and wait for them."""

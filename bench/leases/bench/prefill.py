@@ -4,9 +4,10 @@ from typing import Any, Final
 
 HELD: Final = """
 INSERT INTO leases (id, lease_pool_id, request_id, fencing_token, granted_units, units, state, granted_at, expires_at,
-    hold_until, tenant, operation, owner)
+    hold_until, tenant, operation, owner, extended_at)
 SELECT $1 || '-held-' || n, $1, 'held-' || n, n, 1, 1, 'confirmed', slipway_clock(),
-    slipway_clock() + interval '1 hour', slipway_clock() + interval '1 hour', 'others', 'launch', 'others'
+    slipway_clock() + interval '1 hour', slipway_clock() + interval '1 hour', 'others', 'launch', 'others',
+    slipway_clock()
 FROM generate_series(1, $2::integer) AS n"""
 COUNT_HELD: Final = """
 UPDATE lease_pools SET last_token = $2::integer, held = jsonb_build_object('launch', $2::integer),

@@ -26,6 +26,7 @@ from slipway_lease_broker.domain.commands import LeaseCommand, apply_command, co
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.exchange import Exchange, Outcome, Submission
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
+from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Entry, Gang, Key, Lease, LeasePool, Ledger, Request, State, Tenant
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
@@ -62,12 +63,12 @@ NOTHING: Final[Mapping[str, datetime]] = MappingProxyType({})
 class Admissions(msgspec.Struct, frozen=True, kw_only=True):
     """Admission transactions of this process, and the objects that they share.
 
-    `caught_up(lease_pool_id)` is false while commands of that pool may be waiting to be read: then none of its
-    deadlines passes and no request lapses.
+    `heard(lease_pool_id)` tells how the holders of its leases are heard: while they are not, none of the deadlines
+    that their commands could move passes, and no request lapses.
     """
 
     terms: BrokerTerms
-    caught_up: Callable[[str], bool]
+    heard: Callable[[str], Heard]
     waiters: GrantWaiters
     runtime: Runtime
 
@@ -96,7 +97,7 @@ class Admissions(msgspec.Struct, frozen=True, kw_only=True):
 
     def begin(self, tx: Connection) -> "AdmissionTx":
         """Admission within a transaction of the caller, who calls `committed` after the commit."""
-        return AdmissionTx(tx, self.terms, caught_up=self.caught_up, waiters=self.waiters)
+        return AdmissionTx(tx, self.terms, heard=self.heard, waiters=self.waiters)
 
 
 class AdmissionTx:
@@ -108,7 +109,7 @@ class AdmissionTx:
     now: datetime  # database clock, read after the locks
 
     def __init__(
-        self, tx: Connection, terms: BrokerTerms, *, caught_up: Callable[[str], bool], waiters: GrantWaiters
+        self, tx: Connection, terms: BrokerTerms, *, heard: Callable[[str], Heard], waiters: GrantWaiters
     ) -> None:
         self.tx = tx
         self.pools: dict[str, LeasePool] = {}  # locked, as written last
@@ -117,7 +118,7 @@ class AdmissionTx:
         self.decisions: list[Decision] = []
         self.more = False  # something is left to the loops
         self._terms = terms
-        self._caught_up = caught_up
+        self._heard = heard
         self._waiters = waiters
         self._ledger = Ledger([], [], [])  # not written yet
         self._written: list[Ledger] = []
@@ -320,16 +321,18 @@ class AdmissionTx:
         waiters: list[Request] = []
         unannounced: list[Request] = []
         per_queue = 1
-        expire, waiter_ttl = self._caught_up(pool.id), timedelta(seconds=self._terms.waiter_ttl_seconds)
+        heard, waiter_ttl = self._heard(pool.id), timedelta(seconds=self._terms.waiter_ttl_seconds)
         next_deadline, requested_at = await pools.coming(tx, pool.id, None)
-        is_due = expire and next_deadline is not None and next_deadline <= now
-        is_stale = expire and requested_at is not None and requested_at < now - waiter_ttl
+        is_due = heard.anyone and next_deadline is not None and next_deadline <= now
+        is_stale = heard.everyone and requested_at is not None and requested_at < now - waiter_ttl
         if is_due:
-            due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
+            due = await leases.due(tx, pool.id, now, heard, limit=ROWS_MAX)
         if is_stale:
             lapsed = await requests.lapse(tx, pool.id, stale_since=now - waiter_ttl, limit=ROWS_MAX)
         if is_due or is_stale:
-            next_deadline, requested_at = await pools.coming(tx, pool.id, now)
+            later, requested_at = await pools.coming(tx, pool.id, now)
+            # Leases that are held back keep the pool due.
+            next_deadline = later if heard.everyone else next_deadline
         if new:
             waiters, unannounced = sorted(new, key=lambda one: (*one.queue, one.since, one.place)), list(new)
             per_queue, requested_at = ROWS_MAX, now
@@ -339,12 +342,13 @@ class AdmissionTx:
                 unannounced = await requests.unannounced(tx, pool.id, limit=ROWS_MAX)
             else:  # the heads are all waiting requests
                 unannounced = sorted((one for one in waiters if one.queued_at is None), key=lambda one: one.place)
-        # Requests lapse at a time of their own, not when a unit becomes free: that decision may run without `expire`.
+        # Requests lapse at a time of their own, not when a unit becomes free: that decision may not hear from holders.
         if requested_at is not None:
             next_deadline = min(requested_at + waiter_ttl, next_deadline or requested_at + waiter_ttl)
         situation = Situation(
             per_queue=per_queue,
             due=due,
+            heard=heard,
             unannounced=unannounced,
             lapsed=lapsed,
             next_deadline=next_deadline,
@@ -388,7 +392,7 @@ class AdmissionTx:
 
     async def _write(self, decision: Decision) -> None:
         """Write the rows of a decision, except history and events."""
-        await leases.save(self.tx, decision.ended)
+        await leases.save(self.tx, [*decision.ended, *decision.postponed])
         await leases.add(self.tx, decision.granted)
         await requests.save(self.tx, decision.requests)
         await tenants.save(self.tx, decision.tenants)

@@ -47,6 +47,9 @@ class Settings(SignalSettings):
     broker_unavailable_mode: Literal["wait", "safe"] = "wait"
     """Launches while the lease-broker is unavailable: `wait` for it, or `safe`: start unleased at its last granted
     pace, each reported and charged later."""
+    lease_broker_url: str = ""
+    """URL of the lease-broker. While it answers there it is only away from Kafka, and nothing starts unleased
+    [default: it is not asked]."""
     calls_in_flight_max: int = 64
     """Largest number of concurrent provider calls of one replica."""
     send_within_seconds: float = 2.0

@@ -43,6 +43,7 @@ def lease(state: State, units: int = 3, *, hold: float = 900, **changes: Any) ->
         granted_at=at(hold - 1200),
         expires_at=at(-1),
         hold_until=at(hold),
+        extended_at=at(hold - 1200),
     )
     return msgspec.structs.replace(made, **changes)
 

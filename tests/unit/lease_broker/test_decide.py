@@ -53,6 +53,7 @@ def lease(
         granted_at=at(hold - 1200),
         expires_at=at(expires),
         hold_until=at(hold),
+        extended_at=at(hold - 1200),
         counted_until=None if counted is None else at(counted),
     )
 

@@ -220,6 +220,7 @@ class Deployment:
             "SLIPWAY_TOKENS_FILE": str(self.folder / "tokens.yaml"),
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
+            "SLIPWAY_LEASE_BROKER_URL": self.url("lease-broker"),
             "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself
         }
         for key, value in PRODUCT_SECONDS.get(name, {}).items():

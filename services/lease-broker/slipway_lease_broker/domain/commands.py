@@ -4,7 +4,9 @@ Pure. Commands grant nothing and do not let deadlines pass; both are decided aft
 comes too late, or with the wrong token or owner, changes nothing.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -82,9 +84,11 @@ def apply_command(
     owner: str = "",
     admin: bool = False,
     gang_id: str | None = None,
+    over_kafka: bool = False,
 ) -> None:
     """Apply one command of `owner`; an `admin` may act for every owner. With a `gang_id` a request starts together
-    with the others of that gang. Raises BadEvent for a command that can never be applied."""
+    with the others of that gang. `over_kafka` tells how the command came, otherwise over HTTP. Raises BadEvent for a
+    command that can never be applied."""
     pool = ledger.pools.get(command.lease_pool_id)
     if pool is None:
         raise BadEvent(f"lease pool {command.lease_pool_id!r} is not declared")
@@ -97,7 +101,10 @@ def apply_command(
         return
     match command:
         case LeaseRequested():
-            _request(ledger, pool, command, now, traceparent, owner, gang_id)
+            new = partial(
+                new_request, now=now, traceparent=traceparent, owner=owner, gang_id=gang_id, over_kafka=over_kafka
+            )
+            _request(ledger, pool, command, new, now, owner)
         case LeaseCancelRequested():
             _cancel(ledger, pool, command, now, owner)
         case LeaseReleaseRequested():
@@ -105,7 +112,7 @@ def apply_command(
         case LeaseUnleasedReported():
             _record_unleased(ledger, pool, command, now, owner)
         case LeaseConfirmRequested() | LeaseRenewRequested():
-            _extend(ledger, pool, command, denial, now, owner)
+            _extend(ledger, pool, command, denial, now, owner, over_kafka=over_kafka)
 
 
 def _denied(ledger: Ledger, command: LeaseCommand, owner: str, *, admin: bool) -> Denial | None:
@@ -125,10 +132,9 @@ def _request(
     ledger: Ledger,
     pool: LeasePool,
     command: LeaseRequested,
+    new: Callable[..., Request],
     now: datetime,
-    traceparent: str,
     owner: str,
-    gang_id: str | None,
 ) -> None:
     key = pool.id, command.request_id
     if (known := ledger.requests.get(key)) is not None:  # a repetition: its owner still waits
@@ -140,7 +146,7 @@ def _request(
     since = _replace(ledger, pool, command, command.replaces, now, owner) if command.replaces is not None else now
     if command.group is not None:
         since = max(since, _join(ledger, pool, command.group, now))
-    ledger.put_request(new_request(command, now, since=since, traceparent=traceparent, owner=owner, gang_id=gang_id))
+    ledger.put_request(new(command, since=since))
     ledger.pools[pool.id] = queued(ledger.pools[pool.id], 0, command.units)
     ledger.dirty.add(pool.id)
 
@@ -328,6 +334,8 @@ def _extend(
     denial: Denial | None,
     now: datetime,
     owner: str,
+    *,
+    over_kafka: bool,
 ) -> None:
     """Confirm or renew a lease. Its state alone decides: a lease lives until its expiry has committed."""
     lease = ledger.leases.get((pool.id, command.lease_id))
@@ -339,7 +347,7 @@ def _extend(
     expires_at = alive_until(pool, state, now, lease.hold_until)
     if isinstance(command, LeaseRenewRequested):  # a renewal never shortens a lease that may live longer
         expires_at = max(expires_at, min(lease.expires_at, lease.hold_until))
-    after = msgspec.structs.replace(lease, state=state, expires_at=expires_at)
+    after = msgspec.structs.replace(lease, state=state, expires_at=expires_at, extended_at=now, over_kafka=over_kafka)
     progress = command.progress if isinstance(command, LeaseRenewRequested) else None
     if progress is not None and progress != lease.progress:
         terms = pool.policy.no_progress_seconds

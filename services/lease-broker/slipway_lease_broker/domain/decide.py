@@ -42,6 +42,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     pool: LeasePool  # with its state and counters after the decision
     ended: tuple[Lease, ...] = ()  # expired, lost, released by their hold, or lost and no longer counted
+    postponed: tuple[Lease, ...] = ()  # past their deadlines, by the time in which their holders were not heard
     granted: tuple[Lease, ...] = ()
     requests: tuple[Request, ...] = ()  # granted units, or LeaseQueued published
     awaited: frozenset[str] = frozenset()  # ids of requests granted units after their LeaseQueued
@@ -67,7 +68,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids, terms: BrokerTerms) -> Decision:
     """Decide for a lease pool."""
     pool = accrue_idle(pool, now)
-    pool, ended = _apply_deadlines(pool, situation.due, now, terms.lost_linger_seconds)
+    pool, ended, postponed = _apply_deadlines(pool, situation, now, terms.lost_linger_seconds)
     for request in situation.lapsed:
         pool = queued(pool, request.waiting_units, 0)
     pool, adapted_reason = limits.adapted(pool, now)
@@ -125,6 +126,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
     return Decision(
         pool=pool,
         ended=tuple(then for _, then in ended),
+        postponed=tuple(postponed),
         granted=tuple(granted),
         requests=tuple(row for name, row in rows.items() if row is not before[name]),
         awaited=frozenset(grant.request.id for grant in admission.grants if grant.request.queued_at is not None),
@@ -139,6 +141,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
                 for at in (
                     situation.next_deadline,
                     *(then.deadline for _, then in ended if then.ended_at is None),
+                    *(lease.deadline for lease in postponed),
                     *(lease.deadline for lease in granted),
                     *admission.wake_times,
                     admission.overdue_at,
@@ -160,16 +163,17 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
 
 
 def _apply_deadlines(
-    pool: LeasePool, due: Sequence[Lease], now: datetime, lost_linger_seconds: float
-) -> tuple[LeasePool, list[tuple[Lease, Lease]]]:
-    """The pool without the units that no longer count, and each changed lease before and after."""
+    pool: LeasePool, situation: Situation, now: datetime, lost_linger_seconds: float
+) -> tuple[LeasePool, list[tuple[Lease, Lease]], list[Lease]]:
+    """The pool without the units that no longer count, each ended lease before and after, and the postponed leases."""
     delay = pool.policy.lock_delay_seconds
     linger = timedelta(seconds=lost_linger_seconds if delay is None else delay)
-    ended = [(lease, then) for lease in due if (then := apply_deadline(lease, now, linger)) is not lease]
+    passed = [(lease, apply_deadline(lease, now, linger, situation.heard)) for lease in situation.due]
+    ended = [(lease, then) for lease, then in passed if not then.live]
     for lease, then in ended:
         if then.ended_at is not None:
             pool = counted(pool, lease, -lease.units)
-    return pool, ended
+    return pool, ended, [then for lease, then in passed if then.live and then is not lease]
 
 
 def _served(pool_id: str, tenants: Sequence[Tenant], finish: Mapping[str, float]) -> tuple[Tenant, ...]:
@@ -210,6 +214,8 @@ def lease_of(pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number
         advised_wait_seconds=grant.spared_seconds,
         reason=grant.reason,
         gang_id=request.gang_id,
+        extended_at=now,
+        over_kafka=request.over_kafka,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.lease import LeaseExpired, LeaseLost, LeaseReleased
+from slipway_lease_broker.domain.hearing import Heard, quiet_time
 from slipway_lease_broker.domain.ledger import Lease, State, advance
 from slipway_lease_broker.domain.text import quantity
 
@@ -17,24 +18,57 @@ NO_PROGRESS: Final = "no-progress"
 RELEASED: Final = "released"
 REPLACED: Final = "replaced"
 
+ALWAYS_HEARD: Final = Heard()
 
-def apply_deadline(lease: Lease, now: datetime, linger: timedelta) -> Lease:
-    """The lease after the deadline that passed by `now`; the same object when none did."""
+
+def apply_deadline(lease: Lease, now: datetime, linger: timedelta, heard: Heard = ALWAYS_HEARD) -> Lease:
+    """The lease after the deadline that passed by `now`; the same object when none did.
+
+    A deadline that a command could have moved is postponed by the time in which its holder was not heard, and does not
+    pass while it is not.
+    """
     if now < lease.deadline:
         return lease
     if lease.state is State.LOST:
         return msgspec.structs.replace(lease, ended_at=now)
-    stalled = lease.progress_until is not None and lease.progress_until < min(lease.expires_at, lease.hold_until)
-    if not stalled and lease.hold_until <= lease.expires_at:
+    if not _ends_by_hold(lease):
+        quiet = heard.kafka if lease.over_kafka else heard.http
+        if quiet is None:
+            return lease
+        if delay := quiet_time(quiet, lease.extended_at):
+            lease = _postponed(lease, delay, now)
+            if now < lease.deadline:
+                return lease
+    if _ends_by_hold(lease):
         return msgspec.structs.replace(
             lease, state=advance(lease.state, "released"), units=0, ended_at=now, reason=HOLD
         )
+    stalled = _is_stalled(lease)
     state = advance(lease.state, "deadline passed")
     if state is State.EXPIRED:
         return msgspec.structs.replace(lease, state=state, ended_at=now, reason=EXPIRED)
     # A lost lease stays counted, since a call that began while it was alive may still create something.
     return msgspec.structs.replace(
         lease, state=state, counted_until=now + linger, reason=NO_PROGRESS if stalled else LOST
+    )
+
+
+def _is_stalled(lease: Lease) -> bool:
+    """True if the deadline of its progress is the first one."""
+    return lease.progress_until is not None and lease.progress_until < min(lease.expires_at, lease.hold_until)
+
+
+def _ends_by_hold(lease: Lease) -> bool:
+    """True if the end of the hold, which no command moves, is the first deadline."""
+    return lease.hold_until <= lease.expires_at and not _is_stalled(lease)
+
+
+def _postponed(lease: Lease, delay: timedelta, now: datetime) -> Lease:
+    return msgspec.structs.replace(
+        lease,
+        expires_at=min(lease.expires_at + delay, lease.hold_until),
+        progress_until=None if lease.progress_until is None else lease.progress_until + delay,
+        extended_at=now,
     )
 
 

@@ -18,6 +18,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     caller: str
     admin: bool = False
     answered: bool = True  # False: no caller waits for the outcome; a refused command is only counted
+    over_kafka: bool = False  # and never answered
     confirm: bool = False
     woken: Any = None  # future of a waiting caller: the lease, or None if it must submit again
     remaining: int | None = None

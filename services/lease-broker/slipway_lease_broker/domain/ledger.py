@@ -122,6 +122,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     gang_id: str | None = None
     replaced: bool = False  # a request replaced it: no other may inherit its age
     reported_late: bool = False  # its holder reported a result after the hold had ended
+    extended_at: datetime  # by its grant, or the last command that moved its deadlines
+    over_kafka: bool = False  # whether its holder sends its commands over Kafka, or over HTTP
 
     @property
     def live(self) -> bool:
@@ -163,6 +165,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     group_name: str = ""
     gang_id: str | None = None
     lapsed: bool = False  # not repeated for too long: skipped until it is repeated
+    over_kafka: bool = False  # how it came: over Kafka, or over HTTP
     place: int = 0  # order of arrival; assigned by the store
 
     @property
@@ -302,6 +305,7 @@ def new_request(
     traceparent: str = "",
     owner: str = "",
     gang_id: str | None = None,
+    over_kafka: bool = False,
 ) -> Request:
     """Row of a new request."""
     return Request(
@@ -321,6 +325,7 @@ def new_request(
         owner=owner,
         group_name="" if command.group is None else spread.group_key(command.group),
         gang_id=gang_id,
+        over_kafka=over_kafka,
     )
 
 

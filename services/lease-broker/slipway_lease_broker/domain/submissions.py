@@ -44,7 +44,13 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
             exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
         else:
             apply_command(
-                ledger, submission.command, now, submission.traceparent, owner=submission.caller, admin=submission.admin
+                ledger,
+                submission.command,
+                now,
+                submission.traceparent,
+                owner=submission.caller,
+                admin=submission.admin,
+                over_kafka=submission.over_kafka,
             )
     for _, outcome in exchanges:  # a later submission of the batch may be about the same request
         if isinstance(outcome, Answer) and outcome.request is not None:

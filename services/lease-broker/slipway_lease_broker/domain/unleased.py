@@ -53,6 +53,8 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         owner=owner,
         mode=pool.policy.mode,
         reason=HOLD if over else UNLEASED,
+        extended_at=now,
+        over_kafka=True,
     )
     request = Request(
         id=start.request_id,
@@ -66,6 +68,7 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         since=started_at,
         whole=True,
         owner=owner,
+        over_kafka=True,
     )
     pool = msgspec.structs.replace(pool, last_token=lease.fencing_token)
     entry = Entry(

@@ -32,7 +32,13 @@ class LeaseCommandHandler:
         """Apply a batch of commands in order; returns a function to call after the commit. Raises BadEvent for a
         command that can never be applied."""
         commands = [
-            Submission(command=record.event, caller=record.source, traceparent=record.traceparent, answered=False)
+            Submission(
+                command=record.event,
+                caller=record.source,
+                traceparent=record.traceparent,
+                answered=False,
+                over_kafka=True,
+            )
             for record in received
             if record.event is not None
         ]

@@ -1,8 +1,12 @@
 """Loop that decides for due lease pools: deadlines, and commands that were applied without a decision. Runs in every
 replica; the row lock of a lease pool serializes its decisions."""
 
+from math import inf
+from typing import Final
+
 import msgspec
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.admission import RETRY_SECONDS, Admissions
@@ -11,12 +15,16 @@ from slipway_lease_broker.store import pools
 
 LOG = logger(__name__)
 
+PARTIAL_SECONDS: Final = 5.0  # between decisions for a pool in which deadlines are held back
+
 
 class DecideLoop(msgspec.Struct, frozen=True):
-    """Decides for one due lease pool per step. A pool that only its deadlines make due is left to the process that is
-    caught up with its commands."""
+    """Decides for one due lease pool per step. A pool that only its deadlines make due is left to the process that
+    reads its commands; if no process does, to any."""
 
     admissions: Admissions
+    partial: dict[str, float] = {}
+    """Lease pools in which not all deadlines could pass, and when they were decided (monotonic)."""
 
     async def step(self, database: Database) -> bool:
         """Decide for one due lease pool and commit the decision; False when none is due.
@@ -24,7 +32,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
         A failing decision affects its own pool only: the pool is postponed and tried again.
         """
         async with database.acquire() as db:
-            wanted = [name for name, dirty in await pools.due(db) if dirty or self.admissions.caught_up(name)]
+            wanted = [pool.id for pool in await pools.due(db) if pool.dirty or self._lets_pass(pool)]
             if not wanted:
                 return False
             admission, pool = self.admissions.begin(db), None
@@ -33,6 +41,9 @@ class DecideLoop(msgspec.Struct, frozen=True):
                     pool = await admission.claim(wanted)
                     if pool is None:
                         return False
+                    self.partial.pop(pool.id, None)
+                    if not self.admissions.heard(pool.id).everyone:
+                        self.partial[pool.id] = monotonic_seconds()
                     await admission.decide([pool.id])
             except Exception as error:
                 if pool is None or is_infrastructure(error):
@@ -43,3 +54,12 @@ class DecideLoop(msgspec.Struct, frozen=True):
                 return True
         admission.committed()
         return True
+
+    def _lets_pass(self, due: pools.DuePool) -> bool:
+        """True if this process now lets deadlines of the pool pass. While it does not hear from all holders some of
+        them are held back, and the pool stays due."""
+        heard = self.admissions.heard(due.id)
+        if heard.everyone:
+            return True
+        is_recent = monotonic_seconds() - self.partial.get(due.id, -inf) < PARTIAL_SECONDS
+        return heard.anyone and (heard.reads or due.late) and not is_recent

@@ -4,10 +4,11 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Integer, any_, bindparam, delete, func, insert, select, update
+from sqlalchemy import Boolean, Integer, any_, bindparam, case, delete, func, insert, or_, select, update
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, seconds
+from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, lease
@@ -36,9 +37,18 @@ CHANGED: Final = given(lease.c.id, *(field for field in FIELDS if field.name not
 LIMIT: Final = bindparam("limit", type_=Integer)
 
 # Served by the index leases_due, so that the cost does not grow with the number of leases held.
+# A lease whose holder is not heard is left out, unless no command could move its deadline.
 DUE: Final = Statement(
     select(*FIELDS)
-    .where(lease.c.lease_pool_id == bindparam("pool"), COUNTED, lease.c.deadline <= bindparam("now"))
+    .where(
+        lease.c.lease_pool_id == bindparam("pool"),
+        COUNTED,
+        lease.c.deadline <= bindparam("now"),
+        or_(
+            case((lease.c.over_kafka, bindparam("kafka", type_=Boolean)), else_=bindparam("http", type_=Boolean)),
+            lease.c.deadline == func.coalesce(lease.c.counted_until, lease.c.hold_until),
+        ),
+    )
     .order_by(lease.c.deadline, lease.c.fencing_token)
     .limit(LIMIT)
 )
@@ -56,9 +66,12 @@ PRUNE: Final = Statement(
 )
 
 
-async def due(tx: Connection, lease_pool_id: str, now: datetime, *, limit: int) -> list[Lease]:
-    """Counted leases whose deadline has passed, the earliest first."""
-    return structs(await tx.fetch(DUE.text, *DUE.arguments(pool=lease_pool_id, now=now, limit=limit)), Lease)
+async def due(tx: Connection, lease_pool_id: str, now: datetime, heard: Heard, *, limit: int) -> list[Lease]:
+    """Counted leases whose deadline has passed and may take effect, the earliest first."""
+    arguments = DUE.arguments(
+        pool=lease_pool_id, now=now, kafka=heard.kafka is not None, http=heard.http is not None, limit=limit
+    )
+    return structs(await tx.fetch(DUE.text, *arguments), Lease)
 
 
 async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:

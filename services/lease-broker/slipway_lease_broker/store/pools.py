@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
-from sqlalchemy import Boolean, Column, Text, any_, bindparam, case, func, or_, select, update
+from sqlalchemy import Boolean, Column, Text, any_, bindparam, case, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection, Database
@@ -33,7 +33,16 @@ IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= func.slipway_clo
 CLOCK: Final = "SELECT slipway_clock()"
 NAMED: Final = Statement(select(*TERMS).where(ANY))
 LOCK: Final = Statement(select(*TERMS).where(ANY).order_by(lease_pool.c.id).with_for_update())
-DUE: Final = Statement(select(lease_pool.c.id, lease_pool.c.dirty).where(IS_DUE))
+LATE_SECONDS: Final = 10
+DUE: Final = Statement(
+    select(
+        lease_pool.c.id,
+        lease_pool.c.dirty,
+        func.coalesce(
+            lease_pool.c.wake_at < func.slipway_clock() - text(f"interval '{LATE_SECONDS} s'"), text("false")
+        ).label("late"),
+    ).where(IS_DUE)
+)
 # The pool decided longest ago comes first, so that a busy pool cannot keep others waiting. The condition is checked
 # again once the row is locked, because another replica may have decided meanwhile.
 CLAIM: Final = Statement(
@@ -211,9 +220,17 @@ async def named(db: Connection, ids: Collection[str]) -> list[LeasePool]:
     return structs(await db.fetch(NAMED.text, sorted(ids)), LeasePool)
 
 
-async def due(db: Connection) -> list[tuple[str, bool]]:
-    """(id, dirty) of lease pools that are due for a decision; not dirty: due by time alone. Locks nothing."""
-    return [(row["id"], row["dirty"]) for row in await db.fetch(DUE.text)]
+class DuePool(msgspec.Struct, frozen=True):
+    """A lease pool that is due for a decision."""
+
+    id: str
+    dirty: bool  # by commands; otherwise by time alone
+    late: bool  # for so long that the process that reads its requests does not decide
+
+
+async def due(db: Connection) -> list[DuePool]:
+    """Lease pools that are due for a decision. Locks nothing."""
+    return structs(await db.fetch(DUE.text), DuePool)
 
 
 async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:

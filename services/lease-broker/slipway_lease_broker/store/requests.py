@@ -78,6 +78,7 @@ FIXED: Final = request.c[
     "owner",
     "group_name",
     "gang_id",
+    "over_kafka",
     "place",
 ]
 CHANGED: Final = given(*KEYS, *(field for field in FIELDS if field.name not in FIXED))

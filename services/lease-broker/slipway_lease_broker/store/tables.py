@@ -124,6 +124,7 @@ request = Table(
     required("group_name", Text, default=""),
     Column("gang_id", Text),
     required("lapsed", Boolean, default=NO),  # not repeated for too long: skipped until it is repeated
+    required("over_kafka", Boolean, default=NO),  # how it came: over Kafka, or over HTTP
     PrimaryKeyConstraint("lease_pool_id", "id"),
 )
 WAITING: Final = and_(request.c.waiting_units > 0, ~request.c.lapsed)
@@ -173,6 +174,8 @@ lease = Table(
     Column("gang_id", Text),
     required("replaced", Boolean, default=NO),  # a request replaced it: its age is inherited once
     required("reported_late", Boolean, default=NO),  # its holder reported a result after the hold had ended
+    required("extended_at", TIME),  # by its grant, or the last command that moved its deadlines
+    required("over_kafka", Boolean, default=NO),  # whether its holder sends its commands over Kafka, or over HTTP
     Column(
         "deadline",
         TIME,
@@ -186,6 +189,15 @@ COUNTED: Final = lease.c.ended_at.is_(None)
 Index("leases_due", lease.c.lease_pool_id, lease.c.deadline, postgresql_where=COUNTED)
 Index("leases_of_request", lease.c.lease_pool_id, lease.c.request_id)
 Index("leases_ended", lease.c.ended_at, postgresql_using="brin")
+
+# Until when holders were heard, per partition of the requests and over HTTP, and the quiet times before.
+hearing = Table(
+    "hearing",
+    metadata,
+    Column("way", Text, primary_key=True),  # a partition, or "http"
+    required("heard_at", TIME),
+    required("quiet", JSONB, default="[]"),
+)
 
 tenant = Table(
     "tenants",

@@ -1,11 +1,18 @@
-"""View of service heartbeats, in memory. Availability is computed from this process's monotonic clock at receipt."""
+"""View of service heartbeats, in memory. Availability is computed from this process's monotonic clock.
+
+A heartbeat counts from when it was sent, by the database's clock: a reader that begins again reads the last heartbeat
+of each service, however old it is.
+"""
 
 from collections.abc import Sequence
+from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import SERVICE_HEARTBEAT, Topic
 from slipway_common.messaging.records import Received
+
+CLOCK: Final = "SELECT slipway_clock()"
 
 
 class HeartbeatView:
@@ -18,9 +25,14 @@ class HeartbeatView:
         self.last_heartbeat: dict[str, float] = {}
 
     async def apply(self, database: Database, records: Sequence[Received]) -> None:
+        now = await database.fetchval(CLOCK)
         for record in records:
-            if record.event is not None:
-                self.last_heartbeat[record.event.service] = monotonic_seconds()
+            if record.event is None:
+                continue
+            # A jump of the database's clock moves no heartbeat before one that was received earlier.
+            sent_at = monotonic_seconds() - max(0.0, (now - record.time).total_seconds())
+            service = record.event.service
+            self.last_heartbeat[service] = max(sent_at, self.last_heartbeat.get(service, self.started))
 
     def unavailable_seconds(self, service: str, *, after_seconds: float) -> float:
         """Seconds since the last heartbeat beyond `after_seconds`; 0 while the service is available."""

@@ -70,6 +70,7 @@ CREATE TABLE requests (
     group_name text NOT NULL DEFAULT '',
     gang_id text,
     lapsed boolean NOT NULL DEFAULT false,      -- not repeated for too long: skipped until it is repeated
+    over_kafka boolean NOT NULL DEFAULT false,  -- how it came: over Kafka, or over HTTP
     PRIMARY KEY (lease_pool_id, id)
 );
 CREATE INDEX requests_done ON requests (lease_pool_id, last_requested_at) WHERE waiting_units = 0;
@@ -107,6 +108,8 @@ CREATE TABLE leases (
     gang_id text,
     replaced boolean NOT NULL DEFAULT false,    -- a request replaced it: its age is inherited once
     reported_late boolean NOT NULL DEFAULT false,  -- its holder reported a result after the hold had ended
+    extended_at timestamptz NOT NULL,           -- by its grant, or the last command that moved its deadlines
+    over_kafka boolean NOT NULL DEFAULT false,  -- whether its holder sends its commands over Kafka, or over HTTP
     deadline timestamptz
         GENERATED ALWAYS AS (coalesce(counted_until, least(expires_at, hold_until, progress_until))) STORED,
     UNIQUE (lease_pool_id, fencing_token)
@@ -114,6 +117,13 @@ CREATE TABLE leases (
 CREATE INDEX leases_due ON leases (lease_pool_id, deadline) WHERE ended_at IS NULL;
 CREATE INDEX leases_of_request ON leases (lease_pool_id, request_id);
 CREATE INDEX leases_ended ON leases USING brin (ended_at);
+
+-- Until when holders were heard, per partition of the requests and over HTTP, and the quiet times before.
+CREATE TABLE hearing (
+    way text PRIMARY KEY,                       -- a partition, or "http"
+    heard_at timestamptz NOT NULL,
+    quiet jsonb NOT NULL DEFAULT '[]'
+);
 
 CREATE TABLE tenants (
     lease_pool_id text NOT NULL REFERENCES lease_pools,
