@@ -45,8 +45,9 @@ from slipway_common.messaging.relay import PLACES, Publication, Relay, partition
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration as lease_declaration
+from slipway_lease_broker.domain import hearing
 from slipway_lease_broker.domain.declaration import Declaration, Declared
-from slipway_lease_broker.domain.hearing import Heard
+from slipway_lease_broker.domain.hearing import Heard, Hearing
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
@@ -66,7 +67,7 @@ from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
 from tests.simulation.commands import TOKEN, Operator, declared
 from tests.simulation.log import PARTITIONS, Log
-from tests.support.lease_broker import UNHEARD, admissions
+from tests.support.lease_broker import admissions
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -79,6 +80,8 @@ CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLA
 AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
 TASK_SECONDS: Final = 60.0
 REPORT_SECONDS: Final = 10.0
+STEPS_SECONDS: Final = 120.0
+"""Longest time between two steps of one kind that is not a gap."""
 TEMPLATE: Final = "simulation_template"
 _databases = count(1)
 _templates: set[str] = set()  # servers with that database
@@ -96,6 +99,7 @@ class Deployment:
         chance: Random,
         scenario: Scenario,
         databases: dict[str, Database],
+        skews: dict[str, float],
         url: str,
         tokens: Path,
         **pool: Any,
@@ -105,6 +109,7 @@ class Deployment:
         self.cloud = Cloud(scenario, lambda: (START + timedelta(seconds=self.elapsed)).timestamp(), chance)
         self.log = Log(chance)
         self.databases = databases
+        self.skews = skews
         self.settings = Settings(
             database_url="",
             kafka="",
@@ -132,7 +137,8 @@ class Deployment:
         }
         self.publications: dict[str, Publication] = {}
         self.owned: dict[tuple[str, str, int], Owned] = {}
-        self.targets: dict[tuple[str, str, int], int] = {}
+        self.hearings: dict[int, Hearing] = {}
+        self.cut_off_between = (0.0, 0.0)
         for name in SERVICES:
             self.boot(name)
         service = build(self.settings)
@@ -164,10 +170,10 @@ class Deployment:
             self.calculator = Leadership(Calculation(), service, "0")
             self.read: dict[consume.Place, Owned] = {}
         else:
-            self.decide = DecideLoop(self.admissions())
+            self.decide = DecideLoop(self.admissions(), clock=lambda: self.elapsed)
 
     def admissions(self) -> Admissions:
-        return admissions(heard=lambda pool: Heard() if self.caught_up(pool) else UNHEARD, waiter_ttl_seconds=120)
+        return admissions(heard=self.heard, waiter_ttl_seconds=120)
 
     # Steps
 
@@ -209,6 +215,8 @@ class Deployment:
             ("", "answer", self.cloud.answer),
         ]
         for name in SERVICES:
+            if name == "lease-broker" and self.cut_off:
+                continue
             steps.append((name, "relay", partial(self.relay, name)))
             for consumer in self.consumers[name]:
                 for partition in range(PARTITIONS):
@@ -233,6 +241,7 @@ class Deployment:
             return False
         finally:
             self.crash_in = 0
+        self.listen()
         return True
 
     async def everything(self) -> None:
@@ -241,6 +250,7 @@ class Deployment:
         self.chance.shuffle(steps)
         for _, _, act in steps:
             await act()
+            self.listen()
 
     async def kill(self, service: str) -> None:
         """Kill a service's process and start a new one."""
@@ -302,7 +312,6 @@ class Deployment:
         async with self.databases[consumer.service].acquire() as db:
             if key not in self.owned:
                 self.owned[key], _ = await consume.claim(db, consumer.topic.name, partition, "cluster")
-                self.targets[key] = self.log.end(consumer.topic.name, partition)
             owned = self.owned[key]
             back = min(owned.next_offset, self.chance.choice((0, 0, 0, 2)))
             limit = back + self.chance.randint(1, 30)
@@ -344,10 +353,32 @@ class Deployment:
                 await WeightView().apply(self.databases["provisioner"], [as_received(record) for record in records])
                 self.viewed[partition] = offset + len(records)
 
-    def caught_up(self, lease_pool_id: str) -> bool:
-        key = ("lease-broker", LEASE_REQUEST.name, partition_for(lease_pool_id, PARTITIONS))
-        owned = self.owned.get(key)
-        return owned is not None and owned.next_offset >= self.targets[key]
+    @property
+    def cut_off(self) -> bool:
+        """True while the lease-broker is cut off from Kafka."""
+        begin, end = self.cut_off_between
+        return begin <= self.elapsed < end
+
+    def listen(self) -> None:
+        """Record until when the lease-broker has read the requests of each partition."""
+        if self.cut_off:
+            return
+        for (service, topic, partition), owned in self.owned.items():
+            if service == "lease-broker" and owned.next_offset >= self.log.end(topic, partition):
+                self.hearings[partition] = hearing.heard(self.hearings.get(partition), self.now("lease-broker"))
+
+    def heard(self, lease_pool_id: str) -> Heard:
+        """How the lease-broker hears from the holders of leases."""
+        partition = partition_for(lease_pool_id, PARTITIONS)
+        known = self.hearings.get(partition)
+        reads = ("lease-broker", LEASE_REQUEST.name, partition) in self.owned
+        if not reads or known is None or (self.now("lease-broker") - known.heard_at).total_seconds() > STEPS_SECONDS:
+            return Heard(kafka=None, reads=reads)
+        return Heard(kafka=known.quiet)
+
+    def now(self, service: str) -> datetime:
+        """Clock of a service's database."""
+        return START + timedelta(seconds=self.elapsed + self.skews[service])
 
     # Queue and machines
 
@@ -435,6 +466,7 @@ class Deployment:
     async def calm_down(self) -> None:
         """End all faults, launch stops, pauses and roll-outs."""
         self.crashing = self.log.lost_acknowledgements = 0.0
+        self.cut_off_between = (0.0, 0.0)
         self.cloud.world.faults = ()
         async with self.databases["provisioner"].acquire() as db, db.transaction():
             await launch_stops.lift(db, "all", "")
@@ -490,13 +522,15 @@ async def deployment_on(
     name = f"simulation_{next(_databases)}"
     url = await server.create_database(name, template=await migrated(server))
     databases: dict[str, Database] = {}
+    skews: dict[str, float] = {}
     for service in SERVICES:
         databases[service] = await postgres.connect(url, service, size=3)
-        await databases[service].execute(SKEWED.format(skew=round(chance.uniform(-2, 2), 3)))
+        skews[service] = round(chance.uniform(-2, 2), 3)
+        await databases[service].execute(SKEWED.format(skew=skews[service]))
     tokens = NamedTemporaryFile()  # noqa: SIM115 (closed at the end of the history)
     entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
     Path(tokens.name).write_bytes(msgspec.json.encode([entry]))
-    deployment = Deployment(chance, scenario, databases, url, Path(tokens.name), **pool)
+    deployment = Deployment(chance, scenario, databases, skews, url, Path(tokens.name), **pool)
     ticks = count(1)
 
     class Time:
@@ -511,6 +545,7 @@ async def deployment_on(
     monkeypatch.setattr(ids, "random_bytes", lambda size: chance.getrandbits(8 * size).to_bytes(size, "big"))
     monkeypatch.setattr(ids, "_last_ms", 0)
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    monkeypatch.setattr(hearing, "QUIET_SECONDS", STEPS_SECONDS)
     _crash_at_commits(deployment, monkeypatch)
     try:
         yield deployment

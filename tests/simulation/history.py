@@ -1,7 +1,7 @@
 """One seeded history: faults, commands and tasks on a deployment, which settles once they end.
 
 Faults are duplicates, reordering, crashes at commits, skewed clocks, lost replies, a zone outage, throttles, slow
-boots and launch stops; commands are those of commands.py.
+boots, launch stops and a lease-broker that is cut off from Kafka; commands are those of commands.py.
 """
 
 import traceback
@@ -22,7 +22,9 @@ from tests.simulation.commands import MISSING_IMAGE
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
 
-ALL_FAULTS: Final = frozenset({*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated"})
+ALL_FAULTS: Final = frozenset(
+    {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
+)
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
 )
@@ -35,6 +37,8 @@ ROUND_SECONDS: Final = (20.0, 30.0)
 """Time between two rounds of all steps while a history settles: after one in which the cloud had something to do, and
 after another one."""
 SETTLED_WITHIN: Final = 120  # rounds: a boot that times out and a drain of ten minutes fit in
+CUT_OFF_EVERY: Final = 3
+CUT_OFF_SECONDS: Final = (300.0, 900.0)  # the ttl of a lease is 300 s
 COMMANDS: Final = 0.016  # share of steps that are followed by a command
 LEFT: Final = f"""
 SELECT (SELECT count(*) FROM worker WHERE state IN ({states(LIVE)}))
@@ -65,6 +69,9 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
         async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
             deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
             deployment.tasks_at = arrivals(deployment.chance, TASKS, 600)
+            if seed % CUT_OFF_EVERY == 0:
+                begin = deployment.chance.uniform(100, 500)
+                deployment.cut_off_between = (begin, begin + deployment.chance.uniform(*CUT_OFF_SECONDS))
             broken = ""
             try:
                 await run(deployment, STEPS)
@@ -122,7 +129,8 @@ async def settle(deployment: Deployment, tasks: int) -> None:
 
 
 def faults_of(deployment: Deployment) -> frozenset[str]:
-    """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, repeated records."""
+    """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, repeated records, and a
+    lease-broker that was cut off from Kafka and has recorded that."""
     replies = [fact for fact in deployment.cloud.facts if isinstance(fact, Reply)]
     numbers = Counter(
         (record.partition, as_received(record).sequence_number) for record in deployment.log.all(WORKER_LIFECYCLE.name)
@@ -131,6 +139,7 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found |= {"reply lost"} if any(reply.lost for reply in replies) else set()
     found |= {"call refused"} if len({reply.code for reply in replies}) > 1 else set()
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
+    found |= {"cut off"} if any(known.quiet for known in deployment.hearings.values()) else set()
     return frozenset(found)
 
 

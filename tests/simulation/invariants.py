@@ -1,17 +1,18 @@
 """Invariants of a simulated history: those that hold after every step, and those of the whole history."""
 
 from collections import Counter, defaultdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequested
 from slipway_common.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, LEASE_REQUEST, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
 from slipway_provisioner.store.tables import states
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from tests.simulation.commands import MAXIMA
-from tests.simulation.deployment import SERVICES, Deployment, as_received
+from tests.simulation.deployment import SERVICES, STEPS_SECONDS, Deployment, as_received
 
 MAX_CAPACITY: Final = 12
 LIMIT: Final = 8
@@ -24,6 +25,14 @@ SELECT c.id, c.name, c.state, c.drain_from, n.current_id = c.id AS current, n.de
     (SELECT count(*) FROM launch_batch b WHERE b.launch_config_id = c.id) AS batches,
     (SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id AND w.state IN ({states(LIVE)})) AS live
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name"""
+
+
+# Leases that ended because their holder was not heard, and when.
+OVERDUE_LEASES: Final = """
+SELECT id, extended_at, CASE WHEN state = 'lost' THEN counted_until - interval '70 s' ELSE ended_at END AS ended_at
+FROM leases WHERE state IN ('lost', 'expired') AND reason IN ('lost', 'expired')"""
+SKEW: Final = timedelta(seconds=5)  # of two clocks, at most
+LATE: Final = SKEW + timedelta(seconds=STEPS_SECONDS)
 
 
 class Checker:
@@ -82,9 +91,22 @@ async def judge(deployment: Deployment) -> None:
         assert await deployment.databases[name].fetchval(losses) == 0, f"9: {name} lost or dead-lettered a record"
     await _judge_workers(deployment)
     await _judge_revisions(deployment)
+    await _judge_leases(deployment)
     for record in deployment.log.all(LAUNCH_CONFIG_WEIGHT.name):
         event = as_received(record).event
         assert event is None or event.weight > 0, "5: a config with a weight of 0"
+
+
+async def _judge_leases(deployment: Deployment) -> None:
+    """No lease has ended by time while a command of its holder, sent long before, waited in Kafka unread."""
+    sent: dict[str, list[datetime]] = defaultdict(list)
+    for record in deployment.log.all(LEASE_REQUEST.name):
+        received = as_received(record)
+        if isinstance(received.event, LeaseConfirmRequested | LeaseRenewRequested):
+            sent[received.event.lease_id].append(received.time)
+    for row in await deployment.databases["lease-broker"].fetch(OVERDUE_LEASES):
+        waiting = [at for at in sent[row["id"]] if row["extended_at"] + SKEW < at < row["ended_at"] - LATE]
+        assert not waiting, f"1: lease {row['id']} ended at {row['ended_at']}, but its holder wrote at {waiting[0]}"
 
 
 async def _judge_workers(deployment: Deployment) -> None:

@@ -1,6 +1,7 @@
 """Loop that decides for due lease pools: deadlines, and commands that were applied without a decision. Runs in every
 replica; the row lock of a lease pool serializes its decisions."""
 
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -23,6 +24,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
     reads its commands; if no process does, to any."""
 
     admissions: Admissions
+    clock: Callable[[], float] = monotonic_seconds
     partial: dict[str, float] = {}
     """Lease pools in which not all deadlines could pass, and when they were decided (monotonic)."""
 
@@ -43,7 +45,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
                         return False
                     self.partial.pop(pool.id, None)
                     if not self.admissions.heard(pool.id).everyone:
-                        self.partial[pool.id] = monotonic_seconds()
+                        self.partial[pool.id] = self.clock()
                     await admission.decide([pool.id])
             except Exception as error:
                 if pool is None or is_infrastructure(error):
@@ -61,5 +63,5 @@ class DecideLoop(msgspec.Struct, frozen=True):
         heard = self.admissions.heard(due.id)
         if heard.everyone:
             return True
-        is_recent = monotonic_seconds() - self.partial.get(due.id, -inf) < PARTIAL_SECONDS
+        is_recent = self.clock() - self.partial.get(due.id, -inf) < PARTIAL_SECONDS
         return heard.anyone and (heard.reads or due.late) and not is_recent
