@@ -24,7 +24,7 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.lease_broker import UNHEARD, acquire_request, admissions, after, release, terms
+from tests.support.lease_broker import NOT_RECEIVING, acquire_request, admissions, after, release, terms
 from tests.support.lease_broker_http import Replica, World, world_on
 
 
@@ -427,7 +427,7 @@ async def test_a_pool_that_starts_granting_grants_at_once(
     """To waiting calls: a change by an operator notifies the decide loop, without waiting for a tick."""
     here, bell = world.replica, asyncio.Event()
     here.runtime.wakeups.append(bell)
-    loop = DecideLoop(admissions(heard=lambda _: UNHEARD, waiters=here.grant_waiters, waiter_ttl_seconds=120))
+    loop = DecideLoop(admissions(receiving=lambda _: NOT_RECEIVING, waiters=here.grant_waiters, waiter_ttl_seconds=120))
 
     async def decide() -> None:
         while await bell.wait():

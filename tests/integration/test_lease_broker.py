@@ -38,7 +38,7 @@ from slipway_lease_broker import admission
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Exchange
-from slipway_lease_broker.domain.hearing import Heard, Quiet
+from slipway_lease_broker.domain.reception import Downtime, Receiving
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
@@ -50,9 +50,9 @@ from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs, history, past_leases, pools
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
+    NOT_RECEIVING,
     SERVICE,
     START,
-    UNHEARD,
     Broker,
     acquire_request,
     admissions,
@@ -330,13 +330,13 @@ async def test_no_deadline_passes_before_the_requests_are_read(broker: Broker) -
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.events()
-    broker.heard = UNHEARD
+    broker.receiving = NOT_RECEIVING
     await broker.set_clock(1000)
     assert await broker.decide() == 0
     await broker.send(acquire_request("r2", 2))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 1)]
     await broker.send(renew(lease))
-    broker.heard = Heard()
+    broker.receiving = Receiving()
     await broker.decide()
     assert kinds(await broker.events()) == ["LeaseConfirmed"]
     await broker.set_clock(1180)
@@ -352,38 +352,38 @@ async def test_leases_live_while_the_broker_does_not_read_kafka(broker: Broker) 
     await broker.send(confirm(lease))
     await broker.submit(acquire_request("r2", 2))
     await broker.events()
-    broker.heard = Heard(kafka=None)
+    broker.receiving = Receiving(kafka=None)
     await broker.set_clock(1000)
     await broker.decide()
     assert [(type(event).__name__, event.request_id) for event in await broker.events()] == [("LeaseExpired", "r2")]
     assert await broker.held() == 2
     assert await broker.decide() == 0, "a pool with leases that are held back is not decided again at once"
-    broker.heard = Heard(kafka=[Quiet(after(100), after(1000))])
+    broker.receiving = Receiving(kafka=[Downtime(after(100), after(1000))])
     await broker.decide()
     assert await broker.events() == []
-    await broker.set_clock(1199)  # 299 s in which it was heard
+    await broker.set_clock(1199)  # 299 s without the downtime
     await broker.decide()
     assert await broker.events() == []
     assert await broker.held() == 2
-    broker.heard = Heard(kafka=None)
+    broker.receiving = Receiving(kafka=None)
     await broker.set_clock(1200)
     await broker.decide()
     assert kinds(await broker.events()) == ["LeaseReleased"]
 
 
-async def test_a_lease_that_is_not_renewed_ends_once_its_holder_was_heard(broker: Broker) -> None:
-    """The postponed deadline passes, and one renewed after the quiet time is not postponed."""
+async def test_a_lease_that_is_not_renewed_ends_after_a_downtime(broker: Broker) -> None:
+    """The postponed deadline passes, and one renewed after the downtime is not postponed."""
     await broker.send(acquire_request("r1", 1), acquire_request("r2", 1))
     first, second = await broker.grants()
     await broker.send(confirm(first), confirm(second))
     await broker.set_clock(200)
-    broker.heard = Heard(kafka=[Quiet(after(100), after(200))])
+    broker.receiving = Receiving(kafka=[Downtime(after(100), after(200))])
     await broker.send(renew(second))
     await broker.events()
     await broker.set_clock(399)
     await broker.decide()
     assert await broker.events() == []
-    await broker.set_clock(400)  # 300 s after its confirmation, without the quiet time
+    await broker.set_clock(400)  # 300 s after its confirmation, without the downtime
     await broker.decide()
     assert [(type(event).__name__, event.request_id) for event in await broker.events()] == [("LeaseLost", "r1")]
     await broker.set_clock(500)
@@ -395,7 +395,7 @@ async def test_deadlines_of_a_pool_that_nobody_reads(broker: Broker) -> None:
     """Another process lets those pass that no command over Kafka could move, but only after the reader had its turn."""
     await broker.submit(acquire_request("r1", 1))
     await broker.events()
-    broker.heard = Heard(kafka=None, reads=False)
+    broker.receiving = Receiving(kafka=None, reads=False)
     await broker.set_clock(185)
     assert await broker.decide() == 0
     await broker.set_clock(195)

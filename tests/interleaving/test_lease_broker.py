@@ -26,11 +26,11 @@ from slipway_common.events.lease import (
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action
 from slipway_lease_broker.domain.declaration import Declaration, Declared, change
-from slipway_lease_broker.domain.hearing import Hearing, Quiet
+from slipway_lease_broker.domain.reception import Downtime, Reception
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import AUDIT_KEPT_SECONDS, PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import answers, audit, gangs, hearing, pools
+from slipway_lease_broker.store import answers, audit, gangs, pools, reception
 from slipway_lease_broker.store import terms as live
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS
@@ -83,24 +83,24 @@ async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(bro
     assert row["limit_reason"] == "drained: moving"
 
 
-@locking("store.hearing.ADD", "store.hearing.LOCK", "store.hearing.SAVE")
-async def test_two_processes_that_listen_record_one_gap(broker: Broker) -> None:
-    """The second waits for the first, reads the clock then, and finds no gap."""
+@locking("store.reception.ADD", "store.reception.LOCK", "store.reception.SAVE")
+async def test_two_processes_record_one_downtime(broker: Broker) -> None:
+    """The second waits for the first, reads the clock then, and finds no downtime."""
     async with broker.pool.acquire() as db, db.transaction():
-        await hearing.listen(db, {"http": 0.0})
+        await reception.record(db, {"http": 0.0})
     await broker.set_clock(60)
     async with broker.pool.acquire() as first, broker.pool.acquire() as second:
         async with first.transaction():
-            heard = await hearing.listen(first, {"http": 0.0, "3": 1.0})
+            recorded = await reception.record(first, {"http": 0.0, "3": 1.0})
 
-            async def listen() -> dict[str, Hearing]:
+            async def record() -> dict[str, Reception]:
                 async with second.transaction():
-                    return await hearing.listen(second, {"3": 0.0, "http": 0.5})
+                    return await reception.record(second, {"3": 0.0, "http": 0.5})
 
-            listening = broker.start(listen())
-            await broker.until_waiting(listening)
-        assert heard["http"] == Hearing(after(60), (Quiet(after(0), after(60)),))
-        assert await listening == heard
+            recording = broker.start(record())
+            await broker.until_waiting(recording)
+        assert recorded["http"] == Reception(after(60), (Downtime(after(0), after(60)),))
+        assert await recording == recorded
 
 
 @locking("store.pools.CLAIM")

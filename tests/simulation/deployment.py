@@ -45,9 +45,9 @@ from slipway_common.messaging.relay import PLACES, Publication, Relay, partition
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.domain import declaration as lease_declaration
-from slipway_lease_broker.domain import hearing
+from slipway_lease_broker.domain import reception
 from slipway_lease_broker.domain.declaration import Declaration, Declared
-from slipway_lease_broker.domain.hearing import Heard, Hearing
+from slipway_lease_broker.domain.reception import Receiving, Reception
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
@@ -81,7 +81,7 @@ AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
 TASK_SECONDS: Final = 60.0
 REPORT_SECONDS: Final = 10.0
 STEPS_SECONDS: Final = 120.0
-"""Longest time between two steps of one kind that is not a gap."""
+"""Longest time between two steps of one kind that is no downtime."""
 TEMPLATE: Final = "simulation_template"
 _databases = count(1)
 _templates: set[str] = set()  # servers with that database
@@ -137,7 +137,7 @@ class Deployment:
         }
         self.publications: dict[str, Publication] = {}
         self.owned: dict[tuple[str, str, int], Owned] = {}
-        self.hearings: dict[int, Hearing] = {}
+        self.receptions: dict[int, Reception] = {}
         self.cut_off_between = (0.0, 0.0)
         for name in SERVICES:
             self.boot(name)
@@ -173,7 +173,7 @@ class Deployment:
             self.decide = DecideLoop(self.admissions(), clock=lambda: self.elapsed)
 
     def admissions(self) -> Admissions:
-        return admissions(heard=self.heard, waiter_ttl_seconds=120)
+        return admissions(receiving=self.receiving, waiter_ttl_seconds=120)
 
     # Steps
 
@@ -241,7 +241,7 @@ class Deployment:
             return False
         finally:
             self.crash_in = 0
-        self.listen()
+        self.receive()
         return True
 
     async def everything(self) -> None:
@@ -250,7 +250,7 @@ class Deployment:
         self.chance.shuffle(steps)
         for _, _, act in steps:
             await act()
-            self.listen()
+            self.receive()
 
     async def kill(self, service: str) -> None:
         """Kill a service's process and start a new one."""
@@ -359,22 +359,23 @@ class Deployment:
         begin, end = self.cut_off_between
         return begin <= self.elapsed < end
 
-    def listen(self) -> None:
+    def receive(self) -> None:
         """Record until when the lease-broker has read the requests of each partition."""
         if self.cut_off:
             return
+        now = self.now("lease-broker")
         for (service, topic, partition), owned in self.owned.items():
             if service == "lease-broker" and owned.next_offset >= self.log.end(topic, partition):
-                self.hearings[partition] = hearing.heard(self.hearings.get(partition), self.now("lease-broker"))
+                self.receptions[partition] = reception.continued(self.receptions.get(partition), now)
 
-    def heard(self, lease_pool_id: str) -> Heard:
-        """How the lease-broker hears from the holders of leases."""
+    def receiving(self, lease_pool_id: str) -> Receiving:
+        """Downtimes of the lease-broker's ways in."""
         partition = partition_for(lease_pool_id, PARTITIONS)
-        known = self.hearings.get(partition)
+        known, late = self.receptions.get(partition), self.now("lease-broker") - timedelta(seconds=STEPS_SECONDS)
         reads = ("lease-broker", LEASE_REQUEST.name, partition) in self.owned
-        if not reads or known is None or (self.now("lease-broker") - known.heard_at).total_seconds() > STEPS_SECONDS:
-            return Heard(kafka=None, reads=reads)
-        return Heard(kafka=known.quiet)
+        if not reads or known is None or known.received_until < late:
+            return Receiving(kafka=None, reads=reads)
+        return Receiving(kafka=known.downtimes)
 
     def now(self, service: str) -> datetime:
         """Clock of a service's database."""
@@ -545,7 +546,7 @@ async def deployment_on(
     monkeypatch.setattr(ids, "random_bytes", lambda size: chance.getrandbits(8 * size).to_bytes(size, "big"))
     monkeypatch.setattr(ids, "_last_ms", 0)
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
-    monkeypatch.setattr(hearing, "QUIET_SECONDS", STEPS_SECONDS)
+    monkeypatch.setattr(reception, "DOWNTIME_SECONDS", STEPS_SECONDS)
     _crash_at_commits(deployment, monkeypatch)
     try:
         yield deployment

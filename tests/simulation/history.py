@@ -139,7 +139,7 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found |= {"reply lost"} if any(reply.lost for reply in replies) else set()
     found |= {"call refused"} if len({reply.code for reply in replies}) > 1 else set()
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
-    found |= {"cut off"} if any(known.quiet for known in deployment.hearings.values()) else set()
+    found |= {"cut off"} if any(known.downtimes for known in deployment.receptions.values()) else set()
     return frozenset(found)
 
 

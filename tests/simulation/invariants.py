@@ -27,7 +27,7 @@ SELECT c.id, c.name, c.state, c.drain_from, n.current_id = c.id AS current, n.de
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name"""
 
 
-# Leases that ended because their holder was not heard, and when.
+# Leases that ended because no command extended them, and when.
 OVERDUE_LEASES: Final = """
 SELECT id, extended_at, CASE WHEN state = 'lost' THEN counted_until - interval '70 s' ELSE ended_at END AS ended_at
 FROM leases WHERE state IN ('lost', 'expired') AND reason IN ('lost', 'expired')"""

@@ -30,8 +30,8 @@ from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.commands import apply_command
 from slipway_lease_broker.domain.declaration import Declaration, Declared
 from slipway_lease_broker.domain.exchange import Submission
-from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Gang
+from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
@@ -45,7 +45,7 @@ from tests.support.databases import empty_database
 SERVICE = "lease-broker"
 PROVISIONER: Final = "provisioner"  # source and owner of its commands
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
-UNHEARD: Final = Heard(kafka=None, http=None, reads=False)
+NOT_RECEIVING: Final = Receiving(kafka=None, http=None, reads=False)
 TERMS: Final = BrokerTerms(
     lost_linger_seconds=70,
     waiter_ttl_seconds=100_000,  # requests in tests are sent once, then the clock jumps
@@ -58,14 +58,14 @@ TERMS: Final = BrokerTerms(
 
 def admissions(
     *,
-    heard: Callable[[str], Heard] = lambda _: Heard(),
+    receiving: Callable[[str], Receiving] = lambda _: Receiving(),
     waiters: GrantWaiters | None = None,
     **terms: Any,
 ) -> Admissions:
     """Admission transactions, as in main.py, with changed terms."""
     return Admissions(
         terms=msgspec.structs.replace(TERMS, **terms),
-        heard=heard,
+        receiving=receiving,
         waiters=waiters or GrantWaiters(lambda _: None),
         runtime=Runtime(),
     )
@@ -138,14 +138,14 @@ class Broker:
     def __init__(self, pool: Database) -> None:
         self.pool = pool
         self.offsets = count()
-        self.heard = Heard()
+        self.receiving = Receiving()
         self._seen_event = 0
         self._started: list[asyncio.Task[Any]] = []
         self.use()
 
     def use(self, **terms: Any) -> None:
         """Start another process, with these terms."""
-        self.admissions = admissions(heard=lambda _: self.heard, **terms)
+        self.admissions = admissions(receiving=lambda _: self.receiving, **terms)
         self.handler = LeaseCommandHandler(self.admissions, at_once_max=0)
         self.loop = DecideLoop(self.admissions)
 

@@ -26,9 +26,9 @@ from slipway_lease_broker.domain.commands import LeaseCommand, apply_command, co
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.exchange import Exchange, Outcome, Submission
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
-from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Entry, Gang, Key, Lease, LeasePool, Ledger, Request, State, Tenant
 from slipway_lease_broker.domain.receipt import receive
+from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.submissions import record
@@ -63,12 +63,12 @@ NOTHING: Final[Mapping[str, datetime]] = MappingProxyType({})
 class Admissions(msgspec.Struct, frozen=True, kw_only=True):
     """Admission transactions of this process, and the objects that they share.
 
-    `heard(lease_pool_id)` tells how the holders of its leases are heard: while they are not, none of the deadlines
-    that their commands could move passes, and no request lapses.
+    `receiving(lease_pool_id)` tells until when its commands were received: while they are not, none of the deadlines
+    passes that they could move, and no request lapses.
     """
 
     terms: BrokerTerms
-    heard: Callable[[str], Heard]
+    receiving: Callable[[str], Receiving]
     waiters: GrantWaiters
     runtime: Runtime
 
@@ -97,7 +97,7 @@ class Admissions(msgspec.Struct, frozen=True, kw_only=True):
 
     def begin(self, tx: Connection) -> "AdmissionTx":
         """Admission within a transaction of the caller, who calls `committed` after the commit."""
-        return AdmissionTx(tx, self.terms, heard=self.heard, waiters=self.waiters)
+        return AdmissionTx(tx, self.terms, receiving=self.receiving, waiters=self.waiters)
 
 
 class AdmissionTx:
@@ -109,7 +109,7 @@ class AdmissionTx:
     now: datetime  # database clock, read after the locks
 
     def __init__(
-        self, tx: Connection, terms: BrokerTerms, *, heard: Callable[[str], Heard], waiters: GrantWaiters
+        self, tx: Connection, terms: BrokerTerms, *, receiving: Callable[[str], Receiving], waiters: GrantWaiters
     ) -> None:
         self.tx = tx
         self.pools: dict[str, LeasePool] = {}  # locked, as written last
@@ -118,7 +118,7 @@ class AdmissionTx:
         self.decisions: list[Decision] = []
         self.more = False  # something is left to the loops
         self._terms = terms
-        self._heard = heard
+        self._receiving = receiving
         self._waiters = waiters
         self._ledger = Ledger([], [], [])  # not written yet
         self._written: list[Ledger] = []
@@ -321,18 +321,18 @@ class AdmissionTx:
         waiters: list[Request] = []
         unannounced: list[Request] = []
         per_queue = 1
-        heard, waiter_ttl = self._heard(pool.id), timedelta(seconds=self._terms.waiter_ttl_seconds)
+        receiving, waiter_ttl = self._receiving(pool.id), timedelta(seconds=self._terms.waiter_ttl_seconds)
         next_deadline, requested_at = await pools.coming(tx, pool.id, None)
-        is_due = heard.anyone and next_deadline is not None and next_deadline <= now
-        is_stale = heard.everyone and requested_at is not None and requested_at < now - waiter_ttl
+        is_due = receiving.either and next_deadline is not None and next_deadline <= now
+        is_stale = receiving.both and requested_at is not None and requested_at < now - waiter_ttl
         if is_due:
-            due = await leases.due(tx, pool.id, now, heard, limit=ROWS_MAX)
+            due = await leases.due(tx, pool.id, now, receiving, limit=ROWS_MAX)
         if is_stale:
             lapsed = await requests.lapse(tx, pool.id, stale_since=now - waiter_ttl, limit=ROWS_MAX)
         if is_due or is_stale:
             later, requested_at = await pools.coming(tx, pool.id, now)
             # Leases that are held back keep the pool due.
-            next_deadline = later if heard.everyone else next_deadline
+            next_deadline = later if receiving.both else next_deadline
         if new:
             waiters, unannounced = sorted(new, key=lambda one: (*one.queue, one.since, one.place)), list(new)
             per_queue, requested_at = ROWS_MAX, now
@@ -342,13 +342,13 @@ class AdmissionTx:
                 unannounced = await requests.unannounced(tx, pool.id, limit=ROWS_MAX)
             else:  # the heads are all waiting requests
                 unannounced = sorted((one for one in waiters if one.queued_at is None), key=lambda one: one.place)
-        # Requests lapse at a time of their own, not when a unit becomes free: that decision may not hear from holders.
+        # Requests lapse at a time of their own, not when a unit becomes free: commands may not be received then.
         if requested_at is not None:
             next_deadline = min(requested_at + waiter_ttl, next_deadline or requested_at + waiter_ttl)
         situation = Situation(
             per_queue=per_queue,
             due=due,
-            heard=heard,
+            receiving=receiving,
             unannounced=unannounced,
             lapsed=lapsed,
             next_deadline=next_deadline,

@@ -21,7 +21,7 @@ from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.progress import LISTEN_SECONDS, RequestProgress
+from slipway_lease_broker.progress import RECORD_SECONDS, RequestProgress
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store import gauges
 
@@ -40,7 +40,7 @@ def build(settings: Settings) -> Service:
             proxy_wait_seconds=settings.boskos_proxy_wait_seconds,
             open_to_all=settings.boskos_open,
         ),
-        heard=progress.heard,
+        receiving=progress.receiving,
         waiters=grant_waiters,
         runtime=runtime,
     )
@@ -53,7 +53,7 @@ def build(settings: Settings) -> Service:
         loops=[
             # Deadlines pass on a tick; requests and releases wake it.
             Loop("decide", DecideLoop(admissions).step, tick_seconds=0.5),
-            Loop("listen", progress.listen, LISTEN_SECONDS),
+            Loop("reception", progress.record, RECORD_SECONDS),
             Loop("gangs", GangLoop(admissions).step, tick_seconds=1.0),
             Loop("sweep", sweep, tick_seconds=5.0),
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),

@@ -1,6 +1,8 @@
-"""Hearing of this process: until when it has read the requests of each lease pool, and answered over HTTP."""
+"""Reception of lease commands by this process: until when it has read the requests of each lease pool, and answered
+over HTTP."""
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.percent import encoded
@@ -9,56 +11,61 @@ from slipway_common.events.topics import LEASE_REQUEST
 from slipway_common.messaging.relay import partition_for
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.domain.hearing import QUIET_SECONDS, Heard, Hearing, Reading
-from slipway_lease_broker.store import hearing
+from slipway_lease_broker.domain.reception import DOWNTIME_SECONDS, Downtime, Reading, Receiving, Reception
+from slipway_lease_broker.store import reception
 
 LOG = logger(__name__)
 
-LISTEN_SECONDS: Final = 1.0
+RECORD_SECONDS: Final = 1.0
 HTTP: Final = "http"
+Way: TypeAlias = str | tuple[int, int]
+"""HTTP, or a partition of the requests with the epoch under which this process reads it."""
 
 
 class RequestProgress:
-    """Partitions of the request topic that this process reads. Only the process that reads a partition lets the
-    deadlines pass that its commands could move, since it alone knows what waits there."""
+    """Partitions of the request topic that this process reads. Only the process that reads a partition lets deadlines
+    pass that its commands could move, since it alone knows what waits there."""
 
     def __init__(self, runtime: Runtime, partitions: int) -> None:
         self._runtime = runtime
         self._partitions = partitions
-        self._readings: dict[tuple[int, int], Reading] = {}  # by partition and epoch
-        self._hearings: dict[str | tuple[int, int], tuple[Hearing, float]] = {}  # and when holders were heard
-        self._listened_at = 0.0
+        self._readings: dict[tuple[int, int], Reading] = {}
+        self._receptions: dict[Way, tuple[Reception, float]] = {}  # with `received_until` as monotonic time
+        self._recorded_at = 0.0
 
-    def heard(self, lease_pool_id: str) -> Heard:
-        """How the holders of leases of a pool are heard now."""
+    def receiving(self, lease_pool_id: str) -> Receiving:
+        """Downtimes of the ways in for a pool."""
         partition = partition_for(encoded(lease_pool_id), self._partitions)
         place = next((place for place in self._owned() if place[0] == partition), None)
-        return Heard(
-            kafka=None if place is None else self._quiet(place), http=self._quiet(HTTP), reads=place is not None
-        )
+        kafka = None if place is None else self._downtimes(place)
+        return Receiving(kafka=kafka, http=self._downtimes(HTTP), reads=place is not None)
 
-    def _quiet(self, way: str | tuple[int, int]) -> Any:
-        hearing_, heard_at = self._hearings.get(way, (None, 0.0))
-        is_heard = hearing_ is not None and monotonic_seconds() - heard_at <= QUIET_SECONDS
-        return hearing_.quiet if hearing_ is not None and is_heard else None
+    def _downtimes(self, way: Way) -> Sequence[Downtime] | None:
+        if way not in self._receptions:
+            return None
+        known, until = self._receptions[way]
+        return known.downtimes if monotonic_seconds() - until <= DOWNTIME_SECONDS else None
 
-    async def listen(self, database: Database) -> bool:
-        """Record until when holders were heard."""
+    async def record(self, database: Database) -> bool:
+        """Record until when commands were received."""
         now = monotonic_seconds()
-        if now - self._listened_at < LISTEN_SECONDS * 0.9:
+        if now - self._recorded_at < RECORD_SECONDS * 0.9:
             return False  # woken early
-        self._listened_at = now
+        self._recorded_at = now
         self._look(now)
-        heard_at: dict[str | tuple[int, int], float] = {HTTP: now}
-        heard_at |= {place: one.heard_at for place, one in self._readings.items() if one.heard_at is not None}
-        ages = {name_of(way): now - at for way, at in heard_at.items()}
+        until: dict[Way, float] = {HTTP: now}
+        until |= {
+            place: reading.received_until
+            for place, reading in self._readings.items()
+            if reading.received_until is not None
+        }
         async with database.acquire() as db, db.transaction():
-            hearings = await hearing.listen(db, ages)
-        for way, at in heard_at.items():
-            after, (before, _) = hearings[name_of(way)], self._hearings.get(way, (None, 0.0))
-            if before is not None and after.quiet != before.quiet:
-                LOG.warning("holders were not heard, leases get more time", way=name_of(way), quiet=after.quiet[-1:])
-            self._hearings[way] = after, at
+            after = await reception.record(db, {name_of(way): now - at for way, at in until.items()})
+        for way, at in until.items():
+            before, known = self._receptions.get(way), after[name_of(way)]
+            if before is not None and known.downtimes != before[0].downtimes:
+                LOG.warning("leases get more time after a downtime", way=name_of(way), downtime=known.downtimes[-1])
+            self._receptions[way] = known, at
         return False
 
     def _owned(self) -> dict[tuple[int, int], Any]:
@@ -73,8 +80,8 @@ class RequestProgress:
     def _look(self, now: float) -> None:
         """Look at the progress in each partition; forget those that are not read any more."""
         owned = self._owned()
-        self._readings = {place: one for place, one in self._readings.items() if place in owned}
-        self._hearings = {way: known for way, known in self._hearings.items() if way == HTTP or way in owned}
+        self._readings = {place: reading for place, reading in self._readings.items() if place in owned}
+        self._receptions = {way: known for way, known in self._receptions.items() if way == HTTP or way in owned}
         for place, subscription in owned.items():
             client, tp = subscription.client, subscription.at(place[0])
             if tp not in client.assignment():
@@ -86,5 +93,5 @@ class RequestProgress:
                 self._readings[place].look(now, polled, end, subscription.owned[place[0]].next_offset)
 
 
-def name_of(way: str | tuple[int, int]) -> str:
+def name_of(way: Way) -> str:
     return way if isinstance(way, str) else str(way[0])

@@ -1,4 +1,4 @@
-"""Hearing of a process: what it reads, and what it does not."""
+"""Reception of a process: what it reads, and what it does not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from slipway_common.messaging.relay import partition_for
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.progress import RequestProgress
-from tests.support.lease_broker import UNHEARD, admissions
+from tests.support.lease_broker import NOT_RECEIVING, admissions
 
 PARTITIONS = 4
 PARTITION = partition_for(encoded("sim-a"), PARTITIONS)
@@ -25,5 +25,5 @@ def test_a_process_that_has_not_listened_hears_nobody(owned: dict[int, Owned], r
     consumer = Consumer("lease-broker", LEASE_REQUEST, LeaseCommandHandler(admissions()).handle)
     subscription: Any = SimpleNamespace(consumer=consumer, owned=owned)
     runtime.subscriptions = [subscription]
-    heard = RequestProgress(runtime, PARTITIONS).heard("sim-a")
-    assert (heard.kafka, heard.http, heard.reads) == (UNHEARD.kafka, UNHEARD.http, reads)
+    receiving = RequestProgress(runtime, PARTITIONS).receiving("sim-a")
+    assert (receiving.kafka, receiving.http, receiving.reads) == (NOT_RECEIVING.kafka, NOT_RECEIVING.http, reads)

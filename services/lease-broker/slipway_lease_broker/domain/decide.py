@@ -42,7 +42,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     pool: LeasePool  # with its state and counters after the decision
     ended: tuple[Lease, ...] = ()  # expired, lost, released by their hold, or lost and no longer counted
-    postponed: tuple[Lease, ...] = ()  # past their deadlines, by the time in which their holders were not heard
+    postponed: tuple[Lease, ...] = ()  # past their deadlines, by downtimes
     granted: tuple[Lease, ...] = ()
     requests: tuple[Request, ...] = ()  # granted units, or LeaseQueued published
     awaited: frozenset[str] = frozenset()  # ids of requests granted units after their LeaseQueued
@@ -168,7 +168,7 @@ def _apply_deadlines(
     """The pool without the units that no longer count, each ended lease before and after, and the postponed leases."""
     delay = pool.policy.lock_delay_seconds
     linger = timedelta(seconds=lost_linger_seconds if delay is None else delay)
-    passed = [(lease, apply_deadline(lease, now, linger, situation.heard)) for lease in situation.due]
+    passed = [(lease, apply_deadline(lease, now, linger, situation.receiving)) for lease in situation.due]
     ended = [(lease, then) for lease, then in passed if not then.live]
     for lease, then in ended:
         if then.ended_at is not None:

@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.lease import LeaseExpired, LeaseLost, LeaseReleased
-from slipway_lease_broker.domain.hearing import Heard, quiet_time
 from slipway_lease_broker.domain.ledger import Lease, State, advance
+from slipway_lease_broker.domain.reception import Receiving, downtime_since
 from slipway_lease_broker.domain.text import quantity
 
 # End reasons, as stored in the row and sent to the holder.
@@ -18,24 +18,23 @@ NO_PROGRESS: Final = "no-progress"
 RELEASED: Final = "released"
 REPLACED: Final = "replaced"
 
-ALWAYS_HEARD: Final = Heard()
+ALWAYS: Final = Receiving()
 
 
-def apply_deadline(lease: Lease, now: datetime, linger: timedelta, heard: Heard = ALWAYS_HEARD) -> Lease:
+def apply_deadline(lease: Lease, now: datetime, linger: timedelta, receiving: Receiving = ALWAYS) -> Lease:
     """The lease after the deadline that passed by `now`; the same object when none did.
 
-    A deadline that a command could have moved is postponed by the time in which its holder was not heard, and does not
-    pass while it is not.
+    A deadline that a command could have moved is postponed by the downtimes of its way in, and does not pass in one.
     """
     if now < lease.deadline:
         return lease
     if lease.state is State.LOST:
         return msgspec.structs.replace(lease, ended_at=now)
     if not _ends_by_hold(lease):
-        quiet = heard.kafka if lease.over_kafka else heard.http
-        if quiet is None:
+        downtimes = receiving.kafka if lease.over_kafka else receiving.http
+        if downtimes is None:
             return lease
-        if delay := quiet_time(quiet, lease.extended_at):
+        if delay := downtime_since(downtimes, lease.extended_at):
             lease = _postponed(lease, delay, now)
             if now < lease.deadline:
                 return lease

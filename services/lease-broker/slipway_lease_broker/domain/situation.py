@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Group, Lease, Request, Tenant
+from slipway_lease_broker.domain.reception import Receiving
 
 Queue: TypeAlias = tuple[str, str, int, str]  # operation, tenant, priority, group
 
@@ -27,5 +27,5 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     unannounced: Sequence[Request] = ()  # without a published LeaseQueued, waiters or behind them; in order of arrival
     lapsed: Sequence[Request] = ()  # skipped from now on
     next_deadline: datetime | None = None  # the earliest one of the counted leases that are not due
-    heard: Heard = Heard()  # for the deadlines of the leases
+    receiving: Receiving = Receiving()  # for the deadlines of the leases
     more: bool = False  # there are more due leases, unannounced or lapsed requests than were loaded

@@ -44,7 +44,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
                     if pool is None:
                         return False
                     self.partial.pop(pool.id, None)
-                    if not self.admissions.heard(pool.id).everyone:
+                    if not self.admissions.receiving(pool.id).both:
                         self.partial[pool.id] = self.clock()
                     await admission.decide([pool.id])
             except Exception as error:
@@ -58,10 +58,10 @@ class DecideLoop(msgspec.Struct, frozen=True):
         return True
 
     def _lets_pass(self, due: pools.DuePool) -> bool:
-        """True if this process now lets deadlines of the pool pass. While it does not hear from all holders some of
-        them are held back, and the pool stays due."""
-        heard = self.admissions.heard(due.id)
-        if heard.everyone:
+        """True if this process now lets deadlines of the pool pass. While it does not receive the commands
+        of all holders some of them are held back, and the pool stays due."""
+        receiving = self.admissions.receiving(due.id)
+        if receiving.both:
             return True
         is_recent = self.clock() - self.partial.get(due.id, -inf) < PARTIAL_SECONDS
-        return heard.anyone and (heard.reads or due.late) and not is_recent
+        return receiving.either and (receiving.reads or due.late) and not is_recent

@@ -8,8 +8,8 @@ from sqlalchemy import Boolean, Integer, any_, bindparam, case, delete, func, in
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, seconds
-from slipway_lease_broker.domain.hearing import Heard
 from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, lease
 
@@ -37,7 +37,7 @@ CHANGED: Final = given(lease.c.id, *(field for field in FIELDS if field.name not
 LIMIT: Final = bindparam("limit", type_=Integer)
 
 # Served by the index leases_due, so that the cost does not grow with the number of leases held.
-# A lease whose holder is not heard is left out, unless no command could move its deadline.
+# A lease whose commands are not received now is left out, unless no command could move its deadline.
 DUE: Final = Statement(
     select(*FIELDS)
     .where(
@@ -66,10 +66,10 @@ PRUNE: Final = Statement(
 )
 
 
-async def due(tx: Connection, lease_pool_id: str, now: datetime, heard: Heard, *, limit: int) -> list[Lease]:
+async def due(tx: Connection, lease_pool_id: str, now: datetime, receiving: Receiving, *, limit: int) -> list[Lease]:
     """Counted leases whose deadline has passed and may take effect, the earliest first."""
     arguments = DUE.arguments(
-        pool=lease_pool_id, now=now, kafka=heard.kafka is not None, http=heard.http is not None, limit=limit
+        pool=lease_pool_id, now=now, kafka=receiving.kafka is not None, http=receiving.http is not None, limit=limit
     )
     return structs(await tx.fetch(DUE.text, *arguments), Lease)
 

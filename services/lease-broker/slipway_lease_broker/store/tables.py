@@ -190,13 +190,13 @@ Index("leases_due", lease.c.lease_pool_id, lease.c.deadline, postgresql_where=CO
 Index("leases_of_request", lease.c.lease_pool_id, lease.c.request_id)
 Index("leases_ended", lease.c.ended_at, postgresql_using="brin")
 
-# Until when holders were heard, per partition of the requests and over HTTP, and the quiet times before.
-hearing = Table(
-    "hearing",
+# Until when lease commands were received, per way in, and the downtimes before.
+reception = Table(
+    "reception",
     metadata,
-    Column("way", Text, primary_key=True),  # a partition, or "http"
-    required("heard_at", TIME),
-    required("quiet", JSONB, default="[]"),
+    Column("way", Text, primary_key=True),  # a partition of the requests, or "http"
+    required("received_until", TIME),
+    required("downtimes", JSONB, default="[]"),
 )
 
 tenant = Table(

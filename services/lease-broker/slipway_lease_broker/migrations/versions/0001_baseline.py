@@ -118,11 +118,11 @@ CREATE INDEX leases_due ON leases (lease_pool_id, deadline) WHERE ended_at IS NU
 CREATE INDEX leases_of_request ON leases (lease_pool_id, request_id);
 CREATE INDEX leases_ended ON leases USING brin (ended_at);
 
--- Until when holders were heard, per partition of the requests and over HTTP, and the quiet times before.
-CREATE TABLE hearing (
-    way text PRIMARY KEY,                       -- a partition, or "http"
-    heard_at timestamptz NOT NULL,
-    quiet jsonb NOT NULL DEFAULT '[]'
+-- Until when lease commands were received, per way in, and the downtimes before.
+CREATE TABLE reception (
+    way text PRIMARY KEY,                       -- a partition of the requests, or "http"
+    received_until timestamptz NOT NULL,
+    downtimes jsonb NOT NULL DEFAULT '[]'
 );
 
 CREATE TABLE tenants (

@@ -1,0 +1,57 @@
+"""Reception of lease commands, per partition of the requests and over HTTP."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+from sqlalchemy import any_, select, update
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, given
+from slipway_lease_broker.domain.reception import Reception, continued
+from slipway_lease_broker.store.pools import clock
+from slipway_lease_broker.store.tables import reception
+
+FIELDS: Final = reception.c["received_until", "downtimes"]
+NAMED: Final = select(reception.c.way, *FIELDS).where(reception.c.way == any_(array("ways", reception.c.way)))
+READ: Final = Statement(NAMED)
+LOCK: Final = Statement(NAMED.order_by(reception.c.way).with_for_update())
+# Rows are inserted before they are locked, so that two processes do not insert the same one.
+ADD: Final = """
+INSERT INTO reception (way, received_until)
+SELECT way, slipway_clock() FROM unnest($1::text[]) AS given (way) ORDER BY way ON CONFLICT DO NOTHING"""
+CHANGED: Final = given(reception.c.way, *FIELDS)
+SAVE: Final = Statement(
+    update(reception)
+    .where(reception.c.way == CHANGED.c.way)
+    .values({field.name: CHANGED.c[field.name] for field in FIELDS})
+)
+SAVE_SECONDS: Final = 2.0  # in memory, a reception may be ahead of its row by this much
+
+
+async def record(tx: Connection, ages: Mapping[str, float]) -> dict[str, Reception]:
+    """Record until when commands were received: so many seconds ago, per way in. Returns the receptions."""
+    after, changed = await _continued(tx, READ, ages)
+    if changed or len(after) < len(ages):
+        await tx.execute(ADD, sorted(ages))
+        after, changed = await _continued(tx, LOCK, ages)
+        columns = {field.name: [getattr(after[way], field.name) for way in changed] for field in FIELDS}
+        await tx.execute(SAVE.text, *SAVE.arguments(way=changed, **columns))
+    return after
+
+
+async def _continued(
+    tx: Connection, query: Statement, ages: Mapping[str, float]
+) -> tuple[dict[str, Reception], list[str]]:
+    """The known receptions as of now, and the ways in whose rows have to be written."""
+    before = {row["way"]: msgspec.convert(dict(row), Reception) for row in await tx.fetch(query.text, list(ages))}
+    now = await clock(tx)
+    after = {way: continued(known, now - timedelta(seconds=ages[way])) for way, known in before.items()}
+    changed = [
+        way
+        for way, known in before.items()
+        if after[way].downtimes != known.downtimes
+        or (after[way].received_until - known.received_until).total_seconds() >= SAVE_SECONDS
+    ]
+    return after, changed
