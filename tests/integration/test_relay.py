@@ -266,6 +266,9 @@ class Broker:
     async def abandon(self) -> None:
         """Nothing to close."""
 
+    async def partitions_for(self, topic: str) -> set[int]:
+        return set(range(PARTITIONS))
+
     def create_batch(self) -> Any:
         return Words()
 
@@ -367,6 +370,24 @@ async def test_a_refused_topic_delays_no_other(place: Place) -> None:
     log = await read(place)
     check(log)
     assert {subject: len(events) for subject, events in log.events.items()} == dict.fromkeys(subjects, 3)
+
+
+async def test_a_topic_that_does_not_exist_delays_no_other(place: Place) -> None:
+    """Its events wait until it is created."""
+    await place.create(LAUNCH_CONFIG_LIFECYCLE)
+    await enqueue(place.database, report("w1", "0.1"), archived("c/1@3f2c9a"))
+    async with running(place.relay(WORKER_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE)):
+
+        async def waiting() -> list[str]:
+            return [row["subject"] for row in await place.database.fetch("SELECT subject FROM outbox")]
+
+        async def only_one_waits() -> bool:
+            return await waiting() == ["w1"]
+
+        await until(only_one_waits, "the other topic is published")
+        await place.create(WORKER_LIFECYCLE)
+        await until_published(place)
+    assert set((await read(place)).events) == {"w1"}
 
 
 async def accept(place: Place, topic: str) -> None:

@@ -38,6 +38,9 @@ class Log:
     def create_batch(self) -> Batch:
         return Batch()
 
+    async def partitions_for(self, topic: str) -> set[int]:
+        return set(range(PARTITIONS))
+
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> "asyncio.Future[None]":
         for row in batch.rows:
             self.append(topic, partition, row)

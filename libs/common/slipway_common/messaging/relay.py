@@ -76,6 +76,7 @@ PING: Final = "SELECT 1"
 # The server ends the lock session of a relay that stalls for longer. The relay queries it every second.
 STALLED_SECONDS: Final = 10.0
 PING_SECONDS_MAX: Final = 1.0
+CHECK_SECONDS: Final = 2.0
 TOGETHER_SECONDS: Final = 0.05  # for batches that were sent together, so that one statement deletes their rows
 LOG_EVERY: Final = 12  # failed batches in a row of a partition: one line a minute
 
@@ -159,7 +160,7 @@ class Relay:
             places = [(row["topic"], row["partition"]) for row in await db.fetch(PLACES)]
             publication = Publication(self, source, producers, places=places)
             try:
-                await self._check_partitions(await producers.channel(0.0, trial=False).opening)
+                await self._check_all_partitions(await producers.channel(0.0, trial=False).opening)
                 self.publication = publication
                 while True:
                     self._wake.clear()
@@ -171,14 +172,24 @@ class Relay:
         finally:
             await _close(db)
 
-    async def _check_partitions(self, producer: Any) -> None:
-        for topic, expected in self.partitions.items():
-            actual = await producer.partitions_for(self.topic_prefix + topic)
-            if len(actual) != expected:
-                raise WrongPartitions(
-                    f"{self.topic_prefix}{topic} has {len(actual)} partitions, but the registry has {expected}; "
-                    "set SLIPWAY_PARTITIONS to match, or recreate the topic"
-                )
+    async def _check_all_partitions(self, producer: Any) -> None:
+        """Check the partitions of every topic that the broker knows; the others are checked when they are sent to."""
+        checks = [asyncio.wait_for(self.check_partitions(producer, topic), CHECK_SECONDS) for topic in self.partitions]
+        for topic, error in zip(self.partitions, await asyncio.gather(*checks, return_exceptions=True), strict=True):
+            if isinstance(error, KafkaError | TimeoutError):
+                LOG.warning("topic not found", topic=self.topic_prefix + topic, error=repr(error))
+            elif error is not None:
+                raise error
+
+    async def check_partitions(self, producer: Any, topic: str) -> None:
+        """Raise WrongPartitions if keys of a topic would move, and KafkaError if the topic does not exist."""
+        expected = self.partitions.get(topic, 1)  # dead-letter topics have one partition
+        actual = len(await producer.partitions_for(self.topic_prefix + topic))
+        if actual != expected:
+            raise WrongPartitions(
+                f"{self.topic_prefix}{topic} has {actual} partitions, but the registry has {expected}; "
+                "set SLIPWAY_PARTITIONS to match, or recreate the topic"
+            )
 
 
 class Publication:
@@ -261,6 +272,7 @@ class Publication:
 
     def _sending(self, rows: Rows) -> Callable[[Any], Awaitable[int]]:
         async def send(producer: Any) -> int:
+            await self._relay.check_partitions(producer, rows[0]["topic"])
             return await send_batch(producer, self._relay.topic_prefix, self._source, rows)
 
         return send
