@@ -1,8 +1,8 @@
 """Reception of lease commands, per partition of the requests and over HTTP."""
 
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Final
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import any_, select, update
@@ -32,21 +32,19 @@ SAVE_SECONDS: Final = 2.0  # in memory, a reception may be ahead of its row by t
 
 async def record(tx: Connection, ages: Mapping[str, float]) -> dict[str, Reception]:
     """Record until when commands were received: so many seconds ago, per way in. Returns the receptions."""
-    after, changed = await _continued(tx, READ, ages)
-    if changed or len(after) < len(ages):
-        await tx.execute(ADD, sorted(ages))
-        after, changed = await _continued(tx, LOCK, ages)
+    ways = sorted(ages)
+    after, changed = _continued(await tx.fetch(READ.text, ways), await clock(tx), ages)
+    if changed or len(after) < len(ways):
+        await tx.execute(ADD, ways)
+        after, changed = _continued(await tx.fetch(LOCK.text, ways), await clock(tx), ages)
         columns = {field.name: [getattr(after[way], field.name) for way in changed] for field in FIELDS}
         await tx.execute(SAVE.text, *SAVE.arguments(way=changed, **columns))
     return after
 
 
-async def _continued(
-    tx: Connection, query: Statement, ages: Mapping[str, float]
-) -> tuple[dict[str, Reception], list[str]]:
-    """The known receptions as of now, and the ways in whose rows have to be written."""
-    before = {row["way"]: msgspec.convert(dict(row), Reception) for row in await tx.fetch(query.text, list(ages))}
-    now = await clock(tx)
+def _continued(rows: Sequence[Any], now: datetime, ages: Mapping[str, float]) -> tuple[dict[str, Reception], list[str]]:
+    """The stored receptions as of now, and the ways in whose rows have to be written."""
+    before = {row["way"]: msgspec.convert(dict(row), Reception) for row in rows}
     after = {way: continued(known, now - timedelta(seconds=ages[way])) for way, known in before.items()}
     changed = [
         way

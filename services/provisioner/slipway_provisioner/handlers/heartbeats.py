@@ -5,14 +5,12 @@ of each service, however old it is.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import SERVICE_HEARTBEAT, Topic
 from slipway_common.messaging.records import Received
-
-CLOCK: Final = "SELECT slipway_clock()"
+from slipway_provisioner.store.clock import clock
 
 
 class HeartbeatView:
@@ -25,7 +23,7 @@ class HeartbeatView:
         self.last_heartbeat: dict[str, float] = {}
 
     async def apply(self, database: Database, records: Sequence[Received]) -> None:
-        now = await database.fetchval(CLOCK)
+        now = await clock(database)
         for record in records:
             if record.event is None:
                 continue
