@@ -146,7 +146,7 @@ class Cloud(Provider):
                 created_at=datetime.fromtimestamp(i.created_at, UTC),
                 running=i.state(self.now()) == "running",
             )
-            for i in self.world.cloud.listed(account.id, "d", batch_id, now=self.now())
+            for i in self.world.cloud.listed(account.id, account.deployment, batch_id, now=self.now())
         ]
 
     async def exists(self, account: Account, instance_id: str) -> bool:
