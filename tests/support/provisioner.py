@@ -272,7 +272,7 @@ class Provisioner:
         )
 
     async def broker_answers(self, url: str) -> bool:
-        """Whether the broker answers over HTTP."""
+        """True if the broker answers over HTTP."""
         return self.broker_over_http
 
     async def launch(self) -> None:

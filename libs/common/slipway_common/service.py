@@ -334,12 +334,12 @@ class Service:
         unsendable = sorted({topic for topic, _ in places})
         unowned = [r.name for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         events = [
-            *self._unowned.update(
+            *self._unowned.changes(
                 unowned,
                 summary=f"{self.name} cannot claim its assigned partitions of {', '.join(unowned)}",
                 effect="events on these partitions are not processed",
             ),
-            *self._unsendable.update(
+            *self._unsendable.changes(
                 unsendable,
                 summary=f"{self.name} cannot publish to all partitions of {', '.join(unsendable)}",
                 effect="events on some partitions wait in the outbox; other partitions are not delayed",
@@ -349,6 +349,7 @@ class Service:
             async with database.acquire() as db, db.transaction():
                 await outbox.enqueue(db, events)
             self.runtime.publish()
+        self._unowned.raised, self._unsendable.raised = bool(unowned), bool(unsendable)
         return False
 
 
@@ -359,13 +360,12 @@ class PartitionAlert:
         self.kind = kind
         self.service = service
         self.instance = instance
-        self.raised = False
+        self.raised = False  # as committed last
 
-    def update(self, names: Sequence[str], *, summary: str, effect: str) -> list[AlertRaised | AlertResolved]:
+    def changes(self, names: Sequence[str], *, summary: str, effect: str) -> list[AlertRaised | AlertResolved]:
         """The event to publish; empty if nothing has changed."""
         if bool(names) == self.raised:
             return []
-        self.raised = bool(names)
         alert = AlertRaised if names else AlertResolved
         return [
             alert(

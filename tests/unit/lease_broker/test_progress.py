@@ -19,7 +19,7 @@ PARTITION = partition_for(encoded("sim-a"), PARTITIONS)
 
 
 @pytest.mark.parametrize(("owned", "reads"), [({}, False), ({PARTITION: Owned(1, 4)}, True), ({9: Owned(1, 4)}, False)])
-def test_a_process_that_has_not_listened_hears_nobody(owned: dict[int, Owned], reads: bool) -> None:
+def test_a_process_that_has_read_nothing_yet_receives_nothing(owned: dict[int, Owned], reads: bool) -> None:
     """After a start or take-over, renewals may be waiting in the log."""
     runtime = Runtime()
     consumer = Consumer("lease-broker", LEASE_REQUEST, LeaseCommandHandler(admissions()).handle)

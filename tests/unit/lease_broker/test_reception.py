@@ -55,7 +55,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_what_was_sent_by_then_is_read(steps: list[tuple[str, int]]) -> None:
-    """Whatever the order of answers, reads and looks: every record appended by `received_until` is read."""
+    """Every record appended by `received_until` is read, in every order of answers, reads and looks."""
     now, log, position = 0.0, list[float](), 0
     polled, end = 0, 0
     reading = Reading(now, polled)
