@@ -107,7 +107,7 @@ class Deployment:
         self.chance = chance
         self.elapsed = 0.0
         self.cloud = Cloud(scenario, lambda: (START + timedelta(seconds=self.elapsed)).timestamp(), chance)
-        self.log = Log(chance)
+        self.log = Log(chance, lambda: self.now("lease-broker"))
         self.databases = databases
         self.skews = skews
         self.settings = Settings(

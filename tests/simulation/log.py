@@ -5,7 +5,8 @@ sequence numbers, duplicate detection, positions and epochs.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from random import Random
 from typing import Any
 
@@ -30,10 +31,12 @@ class Batch:
 class Log:
     """All topics of a deployment. `lost_acknowledgements`: share of sends that are stored but reported as failed."""
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, chance: Random, now: Callable[[], datetime]) -> None:
         self.chance = chance
+        self.now = now
         self.lost_acknowledgements = 0.0
         self.partitions: dict[tuple[str, int], list[Record]] = {}
+        self.appended_at: dict[tuple[str, int], list[datetime]] = {}  # like `partitions`
 
     def create_batch(self) -> Batch:
         return Batch()
@@ -55,6 +58,7 @@ class Log:
         """Nothing to close."""
 
     def append(self, topic: str, partition: int, row: dict[str, Any]) -> None:
+        self.appended_at.setdefault((topic, partition), []).append(self.now())
         records = self.partitions.setdefault((topic, partition), [])
         records.append(
             Record(
@@ -78,3 +82,12 @@ class Log:
 
     def all(self, topic: str) -> Sequence[Record]:
         return [record for (name, _), records in self.partitions.items() if name == topic for record in records]
+
+    def history(self, topic: str) -> Sequence[tuple[Record, datetime]]:
+        """Records of a topic, and when each was appended; one that was sent twice is in it twice."""
+        return [
+            entry
+            for place, records in self.partitions.items()
+            if place[0] == topic
+            for entry in zip(records, self.appended_at[place], strict=True)
+        ]

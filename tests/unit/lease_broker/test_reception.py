@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_lease_broker.domain.endings import apply_deadline
@@ -54,6 +54,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+@example([("append", 1), ("look", 0), ("answer", 0), ("look", 0)])  # not read yet
 def test_what_was_sent_by_then_is_read(steps: list[tuple[str, int]]) -> None:
     """Every record appended by `received_until` is read, in every order of answers, reads and looks."""
     now, log, position = 0.0, list[float](), 0
@@ -138,6 +139,7 @@ def test_a_postponed_lease_ends_with_its_hold() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(5.1, 100)), max_size=2 * DOWNTIMES_MAX), st.floats(0, 1e4))
+@example([(0.0, 10.0)] * (DOWNTIMES_MAX + 5), 0.0)
 def test_merged_downtimes_give_more_time(times: list[tuple[float, float]], since: float) -> None:
     """Downtimes are bounded in number, and those that are merged count as longer, never as shorter."""
     reception, now, true = Reception(NOW), 0.0, list[Downtime]()
