@@ -237,14 +237,16 @@ async def test_partial_grants_in_order_of_arrival(broker: Broker) -> None:
 
 
 async def test_a_repeated_request_grants_nothing_more(broker: Broker) -> None:
-    """Waiting, granted or ended; only `last_requested_at` changes."""
+    """Granted or ended: it is answered with the lease that it has, and only `last_requested_at` changes."""
     await broker.send(acquire_request("r", 2))
     (lease,) = await broker.grants()
     await broker.set_clock(30)
     await broker.send(acquire_request("r", 2), acquire_request("r", 9))
+    assert [(grant.lease_id, grant.units) for grant in await broker.grants()] == [(lease.lease_id, 2)] * 2
     await broker.send(release(lease))
     await broker.send(acquire_request("r", 2))
     assert await broker.grants() == []
+    assert await broker.pool.fetchval("SELECT count(*) FROM leases") == 1
     row = await broker.pool.fetchrow("SELECT * FROM requests")
     assert (row["requested_units"], row["waiting_units"], row["requested_at"], row["last_requested_at"]) == (
         2,
@@ -646,7 +648,7 @@ async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> No
     await broker.set_clock(9 * 86_400)
     await PruneLoop(ended_kept_days=8).step(broker.pool)
     await broker.send(acquire_request("r"))
-    assert await broker.grants() == []
+    assert [grant.lease_id for grant in await broker.grants()] == [lease.lease_id]
     assert await broker.held() == 1
 
 

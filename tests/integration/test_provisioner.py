@@ -1,8 +1,9 @@
 """The provisioner's handlers, loops and routes on a real database: calls, leases, machines and demand reports."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from slipway_common.events.worker import (
 )
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply import termination
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.pool import Observed
@@ -52,7 +54,7 @@ from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.loops import plan, unleased
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import ERRORS, Simulated
-from slipway_provisioner.store import accounts, leases, pools
+from slipway_provisioner.store import accounts, configs, launch_stops, leases, pauses, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.support.harness import PATIENCE_SECONDS
@@ -63,6 +65,7 @@ from tests.support.provisioner import (
     administrator,
     after,
     declared,
+    in_transaction,
     provisioner_on,
     received,
     report,
@@ -163,15 +166,79 @@ async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner:
     assert len(provisioner.cloud.live) == 2
 
 
+COMMAND: Final[dict[str, Any]] = {"reason": "test", "by": "test", "until": None}
+
+
+async def drain(provisioner: Provisioner, lease_id: str) -> None:
+    await provisioner.declare(declared("zone-b"))
+
+
+async def stop_launching(provisioner: Provisioner, lease_id: str) -> None:
+    await in_transaction(provisioner, lambda db: launch_stops.put(db, "all", "", **COMMAND))
+
+
+async def stop_launching_in_the_account(provisioner: Provisioner, lease_id: str) -> None:
+    await in_transaction(provisioner, lambda db: launch_stops.put(db, "account", "sim-a", **COMMAND))
+
+
+async def pause_pool(provisioner: Provisioner, lease_id: str) -> None:
+    await in_transaction(provisioner, lambda db: pauses.pause(db, "linux", **COMMAND))
+
+
+async def freeze_pool(provisioner: Provisioner, lease_id: str) -> None:
+    await in_transaction(provisioner, lambda db: pauses.freeze(db, "linux", reason="test", by="test"))
+
+
+async def pause_config(provisioner: Provisioner, lease_id: str) -> None:
+    await in_transaction(provisioner, lambda db: configs.pause(db, "zone-a", command=True, **COMMAND))
+
+
+async def lose_the_lease(provisioner: Provisioner, lease_id: str) -> None:
+    await provisioner.leases(
+        LeaseLost(lease_pool_id="sim-a", lease_id=lease_id, request_id="", units=2, counted_until=after(60))
+    )
+
+
+async def outlive_the_lease(provisioner: Provisioner, lease_id: str) -> None:
+    """Leave no time for a call: its reserve deadline is 180 s, the call takes up to 5 s, clocks differ by up to 5 s."""
+    await provisioner.set_clock(170)
+
+
+async def ask_workers_to_stop(provisioner: Provisioner, lease_id: str) -> None:
+    for worker in await provisioner.workers():
+        await in_transaction(provisioner, partial(termination.terminate, worker_id=worker.id, reason="test"))
+
+
+async def start_without_launching(provisioner: Provisioner, lease_id: str) -> None:
+    provisioner.launcher.settings = provisioner.settings.model_copy(update={"launching": False})
+
+
 @pytest.mark.parametrize("created", [True, False])
-async def test_a_call_of_a_draining_revision_is_not_repeated(provisioner: Provisioner, created: bool) -> None:
+@pytest.mark.parametrize(
+    "forbid",
+    [
+        drain,
+        stop_launching,
+        stop_launching_in_the_account,
+        pause_pool,
+        freeze_pool,
+        pause_config,
+        lose_the_lease,
+        outlive_the_lease,
+        ask_workers_to_stop,
+        start_without_launching,
+    ],
+)
+async def test_a_call_that_may_not_start_is_not_repeated(
+    provisioner: Provisioner, forbid: Callable[[Provisioner, str], Awaitable[None]], created: bool
+) -> None:
     """It is looked up, since its repetition could be the call that takes effect."""
     provisioner.cloud.honours = True
     provisioner.cloud.script.append(ReplyLost if created else OutcomeUnknown("no reply"))
-    await provisioner.admitted(2)
+    (grant,) = await provisioner.admitted(2)
     await provisioner.launch()
     await provisioner.set_clock(16)
-    await provisioner.declare(declared("zone-b"))
+    await forbid(provisioner, grant.lease_id)
     await provisioner.resolve()
     assert len(provisioner.cloud.calls) == 1
     assert (await batch_states(provisioner), len(provisioner.cloud.live)) == (["known"], 2 if created else 0)

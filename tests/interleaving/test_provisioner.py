@@ -43,13 +43,14 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply import freezing, reaping
+from slipway_provisioner.apply import freezing, launches, reaping
 from slipway_provisioner.domain import accounting, planning
 from slipway_provisioner.domain.roll_out import Drain
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import plan
 from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import (
     accounts,
     batches,
@@ -746,6 +747,38 @@ async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provis
     assert not any(isinstance(event, WorkerLaunched) for event in events)
 
 
+@locking(*SHARED)
+@pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
+async def test_a_repeat_that_waited_for_a_command_obeys_it(provisioner: Provisioner, forbid: Forbid) -> None:
+    """A repeat is a start: it waits for a command that was first, and then the call is looked up."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.append(OutcomeUnknown("no reply"))
+    await provisioner.admitted()
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            await forbid(db)
+            repeat = provisioner.start(provisioner.resolve())
+            await provisioner.until_waiting(repeat)
+        await repeat
+    assert len(provisioner.cloud.calls) == 1
+
+
+@locking("store.batches.LOCK", "store.workers.BATCH", "store.leases.LOCK")
+async def test_a_repeat_beside_a_late_reply(provisioner: Provisioner) -> None:
+    """The call whose reply came first is not repeated."""
+    launcher, database = provisioner.launcher, provisioner.database
+    batch, _ = await in_flight(provisioner, 1)
+    async with stopped_at(provisioner, "worker", launcher.record(database, batch, ["i-a"])) as reply:
+        repeat = provisioner.start(
+            in_transaction(provisioner, lambda db: launches.may_repeat(db, batch, launcher.terms))
+        )
+        await provisioner.until_waiting(reply, repeat)
+    await reply
+    assert await repeat is False
+
+
 @locking("store.batches.OVERDUE")
 async def test_two_replicas_resolve_different_batches(provisioner: Provisioner) -> None:
     """A batch that was taken is left to its replica until the deadline of the attempt."""
@@ -900,6 +933,20 @@ async def test_a_termination_beside_a_claim(provisioner: Provisioner) -> None:
     assert provisioner.cloud.terminated == []
 
 
+@locking("store.deadlines.RECORD")
+async def test_two_replicas_record_one_downtime(provisioner: Provisioner) -> None:
+    """The pass that waited for the other follows it at once, whatever the clock was when it began to wait."""
+    await provisioner.set_clock(0)
+    await provisioner.jump_clock(600)
+    database = provisioner.database
+    async with database.acquire() as first, first.transaction():
+        assert await deadlines.record_pass(first, regular_seconds=5) == 595
+        second = provisioner.start(in_transaction(provisioner, lambda db: deadlines.record_pass(db, regular_seconds=5)))
+        await provisioner.until_waiting(second)
+    assert await second == 0
+    assert await database.fetchval("SELECT count(*) FROM downtime") == 1
+
+
 @locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Terminating instances, finding them missing and stopping workers do not deadlock."""
@@ -928,6 +975,22 @@ async def test_two_replicas_raise_one_alert_for_an_implausible_listing(provision
         async with db.transaction():
             assert await report_problem(db)
             second = provisioner.start(in_transaction(provisioner, report_problem))
+            await provisioner.until_waiting(second)
+        assert await second is False
+
+
+@locking("store.accounts.SET_SILENT")
+async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Provisioner) -> None:
+    """The replica that waited for the other finds no change."""
+    await provisioner.declare()
+
+    async def report_silence(db: Connection) -> bool:
+        return await accounts.record_silence(db, "sim-a", silent=True)
+
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            assert await report_silence(db)
+            second = provisioner.start(in_transaction(provisioner, report_silence))
             await provisioner.until_waiting(second)
         assert await second is False
 
@@ -1286,7 +1349,8 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    elsewhere = ("store.declarations.", "store.roll_outs.")  # test_declarations.py, test_roll_outs.py
+    # test_declarations.py, test_roll_outs.py, test_unreachable_accounts.py
+    elsewhere = ("store.declarations.", "store.roll_outs.", "store.reachability.")
     assert {name for name in locks if not name.startswith(elsewhere)} == locking
 
 

@@ -547,6 +547,7 @@ async def deployment_on(
     monkeypatch.setattr(ids, "_last_ms", 0)
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     monkeypatch.setattr(reception, "DOWNTIME_SECONDS", STEPS_SECONDS)
+    monkeypatch.setattr(expire, "REGULAR_PASS_SECONDS", STEPS_SECONDS)
     _crash_at_commits(deployment, monkeypatch)
     try:
         yield deployment

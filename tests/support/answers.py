@@ -267,6 +267,32 @@ DEAD_LETTER: dict[str, Any] = {
     "at": AT,
 }
 STOPPED_PARTITION: dict[str, Any] = {"topic": TOPIC, "partition": 3, "reason": "another cluster"}
+ACCOUNT: dict[str, Any] = {
+    "id": "sim-a",
+    "provider": "simulated",
+    "region": "sim-1",
+    "identity": "sim-a",
+    "lease_pool_id": "sim-a",
+    "unreachable": False,
+    "retired": False,
+    "unanswered_since": None,
+    "silent": False,
+    "listing_problem": "",
+    "passed_at": AT,
+    "serving": 9,
+    "leaving": 1,
+    "unknown_calls": 0,
+    "may_still_run": 0,
+}
+MACHINE: dict[str, Any] = {
+    "worker_id": ID,
+    "account_id": "sim-a",
+    "pool_id": "linux",
+    "launch_config_id": CONFIG_ID,
+    "batch_id": TWIN,
+    "instance_id": None,
+    "since": AT,
+}
 DEPLOYMENT: dict[str, Any] = {"id": "slipway-4be1c07d2a9f4e10", "incarnation": "8a1f"}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
@@ -279,6 +305,8 @@ ANSWERS: dict[str, Any] = {
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
     f"workers/{ID}": worker(ID) | WORKER_DETAILS,
     f"decisions/{DECISION}": WHY,
+    "accounts": {"items": [ACCOUNT]},
+    "accounts/sim-a": ACCOUNT | {"machines": [MACHINE]},
     "deployment": DEPLOYMENT,
     "launch-stops": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
@@ -291,6 +319,7 @@ REFUSALS = {
     "launch-configs": "unknown-config",
     "decisions": "unknown-decision",
     "leases": "unknown-lease",
+    "accounts": "unknown-account",
 }
 
 
@@ -329,7 +358,14 @@ class Services:
         @self.app.post("/{service}/{path:path}")
         async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
             self.received.append((path, body))
-            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool", "configs": [CONFIG_ID]}
+            return {
+                "id": ID,
+                "state": "stopping",
+                "was_stopped": body.get("scope") != "pool",
+                "configs": [CONFIG_ID],
+                "may_still_run": 2,
+                "stopped": 11,
+            }
 
 
 @contextlib.contextmanager

@@ -49,6 +49,8 @@ from tests.support.harness import PATIENCE_SECONDS, PATIENT
 SERVICE: Final = "provisioner"
 START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY: Final = "registration-key"
+PASSED: Final = """
+INSERT INTO deadline_pass (at) VALUES (slipway_clock()) ON CONFLICT (id) DO UPDATE SET at = slipway_clock()"""
 TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
 
 Event = TypeVar("Event")
@@ -386,11 +388,18 @@ class Provisioner:
         return reason
 
     async def set_clock(self, seconds: float) -> None:
+        """Set the database's clock; passes over the deadlines went on meanwhile."""
+        await self.jump_clock(seconds)
+        await self.database.execute(PASSED)
+
+    async def jump_clock(self, seconds: float) -> None:
+        """Set the database's clock as after an outage, without a pass meanwhile, or as after a jump."""
         await self.database.execute("UPDATE test_clock SET at = $1", after(seconds))
 
     async def follow_the_host(self, *, ahead_seconds: float = 0) -> None:
         """Set the database's clock to the host's time, for providers that use it."""
         await self.database.execute("UPDATE test_clock SET at = clock_timestamp() + $1 * interval '1 s'", ahead_seconds)
+        await self.database.execute(PASSED)
 
     # Concurrent steps
 

@@ -144,8 +144,8 @@ class AdmissionTx:
     ) -> None:
         """Apply commands about the locked pools, and decide for the pools that become due. With more than `at_once_max`
         of them, or one that is `put_off` until later, leave the decisions to the loop."""
-        is_answered = any(submission.answered for submission in submissions)
-        ledger = await self.load([submission.command for submission in submissions], granted=is_answered)
+        granted = any(one.answered or isinstance(one.command, LeaseRequested) for one in submissions)
+        ledger = await self.load([submission.command for submission in submissions], granted=granted)
         self.exchanges = record(submissions, ledger, self.now)
         if len(ledger.dirty) > at_once_max or any(put_off.get(name, self.now) > self.now for name in ledger.dirty):
             await self.leave_to_the_loop()

@@ -31,6 +31,8 @@ class Settings(SignalSettings):
     when it was asked to stop as an idle one, the period begins after that task."""
     clock_skew_seconds: float = 5.0
     """Clock skew allowed between services; subtracted from every lease deadline."""
+    unreachable_after_seconds: float = 120.0
+    """An account whose calls are unanswered for this long is unreachable: others launch in its place."""
     resend_seconds: float = 30.0
     """Interval after which an unanswered lease request is resent."""
     reap_seconds: float = 60.0

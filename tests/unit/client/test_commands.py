@@ -20,6 +20,7 @@ from slipway_client.view import moments
 from slipway_client.view.diagnosis import Finding
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from tests.support.answers import (
+    ACCOUNT,
     ANSWERS,
     AT,
     CONFIG,
@@ -123,6 +124,40 @@ def test_pauses_are_lifted(services: Services, url: str) -> None:
     ]
 
 
+ACCOUNT_COMMANDS = [
+    ("retire", f"account {ID} is retired; 2 machines may still run there\n"),
+    ("reinstate", f"account {ID} is reinstated; it launches again once it answers\n"),
+    ("confirm-unresponsive", f"11 unresponsive workers of account {ID} asked to stop\n"),
+]
+
+
+@pytest.mark.parametrize(("command", "printed"), ACCOUNT_COMMANDS)
+def test_commands_on_an_account(services: Services, url: str, command: str, printed: str) -> None:
+    assert slipway("account", command, "ci/a", url=url).exit_code == 2
+    assert services.received == []
+    assert slipway("account", command, "ci/a", "--reason", "closed", url=url).stdout == printed
+    assert services.received == [(f"accounts/ci/a/{command}", {"reason": "closed"})]
+
+
+def test_an_account_with_what_may_still_run(url: str) -> None:
+    shown = slipway("account", "show", "sim-a", url=url).stdout.splitlines()
+    assert shown[0].split() == ["id", "sim-a"]
+    assert shown[-1].split()[:4] == [ID, "linux", CONFIG_ID, "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"retired": True, "unreachable": True}, "retired"),
+        ({"unreachable": True, "silent": True}, "unreachable"),
+        ({"silent": True}, "silent workers"),
+    ],
+)
+def test_states_of_an_account(url: str, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], state: str) -> None:
+    monkeypatch.setitem(ANSWERS, "accounts", {"items": [ACCOUNT | fields]})
+    assert f"  {state}  " in slipway("account", "ls", url=url).stdout
+
+
 @pytest.mark.parametrize("given", [ID, "3f9a12cd"])
 def test_worker_is_named_by_its_id_or_the_end_of_it(services: Services, url: str, given: str) -> None:
     shown = slipway("worker", "show", given, url=url)
@@ -184,6 +219,7 @@ def test_advice_prefers_ways_to_pass_a_token_that_ps_does_not_show() -> None:
 TABLES = [
     ("pool ls", "pools", "linux enforce 0–60 9 2 min 3 12 10 2"),
     ("lc ls", "launch-configs", "zone-a 3f2c9a active healthy 0.5 3 4 53 50 6 sim-a"),
+    ("account ls", "accounts", "sim-a simulated sim-1 reachable 9 1 0 0"),
     ("worker ls", "workers", f"{ID} linux {CONFIG_ID} running 2 min i-7"),
     ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),
 ]

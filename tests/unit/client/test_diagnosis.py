@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from slipway_client.view.diagnosis import FAIL, NOTE, OK, WARN, Finding, Gathered, ServiceAnswer, diagnose, healthy
+from tests.support.answers import ACCOUNT
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")
@@ -293,6 +294,20 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "slipway pool unfreeze linux",
     ),
     (
+        "unreachable account",
+        {"accounts": [ACCOUNT | {"unreachable": True, "unanswered_since": at(-300), "unknown_calls": 3}]},
+        FAIL,
+        "accounts sim-a has not answered since 14:25:00: 3 unknown calls, 1 worker to terminate",
+        "if it will never answer again: slipway account retire sim-a",
+    ),
+    (
+        "silent workers",
+        {"accounts": [ACCOUNT | {"silent": True}]},
+        FAIL,
+        "accounts too many workers of sim-a are silent; none is stopped for it",
+        "once they are known to be dead: slipway account confirm-unresponsive sim-a",
+    ),
+    (
         "account",
         {"configs": [TRIPPED, CONFIG | {"pool_id": "other", "account_id": "sim-b"}, CONFIG | {"account_id": "sim-b"}]},
         WARN,
@@ -300,6 +315,15 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "slipway why zone-b",
     ),
 ]
+
+
+def test_a_retired_account_is_a_note_while_something_may_run_there() -> None:
+    retired = ACCOUNT | {"retired": True, "unreachable": True}
+    found = diagnose(msgspec.structs.replace(WELL, accounts=[retired | {"may_still_run": 2}]))
+    assert [(finding.grade, finding.detail) for finding in found if finding.check == "accounts"] == [
+        (NOTE, "sim-a is retired; 2 machines may still run there")
+    ]
+    assert all(finding.grade == OK for finding in diagnose(msgspec.structs.replace(WELL, accounts=[retired])))
 
 
 @pytest.mark.parametrize(

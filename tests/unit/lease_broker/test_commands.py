@@ -148,19 +148,20 @@ def test_extended(held: Lease, command: LeaseCommand, answer: LeaseConfirmed, st
 
 
 LOST = LeaseLost(lease_pool_id="sim-a", lease_id="l", request_id="r", units=3, counted_until=at(40))
+RELEASED = LeaseReleased(lease_pool_id="sim-a", lease_id="l", request_id="r", units=3, remaining=0, reason="hold")
 TOO_LATE = [
     (lease(State.LOST, counted_until=at(40)), [LOST]),
     (lease(State.LOST, counted_until=at(40), ended_at=at(40)), [LOST]),
     (lease(State.EXPIRED, ended_at=at(-1)), [msgspec.structs.replace(LOST, counted_until=at(-1))]),
-    (lease(State.RELEASED, ended_at=at(-1)), []),
+    (lease(State.RELEASED, ended_at=at(-1), reason="hold"), [RELEASED]),
     (None, [msgspec.structs.replace(LOST, request_id="", units=0, counted_until=NOW)]),
 ]
 
 
 @pytest.mark.parametrize("command", [confirm(), renew()])
 @pytest.mark.parametrize(("held", "answers"), TOO_LATE)
-def test_too_late(held: Lease | None, answers: list[LeaseLost], command: LeaseCommand) -> None:
-    """A committed end is never undone; LeaseLost is repeated."""
+def test_too_late(held: Lease | None, answers: list[LeaseLost | LeaseReleased], command: LeaseCommand) -> None:
+    """A committed end is never undone; the holder receives it again."""
     ledger = after(command, leases=() if held is None else (held,))
     assert (ledger.events, ledger.leases_to_save(), len(ledger.refusals)) == (answers, [], 1)
 

@@ -99,8 +99,8 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
     ("and it stays", (*RUNS, leave, drained, job(50.1), idle(200.0)), 260.0, Kill(), None, ["claimed", "idle"]),
     ("disowned in such a job", (*RUNS, leave, drained, job(50.1), refused), 110.0, Kill(), None, []),
     ("given up while idle", (*RUNS, gave_up), 50.0, Drain(), None, []),
-    ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Wait(None), None, []),
-    ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, []),
+    ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Wait(None), None, ["claimed"]),
+    ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, ["claimed", "idle"]),
     ("given up, and ended", (*RUNS, gave_up, drained, ended(0)), 60.0, Wait(None), 1, []),
     (
         "stop requested before the end is acknowledged",

@@ -47,6 +47,15 @@ CALLS: list[tuple[str, Worker, float, object]] = [
     ("just unanswered", UNANSWERED, 10.0, Wait(10.0 + FIRST_RETRY_SECONDS / 2)),
     ("unanswered", UNANSWERED, 10.0 + FIRST_RETRY_SECONDS, Register()),
     ("unanswered for too long", UNANSWERED, 910.0, GiveUp()),
+    ("in a task", core.unanswered(REPORTED, 20.0, 0.0), 920.0, GiveUp()),
+    ("given up in a task", core.gave_up(core.unanswered(REPORTED, 20.0, 0.0), "why"), 920.0, Poll(heartbeat=True)),
+    (
+        "given up, and the task has ended",
+        core.task_ended(core.gave_up(core.unanswered(REPORTED, 20.0, 0.0), "why"), 950.0),
+        950.0,
+        GiveUp(),
+    ),
+    ("given up for good", core.gave_up(core.unanswered(REGISTERED, 20.0, 0.0), "why"), 920.0, Wait(None)),
     ("answered again", core.answered(UNANSWERED, Register(), 910.0), 910.0, Wait(940.0)),
 ]
 

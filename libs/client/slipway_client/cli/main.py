@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from slipway_client.cli.commands import (
+    accounts,
     alerts,
     audit,
     configs,
@@ -71,6 +72,7 @@ app.add_typer(pools.app, name="pool")
 app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
+app.add_typer(accounts.app, name="account")
 app.add_typer(leases.app, name="lease")
 app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")

@@ -99,6 +99,7 @@ pools: Final = _completion("provisioner", "/pools", lambda row: f"{row['serving'
 revisions: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row['pool_id']}, {row['state']}")
 """Names and revisions of launch configs."""
 workers: Final = _completion("provisioner", "/workers?limit=1000", lambda row: f"{row['pool_id']}, {row['state']}")
+accounts: Final = _completion("provisioner", "/accounts", lambda row: f"{row['provider']}, {row['serving']} serving")
 lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
 
 

@@ -19,6 +19,7 @@ SCOPES: Final = (
     "pools:write",
     "launch-configs:write",
     "workers:terminate",
+    "accounts:write",
     "leases:write:POOL",
     "lease-pools:write",
     "launching:stop",

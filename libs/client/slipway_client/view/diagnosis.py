@@ -58,6 +58,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     alerts: Sequence[Mapping[str, Any]] | None = None
     deployment: Mapping[str, Any] | None = None
     launch_stops: Sequence[Mapping[str, Any]] | None = None
+    accounts: Sequence[Mapping[str, Any]] | None = None
     pools: Sequence[Mapping[str, Any]] | None = None
     configs: Sequence[Mapping[str, Any]] | None = None
     now: datetime
@@ -102,7 +103,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
         )
     if seen.configs is not None:
         found.extend(_or(_tripped(seen), OK, "health", "no launch config is tripped"))
-        found.extend(_or(_accounts(seen.configs), OK, "accounts", "each has a launch config that may launch"))
+        found.extend(_or(_accounts(seen), OK, "accounts", "each answers and has a launch config that may launch"))
         found.extend(_or(_drains(seen), OK, "drains", "none is over its deadline"))
     return found
 
@@ -298,12 +299,31 @@ def _tripped(seen: Gathered) -> Iterable[Finding]:
             yield Finding(NOTE, "health", f"{config['id']} tripped: {tripped(config, seen.now)}", remedy)
 
 
-def _accounts(configs: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
-    """An account is in trouble when every config that may launch there is tripped."""
-    for account, active in sorted(_by(configs, "account_id").items()):
+def _accounts(seen: Gathered) -> Iterable[Finding]:
+    """An account is in trouble when it does not answer, when its workers are silent together, or when every config that
+    may launch there is tripped."""
+    for row in seen.accounts or ():
+        yield from _out_of_reach(row, seen.now)
+    for account, active in sorted(_by(seen.configs or (), "account_id").items()):
         if all(map(is_tripped, active)):
             detail = f"{account} launches only probes: {_every(active)} tripped"
             yield Finding(WARN, "accounts", detail, f"slipway why {active[0]['id']}")
+
+
+def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding]:
+    id_ = account["id"]
+    if account["retired"]:
+        if account["may_still_run"]:
+            detail = f"{id_} is retired; {count(account['may_still_run'], 'machine')} may still run there"
+            yield Finding(NOTE, "accounts", detail, f"slipway account show {id_}")
+    elif account["unreachable"]:
+        since = moments.clock(moments.at(account["unanswered_since"]), now) if account["unanswered_since"] else "long"
+        open_ = f"{count(account['unknown_calls'], 'unknown call')}, {count(account['leaving'], 'worker')} to terminate"
+        remedy = f"if it will never answer again: slipway account retire {id_} --reason …"
+        yield Finding(FAIL, "accounts", f"{id_} has not answered since {since}: {open_}", remedy)
+    if account["silent"]:
+        remedy = f"once they are known to be dead: slipway account confirm-unresponsive {id_} --reason …"
+        yield Finding(FAIL, "accounts", f"too many workers of {id_} are silent; none is stopped for it", remedy)
 
 
 def _drains(seen: Gathered) -> Iterable[Finding]:

@@ -28,8 +28,9 @@ class Report(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as its provisioner knows it once all `reports` are acknowledged.
 
-    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made; `gave_up` is true if
-    the provisioner was unavailable for too long and has not refused. `stopped`: the last report was acknowledged.
+    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made. `gave_up`: the
+    provisioner has been unavailable for too long; calls go on while a task runs. `stopped`: the last report was
+    acknowledged.
     `poll_requested`: a caller waits for a fresh answer on whether to leave.
     """
 
@@ -84,7 +85,9 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     """Next call to the provisioner."""
     if worker.refused or worker.stopped or (worker.leaving and not worker.registered):
         return Wait(None)
-    give_up_at = None if worker.backoff.since is None else worker.backoff.since + worker.settings.give_up_seconds
+    # A task outlives an outage: without calls the worker would be taken for dead once the provisioner is back.
+    since, goes_on = worker.backoff.since, worker.gave_up and bool(worker.task_id)
+    give_up_at = None if since is None or goes_on else since + worker.settings.give_up_seconds
     if give_up_at is not None and give_up_at <= now:
         return GiveUp()
     if worker.backoff.retry_at > now:
@@ -100,7 +103,7 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
 
 def answered(worker: Worker, call: Call, now: float, *, terminate: bool = False, reason: str = "") -> Worker:
     """Apply an answer of the provisioner; `terminate` asks the worker to leave."""
-    after = replace(worker, polled_at=now, backoff=Backoff())
+    after = replace(worker, polled_at=now, backoff=Backoff(), gave_up=False)
     match call:
         case Register():
             after = replace(after, registered=True)
@@ -127,8 +130,12 @@ def refused(worker: Worker, why: str) -> Worker:
 
 
 def gave_up(worker: Worker, why: str) -> Worker:
-    """Make no more calls, since the provisioner was unavailable for too long."""
-    return worker if worker.refused else replace(refused(worker, why), gave_up=True)
+    """Leave, since the provisioner was unavailable for too long; make no more calls unless a task runs."""
+    if worker.refused:
+        return worker
+    if worker.task_id:
+        return replace(leave(worker, why), gave_up=True)
+    return replace(refused(worker, why), gave_up=True)
 
 
 def retry_now(worker: Worker, now: float) -> Worker:

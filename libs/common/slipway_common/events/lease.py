@@ -29,7 +29,8 @@ class ReplacedLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for `units`. Repeating a request id changes nothing but keeps the request from lapsing.
+    """Request for `units`. Repeating a request id keeps the request from lapsing, and is answered with where it stands:
+    each of its leases again, with its grant or its end, then LeaseQueued with the units that wait.
 
     `priority` is 0 to 9, 9 first. A `whole` request is never granted in part. `hold_seconds` may shorten the pool's
     hold.
@@ -108,7 +109,10 @@ class LeaseUnleasedReported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
-    """The request waits because no unit is free. `position` is 1 for the head of the queue."""
+    """Units of the request that wait because none is free. `position` is 1 for the head of the queue.
+
+    The answer to a repeated request has position 0; with 0 units nothing of it waits any more.
+    """
 
     type: ClassVar[str] = "io.slipway.lease.queued.v1"
     lease_pool_id: str

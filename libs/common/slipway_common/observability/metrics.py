@@ -374,6 +374,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Create calls of unknown outcome that were resolved by their tag",
     ),
     Metric(
+        name="slipway_downtime_seconds_total",
+        kind="counter",
+        services=PROVISIONER,
+        help="Time without a pass over the deadlines of workers, by which they were extended",
+    ),
+    Metric(
         name="slipway_reaped_total",
         kind="counter",
         services=PROVISIONER,

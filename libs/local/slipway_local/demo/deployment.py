@@ -43,6 +43,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "unresponsive_timeout_seconds": 900,
         "stop_grace_seconds": 120,
         "clock_skew_seconds": 5,
+        "unreachable_after_seconds": 120,
         "resend_seconds": 30,
         "reap_seconds": 10,
         "sweep_seconds": 600,

@@ -17,6 +17,7 @@ from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
+    LeaseExpired,
     LeaseGroup,
     LeaseLost,
     LeaseReleased,
@@ -28,7 +29,7 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.domain import backoff, spread, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
-from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, lost_event
+from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, ended_event, lost_event
 from slipway_lease_broker.domain.ledger import (
     Group,
     Lease,
@@ -489,13 +490,12 @@ def refusal(lease: Lease | None, denial: Denial | None) -> str:
 
 def lost_answers(
     pool: LeasePool, lease: Lease | None, command: LeaseConfirmRequested | LeaseRenewRequested, now: datetime
-) -> list[LeaseLost]:
-    """Repeat LeaseLost to a holder whose lease has ended. A released lease gets no answer: its holder released it or
-    has received an event.
+) -> list[LeaseLost | LeaseReleased | LeaseExpired]:
+    """Tell a holder again that its lease has ended: it may not have received the event.
 
     A stale token on a live lease gets no answer either, since the answer would reach the true holder. An unknown lease
     is lost: it was granted before a backup was restored.
     """
     if lease is None:
         return [LeaseLost(lease_pool_id=pool.id, lease_id=command.lease_id, request_id="", units=0, counted_until=now)]
-    return [lost_event(lease)] if lease.state in (State.EXPIRED, State.LOST) else []
+    return [lost_event(lease) if lease.state is State.EXPIRED else ended_event(lease)] if not lease.live else []

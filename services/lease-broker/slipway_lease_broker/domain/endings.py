@@ -91,6 +91,24 @@ def end_event(lease: Lease, then: Lease) -> LeaseReleased | LeaseExpired | Lease
     return lost_event(then)
 
 
+def ended_event(lease: Lease) -> LeaseReleased | LeaseExpired | LeaseLost:
+    """The event for a lease that has ended, as it was published before."""
+    if lease.state is State.LOST:
+        return lost_event(lease)
+    if lease.state is State.EXPIRED:
+        return LeaseExpired(
+            lease_pool_id=lease.lease_pool_id, lease_id=lease.id, request_id=lease.request_id, units=lease.units
+        )
+    return LeaseReleased(
+        lease_pool_id=lease.lease_pool_id,
+        lease_id=lease.id,
+        request_id=lease.request_id,
+        units=lease.granted_units,
+        remaining=0,
+        reason=lease.reason,
+    )
+
+
 def lost_event(lease: Lease) -> LeaseLost:
     return LeaseLost(
         lease_pool_id=lease.lease_pool_id,

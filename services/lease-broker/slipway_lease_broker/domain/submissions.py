@@ -33,29 +33,43 @@ from slipway_lease_broker.domain.refusals import (
     wrong_owner,
 )
 from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.standing import standing
 
 
 def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:
-    """Apply submissions in order, and return the outcomes of those that are answered; a refused one changes nothing.
-    Raises BadEvent for values that cannot be stored."""
+    """Apply submissions in order, and return the outcomes of those that are answered; a refused one changes nothing. A
+    repeated request of another way in is answered with events. Raises BadEvent for values that cannot be stored."""
     exchanges: list[Exchange] = []
     for submission in submissions:
         if submission.answered:
             exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
-        else:
-            apply_command(
-                ledger,
-                submission.command,
-                now,
-                submission.traceparent,
-                owner=submission.caller,
-                admin=submission.admin,
-                over_kafka=submission.over_kafka,
-            )
+            continue
+        repeated = _repeated(submission, ledger)
+        apply_command(
+            ledger,
+            submission.command,
+            now,
+            submission.traceparent,
+            owner=submission.caller,
+            admin=submission.admin,
+            over_kafka=submission.over_kafka,
+        )
+        if repeated is not None:
+            ledger.events += standing(repeated, ledger.leases.values())
     for _, outcome in exchanges:  # a later submission of the batch may be about the same request
         if isinstance(outcome, Answer) and outcome.request is not None:
             outcome.request = ledger.requests[outcome.pool.id, outcome.request.id]
     return exchanges
+
+
+def _repeated(submission: Submission, ledger: Ledger) -> Request | None:
+    """The request that its owner repeats; None for every other command."""
+    command = submission.command
+    if not isinstance(command, LeaseRequested):
+        return None
+    known = ledger.requests.get((command.lease_pool_id, command.request_id))
+    is_own = known is not None and may_act(known.owner, submission.caller, admin=submission.admin)
+    return known if is_own else None
 
 
 def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | None:

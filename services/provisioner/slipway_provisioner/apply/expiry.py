@@ -1,11 +1,14 @@
 """Stop workers past a deadline, with the outcome of the failed stage."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.messaging import outbox
+from slipway_provisioner.domain.silence import alert
 from slipway_provisioner.domain.workers import Worker, hastened, stopping, stopping_idle
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deadlines, pools, workers
@@ -43,14 +46,30 @@ async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str,
 
 
 async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
-    """Stop workers without contact; False if there are none."""
-    last_contact = await deadlines.unresponsive(tx, timeout_seconds)
+    """Stop workers without contact, but for accounts where too many are silent; False if there are none."""
+    silences = await deadlines.silences(tx, timeout_seconds)
+    for silence in silences:
+        if silence.implausible != silence.kept and await accounts.record_silence(
+            tx, silence.account_id, silent=silence.implausible
+        ):
+            await outbox.enqueue(tx, [alert(silence)])
+    kept = [silence.account_id for silence in silences if silence.implausible]
+    return await _stop_silent(tx, await deadlines.unresponsive(tx, timeout_seconds, kept=kept), UNRESPONSIVE) > 0
+
+
+async def stop_confirmed(tx: Connection, account_id: str, timeout_seconds: float, reason: str) -> int:
+    """Stop unresponsive workers of an account that a person has confirmed to be dead; returns their number."""
+    return await _stop_silent(tx, await deadlines.unresponsive_in(tx, account_id, timeout_seconds), reason)
+
+
+async def _stop_silent(tx: Connection, last_contact: Mapping[str, datetime], reason: str) -> int:
+    """Stop those that have not been in contact since; returns their number."""
     locked = await workers.lock(tx, sorted(last_contact))
     unresponsive = [w for w in locked if w.last_seen_at == last_contact[w.id]]
     now = await pools.now(tx)
-    await workers.save(tx, [stopping(w, UNRESPONSIVE, now) for w in unresponsive if w.state in REGISTERED])
-    await workers.save_without_events(tx, [hastened(w, UNRESPONSIVE, now) for w in unresponsive if w.is_finishing])
-    return bool(unresponsive)
+    await workers.save(tx, [stopping(w, reason, now) for w in unresponsive if w.state in REGISTERED])
+    await workers.save_without_events(tx, [hastened(w, reason, now) for w in unresponsive if w.is_finishing])
+    return len(unresponsive)
 
 
 async def _consoles(tx: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Launch calls: store a batch before its call, and record the outcome once it is known.
 
-Lock order of a start: config and pool (shared), launch stop guard, lease, workers. Of an outcome: batch, workers.
+Lock order of a start: config and pool (shared), launch stop guard, lease, workers. Of an outcome: batch, workers,
+lease; of a repeat the same, after the config, the pool and the guard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,23 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
     if lease.state == LeaseState.RESERVED:
         await leases.request_confirmation(tx, lease)
     return batch, account
+
+
+async def may_repeat(tx: Connection, batch: Batch, terms: Terms) -> bool:
+    """True if the call of a batch may be made again after the commit, within the deadline of this attempt.
+
+    A repeat may be the call that takes effect, so that it needs what a start needs: a revision that may start, a lease
+    that outlives the call, and an intent that still wants an instance.
+    """
+    if await configs.startable(tx, batch.launch_config_id) is None:
+        return False
+    intents = await _unrecorded(tx, batch)
+    if intents is None or not any(worker.state is State.LAUNCHING for worker in intents):
+        return False
+    lease = await leases.lock(tx, batch.lease_id)
+    if lease is None or lease.state == LeaseState.ENDED:
+        return False
+    return lease.expires_at - await pools.now(tx) > timedelta(seconds=terms.margin_seconds)
 
 
 async def record_instances(

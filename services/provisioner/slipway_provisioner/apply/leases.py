@@ -1,14 +1,16 @@
 """Changes of leases: bind a grant to waiting intents, return intents to the queue at its end, release units once."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lease import LeaseGranted
+from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
 from slipway_provisioner.domain.workers import Worker, admitted, delayed, held_units, without_units
-from slipway_provisioner.store import leases, workers
+from slipway_provisioner.store import leases, pools, workers
+
+UNITS_MAX: Final = 1_000_000  # of a request
 
 
 async def bind(tx: Connection, grant: LeaseGranted, traceparent: str) -> None:
@@ -24,13 +26,30 @@ async def bind(tx: Connection, grant: LeaseGranted, traceparent: str) -> None:
         await leases.release(tx, grant.lease_id, grant.units - len(waiting), "surplus")
 
 
-async def end(tx: Connection, lease_id: str, reason: str) -> None:
-    """End a lease. Its intents without a call request admission again; calls already made continue and are recorded."""
-    if await leases.lock(tx, lease_id) is None:
-        return
-    waiting = await workers.lock_leased(tx, lease_id)
-    await leases.end(tx, lease_id)
+async def end(tx: Connection, event: LeaseReleased | LeaseExpired | LeaseLost, reason: str) -> None:
+    """End a lease. Its intents without a call request admission again; calls already made continue and are recorded.
+    If its grant was never received, the intents that would have taken its units do. The lease and its request are
+    locked."""
+    if await leases.lock(tx, event.lease_id) is None:
+        config_id = await leases.requested_config(tx, event.request_id)
+        if config_id is None or not await leases.insert_ended(tx, event, config_id, await pools.now(tx)):
+            return
+        waiting = await workers.lock_waiting(tx, event.request_id, event.units)
+        await leases.take(tx, event.request_id, len(waiting))
+    else:
+        waiting = await workers.lock_leased(tx, event.lease_id)
+        await leases.end(tx, event.lease_id)
     await workers.save(tx, [delayed(worker, reason) for worker in waiting])
+
+
+async def queue(tx: Connection, event: LeaseQueued) -> None:
+    """Return intents beyond the units that wait for admission to the queue, under a new request: every grant and end of
+    the request came before this event, and those of their units did not arrive. The request is locked."""
+    waiting = await workers.lock_waiting(tx, event.request_id, UNITS_MAX)
+    surplus = waiting[event.units :]
+    if surplus:
+        await leases.take(tx, event.request_id, len(surplus))
+    await workers.save(tx, [delayed(worker, "its request waits no longer") for worker in surplus])
 
 
 async def release(tx: Connection, some: Sequence[Worker], result: str, **evidence: Any) -> list[Worker]:

@@ -21,7 +21,7 @@ async def record_leases(tx: Connection, received: Sequence[Received]) -> None:
     await leases.lock_all(
         tx,
         [event.lease_id for event in lease_events if hasattr(event, "lease_id")],
-        [event.request_id for event in lease_events if isinstance(event, events.LeaseGranted)],
+        [event.request_id for event in lease_events if getattr(event, "request_id", "")],
     )
     for record in received:
         event = record.event
@@ -30,6 +30,8 @@ async def record_leases(tx: Connection, received: Sequence[Received]) -> None:
         elif isinstance(event, events.LeaseConfirmed):
             await leases.confirm(tx, event)
         elif isinstance(event, events.LeaseReleased) and event.remaining == 0:
-            await apply.end(tx, event.lease_id, f"lease ended: {event.reason}")
+            await apply.end(tx, event, f"lease ended: {event.reason}")
         elif isinstance(event, events.LeaseExpired | events.LeaseLost):
-            await apply.end(tx, event.lease_id, "lease lost")
+            await apply.end(tx, event, "lease lost")
+        elif isinstance(event, events.LeaseQueued):
+            await apply.queue(tx, event)

@@ -1,22 +1,36 @@
-"""Worker deadlines: boot timeouts, idle and unresponsive workers, and instances that outlive the stop grace period."""
+"""Worker deadlines: boot timeouts, idle and unresponsive workers, and instances that outlive the stop grace period.
+
+Deadlines for hearing from a worker count only time in which it could have been heard: each pass records itself, and the
+time between two passes that are far apart is downtime, after an outage as after a jump of the database's clock.
+"""
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
-from slipway_provisioner.apply import expiry
+from slipway_provisioner import metrics
+from slipway_provisioner.apply import expiry, reachability
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses
 from slipway_provisioner.store.deadlines import Terminable
 
 LOG = logger(__name__)
+REGULAR_PASS_SECONDS: Final = 5.0
+"""Longest regular time between two passes, of which there is one a second; what exceeds it is downtime."""
 
 
 async def expire_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
-    """Stop workers that are past a deadline, end pauses that have expired, and renew leases."""
+    """Stop workers that are past a deadline, settle what retired accounts left open, end pauses that have expired, and
+    renew leases."""
     async with database.acquire() as db:
+        async with db.transaction():
+            downtime_seconds = await deadlines.record_pass(db, regular_seconds=REGULAR_PASS_SECONDS)
+        if downtime_seconds:
+            metrics.DOWNTIME_SECONDS.inc(downtime_seconds)
+            LOG.warning("deadlines of workers are extended by the time without a pass", seconds=downtime_seconds)
         async with db.transaction():
             booting = await expiry.stop_overdue_boots(db, settings.boot_timeout_seconds, providers)
         async with db.transaction():
@@ -24,12 +38,16 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         async with db.transaction():
             unresponsive = await expiry.stop_unresponsive(db, settings.unresponsive_timeout_seconds)
         async with db.transaction():
+            calls = await reachability.settle_calls(db)
+        async with db.transaction():
+            leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
+        async with db.transaction():
             await pauses.resume_overdue(db)
         async with db.transaction():
             await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    return booting or idle or unresponsive
+    return booting or idle or unresponsive or calls or leaving
 
 
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:

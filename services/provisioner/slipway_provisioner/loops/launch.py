@@ -16,6 +16,7 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import launches
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import leases
@@ -103,12 +104,16 @@ class Launcher:
             else:
                 async with database.acquire() as db, db.transaction():
                     await launches.record_refusal(db, batch, refused)
+            if refused.outcome.scope is not Scope.CREDENTIAL:  # which may refuse every other call as well
+                await contact.answered(database, account.id)
         except (OutcomeUnknown, TimeoutError) as error:
             metrics.CALLS.labels(account.id, "unknown", "").inc()
             LOG.info("the call's outcome is unknown", batch=batch.id, account=account.id, error=str(error))
+            await contact.unanswered(database, account.id, settings, began=began)
         else:
             metrics.CALLS.labels(account.id, "ok", "").inc()
             await self.record(database, batch, ids)
+            await contact.answered(database, account.id)
         metrics.CALL_SECONDS.labels(account.id).observe(monotonic_seconds() - began)
 
     async def record(

@@ -4,6 +4,7 @@ instances, and marks workers as running where the provider's listing is the boot
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.messaging import outbox
@@ -13,9 +14,10 @@ from slipway_provisioner.apply import reaping
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Findings, compare
 from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, instances, pools
+from slipway_provisioner.store import accounts, batches, instances, pools, reachability
 
 LOG = logger(__name__)
 TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to an account
@@ -29,12 +31,16 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
             return False
         provider = providers[account.provider]
         now = await pools.now(db)
+    began = monotonic_seconds()
     try:
         matches = await provider.identity(account) == account.identity
         listed = await provider.instances(account)
     except OutcomeUnknown as error:
         LOG.warning("listing the account failed", account=account.id, error=str(error))
+        await contact.unanswered(database, account.id, settings, began=began)
         return True
+    if matches:
+        await contact.answered(database, account.id)
     async with database.acquire() as db:
         # Batches before workers: the instances of a batch that is known here are bound when the workers are read.
         states = await batches.states(db, sorted({i.batch_id for i in listed}))
@@ -60,6 +66,9 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         async with database.acquire() as db, db.transaction():
             await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone")
     async with database.acquire() as db:
+        if not findings.implausible:
+            tags = sorted({instance.batch_id for instance in listed})
+            await reachability.forget(db, account.id, instance_ids=[i.id for i in listed], batch_ids=tags)
         await accounts.count_pass(db, account.id)
     return True
 

@@ -15,7 +15,8 @@ FIELDS: Final = (*_COLUMNS, _DEPLOYMENT)
 GET: Final = Statement(sa.select(*FIELDS).where(account.c.id == sa.bindparam("id")))
 DUE: Final = f"""
 UPDATE account SET reaped_at = slipway_clock() WHERE id = (
-    SELECT id FROM account WHERE reaped_at IS NULL OR reaped_at < slipway_clock() - $1 * interval '1 s'
+    SELECT id FROM account
+    WHERE NOT retired AND (reaped_at IS NULL OR reaped_at < slipway_clock() - $1 * interval '1 s')
     ORDER BY reaped_at NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING {names(_COLUMNS)}, (SELECT id FROM deployment) AS deployment"""
 SET_LISTING_PROBLEM: Final = Statement(
@@ -24,11 +25,22 @@ SET_LISTING_PROBLEM: Final = Statement(
     .values(listing_problem=sa.bindparam("problem"))
     .returning(sa.true())
 )
+SET_SILENT: Final = Statement(
+    sa.update(account)
+    .where(account.c.id == sa.bindparam("account_id"), account.c.silent != sa.bindparam("silent"))
+    .values(silent=sa.bindparam("silent"))
+    .returning(sa.true())
+)
 PASSED: Final = Statement(
     sa.update(account)
     .where(account.c.id == sa.bindparam("account_id"))
     .values(passes=account.c.passes + 1, passed_at=sa.func.slipway_clock())
 )
+
+
+def unreachable(alias: str) -> str:
+    """Condition that the account of a row is not called, since it does not answer or is retired."""
+    return f"(SELECT a.unreachable OR a.retired FROM account a WHERE a.id = {alias}.account_id)"
 
 
 async def get(db: Connection, account_id: str) -> Account:
@@ -41,8 +53,14 @@ async def record_listing_problem(tx: Connection, account_id: str, problem: str) 
     return await tx.fetchval(SET_LISTING_PROBLEM.text, *arguments) is not None
 
 
+async def record_silence(tx: Connection, account_id: str, *, silent: bool) -> bool:
+    """Store whether the account's unresponsive workers are kept; True if that has changed."""
+    arguments = SET_SILENT.arguments(account_id=account_id, silent=silent)
+    return await tx.fetchval(SET_SILENT.text, *arguments) is not None
+
+
 async def due_for_reaping(db: Connection, every_seconds: float) -> Account | None:
-    """Take the account whose last pass is longest ago; None if none is due."""
+    """Take the account whose last pass is longest ago; None if none is due. Retired ones are left alone."""
     row = await db.fetchrow(DUE, every_seconds)
     return None if row is None else Account(**row)
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
 from slipway_provisioner.domain.launching import BatchState
+from slipway_provisioner.store import accounts
 from slipway_provisioner.store.tables import launch_batch
 
 
@@ -51,11 +52,14 @@ KNOWN: Final = Statement(
     .values(state=BatchState.KNOWN, outcome=sa.bindparam("result"), known_at=sa.func.slipway_clock())
 )
 # Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
-# gets a new deadline for its attempt; after that any replica may take it.
+# gets a new deadline for its attempt; after that any replica may take it. An attempt began $2 before its deadline. Its
+# uptime counts, since after a jump of the clock it may still be in flight.
 OVERDUE: Final = f"""
 UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
     SELECT id FROM launch_batch
-    WHERE state = '{BatchState.CALLING}' AND call_deadline < slipway_clock() - $1 * interval '1 s'
+    WHERE state = '{BatchState.CALLING}' AND NOT {accounts.unreachable("launch_batch")}
+        AND call_deadline < slipway_clock() - $1 * interval '1 s'
+        AND uptime_since(call_deadline - $2 * interval '1 s') > $1 + $2
     ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
 RETURNING {names(FIELDS)}"""
 # Compared as text, since a tag that an account lists can be any text.

@@ -1,6 +1,7 @@
-"""Workers past a deadline: read without locks, as candidates."""
+"""Workers past a deadline: read without locks, as candidates. Deadlines count uptime: the time up to the newest pass,
+less the downtime between passes, in which nobody could be heard."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -9,11 +10,30 @@ import msgspec
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
+from slipway_provisioner.domain.silence import SILENT_PART, Silence
+from slipway_provisioner.store import accounts
 from slipway_provisioner.store.tables import FINISHING, in_states, states
 
+# A pass is recorded before the deadlines are read. The time between two passes beyond the regular $1 is downtime: so
+# slow passes suspend no deadline for ever. Downtime ahead of the clock was recorded before the clock was set back.
+RECORD: Final = """
+WITH pass AS (
+    INSERT INTO deadline_pass (at) VALUES (slipway_clock())
+    ON CONFLICT (id) DO UPDATE SET at = slipway_clock(), previous_at = deadline_pass.at
+    RETURNING at, previous_at),
+outdated AS (
+    DELETE FROM downtime d USING pass WHERE d.until_at > pass.at OR d.until_at < pass.at - interval '30 days')
+INSERT INTO downtime (from_at, until_at)
+SELECT previous_at + $1 * interval '1 s', at FROM pass WHERE at > previous_at + $1 * interval '1 s'
+RETURNING extract(epoch FROM until_at - from_at)::float8"""
+# A worker that has not been heard since the newest downtime may have claimed a task meanwhile, so that it is not known
+# to be idle. Workers without an agent are never heard.
+HEARD: Final = "NOT EXISTS (SELECT FROM downtime d WHERE d.until_at > w.last_seen_at)"
+# The first condition is implied by the second, which costs a call for each row.
 OVERDUE_BOOTS: Final = f"""
 SELECT id::text FROM worker
 WHERE state IN ({states(IN_FLIGHT["boot"])}) AND launched_at < slipway_clock() - $1 * interval '1 s'
+    AND uptime_since(launched_at) > $1
 ORDER BY id LIMIT 200"""
 # Idle although a source of its pool has had pending tasks for as long; `throughout`: during all of its idle time. Where
 # claims are not reported by a hook, the worker may be busy unless no source has seen a claimed task in that time.
@@ -22,24 +42,40 @@ SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS thr
 FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
 WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - $1 * interval '1 s'
     AND d.pending_since < slipway_clock() - $1 * interval '1 s'
+    AND uptime_since(greatest(w.idle_since, d.pending_since)) > $1 AND {HEARD}
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
     AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
         SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
+_HEARD_FROM: Final = f"""worker JOIN launch_config c ON c.id = worker.launch_config_id AND c.boot_evidence = 'register'
+    AND ({Statement(in_states(REGISTERED) | FINISHING).text})"""
+_UNRESPONSIVE: Final = f"""
+SELECT {{columns}} FROM {_HEARD_FROM}
+WHERE worker.last_seen_at < slipway_clock() - $1 * interval '1 s' AND uptime_since(worker.last_seen_at) > $1"""
 UNRESPONSIVE: Final = f"""
-SELECT worker.id::text, worker.last_seen_at FROM worker JOIN launch_config c ON c.id = worker.launch_config_id
-WHERE ({Statement(in_states(REGISTERED) | FINISHING).text})
-    AND worker.last_seen_at < slipway_clock() - $1 * interval '1 s' AND c.boot_evidence = 'register'
+{_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id <> ALL($2)
 ORDER BY worker.id LIMIT 200"""
+UNRESPONSIVE_IN: Final = f"""
+{_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id = $2
+ORDER BY worker.id LIMIT 200"""
+# Accounts with an unresponsive worker, and those whose unresponsive workers are kept.
+SILENT: Final = f"""
+SELECT a.id AS account_id, a.silent AS kept, count(worker.id)::int AS registered,
+    (count(worker.id) FILTER (WHERE worker.last_seen_at < slipway_clock() - $1::float8 * $2::float8 * interval '1 s'
+        AND uptime_since(worker.last_seen_at) > $1 * $2))::int AS silent
+FROM account a LEFT JOIN ({_HEARD_FROM}) ON worker.account_id = a.id
+WHERE a.silent OR a.id IN ({_UNRESPONSIVE.format(columns="worker.account_id")})
+GROUP BY a.id ORDER BY a.id"""
 # A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. For one
 # that was asked to stop as idle it begins after the task that it may have claimed at that moment. A row that is taken
 # moves to the end of the queue whatever the call's result, so a failing account does not block others.
 TAKE_STOPPING: Final = f"""
 UPDATE worker SET termination_requested_at = slipway_clock() WHERE id IN (
     SELECT id FROM worker WHERE state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL
-        AND (registered_at IS NULL OR (stopping_at < slipway_clock() - $1 * interval '1 s'
-            AND (NOT may_finish OR idle_since < slipway_clock() - $1 * interval '1 s')))
+        AND NOT {accounts.unreachable("worker")}
+        AND (registered_at IS NULL OR (uptime_since(stopping_at) > $1
+            AND (NOT may_finish OR uptime_since(idle_since) > $1)))
         AND (termination_requested_at IS NULL OR termination_requested_at < slipway_clock() - $2 * interval '1 s')
     ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)
 RETURNING account_id, instance_id"""
@@ -59,8 +95,15 @@ class Terminable(msgspec.Struct, frozen=True):
     instance_id: str
 
 
+async def record_pass(tx: Connection, *, regular_seconds: float) -> float:
+    """Record that a pass over the deadlines begins; returns the seconds of downtime before it, beyond the regular time
+    between two passes."""
+    downtime_seconds: float | None = await tx.fetchval(RECORD, regular_seconds)
+    return downtime_seconds or 0.0
+
+
 async def overdue_boots(db: Connection, timeout_seconds: float) -> list[str]:
-    """Workers whose instance has not registered within `timeout_seconds` of its launch."""
+    """Workers whose instance has not registered within `timeout_seconds` of uptime after its launch."""
     return [row["id"] for row in await db.fetch(OVERDUE_BOOTS, timeout_seconds)]
 
 
@@ -70,9 +113,20 @@ async def idle_despite_demand(db: Connection, idle_seconds: float) -> Mapping[st
     return {row["id"]: IdleTime(row["idle_since"], row["throughout"]) for row in rows}
 
 
-async def unresponsive(db: Connection, timeout_seconds: float) -> Mapping[str, datetime]:
-    """Workers without contact for `timeout_seconds`, with the time of their last contact."""
-    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, timeout_seconds)}
+async def silences(db: Connection, timeout_seconds: float) -> list[Silence]:
+    """Silent workers of each account that has an unresponsive one, or whose unresponsive ones are kept."""
+    return [Silence(**row) for row in await db.fetch(SILENT, timeout_seconds, SILENT_PART)]
+
+
+async def unresponsive(db: Connection, timeout_seconds: float, *, kept: Sequence[str] = ()) -> Mapping[str, datetime]:
+    """Up to 200 workers without contact for `timeout_seconds` of uptime, with the time of their last contact, but for
+    those of the accounts that are `kept`."""
+    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, timeout_seconds, kept)}
+
+
+async def unresponsive_in(db: Connection, account_id: str, timeout_seconds: float) -> Mapping[str, datetime]:
+    """Up to 200 workers of an account without contact for `timeout_seconds` of uptime, with the time of the last."""
+    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE_IN, timeout_seconds, account_id)}
 
 
 async def take_terminable(db: Connection, *, grace_seconds: float, again_seconds: float) -> list[Terminable]:

@@ -15,7 +15,10 @@ from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
+    LeaseExpired,
     LeaseGranted,
+    LeaseLost,
+    LeaseReleased,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
@@ -243,6 +246,25 @@ async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, tra
         expires_at=event.expires_at,
         hold_until=event.hold_until,
         traceparent=traceparent,
+    )
+    return bool(await tx.fetchval(INSERT.text, *arguments))
+
+
+async def insert_ended(
+    tx: Connection, event: LeaseReleased | LeaseExpired | LeaseLost, launch_config_id: str, at: datetime
+) -> bool:
+    """Store a lease that ended before its grant was received; False if it is known."""
+    arguments = INSERT.arguments(
+        id=event.lease_id,
+        request_id=event.request_id,
+        lease_pool_id=event.lease_pool_id,
+        launch_config_id=launch_config_id,
+        fencing_token=0,
+        units=0,
+        state=LeaseState.ENDED,
+        expires_at=at,
+        hold_until=at,
+        traceparent="",
     )
     return bool(await tx.fetchval(INSERT.text, *arguments))
 

@@ -14,8 +14,9 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEA
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import demand, launch_stops
-from slipway_provisioner.store.tables import dirty_pool, in_states, launch_config, states, worker, worker_pool
+from slipway_provisioner.store import accounts, demand, launch_stops
+from slipway_provisioner.store.deadlines import HEARD
+from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, states, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
@@ -37,11 +38,13 @@ FLEET: Final = f"""
 SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
     count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving
 FROM worker WHERE pool_id = $1 AND state NOT IN ({states(ENDED)})"""
-# Starts of a config `c` in flight, per stage. The call of a stopping worker can still fail. Depending on the claim
+# Starts of a config `c` in flight, per stage. The call of a stopping worker can still fail, but for one that is never
+# answered: the windows that it fills are shared with other accounts. Depending on the claim
 # evidence a claim is confirmed by the worker's hook, or by claimed tasks in its queue since the worker registered.
 STARTS: Final = f"""
 SELECT count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["launch"])})
-        OR (w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NULL))::int AS launch,
+        OR (w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NULL AND NOT {accounts.unreachable("w")})
+    )::int AS launch,
     count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["boot"])}))::int AS boot,
     count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["claim"])}) AND w.first_claimed_at IS NULL
         AND CASE c.claim_evidence
@@ -78,7 +81,7 @@ SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, a.lease_pool_id,
         SELECT FROM worker p WHERE p.launch_config_id = c.id
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
-        AND {launch_stops.IN_FORCE}) AS launch_stop,
+        AND {launch_stops.IN_FORCE}) AS launch_stop, a.unreachable, a.retired,
     {SHARES} AS shares, u.launch, u.boot, u.claim, u.live, r.strategy, r.booted
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
@@ -133,7 +136,7 @@ SELECT m.kind, m.key, m.stage, s.size,
 FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
-# A call may start at any moment for workers with a lease, unless their revision drains.
+# A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
 WAITING_WORKERS: Final = Statement(
     sa.select(
         sa.cast(worker.c.id, sa.Text).label("worker_id"),
@@ -141,24 +144,23 @@ WAITING_WORKERS: Final = Statement(
         worker.c.probe_permit.label("permit"),
     )
     .join(launch_config, launch_config.c.id == worker.c.launch_config_id)
+    .join(account, account.c.id == worker.c.account_id)
     .where(
         worker.c.pool_id == sa.bindparam("pool_id"),
         in_states(WAITING),
-        sa.or_(worker.c.lease_id.is_(None), launch_config.c.state != "active"),
+        sa.or_(
+            worker.c.lease_id.is_(None), launch_config.c.state != "active", account.c.unreachable, account.c.retired
+        ),
     )
     .order_by(worker.c.id)
 )
-IDLE_WORKERS: Final = Statement(
-    sa.select(
-        sa.cast(worker.c.id, sa.Text).label("worker_id"),
-        worker.c.launch_config_id.label("config_id"),
-        worker.c.idle_since.label("since"),
-    )
-    .join(launch_config, launch_config.c.id == worker.c.launch_config_id)
-    .where(worker.c.pool_id == sa.bindparam("pool_id"), in_states(REGISTERED), worker.c.idle_since.is_not(None))
-    .order_by((launch_config.c.state == "draining").desc(), worker.c.idle_since)
-    .limit(500)
-)
+# Idle for its uptime only.
+IDLE_WORKERS: Final = f"""
+SELECT w.id::text AS worker_id, w.launch_config_id AS config_id,
+    slipway_clock() - greatest(0, uptime_since(w.idle_since)) * interval '1 s' AS since
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {HEARD}
+ORDER BY c.state = 'draining' DESC, w.idle_since LIMIT 500"""
 LAUNCH_STOPS: Final = f"""
 SELECT reason FROM launch_stop WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
     AND {launch_stops.IN_FORCE} LIMIT 1"""
@@ -231,7 +233,7 @@ async def observe(
     fleet = Fleet(**await tx.fetchrow(FLEET, pool_id))
     demands = await demand.observe(tx, pool_id)
     waiting = await tx.fetch(WAITING_WORKERS.text, *WAITING_WORKERS.arguments(pool_id=pool_id))
-    idle = await tx.fetch(IDLE_WORKERS.text, *IDLE_WORKERS.arguments(pool_id=pool_id))
+    idle = await tx.fetch(IDLE_WORKERS, pool_id)
     return Observed(
         pool=pool,
         demands=demands,
@@ -270,7 +272,7 @@ def _config(row: Any) -> Config:
     return Config(
         **{name: row[name] for name in COPIED},
         share=share(row),
-        stopped=f"launching is stopped in {row['account_id']}: {row['launch_stop']}" if row["launch_stop"] else "",
+        stopped=_stopped(row),
         weight=record.get("weight", row["prior_weight"]),
         tripped=record.get("state", "healthy") != "healthy",
         reason=reason.removeprefix(f"{row['id']} "),
@@ -281,6 +283,15 @@ def _config(row: Any) -> Config:
         boot=counted["boot"],
         claim=counted["claim"],
     )
+
+
+def _stopped(row: Any) -> str:
+    """Reason why nothing may start in the config's account; empty if it may."""
+    if row["retired"]:
+        return f"account {row['account_id']} is retired"
+    if row["unreachable"]:
+        return f"account {row['account_id']} does not answer"
+    return f"launching is stopped in {row['account_id']}: {row['launch_stop']}" if row["launch_stop"] else ""
 
 
 def _shared(row: Any) -> Shared:

@@ -18,6 +18,7 @@ from slipway_provisioner.store.tables import (
     launch_config,
     lease,
     pool_revision,
+    unreachable_machine,
     worker,
 )
 
@@ -38,6 +39,7 @@ DELETE_OLD: Final = (
         sa.delete(launch_batch).where(launch_batch.c.state == BatchState.KNOWN, _older(launch_batch.c.known_at, 14))
     ),
     Statement(sa.delete(lease).where(lease.c.state == LeaseState.ENDED, _older(lease.c.renewed_at, 14))),
+    Statement(sa.delete(unreachable_machine).where(_older(unreachable_machine.c.since, 400))),
 )
 
 
@@ -63,6 +65,7 @@ DELETE_REMOVED_ACCOUNTS: Final = Statement(
         account.c.removed,
         ~sa.exists().where(launch_config.c.account_id == account.c.id),
         ~sa.exists().where(worker.c.account_id == account.c.id, ~in_states(ENDED)),
+        ~sa.exists().where(unreachable_machine.c.account_id == account.c.id),
     )
 )
 

@@ -76,6 +76,8 @@ deployment = Table(
 )
 
 # `spec` is the account as declared by `owner`, `spec_digest` its hash. A removed one is deleted once it is unused.
+# `unanswered_since` is the start of the first call without an answer since the last one that was answered. An account
+# becomes `unreachable` by a call that is unanswered long after that, until it answers; a person may retire it then.
 account = Table(
     "account",
     metadata,
@@ -89,6 +91,10 @@ account = Table(
     required("passes", BigInteger, server_default=ZERO),
     now("passed_at"),
     empty_text("listing_problem"),
+    required("silent", Boolean, server_default=FALSE),  # its unresponsive workers are kept until a person confirms
+    Column("unanswered_since", TIME),
+    required("unreachable", Boolean, server_default=FALSE),
+    required("retired", Boolean, server_default=FALSE),
     empty_text("owner"),
     required("spec", JSONB, server_default=EMPTY_OBJECT),
     empty_text("spec_digest"),
@@ -260,7 +266,27 @@ LANGUAGE sql IMMUTABLE AS $$
         ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
     ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$"""
-metadata.info["after"] = [SHARED_KEYS, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
+# Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is
+# not known before the next one.
+UPTIME: Final = """
+CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAGE sql STABLE AS $$
+    SELECT extract(epoch FROM p.at - since)::float8 - coalesce((
+        SELECT sum(extract(epoch FROM d.until_at - greatest(d.from_at, since)))::float8
+        FROM downtime d WHERE d.until_at > since), 0)
+    FROM deadline_pass p
+$$"""
+metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
+
+# Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart nobody
+# could be heard: that time is downtime.
+deadline_pass = Table(
+    "deadline_pass",
+    metadata,
+    Column("id", Boolean, CheckConstraint("id"), primary_key=True, server_default=TRUE),
+    required("at", TIME),
+    Column("previous_at", TIME),
+)
+downtime = Table("downtime", metadata, Column("from_at", TIME, primary_key=True), required("until_at", TIME))
 
 # Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
 # registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
@@ -472,6 +498,21 @@ Index(
     unique=True,
     postgresql_where=worker.c.probe_permit.is_not(None),
 )
+
+# Machines that may still run in a retired account: those of stopping workers, and one for each intent of an unknown
+# call, without an instance id. A reaper pass over the account deletes what it does not list.
+unreachable_machine = Table(
+    "unreachable_machine",
+    metadata,
+    uuid("worker_id", primary_key=True),
+    required("account_id", Text),
+    required("pool_id", Text),
+    required("launch_config_id", Text),
+    uuid("batch_id"),
+    Column("instance_id", Text),
+    now("since"),
+)
+Index("unreachable_machine_account", unreachable_machine.c.account_id)
 
 claim = Table(
     "claim",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slipway_client.view.diagnosis import Finding, ServiceAnswer
 
 PROBLEM: Final = 3
-HTTP_SECONDS: Final = 2.0  # per request; at most four are made one after the other
+HTTP_SECONDS: Final = 2.0  # per request; at most three are made one after the other
 KAFKA_SECONDS: Final = 8.0  # for all of Kafka, in parallel with the requests to services
 NEWEST: Final = 500  # records of each partition: an alert is raised rarely, and services beat every 5 s
 COLORS: Final = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
@@ -101,9 +101,15 @@ def _gathered(api: Api, partitions: int | None) -> Any:
         services = {name: future.result() for name, future in statuses.items()}
         provisioner: dict[str, Any] = {}
         if services["provisioner"].status is not None:
-            lists = {"launch_stops": "/launch-stops", "pools": "/pools", "configs": "/launch-configs"}
-            provisioner = {name: _items(quick, path) for name, path in lists.items()}
-            provisioner["deployment"] = _answer(quick, "/deployment")
+            lists = {
+                "launch_stops": "/launch-stops",
+                "accounts": "/accounts",
+                "pools": "/pools",
+                "configs": "/launch-configs",
+            }
+            answers = {name: threads.submit(_items, quick, path) for name, path in lists.items()}
+            provisioner = {"deployment": _answer(quick, "/deployment")}
+            provisioner |= {name: future.result() for name, future in answers.items()}
         return Gathered(
             own_version=version("slipway-client"),
             services=services,

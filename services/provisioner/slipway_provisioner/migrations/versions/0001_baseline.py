@@ -25,7 +25,10 @@ CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
     lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
-    listing_problem text NOT NULL DEFAULT '', owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
+    listing_problem text NOT NULL DEFAULT '',
+    silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
+    unanswered_since timestamptz, unreachable boolean NOT NULL DEFAULT false, retired boolean NOT NULL DEFAULT false,
+    owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
     spec_digest text NOT NULL DEFAULT '', removed boolean NOT NULL DEFAULT false
 );
 CREATE TABLE worker_pool (
@@ -97,6 +100,21 @@ LANGUAGE sql IMMUTABLE AS $$
         ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
     ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$;
+-- Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart nobody
+-- could be heard: that time is downtime.
+CREATE TABLE deadline_pass (
+    id boolean PRIMARY KEY DEFAULT true CHECK (id), at timestamptz NOT NULL, previous_at timestamptz
+);
+CREATE TABLE downtime (from_at timestamptz PRIMARY KEY, until_at timestamptz NOT NULL);
+-- Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is
+-- not known before the next one.
+CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAGE sql STABLE AS $$
+    SELECT extract(epoch FROM p.at - since)::float8 - coalesce((
+        SELECT sum(extract(epoch FROM d.until_at - greatest(d.from_at, since)))::float8
+        FROM downtime d WHERE d.until_at > since), 0)
+    FROM deadline_pass p
+$$;
+
 -- Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
 -- registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
 -- weight. `unfolded_since`: time of the first consecutive sweep that found unfolded failures; reset by a new failure.
@@ -182,6 +200,13 @@ CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lea
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
 CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
+-- Machines that may still run in a retired account: those of stopping workers, and one for each intent of an unknown
+-- call, without an instance id. A reaper pass over the account deletes what it does not list.
+CREATE TABLE unreachable_machine (
+    worker_id uuid PRIMARY KEY, account_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
+    batch_id uuid, instance_id text, since timestamptz NOT NULL DEFAULT slipway_clock()
+);
+CREATE INDEX unreachable_machine_account ON unreachable_machine (account_id);
 CREATE TABLE claim (
     worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, reported_at timestamptz NOT NULL,
     pool_id text NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,

@@ -1,0 +1,118 @@
+"""`slipway account` commands."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.options import AsOutput, Reason, accounts, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.transport.http import path
+from slipway_client.view.phrases import count
+
+app = noun("Manage provider accounts")
+
+AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT", help="ID of the account", autocompletion=accounts)]
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    if row["retired"]:
+        return "retired"
+    if row["unreachable"]:
+        return "unreachable"
+    return "silent workers" if row["silent"] else "reachable"
+
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "id",
+    "provider",
+    "region",
+    ("state", _state),
+    "serving",
+    "leaving",
+    "unknown_calls",
+    "may_still_run",
+)
+MACHINES: Final[tuple[Field, ...]] = (
+    ("worker", lambda row: row["worker_id"]),
+    ("pool", lambda row: row["pool_id"]),
+    ("launch config", lambda row: row["launch_config_id"]),
+    ("instance", lambda row: row["instance_id"] or "unknown"),
+    ("batch", lambda row: row["batch_id"]),
+    "since",
+)
+
+
+@app.command("ls")
+def list_accounts(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List accounts
+
+    `unknown_calls` are launch calls whose outcome nobody knows yet, `may_still_run` machines left in a retired account.
+
+    \b
+    Example:
+      slipway account ls
+    """
+    rows = context.obj.get("provisioner", "/accounts")["items"]
+    show(rows, FIELDS, output, nothing="no accounts", drop=("provider", "region"))
+
+
+@app.command("show")
+def show_account(context: typer.Context, account: AccountId, output: AsOutput = Output.TABLE) -> None:
+    """Show an account and what may still run in it
+
+    \b
+    Example:
+      slipway account show aws-main
+    """
+    row = context.obj.get("provisioner", path("accounts", account))
+    if output is Output.JSON:
+        as_json(row)
+        return
+    pairs({name: value for name, value in row.items() if name != "machines" and value not in (None, "")}, now())
+    print()
+    show(row["machines"], MACHINES, output, nothing="no machines are left", drop=("batch", "launch config"))
+
+
+@app.command("retire")
+def retire_account(context: typer.Context, account: AccountId, reason: Reason) -> None:
+    """Retire an account that never answers again
+
+    Settles its unknown calls and leaving workers as unreachable, frees their room, and lists what may still run there.
+    Nobody calls it until `slipway account reinstate`. Refused while it answers.
+
+    \b
+    Example:
+      slipway account retire aws-old --reason "the account was closed"
+    """
+    row = context.obj.post("provisioner", path("accounts", account, "retire"), {"reason": reason})
+    print(f"account {row['id']} is retired; {count(row['may_still_run'], 'machine')} may still run there")
+
+
+@app.command("reinstate")
+def reinstate_account(context: typer.Context, account: AccountId, reason: Reason) -> None:
+    """Resume calls to a retired account
+
+    Once it answers, it launches again, and the machines that were left there are terminated.
+
+    \b
+    Example:
+      slipway account reinstate aws-old --reason "support has reopened it"
+    """
+    row = context.obj.post("provisioner", path("accounts", account, "reinstate"), {"reason": reason})
+    print(f"account {row['id']} is reinstated; it launches again once it answers")
+
+
+@app.command("confirm-unresponsive")
+def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Reason) -> None:
+    """Stop the unresponsive workers of an account
+
+    Slipway stops none by itself while over a fifth of an account's workers, and over 10, are silent: they may only be
+    cut off from it, and go on with their tasks. Confirm once they are known to be dead.
+
+    \b
+    Example:
+      slipway account confirm-unresponsive aws-main --reason "the host was powered off"
+    """
+    row = context.obj.post("provisioner", path("accounts", account, "confirm-unresponsive"), {"reason": reason})
+    print(f"{count(row['stopped'], 'unresponsive worker')} of account {row['id']} asked to stop")

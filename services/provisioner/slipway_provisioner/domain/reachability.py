@@ -1,0 +1,83 @@
+"""Reachability of provider accounts: an account that does not answer launches nothing, and its unknown calls are given
+up. Pure."""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.lifecycle import State
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.domain.workers import Change, Worker, launch_failed, lost, stopping
+
+UNREACHABLE: Final = "unreachable"
+ALERT: Final = "account-unreachable"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that may still run in a retired account; without an `instance_id` it may never have been created."""
+
+    worker_id: str
+    account_id: str
+    pool_id: str
+    launch_config_id: str
+    batch_id: str | None
+    instance_id: str | None
+
+
+def machine(worker: Worker) -> Machine:
+    """The machine that a worker leaves behind."""
+    return Machine(
+        worker_id=worker.id,
+        account_id=worker.account_id,
+        pool_id=worker.pool_id,
+        launch_config_id=worker.launch_config_id,
+        batch_id=worker.batch_id,
+        instance_id=worker.instance_id,
+    )
+
+
+def given_up(worker: Worker, now: datetime) -> Change:
+    """Stop waiting for the outcome of a worker's call. It is replaced, so that its machine has to leave should there be
+    one: no stage has ended."""
+    return stopping(worker, f"account {worker.account_id} does not answer", now)
+
+
+def settled(worker: Worker, now: datetime) -> Change:
+    """End a worker whose machine nobody can reach. That is no evidence about its start."""
+    reason = f"{UNREACHABLE}: account {worker.account_id} is retired"
+    if worker.instance_id is None:
+        return launch_failed(worker, Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", UNREACHABLE), now)
+    return lost(worker, reason, now)
+
+
+def waits_for_its_call(worker: Worker) -> bool:
+    """True if the outcome of the worker's call is unknown and it serves until then."""
+    return worker.state is State.LAUNCHING
+
+
+def raised(account_id: str, *, calls: int, now: datetime) -> AlertRaised:
+    """Alert on an account that has become unreachable, with its calls of unknown outcome."""
+    return AlertRaised(
+        dedup_key=_alert(account_id),
+        subject_kind="account",
+        subject_id=account_id,
+        kind=ALERT,
+        summary=f"account {account_id} does not answer",
+        effect=f"{calls} {'call has' if calls == 1 else 'calls have'} an unknown outcome; leaving workers keep room",
+        doing="launches in other accounts, and lists this one again until it answers",
+        command=f"slipway account retire {account_id} --reason …  # if it will not answer again: frees that room",
+        since=now,
+    )
+
+
+def resolved(account_id: str, summary: str) -> AlertResolved:
+    """Resolution of the alert on an unreachable account."""
+    return AlertResolved(
+        dedup_key=_alert(account_id), subject_kind="account", subject_id=account_id, kind=ALERT, summary=summary
+    )
+
+
+def _alert(account_id: str) -> str:
+    return alert_key("provisioner", ALERT, account_id)

@@ -1,0 +1,122 @@
+"""Routes for people: accounts, those that do not answer, and workers that are silent together."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request
+
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
+from slipway_provisioner.apply import expiry, reachability
+from slipway_provisioner.http.pools import ReasonBody
+from slipway_provisioner.store import reachability as store
+
+router = APIRouter(prefix="/accounts", tags=["accounts"])
+DatabaseDep = Annotated[Database, Depends(database)]
+Caller = Annotated[str, Depends(require("accounts:write"))]
+# Status, slug and title of each refusal, and its detail for an account id.
+REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
+    reachability.UnknownAccount: (
+        404,
+        "unknown-account",
+        "No such account",
+        "no account {!r}; see `slipway account ls`",
+    ),
+    reachability.StillReachable: (
+        409,
+        "account-reachable",
+        "The account answers",
+        "account {} answers, or has not been silent for long: its workers can be terminated. Nothing was changed",
+    ),
+    reachability.NotRetired: (409, "account-not-retired", "The account is not retired", "account {} is not retired"),
+}
+
+
+@router.get("")
+async def list_accounts(db: DatabaseDep) -> dict[str, Any]:
+    """List accounts with their workers, calls of unknown outcome, and machines that may still run there."""
+    return {"items": await store.accounts(db)}
+
+
+@router.get("/{account_id:id}")
+async def get_account(account_id: str, db: DatabaseDep) -> dict[str, Any]:
+    """Show one account, with the machines that may still run in it since it was retired."""
+    async with db.acquire() as connection:
+        found = await store.accounts(connection, account_id)
+        if not found:
+            raise _refused(reachability.UnknownAccount(account_id))
+        return found[0] | {"machines": await store.machines(connection, account_id)}
+
+
+@router.post("/{account_id:id}/retire")
+async def retire_account(
+    account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+) -> dict[str, Any]:
+    """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, their
+    room is free, and the machines that may still run there are listed. Nobody calls it until it is reinstated."""
+    settings = request.app.state.settings
+    async with db.acquire() as connection:
+        await _change(connection, lambda: reachability.retire(connection, account_id, reason=body.reason, by=by))
+        await _until_done(connection, lambda: reachability.settle_calls(connection))
+        await _until_done(connection, lambda: reachability.settle_workers(connection, settings.stop_grace_seconds))
+        (account,) = await store.accounts(connection, account_id)
+    wake(request)
+    return account
+
+
+@router.post("/{account_id:id}/reinstate")
+async def reinstate_account(
+    account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+) -> dict[str, Any]:
+    """Call a retired account again. Once it answers, it launches again, and what was left there is terminated."""
+    async with db.acquire() as connection:
+        await _change(connection, lambda: reachability.reinstate(connection, account_id, reason=body.reason, by=by))
+        (account,) = await store.accounts(connection, account_id)
+    wake(request)
+    return account
+
+
+@router.post("/{account_id:id}/confirm-unresponsive")
+async def confirm_unresponsive(
+    account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+) -> dict[str, Any]:
+    """Stop all unresponsive workers of an account, however many are silent. They are replaced, and their instances are
+    terminated after the grace period."""
+    seconds = request.app.state.settings.unresponsive_timeout_seconds
+    reason = f"unresponsive, confirmed by {by}: {body.reason}"
+    stopped = 0
+    async with db.acquire() as connection:
+        if not await store.accounts(connection, account_id):
+            raise _refused(reachability.UnknownAccount(account_id))
+        while True:
+            async with connection.transaction():
+                count = await expiry.stop_confirmed(connection, account_id, seconds, reason)
+            if not count:
+                break
+            stopped += count
+    wake(request)
+    return {"id": account_id, "stopped": stopped}
+
+
+async def _change(db: Connection, act: Callable[[], Awaitable[None]]) -> None:
+    try:
+        async with db.transaction():
+            await act()
+    except tuple(REFUSALS) as error:
+        raise _refused(error) from error
+
+
+async def _until_done(db: Connection, settle: Callable[[], Awaitable[bool]]) -> None:
+    """Settle in transactions of their own until nothing is left."""
+    while True:
+        async with db.transaction():
+            more = await settle()
+        if not more:
+            return
+
+
+def _refused(error: Exception) -> Problem:
+    status, slug, title, detail = REFUSALS[type(error)]
+    return Problem(status, slug, title, detail.format(str(error)))

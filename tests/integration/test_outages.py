@@ -1,0 +1,233 @@
+"""Deadlines of workers across an outage of PostgreSQL or the provisioner, or a jump of the database's clock: only the
+time in which a worker could have been heard counts."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.worker import WorkerLaunched, WorkerRegistered, WorkerStopping
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.loops import expire, plan
+from slipway_provisioner.providers.port import OutcomeUnknown
+from slipway_provisioner.store import deadlines
+from tests.support.provisioner import Provisioner, administrator, after, in_transaction, provisioner_on, report
+
+OUTAGE_SECONDS = 1200.0
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.expire()
+        yield provisioner
+
+
+async def register(provisioner: Provisioner, worker: Worker) -> httpx2.AsyncClient:
+    """Register the instance of a worker; returns a client with its token."""
+    answer = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()
+    client = provisioner.client(token=answer["token"])
+    client.base_url = httpx2.URL(f"http://provisioner/workers/{worker.id}")
+    return client
+
+
+async def reasons(provisioner: Provisioner) -> list[str]:
+    """Reasons of the workers that were asked to stop since the last call."""
+    return [event.reason for event in await provisioner.published(WorkerStopping)]
+
+
+async def test_an_outage_ends_no_worker(provisioner: Provisioner) -> None:
+    """After 20 minutes without a pass neither a busy worker nor a booting one is overdue; both are after their time-out
+    in uptime, the regular seconds between two passes included."""
+    busy, _ = await provisioner.starting(2)
+    client = await register(provisioner, busy)
+    await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(0).isoformat()})
+    await provisioner.events()
+    await provisioner.jump_clock(OUTAGE_SECONDS)
+    await provisioner.expire()
+    assert await provisioner.states() == {"running": 1, "starting": 1}
+    end = OUTAGE_SECONDS - expire.REGULAR_PASS_SECONDS + 900
+    await provisioner.set_clock(end)
+    await provisioner.expire()
+    assert await reasons(provisioner) == []
+    await provisioner.set_clock(end + 1)
+    await provisioner.expire()
+    assert sorted(await reasons(provisioner)) == ["did not register in time", "unresponsive"]
+
+
+async def test_a_machine_that_registers_after_an_outage(provisioner: Provisioner) -> None:
+    """A machine that booted during the outage registers once it can, and its image is charged with nothing."""
+    (worker,) = await provisioner.starting()
+    await provisioner.jump_clock(OUTAGE_SECONDS)
+    await provisioner.expire()
+    await register(provisioner, worker)
+    assert [type(event) for event in await provisioner.events() if isinstance(event, WorkerRegistered)]
+    assert await provisioner.database.fetchval("SELECT sum(failures) FROM launch_config_outcomes") == 0
+
+
+async def test_a_jump_of_the_clock_between_a_pass_and_its_deadlines(provisioner: Provisioner) -> None:
+    """Deadlines end at the newest pass: what follows it is not known to be uptime."""
+    (worker,) = await provisioner.starting()
+    await register(provisioner, worker)
+    await provisioner.set_clock(10)
+    await provisioner.jump_clock(3610)
+    assert await in_transaction(provisioner, lambda db: deadlines.unresponsive(db, 900.0)) == {}
+    await provisioner.expire()
+    assert await provisioner.states() == {"running": 1}
+
+
+async def test_a_clock_that_is_set_back(provisioner: Provisioner) -> None:
+    """Downtime of a future that has not come is forgotten: a silent worker is found out in time."""
+    (worker,) = await provisioner.starting()
+    await register(provisioner, worker)
+    await provisioner.jump_clock(3600)
+    await provisioner.expire()
+    await provisioner.jump_clock(10)
+    await provisioner.expire()
+    assert await provisioner.database.fetchval("SELECT count(*) FROM downtime") == 0
+    await provisioner.set_clock(901)
+    await provisioner.expire()
+    assert await reasons(provisioner) == ["unresponsive"]
+
+
+async def test_slow_passes_suspend_no_deadline(provisioner: Provisioner) -> None:
+    """With a pass every 20 s, each counts as 5 s of uptime."""
+    await provisioner.starting()
+    seconds = 0
+    while await provisioner.states() == {"starting": 1} and seconds < 10_000:
+        seconds += 20
+        await provisioner.jump_clock(seconds)
+        await provisioner.expire()
+    assert seconds == 20 * (900 / 5 + 1)
+
+
+async def test_an_idle_worker_has_to_be_heard_after_an_outage(provisioner: Provisioner) -> None:
+    """It may have claimed a task meanwhile. One that polls and has claimed nothing is stopped as usual."""
+    heard, _ = [await register(provisioner, worker) for worker in await provisioner.starting(2)]
+    await provisioner.demand(report(0, at=1))
+    await provisioner.set_clock(119)
+    await provisioner.jump_clock(OUTAGE_SECONDS)
+    await provisioner.expire()
+    await provisioner.set_clock(OUTAGE_SECONDS + 60)
+    await provisioner.sweep_now()
+    await provisioner.plan()
+    assert await reasons(provisioner) == []
+    await heard.get("/should-terminate")
+    await provisioner.sweep_now()
+    await provisioner.plan()
+    assert await reasons(provisioner) == ["more workers than wanted"]
+
+
+async def test_an_idle_worker_is_given_up_by_uptime(provisioner: Provisioner) -> None:
+    """A jump of the clock makes no worker idle for long, also where demand is valid for hours."""
+    (worker,) = await provisioner.starting()
+    client = await register(provisioner, worker)
+    await provisioner.demand(report(1, 1, at=1, valid_for_seconds=80_000))
+    await provisioner.set_clock(10)
+    await provisioner.jump_clock(3610)
+    await provisioner.expire()
+    await client.get("/should-terminate")
+    await provisioner.expire()
+    assert await reasons(provisioner) == []
+    await provisioner.set_clock(3610 + 300)
+    await provisioner.expire()
+    assert await reasons(provisioner) == ["idle while tasks wait"]
+
+
+async def test_the_grace_period_of_a_stop_is_uptime(provisioner: Provisioner) -> None:
+    """A busy worker that was asked to stop before an outage can still hear of it and finish its task."""
+    (worker,) = await provisioner.starting()
+    await register(provisioner, worker)
+    await provisioner.set_clock(901)
+    await provisioner.expire()
+    assert await reasons(provisioner) == ["unresponsive"]
+    await provisioner.jump_clock(901 + OUTAGE_SECONDS)
+    await provisioner.expire()
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == []
+    await provisioner.set_clock(901 + OUTAGE_SECONDS + 120)
+    await provisioner.terminate_instances()
+    assert provisioner.cloud.terminated == [worker.instance_id]
+
+
+async def silent(provisioner: Provisioner, count: int, registered: int) -> None:
+    """Let `count` of so many registered workers fall silent, each second one more, until the first is overdue."""
+    for worker in await provisioner.starting(registered):
+        await register(provisioner, worker)
+    ids = [worker.id for worker in await provisioner.workers()]
+    for place, id_ in enumerate(ids):
+        seconds = place if place < count else 890
+        await provisioner.database.execute(
+            "UPDATE worker SET last_seen_at = $2 WHERE id = $1::uuid", id_, after(seconds)
+        )
+    await provisioner.demand(report(0, registered, at=1, valid_for_seconds=80_000))
+    await provisioner.events()
+    await provisioner.set_clock(902)
+    await provisioner.expire()
+
+
+async def silence_alerts(provisioner: Provisioner) -> list[type[Alert]]:
+    return [type(alert) for alert in await provisioner.published(Alert) if alert.kind == "workers-silent"]
+
+
+@pytest.mark.parametrize(("count", "registered", "stopped"), [(11, 40, 0), (10, 11, 2), (11, 60, 2)])
+async def test_workers_that_fall_silent_together(
+    provisioner: Provisioner, count: int, registered: int, stopped: int
+) -> None:
+    """None is stopped if more than a fifth and more than ten are silent, although only two are overdue so far."""
+    await silent(provisioner, count, registered)
+    assert await provisioner.states() == {"running": registered - stopped} | ({"stopping": stopped} if stopped else {})
+    assert await silence_alerts(provisioner) == ([] if stopped else [AlertRaised])
+
+
+async def test_silence_that_is_confirmed(provisioner: Provisioner, tmp_path: Path) -> None:
+    """All overdue workers of the account are stopped; the alert is raised once, and ends."""
+    await silent(provisioner, 11, 40)
+    await provisioner.set_clock(912)
+    await provisioner.expire()
+    assert await silence_alerts(provisioner) == [AlertRaised]
+    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+        answer = await client.post("/accounts/sim-a/confirm-unresponsive", json={"reason": "host lost"})
+        assert answer.json() == {"id": "sim-a", "stopped": 11}
+    assert await reasons(provisioner) == ["unresponsive, confirmed by admin: host lost"] * 11
+    await provisioner.expire()
+    assert await silence_alerts(provisioner) == [AlertResolved]
+    assert await provisioner.states() == {"running": 29, "stopping": 11}
+
+
+async def test_silent_workers_that_are_heard_again(provisioner: Provisioner) -> None:
+    await silent(provisioner, 11, 40)
+    await provisioner.events()
+    await provisioner.database.execute("UPDATE worker SET last_seen_at = $1", after(902))
+    await provisioner.set_clock(903)
+    await provisioner.expire()
+    assert await silence_alerts(provisioner) == [AlertResolved]
+    assert await provisioner.states() == {"running": 40}
+
+
+async def test_a_bad_image_times_out_all_at_once(provisioner: Provisioner) -> None:
+    """Boot time-outs have no limit: they are how a bad image is found."""
+    await provisioner.starting(40)
+    await provisioner.set_clock(901)
+    await provisioner.expire()
+    assert await provisioner.states() == {"stopping": 40}
+    assert await provisioner.database.fetchval("SELECT sum(failures) FROM launch_config_outcomes") == 40
+
+
+async def test_a_call_in_flight_across_a_jump_of_the_clock(provisioner: Provisioner) -> None:
+    """Its outcome is looked up once its own time has passed, not that of the clock."""
+    provisioner.cloud.script.append(OutcomeUnknown("no reply"))
+    await provisioner.admitted()
+    await provisioner.launch()
+    await provisioner.jump_clock(3600)
+    await provisioner.expire()
+    await provisioner.resolve()
+    assert await provisioner.states() == {"launching": 1}
+    await provisioner.set_clock(3600 + 15)
+    await provisioner.resolve()
+    assert await provisioner.states() == {"requested": 1}
+    assert await provisioner.published(WorkerLaunched) == []
