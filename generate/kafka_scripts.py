@@ -1,14 +1,14 @@
 """Shell scripts that create the topics of the registry on an existing Kafka, and its access control list.
 
-The rights follow from the registry: a topic's producers may write it, its consumers may read it with their own consumer
-group, and nothing else is allowed.
+The rights follow from the registry: a topic's producers may write it, and services may read what they have written, to
+compare it with their rows; its consumers may read it with their own consumer group, and nothing else is allowed.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from slipway_common.events.topics import CONSUMED, TOPICS, dead_letter_topic, group
+from slipway_common.events.topics import CONSUMED, TOPICS, dead_letter_topic, group, witnesses
 from slipway_common.messaging import topic_admin
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
@@ -44,7 +44,7 @@ def _of_service(service: str) -> Iterator[Right]:
     for topic in TOPICS:
         if service in topic.producers:
             yield Right(service, "Write", "topic", topic.name)
-        if service in topic.consumers:
+        if service in topic.consumers or topic in witnesses(service):
             yield Right(service, "Read", "topic", topic.name)
         if service not in topic.producers | topic.consumers:
             # Before it publishes, the relay compares every topic's partition count with the registry's.

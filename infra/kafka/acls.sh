@@ -41,11 +41,16 @@ allow "$PROVISIONER" Read literal group \
     slipway.provisioner.slipway.pool.demand.v1
 
 allow "$PROVISIONER" Read literal topic \
+    slipway.alert.v1 \
+    slipway.launch-config.lifecycle.v1 \
     slipway.launch-config.signal.v1 \
     slipway.launch-config.weight.v1 \
     slipway.lease.lifecycle.v1 \
+    slipway.lease.request.v1 \
     slipway.pool.demand.v1 \
-    slipway.service.heartbeat.v1
+    slipway.pool.lifecycle.v1 \
+    slipway.service.heartbeat.v1 \
+    slipway.worker.lifecycle.v1
 
 allow "$PROVISIONER" Write literal topic \
     slipway.alert.v1 \
@@ -72,8 +77,11 @@ allow "$WEIGHT_CALCULATOR" Read literal group \
     slipway.weight-calculator.slipway.worker.lifecycle.v1
 
 allow "$WEIGHT_CALCULATOR" Read literal topic \
+    slipway.alert.v1 \
     slipway.launch-config.lifecycle.v1 \
     slipway.launch-config.signal.v1 \
+    slipway.launch-config.weight.v1 \
+    slipway.service.heartbeat.v1 \
     slipway.worker.lifecycle.v1
 
 allow "$WEIGHT_CALCULATOR" Write literal topic \
@@ -99,7 +107,10 @@ allow "$LEASE_BROKER" Read literal group \
     slipway.lease-broker.slipway.lease.request.v1
 
 allow "$LEASE_BROKER" Read literal topic \
-    slipway.lease.request.v1
+    slipway.alert.v1 \
+    slipway.lease.lifecycle.v1 \
+    slipway.lease.request.v1 \
+    slipway.service.heartbeat.v1
 
 allow "$LEASE_BROKER" Write literal topic \
     slipway.alert.v1 \

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from slipway_common.base.errors import BadEvent
+from slipway_common.base.errors import BadEvent, Transient
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import (
@@ -48,6 +48,7 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs, history, past_leases, pools
+from slipway_lease_broker.store import terms as store_terms
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
     NOT_RECEIVING,
@@ -403,6 +404,45 @@ async def test_deadlines_of_a_pool_that_nobody_reads(broker: Broker) -> None:
     await broker.set_clock(195)
     await broker.decide()
     assert kinds(await broker.events()) == ["LeaseExpired"]
+
+
+async def test_a_restored_database_holds_its_leases(broker: Broker) -> None:
+    """For one TTL nothing expires, however long ago the deadline was, and nothing is granted; a renewal extends its
+    lease. Then the lease that nobody renewed ends, and fencing tokens are above all those of the lost time."""
+    await broker.send(acquire_request("a", 3), acquire_request("b", 1))
+    first, second = await broker.grants()
+    await broker.send(confirm(first), confirm(second))
+    await broker.decide()
+    await broker.events()
+    await broker.set_clock(400)
+    async with broker.pool.acquire() as db, db.transaction():
+        await store_terms.restored(db, 2**50)
+    await broker.send(acquire_request("c"), renew(second))
+    await broker.decide()
+    await broker.set_clock(699)
+    await broker.send(renew(second))
+    await broker.decide()
+    assert {"LeaseGranted", "LeaseLost", "LeaseExpired"}.isdisjoint(kinds(await broker.events()))
+    assert await broker.held() == 4
+    await broker.set_clock(700)
+    await broker.decide()
+    lost, granted = await broker.events()
+    assert (lost.lease_id, granted.request_id) == (first.lease_id, "c")
+    assert granted.fencing_token == 2**50 + 1
+    await broker.set_clock(770)
+    await broker.decide()
+    assert await broker.held() == 2
+
+
+async def test_a_database_that_was_not_compared_decides_nothing(broker: Broker) -> None:
+    """Commands are tried again later, and none is lost."""
+    await broker.pool.execute("UPDATE incarnation SET server = 'another'")
+    with pytest.raises(Transient):
+        await broker.send(acquire_request("a"))
+    assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 0
+    await broker.pool.execute("UPDATE incarnation SET server = slipway_server()")
+    await broker.send(acquire_request("a"))
+    assert len(await broker.grants()) == 1
 
 
 async def test_cancel_ends_a_wait(broker: Broker) -> None:

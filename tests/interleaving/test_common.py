@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +22,11 @@ from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import WORKER_LIFECYCLE
-from slipway_common.messaging import consume, dead_letters, leadership, outbox, relay
+from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
 from slipway_common.messaging.dead_letters import Replayed
 from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.incarnation import Incarnation, Sent
 from slipway_common.messaging.records import Record
 from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -454,6 +456,77 @@ async def test_two_replays(pair: Pair) -> None:
         await second
     assert await pair.words() == ["a"]
     assert [r["state"] for r in await pair.a.fetch("SELECT state FROM dead_letter")] == ["dead"]
+
+
+# Incarnations.
+
+
+class Ahead:
+    """A log that is ahead of the rows of every database."""
+
+    async def ends(self) -> Sent:
+        return Sent({(TOPIC, 0): {"of the future": 1}})
+
+    async def among(self, waiting: Mapping[str, tuple[consume.Place, datetime]]) -> Collection[str]:
+        return ()
+
+
+def renewal(db: Connection) -> Coroutine[Any, Any, Incarnation]:
+    return incarnation.compare(
+        db,
+        Ahead(),
+        place_of=lambda topic, _: (topic, 0),
+        renewed=incarnation.stop_nothing,
+        ping_seconds=harness.PATIENCE_SECONDS,
+    )
+
+
+@locking(
+    "messaging.incarnation.RENEW",
+    "messaging.incarnation.EXCLUDE_WRITERS",
+    "messaging.incarnation.FORGET_SENT",
+    "messaging.incarnation.RENUMBER",
+    "messaging.incarnation.RAISE_SUBJECTS",
+    "messaging.incarnation.FORGET_POSITIONS",
+    "messaging.incarnation.COMPARED",
+)
+async def test_a_renewal_waits_for_writers(pair: Pair) -> None:
+    """An event that is written meanwhile gets a revision of the new incarnation, as do those after it."""
+    async with pair.a.transaction():
+        await outbox.enqueue(pair.a, [report("w1", "a")])
+        renewing = await pair.b_waits(renewal(pair.b))
+    renewed = await renewing
+    async with pair.a.transaction():
+        await outbox.enqueue(pair.a, [report("w1", "b"), report("w2", "c")])
+    rows = await pair.a.fetch("SELECT subject, revision, sequence_number FROM outbox ORDER BY id")
+    base = renewed.revision_base
+    assert [tuple(row) for row in rows] == [("w1", base + 1, None), ("w1", base + 2, None), ("w2", base + 1, None)]
+    assert base > 2**50
+
+
+async def test_a_writer_waits_for_a_renewal(pair: Pair) -> None:
+    """Its event gets a revision of the new incarnation, though it began under the former one."""
+    async with pair.b.transaction():
+        await outbox.enqueue(pair.b, [report("w1", "before")])
+    async with pair.a.transaction():
+        base = (await pair.a.fetchrow(incarnation.RENEW, "restored", []))["revision_base"]
+        await pair.a.execute(incarnation.EXCLUDE_WRITERS)
+        writing = await pair.b_waits(outbox.enqueue(pair.b, [report("w1", "during")]))
+    await writing
+    assert await pair.a.fetchval("SELECT revision FROM outbox ORDER BY id DESC LIMIT 1") == base + 1
+
+
+@locking("messaging.incarnation.REQUEST")
+async def test_a_person_and_the_relay_renew_at_once(pair: Pair) -> None:
+    """The incarnation is renewed once, and the request is done with it."""
+    first = await incarnation.get(pair.a)
+    async with pair.a.transaction():
+        await incarnation.request(pair.a, "a person says so", incarnation.stop_nothing)
+        renewing = await pair.b_waits(renewal(pair.b))
+    renewed = await renewing
+    stored = await incarnation.get(pair.a)
+    assert (stored.id, stored.requested, first.id in stored.former) == (renewed.id, None, True)
+    assert await incarnation.is_current(pair.a, renewed.id)
 
 
 # Schemas.

@@ -51,6 +51,28 @@ async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
         yield broker
 
 
+@locking("store.terms.RESTORED")
+async def test_a_restore_during_a_decision_counts_for_the_next(broker: Broker) -> None:
+    """The decision under way commits as it read; the restore waits for it, and nothing is granted after it."""
+
+    async def restore() -> None:
+        async with broker.pool.acquire() as db, db.transaction():
+            await live.restored(db, 2**50)
+
+    await broker.send(acquire_request("first"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            restoring = broker.start(restore())
+            await broker.until_waiting(decision, restoring)
+        await asyncio.gather(decision, restoring)
+    await broker.send(acquire_request("second"))
+    assert [grant.request_id for grant in await broker.grants()] == ["first"]
+    assert await broker.pool.fetchval("SELECT last_token FROM lease_pools") == 2**50
+
+
 def of_owner(owner: str, *declared: Declared) -> Declaration:
     wanted = [msgspec.structs.replace(pool, owner=owner) for pool in declared]
     return Declaration(owners=frozenset({owner}), pools=wanted)

@@ -31,6 +31,7 @@ DO $$ DECLARE name text; BEGIN
     FOR name IN SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema()
     LOOP PERFORM setval(quote_ident(name)::regclass, 1, false); END LOOP;
 END $$;
+UPDATE incarnation SET reason = '', former = '{{}}', revision_base = 0, requested = NULL, server = slipway_server();
 UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
 _numbers = count(1)
 _idle: dict[tuple[str, str], list[str]] = {}

@@ -23,10 +23,11 @@ from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.topics import TOPICS, Topic
+from slipway_common.events.topics import TOPICS, Topic, witnesses
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
 from slipway_common.messaging.consume import Consumer, Handler
+from slipway_common.messaging.incarnation import Renewed, stop_nothing
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.leadership import Work
 from slipway_common.messaging.relay import Relay
@@ -93,9 +94,12 @@ class Service:
         resources: Sequence[contextlib.AbstractAsyncContextManager[Any]] = (),
         state: Mapping[str, Any] | None = None,
         schema_minimum: str = "0001",
+        renewed: Renewed | None = None,
     ) -> None:
         """`runtime` is passed if other objects need it before the service exists. `work` is done by the leader only.
-        `schema_minimum` is the oldest schema revision that this code supports; newer ones are accepted."""
+        `schema_minimum` is the oldest schema revision that this code supports; newer ones are accepted. `renewed` is
+        called in the transaction that renews the incarnation of the database, and when a person says that it was
+        restored."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
@@ -115,6 +119,7 @@ class Service:
         self.resources = resources
         self.state = state or {}
         self.schema_minimum = schema_minimum
+        self.renewed = renewed or stop_nothing
         self._unowned = PartitionAlert("unowned-partition", name, settings.instance)
         self._unsendable = PartitionAlert("unsendable-partition", name, settings.instance)
 
@@ -146,7 +151,9 @@ class Service:
         problem.install(app)
         app.add_middleware(PathAsSent)
         app.include_router(routes.health)
+        app.state.renewed = self.renewed
         app.include_router(routes.about)
+        app.include_router(routes.restores)
         if self.consumers or self.runtime.leader_loop is not None:
             app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
             app.include_router(routes.letters)
@@ -183,6 +190,8 @@ class Service:
                 kafka=settings.kafka,
                 topic_prefix=settings.topic_prefix,
                 partitions=partition_counts(TOPICS, settings.partitions),
+                witnesses=witnesses(self.name),
+                renewed=self.renewed,
             )
             tasks.append(asyncio.create_task(runtime.relay.run()))
             for view in self.views:

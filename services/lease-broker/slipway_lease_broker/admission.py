@@ -135,7 +135,7 @@ class AdmissionTx:
         return pool
 
     async def _locked(self, locked: Sequence[LeasePool]) -> None:
-        self.now = await pools.clock(self.tx)
+        self.now = await pools.trusted_clock(self.tx)
         self.pools = {pool.id: pool for pool in locked}
         self._ledger = Ledger(locked, [], [])
 
@@ -321,7 +321,9 @@ class AdmissionTx:
         waiters: list[Request] = []
         unannounced: list[Request] = []
         per_queue = 1
-        receiving, waiter_ttl = self._receiving(pool.id), timedelta(seconds=self._terms.waiter_ttl_seconds)
+        # Nothing passes while the database may lack leases.
+        receiving = Receiving(kafka=None, http=None) if pool.incomplete(now) else self._receiving(pool.id)
+        waiter_ttl = timedelta(seconds=self._terms.waiter_ttl_seconds)
         next_deadline, requested_at = await pools.coming(tx, pool.id, None)
         is_due = receiving.either and next_deadline is not None and next_deadline <= now
         is_stale = receiving.both and requested_at is not None and requested_at < now - waiter_ttl
@@ -345,6 +347,8 @@ class AdmissionTx:
         # Requests lapse at a time of their own, not when a unit becomes free: commands may not be received then.
         if requested_at is not None:
             next_deadline = min(requested_at + waiter_ttl, next_deadline or requested_at + waiter_ttl)
+        if pool.incomplete_until is not None and next_deadline is not None:
+            next_deadline = max(next_deadline, pool.incomplete_until)
         situation = Situation(
             per_queue=per_queue,
             due=due,

@@ -1,8 +1,10 @@
 """Entry point of the lease-broker: its consumers, loops and routes."""
 
 from slipway_common.base.settings import from_environment
+from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import LEASE_REQUEST, TOPICS
 from slipway_common.measure import MEASURE_SECONDS, Measure
+from slipway_common.messaging.incarnation import Incarnation
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service
 from slipway_common.web.access import Tokens
@@ -23,7 +25,7 @@ from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.progress import RECORD_SECONDS, RequestProgress
 from slipway_lease_broker.settings import Settings
-from slipway_lease_broker.store import gauges
+from slipway_lease_broker.store import gauges, terms
 
 
 def build(settings: Settings) -> Service:
@@ -73,7 +75,12 @@ def build(settings: Settings) -> Service:
             "body_bytes_max": {"/lease-pools": declared.BODY_BYTES_MAX},
         },
         schema_minimum="0001",
+        renewed=restored,
     )
+
+
+async def restored(tx: Connection, current: Incarnation) -> None:
+    await terms.restored(tx, current.revision_base)
 
 
 def main() -> None:

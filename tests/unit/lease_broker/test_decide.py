@@ -127,6 +127,17 @@ def test_admission(held: int, limit: int, requested: list[int], granted: list[in
     assert decision.pool.waiting_units == sum(requested) - sum(granted)
 
 
+@pytest.mark.parametrize(("seconds", "granted"), [(1, 0), (0, 2), (-1, 2), (None, 2)])
+def test_an_incomplete_database_grants_nothing(seconds: float | None, granted: int) -> None:
+    """Until the holders of leases that it may lack have given them up; then the decision is due again."""
+    until = None if seconds is None else at(seconds)
+    decision = decided([], [waiter("r", 2)], incomplete_until=until)
+    assert sum(lease.units for lease in decision.granted) == granted
+    if not granted:
+        assert decision.wake_at == until
+        assert decision.waiting == {"r": "the database was restored: leases that it lacks are given up first"}
+
+
 #          lease at NOW                                                    becomes          held after
 PASS = [
     (lease("a", 2, State.RESERVED, expires=1), None, 2),

@@ -24,8 +24,20 @@ from slipway_common.database.postgres import role_of, schema_of
 MESSAGING = """
 CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
 
-CREATE TABLE incarnation (id text NOT NULL);
-INSERT INTO incarnation VALUES (replace(gen_random_uuid()::text, '-', ''));
+-- Identity of the running server and of this copy of the database in it: another one after a restart, a failover or a
+-- restore.
+CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
+    FROM pg_database d WHERE d.datname = current_database()
+$$;
+-- One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
+-- revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.
+CREATE TABLE incarnation (
+    id text NOT NULL, drawn_at timestamptz NOT NULL DEFAULT slipway_clock(), reason text NOT NULL DEFAULT '',
+    former text[] NOT NULL DEFAULT '{}', revision_base bigint NOT NULL DEFAULT 0, requested text,
+    server text NOT NULL DEFAULT ''
+);
+INSERT INTO incarnation (id, server) VALUES (replace(gen_random_uuid()::text, '-', ''), slipway_server());
 
 CREATE TABLE outbox_subject (
     topic text NOT NULL, subject text NOT NULL, revision bigint NOT NULL,

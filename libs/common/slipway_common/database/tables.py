@@ -20,7 +20,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from slipway_common.database.sql import DIALECT
@@ -30,6 +30,14 @@ TIME: Final = DateTime(timezone=True)
 CREATE_CLOCK: Final = (
     "CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()'"
 )
+
+# Identity of the running server and of this copy of the database in it: another one after a restart, a failover or a
+# restore.
+CREATE_SERVER: Final = """
+CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
+    FROM pg_database d WHERE d.datname = current_database()
+$$"""
 
 
 def uuid(name: str, *constraints: Any, **options: Any) -> Column[str]:
@@ -44,8 +52,20 @@ def now(name: str) -> Column[Any]:
 
 def messaging(metadata: MetaData) -> None:
     """Add the tables of every service: outbox and sequence numbers, consumer positions, dead letters."""
-    metadata.info.setdefault("before", []).append(CREATE_CLOCK)
-    Table("incarnation", metadata, Column("id", Text, nullable=False))
+    metadata.info.setdefault("before", []).extend([CREATE_CLOCK, CREATE_SERVER])
+    # One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
+    # revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.
+    Table(
+        "incarnation",
+        metadata,
+        Column("id", Text, nullable=False),
+        now("drawn_at"),
+        Column("reason", Text, nullable=False, server_default=text("''")),
+        Column("former", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+        Column("revision_base", BigInteger, nullable=False, server_default=text("0")),
+        Column("requested", Text),
+        Column("server", Text, nullable=False, server_default=text("''")),
+    )
     Table(
         "outbox_subject",
         metadata,

@@ -1,7 +1,8 @@
 """Transactional outbox: events are inserted in the transaction that changes the state; the relay publishes them.
 
 Knows no Kafka client. The revision of a subject is assigned under a lock on its row, held until the transaction ends;
-the identity of the outbox row is assigned after it. So per subject, identities follow the order of commits.
+the identity of the outbox row is assigned after it. So per subject, identities follow the order of commits. Revisions
+of an incarnation of the database are above those of earlier ones.
 """
 
 from collections.abc import Sequence
@@ -40,9 +41,10 @@ WITH given AS (
         WITH ORDINALITY AS g (event_id, topic, type, subject, key, value, traceparent, place)
 ), bumped AS (
     INSERT INTO outbox_subject AS s (topic, subject, revision)
-    SELECT topic, subject, count(*) FROM given GROUP BY topic, subject ORDER BY topic, subject
-    ON CONFLICT (topic, subject) DO UPDATE SET revision = s.revision + excluded.revision,
-        touched_at = slipway_clock()
+    SELECT topic, subject, count(*) + (SELECT revision_base FROM incarnation)
+    FROM given GROUP BY topic, subject ORDER BY topic, subject
+    ON CONFLICT (topic, subject) DO UPDATE SET touched_at = slipway_clock(),
+        revision = greatest(s.revision - (SELECT revision_base FROM incarnation), 0) + excluded.revision
     RETURNING topic, subject, revision
 )
 INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, traceparent)

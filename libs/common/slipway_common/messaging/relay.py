@@ -1,5 +1,5 @@
 """Relay from the outbox to Kafka; the only producer of a service. Assigns sequence numbers per target partition, so
-that consumers detect duplicates and gaps.
+that consumers detect duplicates and gaps. Before it sends anything it compares the rows with the log (incarnation.py).
 
 One relay per service is active at a time: it holds an advisory lock on a dedicated session, assigns numbers in
 transactions *on that session*, and sends the lowest unacknowledged rows of each partition as one idempotent batch. The
@@ -10,7 +10,7 @@ numbers already assigned, and consumers drop them. A partition that cannot be se
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final
@@ -21,9 +21,12 @@ from aiokafka.partitioner import murmur2
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
+from slipway_common.events.topics import Topic
+from slipway_common.messaging import incarnation
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.lanes import ROWS_MAX, Lanes, Place, Rows
 from slipway_common.messaging.producers import OVERDUE_SECONDS, Producers, open_producer
+from slipway_common.messaging.sent import SentLog
 from slipway_common.observability.telemetry import PUBLISHED, UNSENDABLE, logger
 
 LOG = logger(__name__)
@@ -101,13 +104,19 @@ class Relay:
         kafka: str,
         topic_prefix: str,
         partitions: dict[str, int],
+        witnesses: Sequence[Topic] = (),
+        renewed: incarnation.Renewed = incarnation.stop_nothing,
         stalled_seconds: float = STALLED_SECONDS,
     ) -> None:
+        """`witnesses` are the topics that show what the service has published. `renewed` is called in the transaction
+        that renews the incarnation of the database."""
         self.service = service
         self.database_url = database_url
         self.kafka = kafka
         self.topic_prefix = topic_prefix
         self.partitions = partitions
+        self.witnesses = witnesses
+        self.renewed = renewed
         self.stalled_seconds = stalled_seconds
         self.ping_seconds = min(PING_SECONDS_MAX, stalled_seconds / 4)
         self.publication: Publication | None = None  # while this relay leads
@@ -154,21 +163,26 @@ class Relay:
             while not await db.fetchval(LOCK):  # noqa: ASYNC110 - polling keeps the session from being idle
                 await asyncio.sleep(self.ping_seconds / 2)
             await db.add_listener(self._channel, lambda *_: self._wake.set())
-            source = f"/slipway/{self.service}/{await db.fetchval('SELECT id FROM incarnation')}"
             await db.execute(PING)
             producers = Producers(partial(open_producer, self.kafka))
-            places = [(row["topic"], row["partition"]) for row in await db.fetch(PLACES)]
-            publication = Publication(self, source, producers, places=places)
             try:
                 await self._check_all_partitions(await producers.channel(0.0, trial=False).opening)
-                self.publication = publication
+                current = await self._compare(db)
+                checked_at = monotonic_seconds()
+                places = [(row["topic"], row["partition"]) for row in await db.fetch(PLACES)]
+                source = current.source(self.service)
+                self.publication = publication = Publication(self, source, producers, places=places)
                 while True:
                     self._wake.clear()
                     if not await publication.round(db):  # also keeps the session from being idle
                         await publication.idle(self._wake, self.ping_seconds)
+                    if monotonic_seconds() - checked_at >= PING_SECONDS_MAX:
+                        if not await incarnation.is_current(db, current.id):
+                            return
+                        checked_at = monotonic_seconds()
             finally:
-                self.publication = None
-                await publication.close()
+                led, self.publication = self.publication, None
+                await (led or producers).close()
         finally:
             await _close(db)
 
@@ -180,6 +194,23 @@ class Relay:
                 LOG.warning("topic not found", topic=self.topic_prefix + topic, error=repr(error))
             elif error is not None:
                 raise error
+
+    async def _compare(self, db: Connection) -> incarnation.Incarnation:
+        """Compare the rows with the log; returns the incarnation to publish under, a new one if commits were lost."""
+        log = SentLog(
+            self.service,
+            kafka=self.kafka,
+            prefix=self.topic_prefix,
+            partitions=self.partitions,
+            topics=self.witnesses,
+        )
+        return await incarnation.compare(
+            db, log, place_of=self.place_of, renewed=self.renewed, ping_seconds=self.ping_seconds
+        )
+
+    def place_of(self, topic: str, key: str | None) -> Place:
+        """Topic and partition of an event. Dead-letter topics have one partition."""
+        return topic, partition_for(key, self.partitions.get(topic, 1))
 
     async def check_partitions(self, producer: Any, topic: str) -> None:
         """Raise WrongPartitions if keys of a topic would move, and KafkaError if the topic does not exist."""
@@ -254,8 +285,7 @@ class Publication:
         if not unnumbered:
             return []
         ids, topics, keys = zip(*unnumbered, strict=True)
-        # Dead-letter topics have one partition.
-        partitions = [partition_for(key, self._relay.partitions.get(t, 1)) for t, key in zip(topics, keys, strict=True)]
+        partitions = [self._relay.place_of(topic, key)[1] for topic, key in zip(topics, keys, strict=True)]
         rows = await db.fetch(NUMBER, list(ids), list(topics), partitions)
         return sorted(rows, key=itemgetter("topic", "partition", "sequence_number"))
 

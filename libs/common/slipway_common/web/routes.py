@@ -8,10 +8,10 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.messaging import dead_letters
+from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.leader_loop import NotLeader
 from slipway_common.web.access import require
@@ -51,6 +51,31 @@ async def get_status(request: Request) -> Response:
     """Return readiness, clocks, schema, positions and lag of this process; within a second, even in an outage."""
     status: Status = request.app.state.status
     return _json(await status.read())
+
+
+class Restored(BaseModel):
+    """The reason why a person wants a new incarnation of the database."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: str = Field(min_length=1, max_length=500)
+
+
+restores = APIRouter(prefix="/restored", tags=["restores"])
+
+
+@restores.post("")
+async def restored(
+    request: Request,
+    db: Annotated[Database, Depends(database)],
+    body: Restored,
+    by: Annotated[str, Depends(require("restores:write"))],
+) -> dict[str, Any]:
+    """Record that the database was restored or has lost commits. Its events continue under a new incarnation."""
+    async with db.acquire() as connection, connection.transaction():
+        await incarnation.request(connection, f"restored, says {by}: {body.reason}", request.app.state.renewed)
+    wake(request)
+    return {"restored": True}
 
 
 class Letter(BaseModel):

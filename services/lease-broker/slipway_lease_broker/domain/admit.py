@@ -141,7 +141,8 @@ class Admission:
         longest = {name: one.max_wait_seconds for name, one in operations if one.max_wait_seconds is not None}
         if not longest or self.pool.stopped:
             return {}
-        earliest = self.pool.blocked_until or self.now  # a Retry-After takes precedence
+        # A Retry-After takes precedence, and so does the restore of the database.
+        earliest = max(filter(None, (self.pool.blocked_until, self.pool.incomplete_until, self.now)))
         return {
             request.id: max(_waits_since(request) + timedelta(seconds=longest[request.operation]), earliest)
             for request in waiters

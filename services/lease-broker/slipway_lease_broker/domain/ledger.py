@@ -74,6 +74,7 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     paced_until: datetime | None = None  # theoretical arrival time of the next start
     paced_interval_seconds: float | None = None  # interval that paced_until was computed with
     blocked_until: datetime | None = None  # from a Retry-After: no paced start before this time
+    incomplete_until: datetime | None = None  # the database was restored: until then it may lack leases
     virtual_time: float = 0.0
     adaptive: Adaptive | None = None
     evidence: tuple[Evidence, ...] = ()  # of throttling, received since the last decision
@@ -82,6 +83,10 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     derived_units: int | None = None
     derived_until: datetime | None = None  # the report's ttl
     derived_alerted: bool = False  # an alert was raised that the report is stale
+
+    def incomplete(self, now: datetime) -> bool:
+        """True while leases may exist that the database lacks: nothing is granted, and nothing expires."""
+        return self.incomplete_until is not None and self.incomplete_until > now
 
     @property
     def stopped(self) -> bool:

@@ -105,8 +105,16 @@ def pause_of_provider(given: Conditions, request: Request) -> Verdict | None:
     return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, until)
 
 
+def restore_of_database(given: Conditions, request: Request) -> Verdict | None:
+    if not given.pool.incomplete(given.now):
+        return None
+    reason = "the database was restored: leases that it lacks are given up first"
+    return Verdict(0, reason, Blocks.ALL, given.pool.incomplete_until)
+
+
 RULES: Final[tuple[Rule, ...]] = (
     units_of_limit,  # first: a request that can never start must not appear to wait for a time
+    restore_of_database,
     start_of_member,
     spread_of_group,
     backoff_of_tenant,

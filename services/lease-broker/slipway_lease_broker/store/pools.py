@@ -8,9 +8,11 @@ import msgspec
 from sqlalchemy import Boolean, Column, Text, any_, bindparam, case, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
+from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.sql import Statement, array, given, names, seconds
 from slipway_common.database.tables import TIME
+from slipway_common.messaging.incarnation import TRUSTED
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.drift import COUNTERS, Counted
@@ -23,7 +25,12 @@ TERMS: Final = lease_pool.c[LeasePool.__struct_fields__]
 DECLARED: Final = lease_pool.c[Declared.__struct_fields__]
 # Written by declarations, operators and controllers, never by a decision.
 FIXED: Final = lease_pool.c[
-    *Declared.__struct_fields__, "pinned_reason", "drained_reason", "derived_units", "derived_until"
+    *Declared.__struct_fields__,
+    "pinned_reason",
+    "drained_reason",
+    "derived_units",
+    "derived_until",
+    "incomplete_until",
 ]
 STATE: Final = [field for field in TERMS if field.name not in FIXED]
 ONE: Final = lease_pool.c.id == bindparam("id")
@@ -31,6 +38,7 @@ ANY: Final = lease_pool.c.id == any_(array("ids", lease_pool.c.id))
 IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= func.slipway_clock())
 
 CLOCK: Final = "SELECT slipway_clock()"
+TRUSTED_CLOCK: Final = f"SELECT slipway_clock() AS now, ({TRUSTED}) AS trusted"
 NAMED: Final = Statement(select(*TERMS).where(ANY))
 LOCK: Final = Statement(select(*TERMS).where(ANY).order_by(lease_pool.c.id).with_for_update())
 LATE_SECONDS: Final = 10
@@ -207,6 +215,16 @@ class Overview(Declared, frozen=True, kw_only=True):
 async def clock(tx: Connection) -> datetime:
     """The database clock. Read it after the lock (see the package)."""
     now: datetime = await tx.fetchval(CLOCK)
+    return now
+
+
+async def trusted_clock(tx: Connection) -> datetime:
+    """The database clock, for an admission. Raises Transient until the relay has compared this database with the log:
+    before that, leases may be missing."""
+    row = await tx.fetchrow(TRUSTED_CLOCK)
+    if not row["trusted"]:
+        raise Transient("the database has not been compared with Kafka since its server started; try again")
+    now: datetime = row["now"]
     return now
 
 

@@ -91,6 +91,7 @@ lease_pool = Table(
     Column("verified_at", TIME),  # when its counters were last compared with its rows
     Column("paced_until", TIME),  # theoretical arrival time of the next start
     Column("blocked_until", TIME),  # a Retry-After: no paced start before this time
+    Column("incomplete_until", TIME),  # the database was restored: until then it may lack leases
     required("virtual_time", Double, default=ZERO),
     Column("paced_interval_seconds", Double),  # interval that paced_until was computed with
     Column("adaptive", JSONB),  # the adaptive limit and its times

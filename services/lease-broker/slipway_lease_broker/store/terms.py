@@ -4,7 +4,7 @@ the pool's lock; they apply from the next decision on."""
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import bindparam, update
+from sqlalchemy import BigInteger, bindparam, func, select, update
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
@@ -14,6 +14,22 @@ THE_POOL: Final = update(lease_pool).where(lease_pool.c.id == bindparam("pool"))
 PIN: Final = Statement(THE_POOL.values(pinned_reason=bindparam("reason")))
 DRAIN: Final = Statement(THE_POOL.values(drained_reason=bindparam("reason")))
 REPORT_UNITS: Final = Statement(THE_POOL.values(derived_units=bindparam("units"), derived_until=bindparam("until")))
+_ALL: Final = select(lease_pool.c.id).order_by(lease_pool.c.id).with_for_update()
+RESTORED: Final = Statement(
+    update(lease_pool)
+    .where(lease_pool.c.id.in_(_ALL))
+    .values(
+        incomplete_until=func.slipway_clock() + func.make_interval(0, 0, 0, 0, 0, 0, lease_pool.c.ttl_seconds),
+        last_token=func.greatest(lease_pool.c.last_token, bindparam("base", type_=BigInteger)),
+        dirty=True,
+    )
+)
+
+
+async def restored(tx: Connection, token_base: int) -> None:
+    """Let no lease expire and grant none for one TTL, in which the holders of leases that the database may lack renew
+    them in vain and give them up. Fencing tokens continue above `token_base`."""
+    await tx.execute(RESTORED.text, *RESTORED.arguments(base=token_base))
 
 
 async def pin(tx: Connection, lease_pool_id: str, reason: str | None) -> None:

@@ -39,6 +39,7 @@ CREATE TABLE lease_pools (
     verified_at timestamptz,                    -- when its counters were last compared with its rows
     paced_until timestamptz,                    -- theoretical arrival time of the next start
     blocked_until timestamptz,                  -- a Retry-After: no paced start before this time
+    incomplete_until timestamptz,                -- the database was restored: until then it may lack leases
     virtual_time double precision NOT NULL DEFAULT 0,
     paced_interval_seconds double precision,    -- interval that paced_until was computed with
     adaptive jsonb,                             -- the adaptive limit and its times

@@ -1,0 +1,134 @@
+"""Reading of what a service has sent to its topics: the ends of its partitions, and single events.
+
+Topics that other services write too are read a little further back, since another service may have written last.
+"""
+
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaTimeoutError
+
+from slipway_common.events.topics import Topic
+from slipway_common.messaging.incarnation import Sent, source_prefix
+from slipway_common.messaging.lanes import Place
+from slipway_common.messaging.partitions import closed
+from slipway_common.observability.telemetry import logger
+
+LOG = logger(__name__)
+SHARED_RECORDS: Final = 100  # read of the end of a partition to which other services write too
+POLL_SECONDS: Final = 0.5
+SILENT_POLLS: Final = 60  # without a record, after which the broker counts as unavailable
+CALL_SECONDS: Final = 10  # for an answer of the broker
+
+
+class SentLog:
+    """The topics of one service on one broker."""
+
+    def __init__(
+        self, service: str, *, kafka: str, prefix: str, partitions: Mapping[str, int], topics: Sequence[Topic]
+    ) -> None:
+        """`topics` are those that the service writes, with the number of `partitions` of each."""
+        self.service = service
+        self.kafka = kafka
+        self.prefix = prefix
+        self.partitions = partitions
+        self.topics = topics
+
+    async def ends(self) -> Sent:
+        """The newest number of each incarnation of the service in the last records of each partition.
+
+        Raises KafkaError if the broker is unavailable."""
+        shared = {self.prefix + topic.name for topic in self.topics if topic.producers - {self.service}}
+        tps = [
+            TopicPartition(self.prefix + topic.name, partition)
+            for topic in self.topics
+            for partition in range(self.partitions[topic.name])
+        ]
+        numbers: dict[Place, dict[str, int]] = {}
+        async with self._consumer() as consumer:
+            tps = await _available(consumer, tps)
+            begins, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+            last = {tp: end - (SHARED_RECORDS if tp.topic in shared else 1) for tp, end in ends.items()}
+            starts = {tp: max(begins[tp], last[tp]) for tp in tps if ends[tp] > begins[tp]}
+            async for record in _read(consumer, starts, ends):
+                found = numbers.setdefault((record.topic.removeprefix(self.prefix), record.partition), {})
+                add_own(found, record, self.service)
+        return Sent(numbers)
+
+    async def among(self, waiting: Mapping[str, tuple[Place, datetime]]) -> Collection[str]:
+        """Which events (id → place and time) the log has. Reads from the time of the oldest one of each partition to
+        its end. Raises KafkaError if the broker is unavailable."""
+        since: dict[TopicPartition, int] = {}
+        for (topic, partition), at in waiting.values():
+            tp = TopicPartition(self.prefix + topic, partition)
+            since[tp] = min(since.get(tp, 2**62), int(at.timestamp() * 1000))
+        found: set[str] = set()
+        if not since:
+            return found
+        async with self._consumer() as consumer:
+            since = {tp: since[tp] for tp in await _available(consumer, since)}
+            ends = await consumer.end_offsets(list(since))
+            offsets = await consumer.offsets_for_times(since)
+            starts = {tp: at.offset for tp, at in offsets.items() if at is not None and at.offset < ends[tp]}
+            async for record in _read(consumer, starts, ends):
+                if (id_ := header(record, "ce_id")) in waiting:
+                    found.add(id_)
+        return found
+
+    @asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[Any]:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.kafka, enable_auto_commit=False, request_timeout_ms=CALL_SECONDS * 1000
+        )
+        try:
+            await consumer.start()
+            yield consumer
+        finally:
+            await closed(consumer.stop)
+
+
+async def _available(consumer: Any, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Partitions that have a leader. Another one delays no event of these, and they show as well what was lost."""
+    cluster = await consumer._client.fetch_all_metadata()
+    found = [tp for tp in tps if cluster.leader_for_partition(tp) not in {None, -1}]
+    if missing := sorted(set(tps) - set(found)):
+        LOG.warning("partitions without a leader are not compared", partitions=[f"{t}/{p}" for t, p in missing])
+    return found
+
+
+async def _read(
+    consumer: Any, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> AsyncIterator[Any]:
+    """Records of partitions from `starts` up to `ends`. Raises KafkaTimeoutError if the broker sends none."""
+    if not starts:
+        return
+    consumer.assign(list(starts))
+    for tp, offset in starts.items():
+        consumer.seek(tp, offset)
+    left, silent = set(starts), 0
+    while left:
+        if silent >= SILENT_POLLS:
+            raise KafkaTimeoutError(f"no records of {sorted(left)}")
+        batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000))
+        silent = 0 if batches else silent + 1
+        for tp, records in batches.items():
+            for record in records:
+                if record.offset < ends[tp]:
+                    yield record
+        left = {tp for tp in left if await consumer.position(tp) < ends[tp]}
+
+
+def add_own(found: dict[str, int], record: Any, service: str) -> None:
+    """Add the number of a record to the highest one of each incarnation, if the service has written it."""
+    source, number = header(record, "ce_slipwaysource"), header(record, "ce_slipwaynumber")
+    if source.startswith(prefix := source_prefix(service)) and number.isdecimal():
+        incarnation = source.removeprefix(prefix)
+        found[incarnation] = max(int(number), found.get(incarnation, 0))
+
+
+def header(record: Any, name: str) -> str:
+    """Value of a header; empty if the record lacks it."""
+    return next((value.decode(errors="replace") for key, value in record.headers if key == name and value), "")
