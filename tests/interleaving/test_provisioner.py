@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 import slipway_provisioner
+from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events import lease as lease_events
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigUpdated
@@ -42,9 +43,13 @@ from slipway_common.events.worker import (
     WorkerRequested,
     WorkerStopping,
 )
+from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply import freezing, launches, reaping
+from slipway_provisioner.apply import freezing, launches, reaping, recovery
 from slipway_provisioner.domain import accounting, planning
+from slipway_provisioner.domain.cloud import Instance
+from slipway_provisioner.domain.reaping import Kept
+from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.roll_out import Drain
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
@@ -57,9 +62,11 @@ from slipway_provisioner.store import (
     configs,
     deadlines,
     demand,
+    instances,
     launch_stops,
     leases,
     marks,
+    orphans,
     outcomes,
     pauses,
     pools,
@@ -69,6 +76,7 @@ from slipway_provisioner.store import (
 from slipway_provisioner.store.batches import Batch
 from slipway_provisioner.store.tables import states
 from tests.support.provisioner import (
+    START,
     Divided,
     Provisioner,
     administrator,
@@ -1006,6 +1014,92 @@ async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
         await provisioner.set_clock(61 * round_)
         await asyncio.gather(*(provisioner.reap() for _ in range(3)))
     assert await provisioner.database.fetchval("SELECT passes FROM account") == 3
+
+
+@locking(
+    "store.orphans.RECORD",
+    "store.orphans.FORGET",
+    "store.orphans.LOCK",
+    "store.orphans.LOCK_ALL",
+    "store.orphans.DECIDE",
+    "store.instances.FORGET_MISSING",
+    "store.instances.RECORD_MISSING",
+)
+async def test_a_decision_during_a_pass_is_kept(provisioner: Provisioner) -> None:
+    """The pass under way waits for it and keeps it, or the decision waits for the pass and finds its rows."""
+    await provisioner.declare()
+    kept = [Kept(Instance(id=f"i-{n}", batch_id="", created_at=START, running=True), "unknown") for n in range(2)]
+
+    async def record(db: Connection) -> Any:
+        await instances.record_missing(db, "sim-a", [])
+        return await orphans.record(db, "sim-a", kept, ending=[])
+
+    async def decide(db: Connection, name: str, action: Action) -> None:
+        await recovery.confirm(db, {("sim-a", name): action}, by="me")
+
+    assert await in_transaction(provisioner, record) == (0, 2)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            await decide(db, "i-0", Action.TERMINATE)
+            passing = provisioner.start(in_transaction(provisioner, record))
+            await provisioner.until_waiting(passing)
+        assert await passing == (1, 1)
+        async with db.transaction():
+            await record(db)
+            deciding = provisioner.start(in_transaction(provisioner, lambda other: decide(other, "i-1", Action.LEAVE)))
+            await provisioner.until_waiting(deciding)
+        await deciding
+    found = await orphans.of_account(provisioner.database, "sim-a")
+    assert [(orphan.instance_id, orphan.decision) for orphan in found] == [("i-0", "terminate"), ("i-1", "leave")]
+
+
+@locking("store.orphans.ADOPTED", "store.recovery.LOCK_REVISIONS")
+async def test_an_instance_is_adopted_once(provisioner: Provisioner) -> None:
+    """Two persons confirm at the same time: it gets one worker. A revision that is archived meanwhile gets none."""
+    await provisioner.declare()
+    instance = Instance(id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, running=True)
+
+    async def adopt(db: Connection) -> recovery.Confirmed:
+        return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")
+
+    async def record(db: Connection) -> None:
+        await orphans.record(db, "sim-a", [Kept(instance, "unknown")], ending=[])
+
+    await in_transaction(provisioner, record)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            assert (await adopt(db)).adopted == 1
+            second = provisioner.start(in_transaction(provisioner, adopt))
+            await provisioner.until_waiting(second)
+        assert (await second).adopted == 0
+        assert await provisioner.states() == {"running": 1}
+        await provisioner.database.execute("DELETE FROM worker")
+        await in_transaction(provisioner, record)
+        async with db.transaction():
+            await db.execute("UPDATE launch_config SET state = 'archived'")
+            third = provisioner.start(in_transaction(provisioner, adopt))
+            await provisioner.until_waiting(third)
+        with pytest.raises(recovery.CannotAdopt):
+            await third
+    assert await provisioner.states() == {}
+
+
+@locking("store.restores.RAISE_REVISIONS", "store.restores.REPUBLISH")
+async def test_no_start_misses_a_restore(provisioner: Provisioner) -> None:
+    """A start under way commits first; one that begins while the restore is recorded launches nothing."""
+    await provisioner.admitted(1)
+
+    async def begin(db: Connection) -> None:
+        await recovery.stop_until_confirmed(db, Incarnation("new", "restored", ("old",), 2**50, None))
+
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            await begin(db)
+            launching = provisioner.start(provisioner.launch())
+            await provisioner.until_waiting(launching)
+        await launching
+    assert provisioner.cloud.calls == []
+    assert await provisioner.states() == {"requested": 1}
 
 
 # Commands, declarations, sweeps, weights

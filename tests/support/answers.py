@@ -294,6 +294,15 @@ MACHINE: dict[str, Any] = {
     "since": AT,
 }
 DEPLOYMENT: dict[str, Any] = {"id": "slipway-4be1c07d2a9f4e10", "incarnation": "8a1f"}
+RECOVERY: dict[str, Any] = {
+    "unconfirmed": "",
+    "restored": "",
+    "orphans": [],
+    "missing": [],
+    "open_calls": [],
+    "lost_claims": [],
+    "not_listed": [],
+}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL | POOL_DETAILS,
@@ -308,6 +317,7 @@ ANSWERS: dict[str, Any] = {
     "accounts": {"items": [ACCOUNT]},
     "accounts/sim-a": ACCOUNT | {"machines": [MACHINE]},
     "deployment": DEPLOYMENT,
+    "recovery": RECOVERY,
     "launch-stops": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
     "weights": {"items": [WEIGHT]},

@@ -148,6 +148,7 @@ class Cloud(Provider):
         self.live: dict[str, Instance] = {}
         self.terminated: list[str] = []
         self.hidden: set[str] = set()
+        self.failing: set[str] = set()  # instances whose termination fails
         self.by_token: dict[str, list[str]] = {}
         self.honours = False
         self.reported_identity = "sim-a"
@@ -176,7 +177,11 @@ class Cloud(Provider):
         self.by_token[request.token] = ids
         for id_ in ids:
             self.live[id_] = Instance(
-                id=id_, batch_id=request.batch_id, created_at=self.created_at, running=not self.boots_slowly
+                id=id_,
+                batch_id=request.batch_id,
+                launch_config_id=request.config["id"],
+                created_at=self.created_at,
+                running=not self.boots_slowly,
             )
         if self.hold is not None:
             await self.hold.wait()
@@ -191,6 +196,8 @@ class Cloud(Provider):
         return instance_id in self.live
 
     async def terminate(self, account: Account, instance_id: str) -> None:
+        if instance_id in self.failing:
+            raise OutcomeUnknown("the provider is unavailable")
         self.terminated.append(instance_id)
         self.live.pop(instance_id, None)
 

@@ -8,11 +8,12 @@ from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
+from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.http import accounts, configs, decisions, declaration, deployment, fleet, pools, workers
+from slipway_provisioner.http import accounts, configs, decisions, declaration, fleet, pools, recovery, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -72,8 +73,8 @@ def build(settings: Settings) -> Service:
             pools.router,
             configs.router,
             decisions.router,
-            deployment.router,
             fleet.router,
+            recovery.router,
             workers.router,
         ],
         resources=[open_providers()],
@@ -86,6 +87,7 @@ def build(settings: Settings) -> Service:
             ),
         },
         schema_minimum="0001",
+        renewed=stop_until_confirmed,
     )
 
 

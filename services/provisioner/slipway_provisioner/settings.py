@@ -57,4 +57,4 @@ class Settings(SignalSettings):
     send_within_seconds: float = 2.0
     """A committed call that is not sent within this time (monotonic clock) returns to the admission queue."""
     launching: bool = True
-    """False: decide and record, but launch nothing (for a restored database or a drill)."""
+    """False: decide and record, but launch nothing (for a drill)."""

@@ -27,6 +27,7 @@ class Instance(msgspec.Struct, frozen=True):
     family: str
     deployment: str
     batch: str
+    config: str
     created_at: float
     visible_at: float
     boots_at: float | None
@@ -96,6 +97,7 @@ class Cloud(msgspec.Struct):
             family(fact.instance_type),
             fact.deployment,
             fact.batch,
+            fact.config,
             fact.at,
             fact.visible_at,
             fact.boots_at,

@@ -396,6 +396,16 @@ def test_facts_that_are_missing_are_not_graded() -> None:
     ]
 
 
+def test_a_restore_waits_for_confirmation() -> None:
+    """No command that starts launching is the remedy."""
+    stop = LAUNCH_STOP | {"scope": "restore", "scope_id": "", "reason": "restored", "by": "provisioner"}
+    found = diagnose(msgspec.structs.replace(WELL, launch_stops=[stop]))
+    (finding,) = [each for each in found if each.check == "launch stops"]
+    assert finding.grade == WARN
+    assert "launching is stopped everywhere" in finding.detail
+    assert finding.remedy == "slipway doctor --after-restore; then slipway db confirm"
+
+
 def test_a_slow_answer_is_no_clock_skew() -> None:
     """Its time lies between question and answer."""
     slow = answer("provisioner", now=at(20), database_now=at(25))

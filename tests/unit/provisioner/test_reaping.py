@@ -1,14 +1,18 @@
 """Comparison of a listing with worker rows: orphan and missing instances, implausible listings."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.reaping import Findings, compare
+from slipway_provisioner.domain.recovery import Orphan
 from slipway_provisioner.domain.workers import Worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -41,7 +45,13 @@ def worker(instance_id: str | None, age: float = 500, state: State = State.RUNNI
 
 
 def found(
-    instances: list[Instance], workers: list[Worker], batches: dict[str, str] | None = None, *, ours: bool = True
+    instances: list[Instance],
+    workers: list[Worker],
+    batches: dict[str, str] | None = None,
+    *,
+    ours: bool = True,
+    asked: Sequence[Orphan] = (),
+    unconfirmed: str = "",
 ) -> Findings:
     return compare(
         instances,
@@ -50,24 +60,100 @@ def found(
         listed_at=NOW,
         settled_seconds=SETTLED,
         identity_matches=ours,
+        asked=asked,
+        unconfirmed=unconfirmed,
     )
 
 
-#           instance, batches, orphan?
-ORPHANS: list[tuple[Instance, dict[str, str], bool]] = [
-    (listed("x"), {"b": "known"}, True),
-    (listed("x"), {}, True),  # an unknown or deleted batch
-    (listed("x", batch=""), {}, True),
-    (listed("x"), {"b": "calling"}, False),  # its outcome is not known yet
-    (listed("x", 69), {"b": "known"}, False),  # too young
-    (listed("x", 71), {"b": "known"}, True),
+def question(name: str, decision: str = "", reason: str = "too many") -> Orphan:
+    """An orphan instance that an earlier pass has asked about."""
+    return Orphan(
+        account_id="a",
+        instance_id=name,
+        batch_id="b",
+        launch_config_id="c",
+        created_at=ago(500),
+        reason=reason,
+        decision=decision,
+    )
+
+
+#           instance, batches, terminated?, kept?
+ORPHANS: list[tuple[Instance, dict[str, str], bool, bool]] = [
+    (listed("x"), {"b": "known"}, True, False),
+    (listed("x"), {}, False, True),  # a batch that this database has never had
+    (listed("x", batch=""), {"b": "known"}, False, True),
+    (listed("x"), {"b": "calling"}, False, False),  # its outcome is not known yet
+    (listed("x", 69), {"b": "known"}, False, False),  # too young
+    (listed("x", 69), {}, False, False),
+    (listed("x", 71), {"b": "known"}, True, False),
 ]
 
 
-@pytest.mark.parametrize(("instance", "batches", "orphan"), ORPHANS)
-def test_orphans(instance: Instance, batches: dict[str, str], orphan: bool) -> None:
-    """An orphan is an instance that no worker has, of a batch whose outcome is certain."""
-    assert found([instance, listed("mine")], [worker("mine")], batches).orphans == (["x"] if orphan else [])
+@pytest.mark.parametrize(("instance", "batches", "terminated", "kept"), ORPHANS)
+def test_orphans(instance: Instance, batches: dict[str, str], terminated: bool, kept: bool) -> None:
+    """An orphan is an instance that no worker has, of a batch whose outcome is certain. One of an unknown batch waits
+    for a person."""
+    findings = found([instance, listed("mine")], [worker("mine")], batches)
+    assert findings.orphans == (["x"] if terminated else [])
+    assert [each.instance.id for each in findings.kept] == (["x"] if kept else [])
+
+
+#            orphans, workers, terminated?
+LIMIT = [(20, 0, True), (21, 0, False), (21, 83, False), (21, 84, True), (100, 400, True), (101, 400, False)]
+
+
+@pytest.mark.parametrize(("orphans", "workers", "terminated"), LIMIT)
+def test_too_many_orphans_wait_for_a_person(orphans: int, workers: int, terminated: bool) -> None:
+    """More than 20, and more than 20 % of the instances: none is terminated, and each is kept with the reason."""
+    strays, mine = ([listed(f"{name}{n}") for n in range(number)] for name, number in (("o", orphans), ("m", workers)))
+    findings = found([*strays, *mine], [worker(i.id) for i in mine])
+    assert (len(findings.orphans), len(findings.kept)) == ((orphans, 0) if terminated else (0, orphans))
+    assert {each.reason for each in findings.kept} <= {
+        f"{orphans} of {orphans + workers} instances have no worker, too many for one pass"
+    }
+
+
+def test_what_a_person_has_decided_is_terminated() -> None:
+    """Of any batch, and in any number; the others are kept."""
+    strays = [listed(f"o{n}", batch=["", "b"][n % 2]) for n in range(120)]
+    ids = [i.id for i in strays]
+    condemned = [question(name, "terminate") for name in ids]
+    everything = found(strays, [], asked=condemned)
+    assert (everything.orphans, everything.kept) == (ids, [])
+    half = found(strays, [], asked=condemned[:60])
+    assert (half.orphans, [each.instance.id for each in half.kept]) == (ids[:60], [*ids[60::2], *ids[61::2]])
+    assert found([listed("mine")], [worker("mine")], asked=[question("mine", "terminate")]).orphans == []
+
+
+def test_a_question_stays_open() -> None:
+    """Instances that a person was asked about are not terminated because there are fewer of them by now."""
+    strays = [listed(f"o{n}") for n in range(5)]
+    findings = found(strays, [], asked=[question("o1"), question("o2", "leave"), question("o3", "terminate")])
+    assert sorted(findings.orphans) == ["o0", "o3", "o4"]
+    assert [(each.instance.id, each.reason) for each in findings.kept] == [("o1", "too many"), ("o2", "too many")]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "b", "other"]), st.booleans(), st.booleans()), max_size=60), st.booleans()
+)
+def test_nothing_is_terminated_before_a_restore_is_confirmed(
+    instances: list[tuple[str, bool, bool]], ours: bool
+) -> None:
+    """Each orphan is either terminated or kept, never both, and all are kept until the confirmation."""
+    strays = [listed(f"o{n}", batch=batch) for n, (batch, _, _) in enumerate(instances)]
+    doomed = [i for i, (_, is_doomed, _) in zip(strays, instances, strict=True) if is_doomed]
+    condemned = [question(i.id, "terminate") for i in doomed]
+    mine = [worker(i.id) for i, (_, _, bound) in zip(strays, instances, strict=True) if bound]
+    free = {i.id for i in strays} - {w.instance_id for w in mine}
+    trusted = found(strays, mine, ours=ours, asked=condemned)
+    assert sorted([*trusted.orphans, *(each.instance.id for each in trusted.kept)]) == (sorted(free) if ours else [])
+    assert {i.id for i in strays if i.batch_id != "b"} & set(trusted.orphans) <= {
+        each.instance_id for each in condemned
+    }
+    restored = found(strays, mine, ours=ours, asked=condemned, unconfirmed="restored")
+    assert restored.orphans == []
+    assert {each.instance.id for each in restored.kept} == (free if ours else set())
 
 
 @pytest.mark.parametrize(("ended", "orphan"), [(-1, False), (69, False), (71, True)])
@@ -101,7 +187,8 @@ def test_implausible_listings(number: int, ours: bool, reason: str) -> None:
 
 def test_a_listing_of_another_account_yields_no_orphans() -> None:
     """Unknown instances of another account are never terminated."""
-    assert found([listed("theirs")], [], ours=False).orphans == []
+    findings = found([listed("theirs"), listed("unknown", batch="")], [], ours=False)
+    assert (findings.orphans, findings.kept) == ([], [])
 
 
 def test_stopping_workers_may_go_missing_at_once() -> None:

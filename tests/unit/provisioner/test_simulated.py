@@ -42,7 +42,7 @@ async def test_a_lost_reply_is_found_by_its_tag() -> None:
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         if request.method == "POST":
-            created.append({"id": "i-1", "state": "pending", "batch": "b", "created_at": 0})
+            created.append({"id": "i-1", "state": "pending", "batch": "b", "config": "c", "created_at": 0})
             raise httpx2.ReadError("connection reset", request=request)
         query = dict(request.url.params)
         assert query["deployment"] == "d"
@@ -51,7 +51,9 @@ async def test_a_lost_reply_is_found_by_its_tag() -> None:
     adapter = cloud(answer)
     with pytest.raises(OutcomeUnknown):
         await adapter.create(ACCOUNT, REQUEST)
-    found = [Instance(id="i-1", batch_id="b", created_at=datetime.fromtimestamp(0, UTC), running=False)]
+    found = [
+        Instance(id="i-1", batch_id="b", launch_config_id="c", created_at=datetime.fromtimestamp(0, UTC), running=False)
+    ]
     assert await adapter.instances(ACCOUNT, batch_id="b") == found
     assert await adapter.instances(ACCOUNT, batch_id="another") == []
     assert await adapter.instances(ACCOUNT) == found

@@ -139,6 +139,33 @@ def test_reports_arrive_once_each_and_in_order(steps: list[str]) -> None:
     assert all(word == ("claimed", "idle")[place % 2] for place, word in enumerate(jobs))
 
 
+def test_an_unknown_worker_registers_again_once() -> None:
+    """Its reports stay pending, and its task goes on; it gives up if it is unknown again, and not before."""
+    lost = core.unknown(BUSY, "unknown")
+    assert (next_call(lost, 20.0), lost.task_id, lost.refused) == (Register(), "t", "")
+    known = core.answered(lost, Register(), 21.0)
+    assert next_call(known, 22.0) == SendReport(CLAIMED)
+    assert core.unknown(known, "unknown").refused == "unknown"
+    settled = core.answered(known, SendReport(CLAIMED), 23.0)
+    assert core.unknown(settled, "unknown").refused == ""
+
+
+def test_a_leaving_worker_registers_again_to_report_its_end() -> None:
+    lost = core.unknown(core.stopping(core.leave(REGISTERED, "why"), 15.0), "unknown")
+    assert next_call(lost, 20.0) == Register()
+
+
+def test_a_lost_claim_is_reported_again() -> None:
+    """Once the provisioner says, while the task runs, that it knows of none; with the time of the claim."""
+    lost = core.answered(REPORTED, Poll(heartbeat=True), 72.0, has_task=False)
+    assert next_call(lost, 72.0) == SendReport(CLAIMED)
+    assert core.answered(REPORTED, Poll(heartbeat=True), 72.0).reports == ()
+    for idle in (REGISTERED, core.answered(core.task_ended(REPORTED, 70.0), SendReport(IDLE), 71.0)):
+        assert core.answered(idle, Poll(heartbeat=True), 72.0, has_task=False).reports == ()
+    ended = core.task_ended(REPORTED, 71.0)
+    assert core.answered(ended, Poll(heartbeat=True), 72.0, has_task=False).reports == ended.reports
+
+
 def test_an_outage_is_no_refusal() -> None:
     """However often a call is not answered, reports stay pending."""
     worker = BUSY

@@ -22,6 +22,7 @@ from slipway_client.cli.commands import (
     operations,
     pool_changes,
     pools,
+    recovery,
     signals,
     tokens,
     top,
@@ -87,6 +88,7 @@ app.command()(why.why)
 app.command()(doctor.doctor)
 app.add_typer(operations.dlq, name="dlq")
 app.add_typer(operations.topics, name="topics")
+app.add_typer(recovery.app, name="db")
 app.add_typer(tokens.app, name="token")
 
 

@@ -23,6 +23,7 @@ SCOPES: Final = (
     "leases:write:POOL",
     "lease-pools:write",
     "launching:stop",
+    "restores:write",
     "dead-letters:write",
     "positions:write",
     "admin",

@@ -16,7 +16,12 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 
 
 class NoAnswer(Exception):
-    """No answer, or an answer that asks to retry later. The text gives the reason and holds no secret."""
+    """No answer, or an answer that asks to retry later. The text gives the reason and holds no secret. `problem` is the
+    slug of the problem that was answered; empty if there was none."""
+
+    def __init__(self, text: str, problem: str = "") -> None:
+        super().__init__(text)
+        self.problem = problem
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -28,6 +33,11 @@ class Answer(msgspec.Struct, frozen=True):
     @property
     def ok(self) -> bool:
         return self.status < 300
+
+    @property
+    def problem(self) -> str:
+        """Slug of the problem; empty if it is none."""
+        return str(self.body.get("type") or "").rpartition(":")[2]
 
     @property
     def text(self) -> str:
@@ -60,14 +70,16 @@ async def exchange(method: str, url: str, body: bytes, *, token: str = "", secon
 async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
     status, content = await exchange(method, url, body, token=token, seconds=seconds)
     # 404 may come from a service that is starting, a redirect from something other than a Slipway service.
-    if status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400:
-        raise NoAnswer(f"answered {status}")
+    retry = status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400
     try:
-        return Answer(status, msgspec.json.decode(content or b"{}", type=dict[str, Any]))
+        answer = Answer(status, msgspec.json.decode(content or b"{}", type=dict[str, Any]))
     except msgspec.DecodeError:
         if status < 300:
             raise NoAnswer(f"answered {status} with something other than JSON") from None
-        return Answer(status, {})
+        answer = Answer(status, {})
+    if retry:
+        raise NoAnswer(f"answered {status}", answer.problem)
+    return answer
 
 
 async def _exchange(method: str, url: str, body: bytes, token: str) -> tuple[int, bytes]:

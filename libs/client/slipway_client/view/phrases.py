@@ -8,6 +8,8 @@ from typing import Any, Final
 from slipway_client.view import moments
 
 Row = Mapping[str, Any]
+
+RESTORE: Final = "restore"  # scope of the launch stop until a restore is confirmed
 HEALTHY, TRIPPED, PROBING = "healthy", "tripped", "probing"  # health states on the wire
 STAGES: Final = ("launch", "boot", "claim")
 CODES: Final = re.compile(r" \([^()]*\)")
@@ -68,14 +70,21 @@ def frozen(row: Row, now: datetime) -> str:
     return stopped("frozen", row.get("frozen_by"), None, row.get("frozen_reason"), now)
 
 
+def stops_everything(scope: str) -> bool:
+    """True for a launch stop on everything, by a person or until a restore is confirmed."""
+    return scope in {"all", RESTORE}
+
+
 def launch_stop(row: Row, now: datetime) -> str:
     """A launch stop with its scope."""
-    where = "everywhere" if row["scope"] == "all" else f"in {row['scope']} {row['scope_id']}"
+    where = "everywhere" if stops_everything(row["scope"]) else f"in {row['scope']} {row['scope_id']}"
     return stopped(f"launching is stopped {where}", row.get("by"), row.get("until"), row.get("reason"), now)
 
 
 def start_launching(row: Row) -> str:
     """The command that lifts a launch stop."""
+    if row["scope"] == RESTORE:
+        return "slipway doctor --after-restore; then slipway db confirm"
     return "slipway start-launching" + ("" if row["scope"] == "all" else f" --{row['scope']} {row['scope_id']}")
 
 

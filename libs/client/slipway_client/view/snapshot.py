@@ -6,7 +6,17 @@ from datetime import datetime
 
 import msgspec
 
-from slipway_client.view.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, count, trip_cause, workers_left
+from slipway_client.view.phrases import (
+    HEALTHY,
+    PROBING,
+    STAGES,
+    TRIPPED,
+    brief,
+    count,
+    stops_everything,
+    trip_cause,
+    workers_left,
+)
 from slipway_common.base.revisions import hash_of, name_of
 
 ROLLING = "rolling"
@@ -56,7 +66,7 @@ class LaunchStop(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        return "everywhere" if self.scope == "all" else f"in {self.scope} {self.scope_id}"
+        return "everywhere" if stops_everything(self.scope) else f"in {self.scope} {self.scope_id}"
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,7 +324,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """The launch stop that holds the whole pool."""
         accounts = {config.account_id for config in self.configs if config.pool_id == pool.id}
         for stop in self.launch_stops:
-            if stop.scope == "all" or (stop.scope, stop.scope_id) == ("pool", pool.id):
+            if stops_everything(stop.scope) or (stop.scope, stop.scope_id) == ("pool", pool.id):
                 return stop
             if stop.scope == "account" and accounts == {stop.scope_id}:
                 return stop

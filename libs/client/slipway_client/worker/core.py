@@ -30,13 +30,16 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made. `gave_up`: the
     provisioner has been unavailable for too long; calls go on while a task runs. `stopped`: the last report was
-    acknowledged.
-    `poll_requested`: a caller waits for a fresh answer on whether to leave.
+    acknowledged. `poll_requested`: a caller waits for a fresh answer on whether to leave. `claim` is the report of the
+    current task. `rejoining`: the provisioner did not know the worker, which registers again, and has not answered a
+    report since.
     """
 
     settings: Settings
     registered: bool = False
+    rejoining: bool = False
     task_id: str = ""
+    claim: Report | None = None
     reports: tuple[Report, ...] = ()
     leaving: str = ""
     refused: str = ""
@@ -83,7 +86,7 @@ Call = Register | SendReport | Poll
 
 def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     """Next call to the provisioner."""
-    if worker.refused or worker.stopped or (worker.leaving and not worker.registered):
+    if worker.refused or worker.stopped or (worker.leaving and not (worker.registered or worker.rejoining)):
         return Wait(None)
     # A task outlives an outage: without calls the worker would be taken for dead once the provisioner is back.
     since, goes_on = worker.backoff.since, worker.gave_up and bool(worker.task_id)
@@ -101,16 +104,21 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     return Poll(heartbeat=bool(worker.task_id)) if worker.poll_requested or due <= now else Wait(due)
 
 
-def answered(worker: Worker, call: Call, now: float, *, terminate: bool = False, reason: str = "") -> Worker:
-    """Apply an answer of the provisioner; `terminate` asks the worker to leave."""
+def answered(
+    worker: Worker, call: Call, now: float, *, terminate: bool = False, reason: str = "", has_task: bool = True
+) -> Worker:
+    """Apply an answer of the provisioner; `terminate` asks the worker to leave. Without `has_task` the provisioner has
+    lost its claim, which is reported again."""
     after = replace(worker, polled_at=now, backoff=Backoff(), gave_up=False)
     match call:
         case Register():
             after = replace(after, registered=True)
         case SendReport(report):
-            after = replace(after, reports=after.reports[1:], stopped=report.what == "stopped")
-        case Poll():
-            after = replace(after, poll_requested=False)
+            after = replace(after, reports=after.reports[1:], stopped=report.what == "stopped", rejoining=False)
+        case Poll(heartbeat):
+            after = replace(after, poll_requested=False, rejoining=False)
+            if heartbeat and not has_task and after.task_id and after.claim is not None and not after.reports:
+                after = _with_report(after, after.claim)
     return leave(after, reason or "terminated by the provisioner") if terminate else after
 
 
@@ -127,6 +135,12 @@ def request_poll(worker: Worker) -> Worker:
 def refused(worker: Worker, why: str) -> Worker:
     """Apply a refusal: the provisioner does not know this worker any more, and its reports are dropped."""
     return replace(worker, refused=worker.refused or why, reports=(), poll_requested=False)
+
+
+def unknown(worker: Worker, why: str) -> Worker:
+    """Apply an answer that the provisioner does not know this worker: its database may have been restored. Register
+    again, once."""
+    return refused(worker, why) if worker.rejoining else replace(worker, registered=False, rejoining=True)
 
 
 def gave_up(worker: Worker, why: str) -> Worker:
@@ -152,8 +166,8 @@ def task_started(worker: Worker, task_id: str, source: str, at: float) -> Worker
     """Record that a task began. Idempotent for the same task; another task that was running has ended."""
     if worker.task_id == task_id:
         return worker
-    before = task_ended(worker, at)
-    return _with_report(replace(before, task_id=task_id), Report("claimed", at, task_id=task_id, source=source))
+    claim = Report("claimed", at, task_id=task_id, source=source)
+    return _with_report(replace(task_ended(worker, at), task_id=task_id, claim=claim), claim)
 
 
 def task_ended(worker: Worker, at: float) -> Worker:

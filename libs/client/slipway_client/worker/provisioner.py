@@ -19,6 +19,18 @@ class Refusal(Exception):
     """The provisioner refused the call permanently. The text is for people."""
 
 
+class UnknownWorker(Exception):
+    """The provisioner does not know this worker or its token. The text is for people."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Answer to a call: whether to leave and why, and whether the provisioner knows of a task."""
+
+    terminate: bool = False
+    reason: str = ""
+    has_task: bool = True
+
+
 class Registered(msgspec.Struct, frozen=True):
     """Answer to a registration."""
 
@@ -48,25 +60,37 @@ class Provisioner:
     def pool_id(self) -> str:
         return self._known.pool_id
 
-    async def perform(self, call: Call) -> tuple[bool, str]:
-        """Perform the call; returns whether to leave, and the reason. Raises NoAnswer and Refusal."""
-        match call:
-            case Register():
-                await self._register()
-                return False, ""
-            case SendReport(report):
-                answer = await self._post(report.what, self._body(report))
-                if report.what == "error" and answer.status == 409:
-                    return True, "terminated by the provisioner"  # errors are accepted from running workers only
-                if report.what == "stopped" and answer.status == 410:
-                    return True, "stopped"  # a retry: the first answer was lost
-            case Poll(heartbeat=True):
-                answer = await self._post("heartbeat", {})
-            case Poll():
-                answer = await get(self._url("should-terminate"), token=self._known.token)
+    async def perform(self, call: Call) -> Told:
+        """Perform the call. Raises NoAnswer, Refusal and UnknownWorker."""
+        if isinstance(call, Register):
+            await self._register()
+            return Told()
+        try:
+            answer = await self._ask(call)
+        except NoAnswer as error:
+            if error.problem == "unknown-worker":
+                raise UnknownWorker("the provisioner does not know this worker") from error
+            raise
+        if isinstance(call, SendReport):
+            if call.report.what == "error" and answer.status == 409:
+                return Told(True, "terminated by the provisioner")  # errors are accepted from running workers only
+            if call.report.what == "stopped" and answer.status == 410:
+                return Told(True, "stopped")  # a retry: the first answer was lost
+        if answer.problem == "foreign-token":
+            raise UnknownWorker(f"the provisioner does not know this worker: {answer.text}")
         if not answer.ok:
             raise Refusal(f"the provisioner refused this worker: {answer.text}")
-        return bool(answer.body.get("terminate")), str(answer.body.get("reason") or "")
+        body = answer.body
+        return Told(bool(body.get("terminate")), str(body.get("reason") or ""), body.get("has_task") is not False)
+
+    async def _ask(self, call: SendReport | Poll) -> Answer:
+        match call:
+            case SendReport(report):
+                return await self._post(report.what, self._body(report))
+            case Poll(heartbeat=True):
+                return await self._post("heartbeat", {})
+            case Poll():
+                return await get(self._url("should-terminate"), token=self._known.token)
 
     async def _register(self) -> None:
         body = {
@@ -128,7 +152,7 @@ async def _perform(
     rng: Random,
 ) -> None:
     try:
-        terminate, reason = await provisioner.perform(call)
+        told = await provisioner.perform(call)
     except NoAnswer as error:
         if worker().backoff.since is None:
             log(f"provisioner unavailable, retrying: {error}")
@@ -136,7 +160,13 @@ async def _perform(
     except Refusal as error:
         log(str(error))
         worker_changed(core.refused(worker(), str(error)))
+    except UnknownWorker as error:
+        log(f"registering again: {error}")
+        worker_changed(core.unknown(worker(), str(error)))
     else:
-        if terminate and not worker().leaving:
-            log(f"leaving, as requested by the provisioner: {reason or 'no reason given'}")
-        worker_changed(core.answered(worker(), call, monotonic_seconds(), terminate=terminate, reason=reason))
+        if told.terminate and not worker().leaving:
+            log(f"leaving, as requested by the provisioner: {told.reason or 'no reason given'}")
+        now = monotonic_seconds()
+        worker_changed(
+            core.answered(worker(), call, now, terminate=told.terminate, reason=told.reason, has_task=told.has_task)
+        )

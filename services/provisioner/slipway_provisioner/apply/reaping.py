@@ -1,13 +1,19 @@
-"""Changes of workers by findings of the instance reaper: missing instances and running instances."""
+"""Effects of findings of the instance reaper: missing instances, running instances, and instances kept for a person."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
 from slipway_common.events.worker import WorkerRegistered
+from slipway_common.messaging import outbox
 from slipway_provisioner.apply.leases import release
+from slipway_provisioner.domain.reaping import Findings, Kept
 from slipway_provisioner.domain.workers import lost, seen_running, stopped
-from slipway_provisioner.store import demand, instances, pools, workers
+from slipway_provisioner.store import demand, instances, orphans, pools, workers
+
+EVIDENCE_MAX: Final = 10  # instances named in an alert
 
 
 async def record_gone(tx: Connection, worker_ids: Sequence[str], reason: str) -> None:
@@ -29,3 +35,31 @@ async def record_running(tx: Connection, account_id: str, instance_ids: Sequence
     changes = [seen_running(worker, now) for worker in await release(tx, booted, "registered")]
     await workers.save(tx, changes)
     return [event for _, event in changes]
+
+
+async def keep(tx: Connection, account_id: str, findings: Findings) -> None:
+    """Store missing instances, and the orphan instances that wait for a person. Raise an alert when there are more of
+    these, and resolve it once none waits any more."""
+    await instances.record_missing(tx, account_id, findings.missing)
+    before, now = await orphans.record(tx, account_id, findings.kept, ending=findings.orphans)
+    if now > before:
+        await outbox.enqueue(tx, [kept_alert(account_id, now, findings.kept)])
+    elif before and not now:
+        await outbox.enqueue(tx, [kept_alert(account_id, 0)])
+
+
+def kept_alert(account_id: str, waiting: int, kept: Sequence[Kept] = ()) -> Alert:
+    """Alert on the number of orphan instances that wait for a person; resolved if none does."""
+    number = "1 instance has" if waiting == 1 else f"{waiting} instances have"
+    reasons = "; ".join(sorted({each.reason for each in kept}))
+    return (AlertRaised if waiting else AlertResolved)(
+        dedup_key=alert_key("provisioner", "orphans-kept", account_id),
+        subject_kind="account",
+        subject_id=account_id,
+        kind="orphans-kept",
+        summary=f"{number} no worker in {account_id}: {reasons}" if waiting else "",
+        effect="they run and cost money, and their tasks may be started again elsewhere",
+        doing="terminates none of them before a person has decided",
+        command="slipway db confirm",
+        evidence=tuple(each.instance.id for each in kept[:EVIDENCE_MAX]),
+    )

@@ -34,10 +34,11 @@ class ForeignToken(Exception):
 
 class Answer(msgspec.Struct, frozen=True):
     """Answer to a report: the reason for the worker to stop or to leave after its task, empty if it may stay, and the
-    standing of its revision."""
+    standing of its revision. `has_task`: whether it has a task, as far as is known."""
 
     reason: str
     standing: Standing
+    has_task: bool
 
 
 class Agent(msgspec.Struct, frozen=True):
@@ -102,7 +103,8 @@ async def _answer(tx: Connection, worker: Worker, *, has_task: bool) -> Answer:
     """Answer to a worker that has a task, or has just ended one."""
     standing = await configs.standing(tx, worker.launch_config_id)
     is_stopping = worker.state in ASKED_TO_STOP
-    return Answer(worker.reason if is_stopping else standing.leave_reason(has_task=has_task), standing)
+    reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task)
+    return Answer(reason, standing, has_task)
 
 
 async def _authenticated(tx: Connection, agent: Agent) -> Worker:

@@ -21,10 +21,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance in a listing. `batch_id` is empty if it lacks our tag. `running` becomes true once the provider has
-    started it."""
+    """An instance of our deployment in a listing. The ids of its batch and its revision of a launch config are from its
+    tags, empty if it lacks them. `running` becomes true once the provider has started it."""
 
     id: str
     batch_id: str
+    launch_config_id: str = ""
     created_at: datetime
     running: bool

@@ -12,16 +12,27 @@ import msgspec
 from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.launching import BatchState
+from slipway_provisioner.domain.recovery import Action, Orphan
 from slipway_provisioner.domain.workers import Worker
 
-IMPLAUSIBLE_SHARE: Final = 0.2  # a larger share of missing instances in one pass suggests a broken listing
+IMPLAUSIBLE_SHARE: Final = 0.2  # a larger share of missing or orphan instances in one pass suggests a broken listing
+ORPHANS_MAX: Final = 20  # of a pass; more are ended only if they are few among the instances of the account
+UNKNOWN_BATCH: Final = "its launch batch is unknown to this database"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An orphan instance that only a person may end, and the reason."""
+
+    instance: Instance
+    reason: str
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """`orphans`: instances to terminate. `missing`: ids of workers whose instance was not listed. `implausible`: reason
-    to distrust `missing`; empty if there is none."""
+    """`orphans`: ids of instances to terminate; `kept`: those that wait for a person. `missing`: ids of workers whose
+    instance was not listed. `implausible`: reason to distrust `missing`; empty if there is none."""
 
     orphans: Sequence[str]
+    kept: Sequence[Kept]
     missing: Sequence[str]
     implausible: str
 
@@ -34,22 +45,29 @@ def compare(
     listed_at: datetime,
     settled_seconds: float,
     identity_matches: bool,
+    asked: Sequence[Orphan] = (),
+    unconfirmed: str = "",
 ) -> Findings:
     """Compare a listing with the workers that have instances, or had those that are listed.
 
-    `batches` maps each listed tag to its state; unknown tags are absent. An instance is an orphan if its batch's
-    outcome is known (or the batch is unknown) and no worker has it. Instances younger than `settled_seconds`, and those
-    whose worker stopped that recently, are no orphans: they end by themselves, or are found in a later pass. The
-    listing of another account (`identity_matches` is false) yields no orphans.
+    `batches` maps each listed tag to its state; unknown tags are absent. An instance is an orphan if no worker has it,
+    unless the outcome of its batch is unknown. Instances younger than `settled_seconds`, and those whose worker stopped
+    that recently, are no orphans: they end by themselves, or are found in a later pass. The listing of another account
+    (`identity_matches` is false) yields no orphans.
+
+    An orphan is kept for a person if its batch is unknown, if there are too many, or while a restore is `unconfirmed`
+    (the reason). Those that an earlier pass has `asked` about stay so, for its reason, whatever their number is now,
+    until a person decides to end them.
     """
     young = listed_at - timedelta(seconds=settled_seconds)
     bound = {w.instance_id for w in workers if w.ended_at is None or w.ended_at >= young}
     live = [w for w in workers if w.state in LIVE]
-    orphans = [
-        i.id
+    found = [
+        i
         for i in listed
         if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != BatchState.CALLING
     ]
+    orphans, kept = _judged(found if identity_matches else [], len(listed), batches, asked, unconfirmed)
     present = {i.id for i in listed}
     expected = [w for w in live if w.instance_id is not None and _since(w) < young]
     missing = [w for w in expected if w.instance_id not in present]
@@ -61,7 +79,34 @@ def compare(
         implausible = "the listing is empty"
     elif len(unexpected) > IMPLAUSIBLE_SHARE * len(expected):
         implausible = f"{len(unexpected)} of {len(expected)} instances went missing in one pass"
-    return Findings(orphans if identity_matches else [], [w.id for w in missing], implausible)
+    return Findings(orphans, kept, [w.id for w in missing], implausible)
+
+
+def _judged(
+    found: Sequence[Instance],
+    listed: int,
+    batches: Mapping[str, str],
+    asked: Sequence[Orphan],
+    unconfirmed: str,
+) -> tuple[list[str], list[Kept]]:
+    """Orphans to terminate, and those that are kept for a person."""
+    reasons = {orphan.instance_id: orphan.reason for orphan in asked}
+    condemned = {orphan.instance_id for orphan in asked if orphan.decision == Action.TERMINATE}
+    decided = [i for i in found if i.id in condemned]
+    open_ = [i for i in found if i.id not in condemned]
+    known = [i for i in open_ if i.batch_id in batches and i.id not in reasons]
+    kept = [Kept(i, UNKNOWN_BATCH) for i in open_ if i.batch_id not in batches]
+    kept += [Kept(i, reasons[i.id]) for i in open_ if i.batch_id in batches and i.id in reasons]
+    reason = unconfirmed
+    if not reason and len(known) > ORPHANS_MAX and len(known) > IMPLAUSIBLE_SHARE * listed:
+        reason = f"{len(known)} of {listed} instances have no worker, too many for one pass"
+    if reason:
+        kept += [Kept(i, reason) for i in known]
+        known = []
+    if unconfirmed:
+        kept += [Kept(i, unconfirmed) for i in decided]
+        decided = []
+    return [i.id for i in (*decided, *known)], kept
 
 
 def _since(worker: Worker) -> datetime:

@@ -160,6 +160,15 @@ def seen_running(worker: Worker, now: datetime) -> Change:
     return _registered(worker, now, code=PROVIDER_RUNNING)
 
 
+def adopted(worker: Worker, now: datetime) -> Change:
+    """An instance that runs without a row is taken over. No stage of its start ends, then or later, and it counts as
+    heard from: its agent has to find that its token is unknown, and registers again."""
+    after = _to(worker, "registered", registered_at=now, first_claimed_at=now, idle_since=now, last_seen_at=now)
+    return after, events.WorkerRegistered(
+        **_ids(worker), instance_id=worker.instance_id or "", boot_seconds=0.0, outcome=NO_OUTCOME
+    )
+
+
 def _registered(worker: Worker, now: datetime, *, code: str = "", **fields: Any) -> Change:
     since = worker.launched_at or worker.requested_at
     after = _to(worker, "registered", registered_at=now, idle_since=now, **fields)

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Depends, Query
 from slipway_common.database.postgres import Database
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
+from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.http.workers import UUID
 from slipway_provisioner.store import decisions, pools
 
 router = APIRouter(tags=["decisions"])

@@ -13,10 +13,10 @@ from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import termination
+from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.timeline import timeline
 from slipway_provisioner.domain.workers import AlreadyStopped
 from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.http.workers import UUID
 from slipway_provisioner.store import batches, decisions, demand, leases, pools, workers
 
 router = APIRouter(prefix="/workers", tags=["workers"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import hmac
-import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
@@ -19,12 +18,13 @@ from slipway_common.web.runtime import database, wake
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.reports import Agent, Answer
+from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import AlreadyStopped
+from slipway_provisioner.store import restores
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
-UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 # Status, slug and title of each refusal; its text is the detail.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
@@ -68,6 +68,15 @@ class ErrorReport(AgentBody):
     detail: str = Field("", max_length=4000)
 
 
+# Refusals that a restored database may give for lack of rows: agents try again until its state is confirmed.
+FOR_LACK_OF_ROWS: Final = (
+    registration.UnknownBatch,
+    registration.OrphanInstance,
+    reports.UnknownWorker,
+    reports.ForeignToken,
+)
+
+
 @contextlib.asynccontextmanager
 async def _transaction(db: Database) -> AsyncIterator[Connection]:
     """Transaction that a refusal rolls back; the refusal is raised as a Problem."""
@@ -75,6 +84,12 @@ async def _transaction(db: Database) -> AsyncIterator[Connection]:
         async with db.acquire() as connection, connection.transaction():
             yield connection
     except tuple(REFUSALS) as refusal:
+        if isinstance(refusal, FOR_LACK_OF_ROWS):
+            async with db.acquire() as connection:
+                unconfirmed = await restores.unconfirmed(connection)
+            if unconfirmed:
+                title = "The state of the database is not confirmed"
+                raise Problem(503, "unconfirmed", title, f"{unconfirmed}; try again") from refusal
         raise Problem(*REFUSALS[type(refusal)], str(refusal)) from refusal
 
 
@@ -129,9 +144,11 @@ async def idle(
 
 @router.post("/{worker_id:id}/heartbeat")
 async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+    """Return whether a worker must stop, and whether its task is known. An agent whose task is not reports its claim
+    again: the database may have lost it."""
     async with _transaction(db) as tx:
         answer = await reports.heartbeat(tx, _agent(worker_id, credentials))
-    return _answer(answer)
+    return _answer(answer) | {"has_task": answer.has_task}
 
 
 @router.get("/{worker_id:id}/should-terminate")

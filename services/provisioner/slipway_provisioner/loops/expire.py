@@ -14,7 +14,7 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import expiry, reachability
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses
+from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, restores
 from slipway_provisioner.store.deadlines import Terminable
 
 LOG = logger(__name__)
@@ -26,6 +26,10 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
     """Stop workers that are past a deadline, settle what retired accounts left open, end pauses that have expired, and
     renew leases."""
     async with database.acquire() as db:
+        if await restores.unconfirmed(db):  # what these workers did since the restored state is unknown
+            async with db.transaction():
+                await leases.renew(db)
+            return False
         async with db.transaction():
             downtime_seconds = await deadlines.record_pass(db, regular_seconds=REGULAR_PASS_SECONDS)
         if downtime_seconds:
@@ -53,6 +57,8 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Terminate instances of stopping workers after the grace period. The instance reaper confirms it."""
     async with database.acquire() as db:
+        if await restores.unconfirmed(db):
+            return False
         taken = await deadlines.take_terminable(
             db, grace_seconds=settings.stop_grace_seconds, again_seconds=settings.reap_seconds
         )

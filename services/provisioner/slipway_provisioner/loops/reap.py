@@ -1,5 +1,5 @@
-"""Instance reaper: compares worker rows with each account's listing. Terminates orphan instances, finds missing
-instances, and marks workers as running where the provider's listing is the boot evidence."""
+"""Instance reaper: compares worker rows with each account's listing. Terminates orphan instances or keeps them for
+a person, finds missing instances, and marks workers as running where the provider's listing is the boot evidence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,13 +11,13 @@ from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import reaping
-from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.domain.reaping import Findings, compare
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, instances, pools, reachability
+from slipway_provisioner.store import accounts, batches, instances, orphans, pools, reachability, restores
 
 LOG = logger(__name__)
 TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to an account
@@ -42,9 +42,12 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     if matches:
         await contact.answered(database, account.id)
     async with database.acquire() as db:
+        # Before the workers: those that a confirmation adopts are read if it has been given.
+        unconfirmed = await restores.unconfirmed(db)
         # Batches before workers: the instances of a batch that is known here are bound when the workers are read.
         states = await batches.states(db, sorted({i.batch_id for i in listed}))
         rows = await instances.bound(db, account.id, [i.id for i in listed])
+        asked = await orphans.of_account(db, account.id)
     findings = compare(
         listed,
         rows,
@@ -52,7 +55,14 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         listed_at=now,
         identity_matches=matches,
         settled_seconds=settings.call_timeout_seconds + settings.visibility_seconds,
+        asked=asked,
+        unconfirmed=unconfirmed,
     )
+    if matches:
+        async with database.acquire() as db, db.transaction():
+            await reaping.keep(db, account.id, findings)
+    if unconfirmed:
+        return await _passed(database, account, listed, findings)
     await _terminate_orphans(account, provider, findings.orphans)
     missing = [worker for worker in rows if worker.id in set(findings.missing)]
     await _report_listing_problem(database, account, findings)
@@ -65,6 +75,10 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     if gone:
         async with database.acquire() as db, db.transaction():
             await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone")
+    return await _passed(database, account, listed, findings)
+
+
+async def _passed(database: Database, account: Account, listed: Sequence[Instance], findings: Findings) -> bool:
     async with database.acquire() as db:
         if not findings.implausible:
             tags = sorted({instance.batch_id for instance in listed})

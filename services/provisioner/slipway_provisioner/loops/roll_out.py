@@ -12,7 +12,7 @@ from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_common.observability.telemetry import LOOP_FAILURES, logger
 from slipway_provisioner.apply import roll_out
 from slipway_provisioner.domain.roll_out import Progress, verdict
-from slipway_provisioner.store import pools, roll_outs
+from slipway_provisioner.store import pools, restores, roll_outs
 from slipway_provisioner.store.roll_outs import Name
 
 LOG = logger(__name__)
@@ -23,6 +23,8 @@ Step = Callable[[Connection, Name], Awaitable[bool]]
 async def roll_out_next(database: Database) -> bool:
     """Take the steps that are due for every launch config; False if there were none."""
     async with database.acquire() as db:
+        if await restores.unconfirmed(db):
+            return False
         due = await roll_outs.due(db)
         changed = [await _isolated(db, name, partial(_step, revisions=revisions)) for name, revisions in due.items()]
         expired = await roll_outs.expired(db, REVISION_KEPT_SECONDS)

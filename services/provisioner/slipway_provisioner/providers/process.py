@@ -137,10 +137,7 @@ class Processes(Provider):
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
         prefix = tag_prefix(account, batch_id) if batch_id else tag_prefix(account)
         found = await asyncio.to_thread(_tagged, prefix)
-        return [
-            Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at, running=True)
-            for process in instances(found)
-        ]
+        return [_instance(process) for process in instances(found)]
 
     async def exists(self, account: Account, instance_id: str) -> bool:
         return processes.alive(instance_id)
@@ -284,10 +281,17 @@ def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome,
     return f"{error}: {setting} of account {account.id} cannot be used; {REMEDIES[setting]}"
 
 
-def _batch_of(tag: str) -> str:
-    """Batch id of a tag; empty if it is no tag of an instance."""
-    parts = decoded(tag)
-    return parts[2] if len(parts) == TAG_PARTS else ""
+def _instance(process: Process) -> Instance:
+    """Instance of a process, without a batch and a revision if its tag is no tag of an instance."""
+    parts = decoded(process.tag)
+    _, _, batch_id, _, config_id = parts if len(parts) == TAG_PARTS else [""] * TAG_PARTS
+    return Instance(
+        id=process.identity,
+        batch_id=batch_id,
+        launch_config_id=config_id,
+        created_at=process.started_at,
+        running=True,
+    )
 
 
 def _filled_pipe(content: bytes) -> BinaryIO:

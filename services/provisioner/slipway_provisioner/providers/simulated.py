@@ -86,6 +86,7 @@ class Simulated(Provider):
             Instance(
                 id=row["id"],
                 batch_id=row["batch"],
+                launch_config_id=row["config"],
                 created_at=datetime.fromtimestamp(row["created_at"], UTC),
                 running=row["state"] == "running",
             )

@@ -14,6 +14,7 @@ from slipway_common.database.sql import Statement, array, matches, names
 from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
+from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import accounts, audit, launch_stops, marks
 from slipway_provisioner.store.tables import launch_config, launch_config_name
@@ -60,8 +61,9 @@ WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name FOR SHARE OF p, n, c, g
 MAY_START: Final = f"""c.state = 'active' AND NOT n.paused AND p.mode IN ('enforce', 'canary') AND NOT p.paused
     AND NOT p.frozen AND NOT p.deleted AND NOT {accounts.unreachable("c")} AND NOT EXISTS (
         SELECT FROM launch_stop WHERE {launch_stops.IN_FORCE} AND (
-            scope = 'all' OR (scope = 'pool' AND scope_id = p.id)
-            OR (scope = 'account' AND scope_id = c.account_id)))"""
+            scope IN ('all', 'restore') OR (scope = 'pool' AND scope_id = p.id)
+            OR (scope = 'account' AND scope_id = c.account_id)))
+    AND ({TRUSTED})"""
 STARTED: Final = C["account_id", "id", "zone", "instance_type", "image_revision", "settings"]
 STARTABLE: Final = f"""
 SELECT {names(STARTED, "c.")}

@@ -20,6 +20,18 @@ WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state IN ({sta
     AND c.boot_evidence = 'provider_running' ORDER BY w.id"""
 
 
+# As of the newest pass over the account.
+FORGET_MISSING: Final = "DELETE FROM missing_instance WHERE account_id = $1 AND worker_id <> ALL($2::uuid[])"
+RECORD_MISSING: Final = """
+INSERT INTO missing_instance (account_id, worker_id) SELECT $1, unnest($2::uuid[]) ON CONFLICT DO NOTHING"""
+
+
+async def record_missing(tx: Connection, account_id: str, worker_ids: Sequence[str]) -> None:
+    """Store the workers whose instance was not listed, in place of those of the pass before."""
+    await tx.execute(FORGET_MISSING, account_id, worker_ids)
+    await tx.execute(RECORD_MISSING, account_id, worker_ids)
+
+
 async def bound(db: Connection, account_id: str, listed: Sequence[str]) -> list[Worker]:
     """Workers of an account with an instance, and stopped ones whose instance is `listed`."""
     return [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account_id, listed)]

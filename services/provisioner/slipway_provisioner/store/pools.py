@@ -12,9 +12,10 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
+from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import accounts, demand, launch_stops
+from slipway_provisioner.store import accounts, demand, launch_stops, restores
 from slipway_provisioner.store.deadlines import HEARD
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, states, worker, worker_pool
 
@@ -22,8 +23,9 @@ from slipway_provisioner.store.tables import account, dirty_pool, in_states, lau
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
 # commits later stays and makes the pool dirty again.
 # In the order of the marks, so that it ends at the first free pool, however many are dirty.
-LOCK_DIRTY: Final = """
-SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id WHERE d.due_at <= slipway_clock()
+# Nothing is planned before the relay has compared this database with the log on the running server.
+LOCK_DIRTY: Final = f"""
+SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id WHERE d.due_at <= slipway_clock() AND ({TRUSTED})
 ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
 UNMARK: Final = Statement(
     sa.delete(dirty_pool)
@@ -162,8 +164,9 @@ FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
 WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {HEARD}
 ORDER BY c.state = 'draining' DESC, w.idle_since LIMIT 500"""
 LAUNCH_STOPS: Final = f"""
-SELECT reason FROM launch_stop WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
-    AND {launch_stops.IN_FORCE} LIMIT 1"""
+SELECT reason, scope = '{restores.SCOPE}' AS restored FROM launch_stop
+WHERE (scope IN ('all', '{restores.SCOPE}') OR (scope = 'pool' AND scope_id = $1)) AND {launch_stops.IN_FORCE}
+ORDER BY scope = '{restores.SCOPE}' DESC LIMIT 1"""
 RECORD_DRAWS: Final = Statement(
     sa.update(worker_pool)
     .where(worker_pool.c.id == sa.bindparam("pool_id"))
@@ -226,14 +229,17 @@ async def observe(
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
     attempt_in_seconds = row.pop("attempt_in_seconds")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
-    launch_stop = await tx.fetchval(LAUNCH_STOPS, pool_id)
+    launch_stop = await tx.fetchrow(LAUNCH_STOPS, pool_id)
     configs, shared = await counted(tx, pool_id, await now(tx))
     # Before demand: a worker that ends between the two is missing from both then. In the other order it would still be
     # in demand, and be replaced for nothing.
     fleet = Fleet(**await tx.fetchrow(FLEET, pool_id))
     demands = await demand.observe(tx, pool_id)
     waiting = await tx.fetch(WAITING_WORKERS.text, *WAITING_WORKERS.arguments(pool_id=pool_id))
-    idle = await tx.fetch(IDLE_WORKERS, pool_id)
+    # After a restore, workers may have claimed tasks that this database knows nothing of.
+    idle = []
+    if launch_stop is None or not launch_stop["restored"]:
+        idle = await tx.fetch(IDLE_WORKERS, pool_id)
     return Observed(
         pool=pool,
         demands=demands,
@@ -246,7 +252,7 @@ async def observe(
         calculator_unavailable_seconds=unavailable_seconds,
         weight_half_life_seconds=weight_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
-        stopped=f"launching is stopped: {launch_stop}" if launch_stop else "",
+        stopped=f"launching is stopped: {launch_stop['reason']}" if launch_stop is not None else "",
     )
 
 

@@ -17,6 +17,7 @@ from slipway_provisioner.store.tables import (
     launch_batch,
     launch_config,
     lease,
+    orphan_instance,
     pool_revision,
     unreachable_machine,
     worker,
@@ -35,8 +36,14 @@ DELETE_OLD: Final = (
     Statement(sa.delete(claim).where(_older(claim.c.ended_at, 1))),
     Statement(sa.delete(decision).where(_older(decision.c.last_at, 7))),
     Statement(sa.delete(worker).where(in_states(ENDED), _older(worker.c.ended_at, 14))),
+    # A batch outlives its instances: the instance reaper terminates none of an unknown batch.
     Statement(
-        sa.delete(launch_batch).where(launch_batch.c.state == BatchState.KNOWN, _older(launch_batch.c.known_at, 14))
+        sa.delete(launch_batch).where(
+            launch_batch.c.state == BatchState.KNOWN,
+            _older(launch_batch.c.known_at, 14),
+            ~sa.exists().where(worker.c.batch_id == launch_batch.c.id),
+            ~sa.exists().where(orphan_instance.c.batch_id == sa.cast(launch_batch.c.id, sa.Text)),
+        )
     ),
     Statement(sa.delete(lease).where(lease.c.state == LeaseState.ENDED, _older(lease.c.renewed_at, 14))),
     Statement(sa.delete(unreachable_machine).where(_older(unreachable_machine.c.since, 400))),

@@ -345,10 +345,11 @@ launch_stop_guard = Table(
     metadata,
     Column("id", Boolean, CheckConstraint("id"), primary_key=True, server_default=text("true")),
 )
+# Scope `restore`: until a person confirms the state of a restored database; no command that starts launching lifts it.
 launch_stop = Table(
     "launch_stop",
     metadata,
-    Column("scope", Text, CheckConstraint("scope IN ('all', 'account', 'pool')")),
+    Column("scope", Text, CheckConstraint("scope IN ('all', 'account', 'pool', 'restore')")),
     Column("scope_id", Text),
     required("reason", Text),
     required("by", Text),
@@ -528,6 +529,32 @@ claim = Table(
 )
 Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
+
+# Orphan instances that only a person may end, as of the newest pass of the instance reaper, and what was decided.
+orphan_instance = Table(
+    "orphan_instance",
+    metadata,
+    Column("account_id", Text),
+    Column("instance_id", Text),
+    required("batch_id", Text),
+    required("launch_config_id", Text),
+    required("created_at", TIME),
+    now("found_at"),
+    required("reason", Text),
+    required("decision", Text, CheckConstraint("decision IN ('', 'leave', 'terminate')"), server_default=text("''")),
+    PrimaryKeyConstraint("account_id", "instance_id"),
+)
+Index("orphan_instance_batch", orphan_instance.c.batch_id)
+
+# Workers whose instance was not listed in the newest pass of the instance reaper over the account.
+missing_instance = Table(
+    "missing_instance",
+    metadata,
+    uuid("worker_id", primary_key=True),
+    required("account_id", Text),
+    now("found_at"),
+)
+Index("missing_instance_account", missing_instance.c.account_id)
 
 decision = Table(
     "decision",

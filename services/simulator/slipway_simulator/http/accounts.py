@@ -88,6 +88,7 @@ async def instances(account: str, simulation: Simulated, deployment: str, batch:
                     "id": instance.instance_id,
                     "state": instance.state(now),
                     "batch": instance.batch,
+                    "config": instance.config,
                     "zone": instance.zone,
                     "created_at": instance.created_at,
                 }

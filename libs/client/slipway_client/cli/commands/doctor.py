@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from slipway_client.cli.commands.recovery import differences
 from slipway_client.cli.options import AsOutput, now
 from slipway_client.cli.tables import Output, as_json
 from slipway_client.transport.http import Api, Failed
@@ -34,6 +35,9 @@ def doctor(
             envvar=["PARTITIONS", "SLIPWAY_PARTITIONS"], help="Partitions of each topic [default: as in the registry]"
         ),
     ] = None,
+    after_restore: Annotated[
+        bool, typer.Option("--after-restore", help="Differences after a restore of the database")
+    ] = False,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """Check a deployment and print remedies for its problems
@@ -41,13 +45,19 @@ def doctor(
     Shows the deployment's id; checks services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox,
     heartbeats, alerts, launch stops, health and accounts; takes at most 10 s. Grades: ok; note, Slipway handles it
     alone; warn, a person should look; fail, something does not work. Exit code 0 if every grade is ok or note, 3 if
-    one is warn or fail.
+    one is warn or fail. With --after-restore only the differences between a restored database and what runs are shown,
+    and the exit code is 3 until they are confirmed.
 
     \b
     Examples:
       slipway doctor
       slipway doctor -o json
+      slipway doctor --after-restore
     """
+    if after_restore:
+        if differences(context.obj, output):
+            raise typer.Exit(PROBLEM)
+        return
     from slipway_client.view.diagnosis import diagnose, healthy
 
     found = diagnose(_gathered(context.obj, partitions))

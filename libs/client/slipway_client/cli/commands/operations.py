@@ -112,18 +112,32 @@ def list_stopped(context: typer.Context, service: AnyService = None, output: AsO
 def adopt(
     context: typer.Context,
     service: Service,
-    topic: Topic,
-    partition: Partition,
     at: Annotated[Where, typer.Option(help="New position in the current log")],
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Topic name without the prefix", show_default=False)
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Argument(metavar="[PARTITION]", min=0, help="Partition number", show_default=False)
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All stopped partitions of the service")] = False,
 ) -> None:
-    """Reset the position of a stopped partition
+    """Reset the position of stopped partitions
 
-    For use after a Kafka cluster or a topic was replaced.
+    For use after a Kafka cluster or a topic was replaced. With --all, of every partition that the service has stopped.
 
     \b
-    Example:
+    Examples:
       slipway topics adopt lease-broker slipway.lease.request.v1 3 --at begin
+      slipway topics adopt lease-broker --all --at begin
     """
-    body = {"topic": topic, "partition": partition, "at": at.value}
-    answer = context.obj.post(service.value, "/positions/adopt", body)
-    print(f"{topic}/{partition} resumed at offset {answer['next_offset']}")
+    if all_ == (topic is not None) or (topic is None) != (partition is None):
+        raise typer.BadParameter("give TOPIC and PARTITION, or --all")
+    stopped = [{"topic": topic, "partition": partition}]
+    if all_:
+        stopped = _rows(context.obj, service, "/positions/stopped")
+        if not stopped:
+            print("no partition is stopped")
+    for row in stopped:
+        place = {name: row[name] for name in ("topic", "partition")}
+        answer = context.obj.post(service.value, "/positions/adopt", place | {"at": at.value})
+        print(f"{row['topic']}/{row['partition']} resumed at offset {answer['next_offset']}")

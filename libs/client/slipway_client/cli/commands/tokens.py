@@ -29,8 +29,8 @@ def create_token(
     The secret is printed once; the tokens file holds only its hash.
 
     Scopes: declaration:write, demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write,
-    workers:terminate, accounts:write, leases:write:POOL, lease-pools:write, launching:stop, dead-letters:write,
-    positions:write, admin; a trailing * matches the rest.
+    workers:terminate, accounts:write, leases:write:POOL, lease-pools:write, launching:stop, restores:write,
+    dead-letters:write, positions:write, admin; a trailing * matches the rest.
 
     \b
     Examples:

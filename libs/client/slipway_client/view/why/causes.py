@@ -18,6 +18,7 @@ from slipway_client.view.phrases import (
     queue,
     start_launching,
     stopped,
+    stops_everything,
 )
 from slipway_client.view.why.explanation import NOTHING, Cause, Facts
 from slipway_common.base.revisions import name_of
@@ -36,7 +37,11 @@ def interventions(
     accounts = {config["account_id"] for config in configs}
     for stop in launch_stops:
         scope, scope_id = stop["scope"], stop["scope_id"]
-        if scope == "all" or (scope == "pool" and scope_id == id_) or (scope == "account" and scope_id in accounts):
+        if (
+            stops_everything(scope)
+            or (scope == "pool" and scope_id == id_)
+            or (scope == "account" and scope_id in accounts)
+        ):
             began = moments.at(stop["at"]) if stop.get("at") else None
             yield Cause(text=launch_stop(stop, now), since=began, remedy=f"`{start_launching(stop)}`")
     if pool.get("mode") in MODES:
@@ -173,8 +178,10 @@ def raise_limit(row: Facts) -> str:
 
 def launches_nothing(pool: Facts, launch_stops: Sequence[Facts], account_id: str = "") -> bool:
     """True if nothing is launched for the pool, or for the pool in the account."""
-    scopes = {("all", ""), ("pool", pool["id"]), ("account", account_id)}
-    stopped_ = any((stop["scope"], stop["scope_id"] or "") in scopes for stop in launch_stops)
+    scopes = {("pool", pool["id"]), ("account", account_id)}
+    stopped_ = any(
+        stops_everything(stop["scope"]) or (stop["scope"], stop["scope_id"] or "") in scopes for stop in launch_stops
+    )
     return bool(pool.get("frozen") or pool.get("paused") or pool.get("mode") == "observe" or stopped_)
 
 

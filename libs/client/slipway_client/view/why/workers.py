@@ -111,8 +111,9 @@ def _decided(worker: Facts, decision: Facts | None, now: datetime) -> Iterator[s
     requested = f"Requested at {moments.clock(moments.at(worker['requested_at']), now)}"
     if decision is None:
         yield f"{requested}; the decision is no longer kept."
+    elif "tasks" not in (details := decision["details"]):
+        yield f"{requested}; {decision['reason']} (decision {decision['id']})."
     else:
-        details = decision["details"]
         yield (
             f"{requested}: {decision['reason']}; {count(details['tasks'], 'task')} wanted "
             f"{count(details['wanted'], 'worker')}, {details['serving']} serving (decision {decision['id']})."

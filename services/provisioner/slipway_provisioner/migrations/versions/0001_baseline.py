@@ -143,8 +143,9 @@ CREATE INDEX weight_received ON weight (received_at);
 -- One row that every start statement locks FOR SHARE and every launch stop FOR UPDATE, so that no start misses a stop.
 CREATE TABLE launch_stop_guard (id boolean PRIMARY KEY DEFAULT true CHECK (id));
 INSERT INTO launch_stop_guard DEFAULT VALUES;
+-- Scope `restore`: until a person confirms the state of a restored database; no command that starts launching lifts it.
 CREATE TABLE launch_stop (
-    scope text NOT NULL CHECK (scope IN ('all', 'account', 'pool')), scope_id text NOT NULL,
+    scope text NOT NULL CHECK (scope IN ('all', 'account', 'pool', 'restore')), scope_id text NOT NULL,
     reason text NOT NULL, by text NOT NULL, until timestamptz, at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (scope, scope_id)
 );
@@ -214,6 +215,19 @@ CREATE TABLE claim (
 );
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
+-- Orphan instances that only a person may end, as of the newest pass of the instance reaper, and what was decided.
+CREATE TABLE orphan_instance (
+    account_id text NOT NULL, instance_id text NOT NULL, batch_id text NOT NULL, launch_config_id text NOT NULL,
+    created_at timestamptz NOT NULL, found_at timestamptz NOT NULL DEFAULT slipway_clock(), reason text NOT NULL,
+    decision text NOT NULL DEFAULT '' CHECK (decision IN ('', 'leave', 'terminate')),
+    PRIMARY KEY (account_id, instance_id)
+);
+CREATE INDEX orphan_instance_batch ON orphan_instance (batch_id);
+-- Workers whose instance was not listed in the newest pass of the instance reaper over the account.
+CREATE TABLE missing_instance (
+    worker_id uuid PRIMARY KEY, account_id text NOT NULL, found_at timestamptz NOT NULL DEFAULT slipway_clock()
+);
+CREATE INDEX missing_instance_account ON missing_instance (account_id);
 CREATE TABLE decision (
     id uuid PRIMARY KEY, pool_id text NOT NULL, at timestamptz NOT NULL, last_at timestamptz NOT NULL,
     times integer NOT NULL DEFAULT 1, launched integer NOT NULL, reason text NOT NULL, details jsonb NOT NULL

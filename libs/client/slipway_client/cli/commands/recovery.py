@@ -1,0 +1,179 @@
+"""`slipway db`: recovery after a restore of the database, and its part of `slipway doctor`."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.confirming import CONFIRMATION
+from slipway_client.cli.options import AsOutput, Reason, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, show
+from slipway_client.transport.http import Api
+from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
+
+app = noun("Recover after a restore of the database")
+
+SERVICES: Final = ("provisioner", "lease-broker", "weight-calculator")  # launching stops first
+Recovery = Mapping[str, Any]
+
+
+class Action(StrEnum):
+    """Decision about an instance without a row. An adopted one gets a worker."""
+
+    ADOPT, LEAVE, TERMINATE = "adopt", "leave", "terminate"
+
+
+def _created(row: Mapping[str, Any]) -> str:
+    return moments.clock(moments.at(row["created_at"]), now())
+
+
+ORPHANS: Final[tuple[Field, ...]] = (
+    ("instance", lambda row: row["instance_id"]),
+    ("account", lambda row: row["account_id"]),
+    ("config", lambda row: row["launch_config_id"]),
+    ("created", _created),
+    "action",
+    ("reason", lambda row: f"{row['reason']}; {row['why']}"),
+)
+MISSING: Final[tuple[Field, ...]] = (
+    ("worker", lambda row: row["worker_id"]),
+    ("pool", lambda row: row["pool_id"]),
+    ("instance", lambda row: row["instance_id"]),
+    ("account", lambda row: row["account_id"]),
+    "state",
+)
+OPEN_CALLS: Final[tuple[Field, ...]] = (
+    ("batch", lambda row: row["batch_id"]),
+    ("account", lambda row: row["account_id"]),
+    ("config", lambda row: row["launch_config_id"]),
+    "units",
+    ("started", lambda row: moments.clock(moments.at(row["started_at"]), now())),
+)
+LOST_CLAIMS: Final[tuple[Field, ...]] = (
+    ("pool", lambda row: row["pool_id"]),
+    "source",
+    "claimed",
+    "known",
+)
+# Name of each list of differences, its columns, and its heading.
+DIFFERENCES: Final[tuple[tuple[str, Sequence[Field], str], ...]] = (
+    ("orphans", ORPHANS, "Instances without a row"),
+    ("missing", MISSING, "Workers whose instance is not listed (marked lost once the restore is confirmed)"),
+    ("open_calls", OPEN_CALLS, "Launch calls of unknown outcome (looked up by their tags)"),
+    ("lost_claims", LOST_CLAIMS, "Tasks that run without a claim (their workers report it again)"),
+)
+Instances = list[str] | None
+
+
+@app.command("restored")
+def restored(context: typer.Context, reason: Reason) -> None:
+    """Record that the database was restored
+
+    For a database that was restored or has lost commits. Each service begins a new incarnation of its events. Nothing
+    is launched and no machine is ended until `slipway db confirm`; leases are held for one TTL. A service that finds
+    Kafka ahead of its database does the same by itself.
+
+    \b
+    Example:
+      slipway db restored --reason "restored from the backup of 03:00"
+    """
+    for service in SERVICES:
+        context.obj.post(service, "/restored", {"reason": reason})
+        print(f"{service}: new incarnation")
+    print("launching is stopped; `slipway doctor --after-restore` shows the differences")
+
+
+@app.command("confirm")
+def confirm(
+    context: typer.Context,
+    others: Annotated[
+        Action | None, typer.Option("--all", help="Action for all instances [default: as proposed]")
+    ] = None,
+    adopt: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to adopt; repeatable")] = None,
+    leave: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to leave alone; repeatable")] = None,
+    terminate: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to end; repeatable")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirmation [default: only print]")] = False,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Confirm decisions about instances without a row
+
+    Prints what becomes of each: adopt (it gets a worker), leave, or terminate. With --yes this is done, and launching
+    starts again after a restore. Exit code 4 without --yes, if there is something to confirm.
+
+    \b
+    Examples:
+      slipway db confirm
+      slipway db confirm --terminate i-0abc --yes
+    """
+    found = context.obj.get("provisioner", "/recovery")
+    given = {
+        instance: action
+        for action, ids in ((Action.ADOPT, adopt), (Action.LEAVE, leave), (Action.TERMINATE, terminate))
+        for instance in ids or ()
+    }
+    known = {row["instance_id"] for row in found["orphans"]}
+    if unknown := sorted(given.keys() - known):
+        raise typer.BadParameter(f"not among the instances without a row: {', '.join(unknown)}")
+    rows = [_chosen(row, given, others) for row in found["orphans"]]
+    if output is Output.TABLE:
+        show(rows, ORPHANS, output, nothing="no instance without a row")
+        _warn(found)
+    if not (rows or found["restored"]):
+        if output is Output.JSON:
+            as_json({"instances": [], "done": None})
+        return
+    if not yes:
+        if output is Output.JSON:
+            as_json({"instances": rows, "done": None})
+        else:
+            then = "; launching starts again" if found["restored"] else ""
+            print(f"nothing was changed; with --yes: {_counted(rows)}{then}")
+        raise typer.Exit(CONFIRMATION)
+    names = ("account_id", "instance_id", "action")
+    body = {"instances": [{name: row[name] for name in names} for row in rows]}
+    done = context.obj.post("provisioner", "/recovery/confirm", body)
+    if output is Output.JSON:
+        as_json({"instances": rows, "done": done})
+        return
+    print(f"{done['adopted']} adopted, {done['left']} left, {done['terminating']} to be terminated by the next pass")
+    if done["restore"]:
+        print("launching starts again")
+    if done["open"]:
+        print(f"{done['open']} found meanwhile: run `slipway db confirm` again")
+
+
+def _chosen(row: Mapping[str, Any], given: Mapping[str, Action], others: Action | None) -> dict[str, Any]:
+    """A row with the action that was chosen for it."""
+    action = given.get(row["instance_id"]) or others
+    return dict(row) if action is None else {**row, "action": action.value, "why": "as requested"}
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    numbers = ((action, sum(row["action"] == action for row in rows)) for action in Action)
+    return ", ".join(f"{action} {number}" for action, number in numbers)
+
+
+def _warn(found: Recovery) -> None:
+    if found["not_listed"]:
+        names = printable(", ".join(found["not_listed"]))
+        print(f"not listed since the restore, so that more may run there: {names}")
+
+
+def differences(api: Api, output: Output) -> bool:
+    """Print the differences between a restored database and what runs; true if a person has to act."""
+    found: Recovery = api.get("provisioner", "/recovery")
+    if output is Output.JSON:
+        as_json(found)
+    else:
+        reason = printable(found["unconfirmed"])
+        print(f"launching is stopped: {reason}" if reason else "no restore waits for confirmation")
+        for name, fields, heading in DIFFERENCES:
+            print(f"\n{heading}: {len(found[name]) or 'none'}")
+            if found[name]:
+                show(found[name], fields, output, nothing="")
+        _warn(found)
+        if reason:
+            print("\nremedy: slipway db confirm")
+    return bool(found["unconfirmed"] or any(not row["decision"] for row in found["orphans"]))

@@ -1,0 +1,165 @@
+"""Recovery of a restored database: launching stops until a person has decided about what runs without a row.
+
+Lock order of a confirmation: orphan instances, revisions, batches, workers, launch stop guard.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
+from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.lifecycle import State
+from slipway_common.messaging import outbox
+from slipway_common.messaging.incarnation import Incarnation
+from slipway_common.observability.telemetry import current_trace
+from slipway_provisioner.apply.reaping import kept_alert
+from slipway_provisioner.domain.recovery import Action, LiveRevision, Orphan, by_batch, cannot_adopt
+from slipway_provisioner.domain.workers import Worker, adopted
+from slipway_provisioner.store import (
+    accounts,
+    audit,
+    batches,
+    decisions,
+    marks,
+    orphans,
+    pools,
+    recovery,
+    restores,
+    workers,
+)
+from slipway_provisioner.store.batches import Batch
+
+KEY: Final = alert_key("provisioner", "database-restored")
+Decisions = Mapping[tuple[str, str], Action]
+"""Action by account and instance."""
+
+
+class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a confirmation, as numbers of instances. `open` ones still wait for a decision. `restore` is true if it
+    ended the stop of a restore."""
+
+    adopted: int
+    terminating: int
+    left: int
+    open: int
+    restore: bool
+
+
+class CannotAdopt(Exception):
+    """An instance cannot become a worker; the text names it and the reason. Nothing was changed."""
+
+
+async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
+    """Stop launching and terminating, since the database has lost commits, and raise the alert."""
+    await restores.begin(tx, renewal.reason, revision_base=renewal.revision_base)
+    alert = AlertRaised(
+        dedup_key=KEY,
+        subject_kind="service",
+        subject_id="provisioner",
+        kind="database-restored",
+        summary=f"the database has lost commits: {renewal.reason}",
+        effect="nothing is launched and no machine is ended; running machines go on",
+        doing="lists what runs in every account, and waits for a person to confirm",
+        command="slipway doctor --after-restore",
+    )
+    await outbox.enqueue(tx, [alert])
+
+
+async def confirm(tx: Connection, chosen: Decisions, *, by: str) -> Confirmed:
+    """Adopt, leave or terminate orphan instances, and start launching again. Decisions about instances that do not wait
+    any more are ignored, and instances without a decision still wait. Raises CannotAdopt."""
+    waiting = [orphan for orphan in await orphans.lock_all(tx) if _key(orphan) in chosen]
+    actions = {action: [each for each in waiting if chosen[_key(each)] is action] for action in Action}
+    await _adopt(tx, actions[Action.ADOPT], by)
+    for action in (Action.LEAVE, Action.TERMINATE):
+        for account_id in sorted({orphan.account_id for orphan in actions[action]}):
+            ids = [orphan.instance_id for orphan in actions[action] if orphan.account_id == account_id]
+            await orphans.decide(tx, account_id, ids, action)
+            await audit.command(
+                tx, "account", account_id, f"{action} instances", by=by, reason="confirmed", instances=ids
+            )
+    still_open = [orphan.account_id for orphan in await orphans.listed(tx) if not orphan.decision]
+    done = {orphan.account_id for orphan in waiting if not orphan.decision} - set(still_open)
+    await outbox.enqueue(tx, [kept_alert(account_id, 0) for account_id in sorted(done)])
+    restored = await restores.confirm(tx)
+    if restored:
+        resolved = AlertResolved(
+            dedup_key=KEY,
+            subject_kind="service",
+            subject_id="provisioner",
+            kind="database-restored",
+            summary=f"confirmed by {by}",
+        )
+        await outbox.enqueue(tx, [resolved])
+    return Confirmed(
+        adopted=len(actions[Action.ADOPT]),
+        terminating=len(actions[Action.TERMINATE]),
+        left=len(actions[Action.LEAVE]),
+        open=len(still_open),
+        restore=restored,
+    )
+
+
+async def _adopt(tx: Connection, found: Sequence[Orphan], by: str) -> None:
+    """Give each instance a worker. No stage of a start ends by it: it is no evidence about its launch config."""
+    revisions = await recovery.lock_revisions(tx, {orphan.launch_config_id for orphan in found})
+    ended = await recovery.ended(tx, found)
+    for orphan in found:
+        if obstacle := cannot_adopt(orphan, revisions.get(orphan.launch_config_id), ended):
+            raise CannotAdopt(f"instance {orphan.instance_id} of {orphan.account_id}: {obstacle}")
+    now = await pools.now(tx)
+    made: list[Worker] = []
+    decided: dict[str, str] = {}
+    for batch_id, each in by_batch(found).items():
+        revision = revisions[each[0].launch_config_id]
+        if revision.pool_id not in decided:
+            decided[revision.pool_id] = await decisions.adopted(tx, revision.pool_id, by=by)
+        await _restore_batch(tx, batch_id, revision, len(each))
+        made += [_worker(orphan, revisions[orphan.launch_config_id], decided[revision.pool_id], now) for orphan in each]
+    for orphan in found:
+        await orphans.adopted(tx, orphan)
+    await workers.insert(tx, [adopted(worker, now) for worker in sorted(made, key=lambda worker: worker.id)])
+    await marks.dirty(tx, set(decided), reason="adopted")
+
+
+async def _restore_batch(tx: Connection, batch_id: str, revision: LiveRevision, units: int) -> None:
+    """Insert the row of a batch that the database has lost, with its outcome."""
+    if await batches.lock(tx, batch_id) is not None:
+        return
+    account = await accounts.get(tx, revision.account_id)
+    batch = Batch(
+        id=batch_id,
+        launch_config_id=revision.id,
+        account_id=account.id,
+        lease_id="",
+        token=f"{account.deployment}-{batch_id}",
+        body=await recovery.body(tx, revision.id),
+        units=units,
+    )
+    await batches.insert(tx, batch, call_timeout_seconds=0.0)
+    await batches.known(tx, batch_id, "adopted")
+
+
+def _worker(orphan: Orphan, revision: LiveRevision, decision_id: str, now: datetime) -> Worker:
+    return Worker(
+        id=new_id(),
+        pool_id=revision.pool_id,
+        launch_config_id=revision.id,
+        account_id=orphan.account_id,
+        image_revision=revision.image_revision,
+        state=State.LAUNCHING,
+        decision_id=decision_id,
+        batch_id=orphan.batch_id,
+        instance_id=orphan.instance_id,
+        requested_at=orphan.created_at,
+        launched_at=orphan.created_at,
+        traceparent=current_trace(),
+    )
+
+
+def _key(orphan: Orphan) -> tuple[str, str]:
+    return orphan.account_id, orphan.instance_id

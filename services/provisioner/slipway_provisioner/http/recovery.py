@@ -1,0 +1,84 @@
+"""Routes for people: the identity of the deployment, and recovery after a restore of its database."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway_common.database.postgres import Database
+from slipway_common.messaging import incarnation
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
+from slipway_provisioner.apply import recovery as apply
+from slipway_provisioner.domain.recovery import Action, proposals
+from slipway_provisioner.store import deployment, orphans, recovery, restores
+
+router = APIRouter(tags=["recovery"])
+DatabaseDep = Annotated[Database, Depends(database)]
+INSTANCES_MAX = 10_000
+
+
+class Choice(BaseModel):
+    """A decision about an orphan instance."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    account_id: str
+    instance_id: str
+    action: Action
+
+
+class Confirmation(BaseModel):
+    """Decisions about orphan instances. Those without one still wait."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instances: tuple[Choice, ...] = Field((), max_length=INSTANCES_MAX)
+
+
+@router.get("/deployment")
+async def get_deployment(db: DatabaseDep) -> dict[str, Any]:
+    """Return the id with which every machine of this deployment is tagged, and the incarnation of its database."""
+    return msgspec.structs.asdict(await deployment.get(db))
+
+
+@router.get("/recovery")
+async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
+    """Return why nothing is launched after a restore, and the differences between the rows and what runs, as of the
+    newest pass of the instance reaper over each account."""
+    async with db.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+        found = await orphans.listed(connection)
+        revisions = await recovery.revisions(connection, {orphan.launch_config_id for orphan in found})
+        proposed = proposals(found, revisions, await recovery.ended(connection, found))
+        return {
+            "unconfirmed": await restores.unconfirmed(connection),
+            "restored": await restores.stop(connection),
+            "orphans": [
+                msgspec.structs.asdict(each.orphan) | {"action": each.action, "why": each.why} for each in proposed
+            ],
+            "missing": await recovery.missing(connection),
+            "open_calls": await recovery.open_calls(connection),
+            "lost_claims": [msgspec.structs.asdict(each) for each in await recovery.lost(connection)],
+            "not_listed": await recovery.not_listed(connection),
+        }
+
+
+@router.post("/recovery/confirm")
+async def confirm(
+    body: Confirmation, request: Request, db: DatabaseDep, by: Annotated[str, Depends(require("restores:write"))]
+) -> dict[str, Any]:
+    """Decide about orphan instances and start launching again. After it, the instance reaper ends what has no worker,
+    apart from instances that wait for a decision."""
+    chosen = {(each.account_id, each.instance_id): each.action for each in body.instances}
+    try:
+        async with db.acquire() as connection, connection.transaction():
+            if not await incarnation.is_trusted(connection):
+                detail = f"{restores.NOT_COMPARED}, or since it was restored; try again"
+                raise Problem(503, "unconfirmed", "The state of the database is unknown", detail)
+            confirmed = await apply.confirm(connection, chosen, by=by)
+    except apply.CannotAdopt as error:
+        raise Problem(409, "cannot-adopt", "The instance cannot be adopted", str(error)) from error
+    wake(request)
+    return msgspec.structs.asdict(confirmed)

@@ -1,0 +1,365 @@
+"""Recovery of the provisioner on a real database: what runs without a row, and what a person decides about it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from slipway_common.base.ids import new_id
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.launch_config import LaunchConfigUpdated
+from slipway_common.events.worker import WorkerRegistered, WorkerStopping
+from slipway_common.messaging.incarnation import Incarnation
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply import recovery
+from slipway_provisioner.domain.cloud import Instance
+from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
+from slipway_provisioner.loops import plan
+from slipway_provisioner.store import configs
+from tests.support.provisioner import (
+    START,
+    Provisioner,
+    administrator,
+    after,
+    in_transaction,
+    provisioner_on,
+    report,
+    revision_id,
+)
+
+# Tables of the state that a backup has; the others are drawn once.
+LOST: Final = ("worker", "launch_batch", "lease", "lease_request", "claim", "decision")
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+async def restored(provisioner: Provisioner, reason: str = "restored") -> None:
+    """Renew the incarnation of the database, as the relay does when the log is ahead."""
+    await in_transaction(
+        provisioner, lambda db: recovery.stop_until_confirmed(db, Incarnation("new", reason, ("old",), 2**50, None))
+    )
+
+
+async def forgotten(provisioner: Provisioner) -> None:
+    """Delete the rows of every launch, as if the database had been restored from before them."""
+    for table in LOST:
+        await provisioner.database.execute(f"DELETE FROM {table}")
+
+
+async def shown(provisioner: Provisioner) -> dict[str, Any]:
+    async with provisioner.client() as client:
+        answer: dict[str, Any] = (await client.get("/recovery")).json()
+    return answer
+
+
+async def confirmed(client: httpx2.AsyncClient, **actions: str) -> dict[str, Any]:
+    """Confirm with actions by instance; underscores stand for dashes."""
+    instances = [
+        {"account_id": "sim-a", "instance_id": name.replace("_", "-"), "action": action}
+        for name, action in actions.items()
+    ]
+    answer = await client.post("/recovery/confirm", json={"instances": instances})
+    assert answer.status_code == 200, answer.text
+    done: dict[str, Any] = answer.json()
+    return done
+
+
+def stray(name: str, batch_id: str = "", config: str | None = None) -> Instance:
+    """A running instance that nothing here has launched."""
+    return Instance(
+        id=name,
+        batch_id=batch_id,
+        launch_config_id=revision_id() if config is None else config,
+        created_at=START,
+        running=True,
+    )
+
+
+# The instance reaper
+
+
+async def test_instances_of_unknown_batches_are_kept(provisioner: Provisioner) -> None:
+    """None is terminated without a person's decision; one alert names them while they run."""
+    await provisioner.starting(5)
+    await forgotten(provisioner)
+    await provisioner.events()
+    for round_ in range(1, 4):
+        await provisioner.set_clock(100 * round_)
+        await provisioner.reap()
+    assert provisioner.cloud.terminated == []
+    (alert,) = await provisioner.published(AlertRaised)
+    assert (alert.kind, alert.subject_id, len(alert.evidence)) == ("orphans-kept", "sim-a", 5)
+    found = await shown(provisioner)
+    assert [row["instance_id"] for row in found["orphans"]] == sorted(provisioner.cloud.live)
+    assert {row["reason"] for row in found["orphans"]} == {UNKNOWN_BATCH}
+    provisioner.cloud.live.clear()
+    await provisioner.set_clock(400)
+    await provisioner.reap()
+    assert len(await provisioner.published(AlertResolved)) == 1
+    assert (await shown(provisioner))["orphans"] == []
+
+
+async def test_a_batch_outlives_its_instances(provisioner: Provisioner) -> None:
+    """The row of a batch is kept while a worker of it or an orphan instance is known, however old it is."""
+    await provisioner.starting(1)
+    await provisioner.set_clock(15 * 86400)
+    await provisioner.sweep()
+    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 1
+    await provisioner.database.execute("DELETE FROM worker")
+    await provisioner.set_clock(16 * 86400)
+    await provisioner.sweep()
+    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 0
+
+
+# Until a restore is confirmed
+
+
+async def test_nothing_starts_or_ends_before_the_confirmation(provisioner: Provisioner, tmp_path: Path) -> None:
+    """No launch, no stop of idle, unresponsive or booting workers, no termination, whatever the deadlines say; another
+    launch stop and its end change nothing."""
+    await provisioner.starting(4)
+    one, two, *_ = await provisioner.workers()
+    for worker in (one, two):
+        await provisioner.register(worker.instance_id or "", worker.batch_id)
+    provisioner.cloud.live["i-9999"] = stray("i-9999", one.batch_id or "")
+    await restored(provisioner)
+    await provisioner.events()
+    async with administrator(provisioner, tmp_path) as client:
+        for path in ("/stop-launching", "/start-launching"):
+            body = {"scope": "all", "scope_id": "", "reason": "r"}
+            assert (await client.post(path, json=body)).status_code == 200
+        for round_ in range(1, 5):
+            await provisioner.set_clock(2000 * round_)
+            await provisioner.demand(report(0 if round_ % 2 else 10, at=2000 * round_))
+            await provisioner.plan()
+            await provisioner.expire()
+            await provisioner.terminate_instances()
+            await provisioner.roll_out()
+            await provisioner.reap()
+        assert provisioner.cloud.terminated == []
+        assert await provisioner.published(WorkerStopping) == []
+        assert await provisioner.states() == {"running": 2, "starting": 2}
+        assert "launching is stopped: restored" in await provisioner.last_reason()
+        calls = len(provisioner.cloud.calls)
+        done = await confirmed(client)
+        assert (done["restore"], done["open"]) == (True, 1)
+        await provisioner.trust()
+        await provisioner.set_clock(9000)
+        await provisioner.demand(report(10, at=9000))
+        await provisioner.plan()
+        assert "needed" in await provisioner.last_reason()
+        assert len(provisioner.cloud.calls) == calls
+        await provisioner.set_clock(9100)
+        await provisioner.reap()
+        assert provisioner.cloud.terminated == []  # it was asked about, and has no decision yet
+        assert (await confirmed(client, i_9999="terminate"))["open"] == 0
+        await provisioner.set_clock(9200)
+        await provisioner.reap()
+        assert provisioner.cloud.terminated == ["i-9999"]
+
+
+async def test_nothing_starts_before_the_relay_has_compared(provisioner: Provisioner) -> None:
+    """On a server that has just started, a decision, a start and a termination wait for the comparison."""
+    await provisioner.admitted(2)
+    await provisioner.demand(report(9, at=1))
+    await provisioner.database.execute("UPDATE incarnation SET server = 'another'")
+    assert not await provisioner.plan_step()
+    await provisioner.launch()
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    assert provisioner.cloud.calls == []
+    assert await provisioner.states() == {"requested": 2}
+    await provisioner.set_clock(1)
+    await provisioner.database.execute("UPDATE incarnation SET server = slipway_server()")
+    await provisioner.launch()
+    assert len(provisioner.cloud.calls) == 1
+
+
+async def test_agents_of_unknown_workers_try_again(provisioner: Provisioner) -> None:
+    """Before the confirmation an agent is not refused for lack of a row; afterwards it is."""
+    (worker,) = await provisioner.starting(1)
+    answer = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()
+    batch_id = worker.batch_id
+    await forgotten(provisioner)
+
+    async def statuses() -> tuple[int, int]:
+        async with provisioner.client(token=answer["token"]) as client:
+            beat = await client.post(f"/workers/{answer['worker_id']}/heartbeat")
+        return beat.status_code, (await provisioner.register("i-0001", batch_id)).status_code
+
+    assert await statuses() == (404, 404)
+    await restored(provisioner)
+    assert await statuses() == (503, 503)
+
+
+async def test_every_state_is_published_above_the_lost_ones(provisioner: Provisioner) -> None:
+    """Consumers that have seen later states of a launch config do not drop the restored one."""
+    await provisioner.declare()
+    await provisioner.events()
+    await restored(provisioner)
+    await provisioner.sweep()
+    states = await provisioner.published(LaunchConfigUpdated)
+    assert states
+    assert all(state.revision > 2**50 for state in states)
+
+
+# Decisions of a person
+
+
+async def adopted(provisioner: Provisioner, tmp_path: Path, count: int = 2) -> dict[str, Any]:
+    """Launch, lose the rows, restore and adopt everything."""
+    await provisioner.starting(count)
+    await forgotten(provisioner)
+    await restored(provisioner)
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    found = await shown(provisioner)
+    assert {row["action"] for row in found["orphans"]} == {"adopt"}
+    async with administrator(provisioner, tmp_path) as client:
+        return await confirmed(client, **{row["instance_id"].replace("-", "_"): "adopt" for row in found["orphans"]})
+
+
+async def test_adopted_instances_are_workers(provisioner: Provisioner, tmp_path: Path) -> None:
+    """They count as serving, so that nothing is launched in their place, and no stage of a start ends by it."""
+    done = await adopted(provisioner, tmp_path, 3)
+    assert done == {"adopted": 3, "terminating": 0, "left": 0, "open": 0, "restore": True}
+    workers = await provisioner.workers()
+    assert {worker.state for worker in workers} == {"running"}
+    assert {worker.instance_id for worker in workers} == set(provisioner.cloud.live)
+    assert {worker.batch_id for worker in workers} == {i.batch_id for i in provisioner.cloud.live.values()}
+    registered = await provisioner.published(WorkerRegistered)
+    assert [event.outcome.stage for event in registered] == ["unknown"] * 3
+    await provisioner.set_clock(111)
+    await provisioner.demand(report(0, 3, at=110))
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 3}
+    await provisioner.set_clock(300)
+    await provisioner.reap()
+    assert provisioner.cloud.terminated == []
+    assert (await shown(provisioner))["orphans"] == []
+
+
+async def test_an_adopted_agent_registers_again(provisioner: Provisioner, tmp_path: Path) -> None:
+    """With the secret of its batch; its heartbeat then says that its claim is unknown, and it may report it."""
+    await adopted(provisioner, tmp_path, 1)
+    worker = await provisioner.worker()
+    answer = await provisioner.register(worker.instance_id or "", worker.batch_id)
+    assert (answer.status_code, answer.json()["worker_id"]) == (200, worker.id)
+    async with provisioner.client(token=answer.json()["token"]) as agent:
+        beat = (await agent.post(f"/workers/{worker.id}/heartbeat")).json()
+        assert (beat["terminate"], beat["has_task"]) == (False, False)
+        claim = {"task_id": "t", "source": "q", "at": after(100).isoformat()}
+        assert (await agent.post(f"/workers/{worker.id}/claimed", json=claim)).status_code == 200
+        assert (await agent.post(f"/workers/{worker.id}/heartbeat")).json()["has_task"] is True
+
+
+async def test_instances_are_terminated_or_left_as_decided(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A decision holds over passes and failing calls; what is left alone stays, without an alert."""
+    await provisioner.declare()
+    for name in ("i-1", "i-2", "i-3"):
+        provisioner.cloud.live[name] = stray(name, new_id())
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    await provisioner.events()
+    async with administrator(provisioner, tmp_path) as client:
+        done = await confirmed(client, i_1="terminate", i_2="leave")
+        assert (done["terminating"], done["left"], done["open"], done["restore"]) == (1, 1, 1, False)
+        provisioner.cloud.failing = {"i-1"}
+        await provisioner.set_clock(200)
+        await provisioner.reap()
+        provisioner.cloud.failing = set()
+        assert sorted(provisioner.cloud.live) == ["i-1", "i-2", "i-3"]
+        await provisioner.set_clock(300)
+        await provisioner.reap()
+        assert sorted(provisioner.cloud.live) == ["i-2", "i-3"]
+        await provisioner.set_clock(400)
+        await provisioner.reap()
+        found = await shown(provisioner)
+        assert [(row["instance_id"], row["decision"]) for row in found["orphans"]] == [("i-2", "leave"), ("i-3", "")]
+        assert await provisioner.published(AlertRaised) == []
+        await confirmed(client, i_3="leave")
+        assert [alert.kind for alert in await provisioner.published(AlertResolved)] == ["orphans-kept"]
+        await provisioner.set_clock(500)
+        await provisioner.reap()
+        assert sorted(provisioner.cloud.live) == ["i-2", "i-3"]
+        assert await provisioner.published(AlertRaised) == []
+
+
+@pytest.mark.parametrize(
+    ("instance", "why"),
+    [
+        (stray("i-1"), "it has no tag of a launch batch"),
+        (stray("i-1", new_id(), "gone@123456"), "its launch config gone@123456 is unknown or archived"),
+        (stray("i-1", new_id(), ""), "its launch config without a tag is unknown or archived"),
+    ],
+)
+async def test_what_cannot_be_adopted_is_left(
+    provisioner: Provisioner, tmp_path: Path, instance: Instance, why: str
+) -> None:
+    """It is proposed to be left, and a request to adopt it changes nothing."""
+    await provisioner.declare()
+    provisioner.cloud.live["i-1"] = instance
+    await restored(provisioner)
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    (row,) = (await shown(provisioner))["orphans"]
+    assert (row["action"], row["why"]) == ("leave", why)
+    async with administrator(provisioner, tmp_path) as client:
+        body = {"instances": [{"account_id": "sim-a", "instance_id": "i-1", "action": "adopt"}]}
+        answer = await client.post("/recovery/confirm", json=body)
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:cannot-adopt")
+    assert (await shown(provisioner))["restored"] == "restored"
+    assert await provisioner.workers() == []
+
+
+async def test_differences(provisioner: Provisioner) -> None:
+    """Instances without a row, rows without an instance, open calls, lost claims, and accounts not listed yet."""
+    await provisioner.starting(2)
+    await restored(provisioner)
+    assert (await shown(provisioner))["not_listed"] == ["sim-a"]
+    batch = (await provisioner.workers())[0].batch_id
+    await provisioner.database.execute("UPDATE launch_batch SET state = 'calling', call_deadline = 'infinity'")
+    del provisioner.cloud.live["i-0001"]
+    await provisioner.set_clock(90)
+    await provisioner.demand(report(0, 5, at=90, valid_for_seconds=60))
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    found = await shown(provisioner)
+    assert (found["unconfirmed"], found["restored"]) == ("restored", "restored")
+    assert [row["instance_id"] for row in found["missing"]] == ["i-0001"]
+    assert [row["batch_id"] for row in found["open_calls"]] == [batch]
+    lost = {"pool_id": "linux", "source": "q", "claimed": 5, "known": 0}
+    assert (found["lost_claims"], found["not_listed"]) == ([lost], [])
+
+
+async def test_restored_without_a_right(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A token without the scope can neither record a restore nor confirm one."""
+    async with administrator(provisioner, tmp_path, scopes=("launching:stop",)) as client:
+        for path, body in (("/restored", {"reason": "r"}), ("/recovery/confirm", {"instances": []})):
+            assert (await client.post(path, json=body)).status_code == 403
+    assert (await shown(provisioner))["unconfirmed"] == ""
+
+
+async def test_a_person_says_that_the_database_was_restored(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Its effects begin at once, before the relay has renewed the incarnation; a confirmation ends them, after that."""
+    await provisioner.declare()
+    async with administrator(provisioner, tmp_path) as client:
+        assert (await client.post("/restored", json={"reason": "a drill"})).status_code == 200
+        assert (await shown(provisioner))["restored"] == "restored, says admin: a drill"
+        async with provisioner.database.acquire() as db, db.transaction():
+            assert await configs.startable(db, revision_id()) is None
+        raised = [alert.kind for alert in await provisioner.published(AlertRaised)]
+        assert raised == ["database-restored"]
+        refused = await client.post("/recovery/confirm", json={"instances": []})
+        assert refused.status_code == 503  # the relay has not begun the new incarnation
+        await provisioner.database.execute("UPDATE incarnation SET requested = NULL")
+        assert (await confirmed(client))["restore"] is True
+        assert [alert.kind for alert in await provisioner.published(AlertResolved)] == ["database-restored"]
+        assert (await shown(provisioner))["restored"] == ""

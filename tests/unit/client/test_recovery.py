@@ -1,0 +1,143 @@
+"""`slipway db` and `slipway doctor --after-restore` against stub services."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from slipway_client.cli.main import app
+from tests.support.answers import AT, RECOVERY, environment, serving
+
+ORPHAN: dict[str, Any] = {
+    "account_id": "sim-a",
+    "batch_id": "0198",
+    "launch_config_id": "zone-a@3f2c9a",
+    "created_at": AT,
+    "reason": "its launch batch is unknown to this database",
+    "decision": "",
+}
+KNOWN = ORPHAN | {"instance_id": "i-1", "action": "adopt", "why": "it becomes a worker of zone-a@3f2c9a"}
+STRANGE = ORPHAN | {"instance_id": "i-2", "action": "leave", "why": "it has no tag of a launch batch"}
+RESTORED: dict[str, Any] = {
+    "unconfirmed": "restored, says me: backup of 03:00",
+    "restored": "restored, says me: backup of 03:00",
+    "orphans": [KNOWN, STRANGE],
+    "missing": [
+        {
+            "account_id": "sim-a",
+            "worker_id": "w",
+            "pool_id": "linux",
+            "instance_id": "i-9",
+            "state": "running",
+            "found_at": AT,
+        }
+    ],
+    "open_calls": [],
+    "lost_claims": [{"pool_id": "linux", "source": "q", "claimed": 5, "known": 2}],
+    "not_listed": ["sim-b"],
+}
+
+
+class Stub:
+    """The services, as far as recovery needs them."""
+
+    def __init__(self) -> None:
+        self.answer = RESTORED
+        self.received: list[tuple[str, str, dict[str, Any]]] = []
+        self.app = FastAPI()
+
+        @self.app.get("/provisioner/recovery")
+        async def recovery() -> dict[str, Any]:
+            return self.answer
+
+        @self.app.post("/provisioner/recovery/confirm")
+        async def confirm(body: dict[str, Any]) -> dict[str, Any]:
+            self.received.append(("provisioner", "confirm", body))
+            actions = [each["action"] for each in body["instances"]]
+            numbers = {"adopted": "adopt", "left": "leave", "terminating": "terminate"}
+            return {name: actions.count(action) for name, action in numbers.items()} | {"open": 0, "restore": True}
+
+        @self.app.post("/{service}/restored")
+        async def restored(service: str, body: dict[str, Any]) -> dict[str, Any]:
+            self.received.append((service, "restored", body))
+            return {"restored": True}
+
+
+@pytest.fixture
+def stub() -> Stub:
+    return Stub()
+
+
+@pytest.fixture
+def url(stub: Stub) -> Iterator[str]:
+    with serving(stub.app) as url:
+        yield url
+
+
+def slipway(url: str, *arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments, env=environment(url), catch_exceptions=False)
+
+
+def test_a_restore_is_recorded_in_every_service(stub: Stub, url: str) -> None:
+    """The provisioner first, since it stops launching."""
+    done = slipway(url, "db", "restored", "--reason", "backup of 03:00")
+    assert (done.exit_code, "launching is stopped" in done.stdout) == (0, True)
+    services = ["provisioner", "lease-broker", "weight-calculator"]
+    assert stub.received == [(service, "restored", {"reason": "backup of 03:00"}) for service in services]
+
+
+def test_nothing_is_confirmed_without_yes(stub: Stub, url: str) -> None:
+    """The actions are printed, and the exit code is that of a confirmation."""
+    shown = slipway(url, "db", "confirm", "--terminate", "i-2")
+    assert shown.exit_code == 4
+    assert "nothing was changed; with --yes: adopt 1, leave 0, terminate 1; launching starts again" in shown.stdout
+    assert "sim-b" in shown.stdout
+    rows = [line.split() for line in shown.stdout.splitlines() if line.startswith("i-")]
+    assert [(row[0], "terminate" in row) for row in rows] == [("i-1", False), ("i-2", True)]
+    assert stub.received == []
+
+
+@pytest.mark.parametrize(
+    ("options", "actions"),
+    [
+        ((), ["adopt", "leave"]),
+        (("--all", "leave"), ["leave", "leave"]),
+        (("--all", "terminate", "--adopt", "i-1"), ["adopt", "terminate"]),
+    ],
+)
+def test_what_is_confirmed(stub: Stub, url: str, options: tuple[str, ...], actions: list[str]) -> None:
+    """Each instance with the action that was shown for it."""
+    done = slipway(url, "db", "confirm", *options, "--yes")
+    assert (done.exit_code, "launching starts again" in done.stdout) == (0, True)
+    ((_, _, body),) = stub.received
+    assert [each["action"] for each in body["instances"]] == actions
+    assert [each["instance_id"] for each in body["instances"]] == ["i-1", "i-2"]
+
+
+def test_an_unknown_instance_is_refused(stub: Stub, url: str) -> None:
+    refused = slipway(url, "db", "confirm", "--terminate", "i-7", "--yes")
+    assert (refused.exit_code, stub.received) == (2, [])
+    assert "i-7" in refused.output
+
+
+def test_nothing_to_confirm(stub: Stub, url: str) -> None:
+    stub.answer = RECOVERY
+    done = slipway(url, "db", "confirm")
+    assert (done.exit_code, done.stdout) == (0, "no instance without a row\n")
+    assert slipway(url, "doctor", "--after-restore").exit_code == 0
+
+
+def test_differences_after_a_restore(stub: Stub, url: str) -> None:
+    """All of them are shown, and a person has to act."""
+    shown = slipway(url, "doctor", "--after-restore")
+    assert shown.exit_code == 3
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "launching is stopped: restored, says me: backup of 03:00"
+    headings = [line for line in lines if line.partition(":")[2].strip() in {"2", "1", "none"}]
+    assert [line.rpartition(": ")[2] for line in headings] == ["2", "1", "none", "1"]
+    assert lines[-1] == "remedy: slipway db confirm"
+    as_json = slipway(url, "doctor", "--after-restore", "-o", "json")
+    assert json.loads(as_json.stdout) == stub.answer
