@@ -28,6 +28,7 @@ class Machine(msgspec.Struct):
     worker_id: str = ""
     token: str = ""
     refused: bool = False
+    rejoining: bool = False  # it was unknown, and has registered again
     stop_requested: bool = False
     task: str = ""
     ends_at: float = 0.0
@@ -143,6 +144,7 @@ class Cloud(Provider):
             Instance(
                 id=i.instance_id,
                 batch_id=i.batch,
+                launch_config_id=i.config,
                 created_at=datetime.fromtimestamp(i.created_at, UTC),
                 running=i.state(self.now()) == "running",
             )

@@ -38,6 +38,7 @@ from slipway_common.events.topics import (
 from slipway_common.messaging import consume, outbox
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.envelope import Envelope, decode, encode
+from slipway_common.messaging.incarnation import stop_nothing
 from slipway_common.messaging.leadership import Leadership
 from slipway_common.messaging.producers import Producers
 from slipway_common.messaging.records import Received, Record
@@ -51,8 +52,10 @@ from slipway_lease_broker.domain.reception import Receiving, Reception
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.main import restored as hold_leases
 from slipway_lease_broker.store import pools as lease_pools
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
@@ -64,12 +67,14 @@ from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import launch_stops
 from slipway_simulator.scenario import Scenario
 from slipway_weight_calculator.work import Calculation
-from tests.simulation.cloud import Cloud, Machine
+from tests.simulation.cloud import Cloud
 from tests.simulation.commands import TOKEN, Operator, declared
 from tests.simulation.log import PARTITIONS, Log
+from tests.simulation.machines import Machines
 from tests.support.lease_broker import admissions
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
+RENEWED: Final = dict(zip(SERVICES, (stop_until_confirmed, stop_nothing, hold_leases), strict=True))
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 # One clock controlled by the simulation; each service's database adds its own skew.
 CLOCK: Final = """
@@ -78,11 +83,11 @@ GRANT SELECT, UPDATE ON public.simulated_clock TO PUBLIC"""
 SKEWED: Final = """
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
-TASK_SECONDS: Final = 60.0
 REPORT_SECONDS: Final = 10.0
 STEPS_SECONDS: Final = 120.0
 """Longest time between two steps of one kind that is no downtime."""
 TEMPLATE: Final = "simulation_template"
+SIZE: Final = 3  # of each pool of connections
 _databases = count(1)
 _templates: set[str] = set()  # servers with that database
 
@@ -92,7 +97,8 @@ class Crash(BaseException):
 
 
 class Deployment:
-    """Three services and their environment. `crashing`: share of steps in which a process dies at a commit."""
+    """Three services on the database `name`, and their environment. `crashing`: share of steps in which a process dies
+    at a commit."""
 
     def __init__(
         self,
@@ -100,10 +106,11 @@ class Deployment:
         scenario: Scenario,
         databases: dict[str, Database],
         skews: dict[str, float],
-        url: str,
+        name: str,
         tokens: Path,
         **pool: Any,
     ) -> None:
+        self.name = name
         self.chance = chance
         self.elapsed = 0.0
         self.cloud = Cloud(scenario, lambda: (START + timedelta(seconds=self.elapsed)).timestamp(), chance)
@@ -127,7 +134,12 @@ class Deployment:
         self.reported_at = -REPORT_SECONDS
         self.relays = {
             name: Relay(
-                name, database_url=url, kafka="", topic_prefix="", partitions=partition_counts(TOPICS, PARTITIONS)
+                name,
+                database_url="",
+                kafka="",
+                topic_prefix="",
+                partitions=partition_counts(TOPICS, PARTITIONS),
+                renewed=RENEWED[name],
             )
             for name in SERVICES
         }
@@ -141,11 +153,12 @@ class Deployment:
         self.cut_off_between = (0.0, 0.0)
         for name in SERVICES:
             self.boot(name)
-        service = build(self.settings)
-        service.runtime.database = databases["provisioner"]
+        self.service = build(self.settings)
+        self.service.runtime.database = databases["provisioner"]
         self.http = httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=service.app(), raise_app_exceptions=False), base_url="http://p"
+            transport=httpx2.ASGITransport(app=self.service.app(), raise_app_exceptions=False), base_url="http://p"
         )
+        self.machines = Machines(self.cloud, self.http)
         self.operator = Operator(self.http, chance)
 
     def handlers(self) -> dict[str, dict[Topic, consume.Handler]]:
@@ -211,7 +224,7 @@ class Deployment:
             ("weight-calculator", "turn", self.calculate),
             ("lease-broker", "decide", lambda: self.decide.step(broker)),
             ("", "report", self.report),
-            ("", "machines", self.machines),
+            ("", "machines", self.machines.act),
             ("", "answer", self.cloud.answer),
         ]
         for name in SERVICES:
@@ -293,9 +306,10 @@ class Deployment:
     async def relay(self, service: str) -> None:
         async with self.databases[service].acquire() as db:
             if service not in self.publications:
+                current = await self.log.compare(db, self.relays[service])
                 self.publications[service] = Publication(
                     self.relays[service],
-                    f"/slipway/{service}/1",
+                    current.source(service),
                     Producers(self.producer),
                     places=[(row["topic"], row["partition"]) for row in await db.fetch(PLACES)],
                     clock=lambda: self.elapsed,
@@ -381,7 +395,7 @@ class Deployment:
         """Clock of a service's database."""
         return START + timedelta(seconds=self.elapsed + self.skews[service])
 
-    # Queue and machines
+    # Queue
 
     async def report(self) -> None:
         """Append a demand report of the queue every 10 s, sometimes twice."""
@@ -401,54 +415,6 @@ class Deployment:
         }
         for _ in range(self.chance.choice((1, 1, 2))):
             self.log.append(POOL_DEMAND.name, self.chance.randrange(PARTITIONS), row)
-
-    async def machines(self) -> None:
-        now = self.cloud.now()
-        for machine in list(self.cloud.machines.values()):
-            await self.live(machine, now)
-
-    async def live(self, machine: Machine, now: float) -> None:
-        """Execute the next action of a machine."""
-        if machine.refused or machine.boots_at is None or machine.boots_at > now:
-            return
-        if not machine.worker_id:
-            body = {"instance_id": machine.instance_id} | machine.user_data
-            answer = await self.http.post("/workers/register", json=body)
-            if answer.status_code == 200:
-                machine.worker_id, machine.token = answer.json()["worker_id"], answer.json()["token"]
-                machine.polled_at = now
-            else:
-                machine.refused = answer.status_code < 500
-        elif machine.task and not machine.claim_reported:
-            machine.claim_reported = await self.send(machine, "claimed", task_id=machine.task, source="q") == 200
-        elif machine.task and machine.ends_at <= now:
-            if await self.send(machine, "stopped") == 200:
-                self.cloud.done.append(machine.task)
-                machine.task = ""
-                self.cloud.terminate_now(machine.instance_id, "self")
-        elif machine.stop_requested:
-            if await self.send(machine, "stopped") == 200:
-                self.cloud.terminate_now(machine.instance_id, "self")
-        elif not machine.task and self.cloud.pending:
-            machine.task, machine.ends_at = self.cloud.pending.popleft(), now + TASK_SECONDS
-        elif not machine.task and machine.polled_at + 30 <= now:
-            machine.polled_at = now
-            headers = {"Authorization": f"Bearer {machine.token}"}
-            answer = await self.http.get(f"/workers/{machine.worker_id}/should-terminate", headers=headers)
-            machine.stop_requested = answer.status_code == 200 and answer.json()["terminate"]
-
-    async def send(self, machine: Machine, event: str, **body: Any) -> int:
-        """Report a worker event to the provisioner; return the status code."""
-        at = datetime.fromtimestamp(self.cloud.now(), UTC).isoformat()
-        answer = await self.http.post(
-            f"/workers/{machine.worker_id}/{event}",
-            json={"at": at} | body,
-            headers={"Authorization": f"Bearer {machine.token}"},
-        )
-        if 400 <= answer.status_code < 500:
-            machine.refused = True  # the machine stops here and will be terminated
-        status: int = answer.status_code
-        return status
 
     # Commands
 
@@ -525,13 +491,15 @@ async def deployment_on(
     databases: dict[str, Database] = {}
     skews: dict[str, float] = {}
     for service in SERVICES:
-        databases[service] = await postgres.connect(url, service, size=3)
+        databases[service] = await postgres.connect(url, service, size=SIZE)
         skews[service] = round(chance.uniform(-2, 2), 3)
         await databases[service].execute(SKEWED.format(skew=skews[service]))
     tokens = NamedTemporaryFile()  # noqa: SIM115 (closed at the end of the history)
     entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
     Path(tokens.name).write_bytes(msgspec.json.encode([entry]))
-    deployment = Deployment(chance, scenario, databases, skews, url, Path(tokens.name), **pool)
+    deployment = Deployment(chance, scenario, databases, skews, name, Path(tokens.name), **pool)
+    for service in SERVICES:
+        await deployment.relay(service)  # nothing starts on a database that was not compared with the log
     ticks = count(1)
 
     class Time:

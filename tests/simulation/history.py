@@ -98,6 +98,7 @@ async def run(deployment: Deployment, steps: int) -> None:
             await deployment.command()
         if deployment.launches_stopped or deployment.chance.random() < 0.25:
             await checker.check()
+    await checker.check()
 
 
 async def settle(deployment: Deployment, tasks: int) -> None:

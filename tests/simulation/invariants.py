@@ -41,7 +41,7 @@ class Checker:
         self.deployment = deployment
         self.batches = 0
         self.held = 0
-        self.calls = 0
+        self.calls = len(deployment.cloud.facts)
         self.draining: dict[str, tuple[Any, int]] = {}  # revision → start of its drain, and its starts by then
         self.tokens: Counter[str] = Counter()
 
@@ -85,15 +85,20 @@ class Checker:
 
 async def judge(deployment: Deployment) -> None:
     """Check the whole history: the cloud's facts, every record of the log, and the rows."""
-    for name in SERVICES:
-        losses = "SELECT (SELECT count(*) FROM dead_letter) + (SELECT count(*) FROM gap)"
-        assert await deployment.databases[name].fetchval(losses) == 0, f"9: {name} lost or dead-lettered a record"
+    await judge_losses(deployment)
     await _judge_workers(deployment)
     await _judge_revisions(deployment)
     await _judge_leases(deployment)
     for record in deployment.log.all(LAUNCH_CONFIG_WEIGHT.name):
         event = as_received(record).event
         assert event is None or event.weight > 0, "5: a config with a weight of 0"
+
+
+async def judge_losses(deployment: Deployment) -> None:
+    """No service has missed or dead-lettered a record."""
+    for name in SERVICES:
+        losses = "SELECT (SELECT count(*) FROM dead_letter) + (SELECT count(*) FROM gap)"
+        assert await deployment.databases[name].fetchval(losses) == 0, f"9: {name} lost or dead-lettered a record"
 
 
 async def _judge_leases(deployment: Deployment) -> None:

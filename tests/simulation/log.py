@@ -5,16 +5,23 @@ sequence numbers, duplicate detection, positions and epochs.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from random import Random
 from typing import Any
 
 from aiokafka.errors import KafkaError
 
+from slipway_common.database.postgres import Connection
+from slipway_common.messaging import incarnation
+from slipway_common.messaging.incarnation import Incarnation, Sent
+from slipway_common.messaging.lanes import Place
 from slipway_common.messaging.records import Record
+from slipway_common.messaging.relay import Relay
+from slipway_common.messaging.sent import SHARED_RECORDS, add_own, header
 
 PARTITIONS = 3
+PING_SECONDS = 10.0
 
 
 class Batch:
@@ -72,6 +79,12 @@ class Log:
             )
         )
 
+    async def compare(self, db: Connection, relay: Relay) -> Incarnation:
+        """Compare the rows of a service with the log, as its relay does before it sends anything."""
+        return await incarnation.compare(
+            db, Written(self, relay.service), place_of=relay.place_of, renewed=relay.renewed, ping_seconds=PING_SECONDS
+        )
+
     def end(self, topic: str, partition: int) -> int:
         """End offset of a partition."""
         return len(self.partitions.get((topic, partition), []))
@@ -91,3 +104,23 @@ class Log:
             if place[0] == topic
             for entry in zip(records, self.appended_at[place], strict=True)
         ]
+
+
+class Written:
+    """The part of a log that one service has written."""
+
+    def __init__(self, log: Log, service: str) -> None:
+        self.log = log
+        self.service = service
+
+    async def ends(self) -> Sent:
+        numbers: dict[Place, dict[str, int]] = {}
+        for place, records in self.log.partitions.items():
+            for record in records[-SHARED_RECORDS:]:
+                add_own(numbers.setdefault(place, {}), record, self.service)
+        return Sent(numbers)
+
+    async def among(self, waiting: Mapping[str, tuple[Place, datetime]]) -> Collection[str]:
+        places = {place for place, _ in waiting.values()}
+        records = (record for place in places for record in self.log.partitions.get(place, []))
+        return waiting.keys() & {header(record, "ce_id") for record in records}

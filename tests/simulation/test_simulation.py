@@ -4,13 +4,14 @@ The invariants hold after every step, and all work completes once the faults end
 provider plugin process) is not covered, since there is no plugin process.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_simulator.facts import InstanceCreated
+from slipway_simulator.facts import Call, InstanceCreated, Terminated
 from tests.simulation.deployment import deployment_on
 from tests.simulation.history import (
     ALL_COMMANDS,
@@ -24,7 +25,8 @@ from tests.simulation.history import (
     scenario,
     settle,
 )
-from tests.simulation.invariants import MAX_CAPACITY, judge
+from tests.simulation.invariants import LIMIT, MAX_CAPACITY, judge, judge_losses
+from tests.simulation.restores import Backup, confirm
 from tests.simulation.run import missing, seeds_of, summarise
 
 # Selected seeds, to which one that failed is added. Together their histories have all faults and commands.
@@ -70,6 +72,52 @@ async def test_one_task_one_machine(postgres: EmbeddedPostgres, monkeypatch: pyt
         created = sum(isinstance(fact, InstanceCreated) for fact in deployment.cloud.facts)
         assert created == 20
         await judge(deployment)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_an_older_database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A restore loses launches, claims and events. Nothing is launched or terminated before a person confirms; then all
+    tasks run, each on one machine, and no consumer has dropped an event or found a gap."""
+    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2)}
+    async with deployment_on(postgres, monkeypatch, seed, scenario(seed, ""), **pool) as deployment:
+        deployment.tasks_at = arrivals(deployment.chance, 24, 500)
+        backup, facts = Backup(postgres, deployment), deployment.cloud.facts
+        await run(deployment, 250)
+        await backup.make()
+        await run(deployment, 250)
+        await backup.restore()
+        known = len(facts)
+        for _ in range(150):
+            await deployment.step()
+            await deployment.pass_time(deployment.chance.uniform(0, 4))
+        found = await confirm(deployment)
+        assert found["orphans"], "the backup has all machines"
+        assert [fact for fact in facts[known:] if isinstance(fact, Call)] == []
+        assert {fact.by for fact in facts[known:] if isinstance(fact, Terminated)} <= {"self"}
+        await settle(deployment, 24)
+        assert sum(isinstance(fact, InstanceCreated) for fact in facts) == 24
+        await judge_losses(deployment)
+
+
+async def test_a_second_deployment_in_the_account(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deployments launch, list and reap in one account: each runs its tasks on as many machines of its own."""
+    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": False}
+    async with (
+        deployment_on(postgres, monkeypatch, 1, scenario(1, ""), **pool) as one,
+        deployment_on(postgres, monkeypatch, 2, scenario(2, ""), **pool) as other,
+    ):
+        other.cloud.world, other.cloud.facts = one.cloud.world, one.cloud.facts
+        await other.databases["provisioner"].execute("UPDATE deployment SET id = 'slipway-other'")
+        for each in (one, other):
+            await each.declare(LIMIT)
+            each.tasks_at = arrivals(each.chance, 10, 300)
+        for _ in range(60):
+            for each in (one, other):
+                await each.everything()
+                await each.pass_time(15)
+        created = Counter(fact.deployment for fact in one.cloud.facts if isinstance(fact, InstanceCreated))
+        assert sorted(created.values()) == [10, 10]
+        assert [len(each.cloud.done) for each in (one, other)] == [10, 10]
 
 
 @pytest.mark.parametrize("given", [{"SEEDS": "0"}, {"SEED": "x"}, {"FULL": "yes"}])
