@@ -312,8 +312,11 @@ async def test_a_silent_partition_delays_no_other(place: Place) -> None:
         async def publish(word: str) -> None:
             """Publish an event of each subject, until only those of the silent partition wait."""
             await enqueue(place.database, *(report(subject, word) for subject in ("w0", *others)))
-            while await publication.round(db) or await waiting() != {"w0"}:
-                pass
+
+            async def published() -> bool:
+                return not await publication.round(db) and await waiting() == {"w0"}
+
+            await until(published, "the events of all other partitions are published")
 
         await publish("a")
         await publish("b")
