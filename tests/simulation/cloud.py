@@ -37,7 +37,8 @@ class Machine(msgspec.Struct):
 
 
 class Cloud(Provider):
-    """Provider of all accounts: calls take effect and are answered after a latency."""
+    """Provider of all accounts: calls take effect and are answered after a latency. Accounts that are `dead` answer no
+    call, some of which take effect. `interrupted`: tasks whose machine was terminated by a call."""
 
     def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
         self.now = now
@@ -47,6 +48,9 @@ class Cloud(Provider):
         self.machines: dict[str, Machine] = {}
         self.waiting: dict[asyncio.Task[Any], tuple[float, Call, CreateRequest]] = {}
         self.arrived: dict[asyncio.Task[Any], asyncio.Future[Reply]] = {}
+        self.dead: set[str] = set()
+        self.unanswered = 0
+        self.interrupted: list[str] = []
         self.pending: deque[str] = deque()
         self.done: list[str] = []
         self.record([ScenarioLoaded(at=now(), scenario=scenario)])
@@ -64,6 +68,7 @@ class Cloud(Provider):
         if (machine := self.machines.pop(instance_id, None)) is not None:
             if machine.task:
                 self.pending.appendleft(machine.task)
+                self.interrupted += [machine.task] if by == "api" else []
             self.record(list(world.end_instance(self.world, instance_id, by, now=self.now())))
 
     @property
@@ -97,6 +102,9 @@ class Cloud(Provider):
             request=request.token,
         )
         self.record([call])
+        if account.id in self.dead and self.chance.random() < 0.5:
+            self.effect(call, request)
+        self.check_answers(account)
         task = asyncio.current_task()
         assert task is not None
         if task.get_name() == "resolve":
@@ -139,7 +147,14 @@ class Cloud(Provider):
         self.waiting.clear()
         self.arrived.clear()
 
+    def check_answers(self, account: Account) -> None:
+        """Raise OutcomeUnknown if an account is dead."""
+        if account.id in self.dead:
+            self.unanswered += 1
+            raise OutcomeUnknown(f"{account.id} does not answer")
+
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+        self.check_answers(account)
         return [
             Instance(
                 id=i.instance_id,
@@ -152,10 +167,13 @@ class Cloud(Provider):
         ]
 
     async def exists(self, account: Account, instance_id: str) -> bool:
+        self.check_answers(account)
         return instance_id in self.world.cloud.instances
 
     async def terminate(self, account: Account, instance_id: str) -> None:
+        self.check_answers(account)
         self.terminate_now(instance_id, "api")
 
     async def identity(self, account: Account) -> str:
+        self.check_answers(account)
         return account.id

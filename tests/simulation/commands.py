@@ -16,6 +16,9 @@ POOL: Final = "linux"
 OWNER: Final = "operator"
 TOKEN: Final = "secret-of-the-operator"
 ZONES: Final = ("zone-a", "zone-b", "zone-c")
+FIRST_ACCOUNT: Final = "sim-a"
+SECOND_ACCOUNT: Final = "sim-b"
+ACCOUNTS: Final = {"zone-a": FIRST_ACCOUNT, "zone-b": SECOND_ACCOUNT, "zone-c": FIRST_ACCOUNT}
 MAXIMA: Final = {"zone-b": 5}
 """Maximum workers of some launch configs, over all their revisions."""
 IMAGES: Final = ("linux-1", "linux-2", "linux-3")
@@ -118,24 +121,28 @@ class Operator:
 
 def launch_config(zone: str, image: str) -> dict[str, Any]:
     maximum = {"max_capacity": MAXIMA[zone]} if zone in MAXIMA else {}
-    return {"name": zone, "account": "sim-a", "zone": zone, "instance_type": "m5.large", "image": image} | maximum
+    place = {"account": ACCOUNTS[zone], "zone": zone}
+    return {"name": zone, "instance_type": "m5.large", "image": image} | place | maximum
 
 
 def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
-    """Declaration of one pool with a launch config per zone, in one account; its lease pool is declared elsewhere."""
-    account = {
-        "id": "sim-a",
-        "provider": "simulated",
-        "region": "r",
-        "credential": "none",
-        "identity": "sim-a",
-        "lease_pool": "sim-a",
-        "settings": {"url": "http://cloud", "honours_tokens": honours_tokens},
-    }
+    """Declaration of a pool with a launch config per zone, in two accounts; their lease pool is declared elsewhere."""
+    accounts = [
+        {
+            "id": account,
+            "provider": "simulated",
+            "region": "r",
+            "credential": "none",
+            "identity": account,
+            "lease_pool": "sim-a",
+            "settings": {"url": "http://cloud", "honours_tokens": honours_tokens},
+        }
+        for account in (FIRST_ACCOUNT, SECOND_ACCOUNT)
+    ]
     pool = {
         "id": POOL,
         "max_capacity": max_capacity,
         "launch_configs": [launch_config(zone, IMAGES[0]) for zone in ZONES],
     }
-    body = {"version": 1, "metadata": {"owner": OWNER}, "accounts": [account], "worker_pools": [pool]}
+    body = {"version": 1, "metadata": {"owner": OWNER}, "accounts": accounts, "worker_pools": [pool]}
     return parse(body).model_dump(mode="json")

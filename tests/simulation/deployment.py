@@ -7,7 +7,7 @@ of a process; its rows remain.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
@@ -23,7 +23,7 @@ import pytest
 
 from slipway_common.base import ids
 from slipway_common.database import migrate, postgres
-from slipway_common.database.postgres import Database
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import (
     DECODERS,
@@ -71,6 +71,7 @@ from tests.simulation.cloud import Cloud
 from tests.simulation.commands import TOKEN, Operator, declared
 from tests.simulation.log import PARTITIONS, Log
 from tests.simulation.machines import Machines
+from tests.simulation.network import Network
 from tests.support.lease_broker import admissions
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
@@ -151,13 +152,13 @@ class Deployment:
         self.owned: dict[tuple[str, str, int], Owned] = {}
         self.receptions: dict[int, Reception] = {}
         self.cut_off_between = (0.0, 0.0)
+        self.lost_leases, self.lost = 0.0, 0
         for name in SERVICES:
             self.boot(name)
         self.service = build(self.settings)
         self.service.runtime.database = databases["provisioner"]
-        self.http = httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=self.service.app(), raise_app_exceptions=False), base_url="http://p"
-        )
+        self.network = Network(httpx2.ASGITransport(app=self.service.app(), raise_app_exceptions=False))
+        self.http = httpx2.AsyncClient(transport=self.network, base_url="http://p")
         self.machines = Machines(self.cloud, self.http)
         self.operator = Operator(self.http, chance)
 
@@ -165,12 +166,18 @@ class Deployment:
         return {
             "provisioner": {
                 POOL_DEMAND: record_demand,
-                LEASE_LIFECYCLE: record_leases,
+                LEASE_LIFECYCLE: self.record_most_leases,
                 LAUNCH_CONFIG_SIGNAL: record_requests,
             },
             "weight-calculator": {},  # it reads whole topics
             "lease-broker": {LEASE_REQUEST: LeaseCommandHandler(self.admissions(), at_once_max=0).handle},
         }
+
+    async def record_most_leases(self, tx: Connection, received: Sequence[Received]) -> None:
+        """Record lease events, but for a share of `lost_leases`, as if they were dead letters that nobody replays."""
+        kept = [one for one in received if not self.lost_leases or self.chance.random() >= self.lost_leases]
+        self.lost += len(received) - len(kept)
+        await record_leases(tx, kept)
 
     def boot(self, service: str) -> None:
         """Start a new process of a service, with nothing in memory."""

@@ -1,7 +1,8 @@
 """One seeded history: faults, commands and tasks on a deployment, which settles once they end.
 
 Faults are duplicates, reordering, crashes at commits, skewed clocks, lost replies, a zone outage, throttles, slow
-boots, launch stops and a lease-broker that is cut off from Kafka; commands are those of commands.py.
+boots, launch stops, a lease-broker that is cut off from Kafka, and the outages of outages.py; commands are those of
+commands.py.
 """
 
 import traceback
@@ -21,9 +22,11 @@ from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
+from tests.simulation.outages import Outages
 
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
+    | {"lost lease event", "darkness", "dead account", "retired"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
@@ -42,7 +45,7 @@ CUT_OFF_SECONDS: Final = (300.0, 900.0)  # the ttl of a lease is 300 s
 COMMANDS: Final = 0.016  # share of steps that are followed by a command
 LEFT: Final = f"""
 SELECT (SELECT count(*) FROM worker WHERE state IN ({states(LIVE)}))
-    + (SELECT count(*) FROM launch_config WHERE state = 'draining')"""
+    + (SELECT count(*) FROM launch_config WHERE state = 'draining') + (SELECT count(*) FROM unreachable_machine)"""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -55,8 +58,8 @@ class Report(msgspec.Struct, frozen=True):
 
 def scenario(seed: int, faults: str) -> Scenario:
     return decode(
-        b'{"seed": %d, "accounts": {"sim-a": {"capacity": {"zone-c": 4}, "latency_seconds": 2}}, '
-        b'"images": {"%s": {"bad": "not_found"}}, '
+        b'{"seed": %d, "accounts": {"sim-a": {"capacity": {"zone-c": 4}, "latency_seconds": 2}, '
+        b'"sim-b": {"latency_seconds": 2}}, "images": {"%s": {"bad": "not_found"}}, '
         b'"boot_seconds_median": 40, "visibility_seconds": 5, "honours_tokens": %s, "faults": "%s"}'
         % (seed, MISSING_IMAGE.encode(), b"true" if seed % 2 else b"false", faults.encode())
     )
@@ -72,20 +75,21 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
             if seed % CUT_OFF_EVERY == 0:
                 begin = deployment.chance.uniform(100, 500)
                 deployment.cut_off_between = (begin, begin + deployment.chance.uniform(*CUT_OFF_SECONDS))
-            broken = ""
+            broken, outages = "", Outages(deployment, seed)
             try:
-                await run(deployment, STEPS)
+                await run(deployment, STEPS, outages)
+                await outages.end()
                 await settle(deployment, TASKS)
                 await judge(deployment)
             except Exception as error:
                 if not isinstance(error, AssertionError):
                     traceback.print_exc()
                 broken = f"seed {seed} at {deployment.elapsed:.1f} s: {error if str(error) else repr(error)}"
-            return Report(seed, faults_of(deployment) | frozenset(+deployment.operator.made), broken)
+            return Report(seed, faults_of(deployment) | outages.found | frozenset(+deployment.operator.made), broken)
 
 
-async def run(deployment: Deployment, steps: int) -> None:
-    """Execute `steps` random steps, with time passing between them."""
+async def run(deployment: Deployment, steps: int, outages: Outages | None = None) -> None:
+    """Execute `steps` random steps, with time passing between them, and outages."""
     checker = Checker(deployment)
     await deployment.declare(LIMIT)
     await deployment.pass_time(1)
@@ -93,6 +97,8 @@ async def run(deployment: Deployment, steps: int) -> None:
         await deployment.step()
         if deployment.chance.random() < 0.5:
             await deployment.pass_time(deployment.chance.uniform(0, 6))
+        if outages is not None:
+            await outages.act()
         if deployment.crashing and deployment.chance.random() < (0.1 if deployment.launches_stopped else COMMANDS):
             await checker.check()
             await deployment.command()
