@@ -17,7 +17,7 @@ from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, instances, orphans, pools, reachability, restores
+from slipway_provisioner.store import accounts, batches, deadlines, instances, orphans, reachability, restores
 
 LOG = logger(__name__)
 TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to an account
@@ -25,12 +25,13 @@ TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to a
 
 async def reap_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Run one pass over an account that is due; False if none is."""
+    settled_seconds = settings.call_timeout_seconds + settings.visibility_seconds
     async with database.acquire() as db:
         account = await accounts.due_for_reaping(db, settings.reap_seconds)
         if account is None:
             return False
         provider = providers[account.provider]
-        now = await pools.now(db)
+        listed_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
     began = monotonic_seconds()
     try:
         matches = await provider.identity(account) == account.identity
@@ -52,9 +53,9 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         listed,
         rows,
         states,
-        listed_at=now,
+        listed_at=listed_at,
         identity_matches=matches,
-        settled_seconds=settings.call_timeout_seconds + settings.visibility_seconds,
+        settled_seconds=settled_seconds,
         asked=asked,
         unconfirmed=unconfirmed,
     )

@@ -29,6 +29,11 @@ RETURNING extract(epoch FROM until_at - from_at)::float8"""
 # A worker that has not been heard since the newest downtime may have claimed a task meanwhile, so that it is not known
 # to be idle. Workers without an agent are never heard.
 HEARD: Final = "NOT EXISTS (SELECT FROM downtime d WHERE d.until_at > w.last_seen_at)"
+# Within $1 after a downtime only what was settled before it counts as old.
+LISTED: Final = """
+SELECT coalesce((
+    SELECT least(p.at, (SELECT min(d.from_at) FROM downtime d WHERE d.until_at > p.at - $1 * interval '1 s'))
+    FROM deadline_pass p), slipway_clock())"""
 # The first condition is implied by the second, which costs a call for each row.
 OVERDUE_BOOTS: Final = f"""
 SELECT id::text FROM worker
@@ -100,6 +105,12 @@ async def record_pass(tx: Connection, *, regular_seconds: float) -> float:
     between two passes."""
     downtime_seconds: float | None = await tx.fetchval(RECORD, regular_seconds)
     return downtime_seconds or 0.0
+
+
+async def listed_at(db: Connection, *, settled_seconds: float) -> datetime:
+    """Time of a listing that begins now: a jump of the clock makes nothing older than `settled_seconds` of uptime."""
+    at: datetime = await db.fetchval(LISTED, settled_seconds)
+    return at
 
 
 async def overdue_boots(db: Connection, timeout_seconds: float) -> list[str]:
