@@ -55,8 +55,8 @@ async def test_a_quarter_of_an_hour_without_postgresql(
     """Tasks run on meanwhile. No machine is terminated for it, and none is created beside those of the tasks."""
     async with deployment_on(postgres, monkeypatch, seed, scenario(seed, ""), **pool_of(seed)) as deployment:
         deployment.tasks_at = arrivals(deployment.chance, TASKS, 300)
-        await run(deployment, 150)
-        assert deployment.cloud.claimed > 0
+        await run(deployment, 100)
+        await until(deployment, lambda: deployment.cloud.claimed > 0, 300)
         await darkness(deployment, DARK_SECONDS)
         await run(deployment, 150)
         await settle(deployment, TASKS)
