@@ -72,6 +72,7 @@ from tests.simulation.commands import TOKEN, Operator, declared
 from tests.simulation.log import PARTITIONS, Log
 from tests.simulation.machines import Machines
 from tests.simulation.network import Network
+from tests.support.harness import PATIENCE_SECONDS, PATIENT
 from tests.support.lease_broker import admissions
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
@@ -84,6 +85,7 @@ GRANT SELECT, UPDATE ON public.simulated_clock TO PUBLIC"""
 SKEWED: Final = """
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
+SKEW_SECONDS: Final = 3.0  # largest difference of a database's clock from the machines'
 REPORT_SECONDS: Final = 10.0
 STEPS_SECONDS: Final = 120.0
 """Longest time between two steps of one kind that is no downtime."""
@@ -106,7 +108,6 @@ class Deployment:
         chance: Random,
         scenario: Scenario,
         databases: dict[str, Database],
-        skews: dict[str, float],
         name: str,
         tokens: Path,
         **pool: Any,
@@ -117,7 +118,7 @@ class Deployment:
         self.cloud = Cloud(scenario, lambda: (START + timedelta(seconds=self.elapsed)).timestamp(), chance)
         self.log = Log(chance, lambda: self.now("lease-broker"))
         self.databases = databases
-        self.skews = skews
+        self.skews = dict.fromkeys(SERVICES, 0.0)
         self.settings = Settings(
             database_url="",
             kafka="",
@@ -158,7 +159,11 @@ class Deployment:
         self.service = build(self.settings)
         self.service.runtime.database = databases["provisioner"]
         self.network = Network(httpx2.ASGITransport(app=self.service.app(), raise_app_exceptions=False))
-        self.http = httpx2.AsyncClient(transport=self.network, base_url="http://p")
+        self.http = httpx2.AsyncClient(
+            transport=self.network,
+            base_url="http://p",
+            trust_env=False,  # a proxy, and its certificates, would be loaded for nothing
+        )
         self.machines = Machines(self.cloud, self.http)
         self.operator = Operator(self.http, chance)
 
@@ -402,6 +407,11 @@ class Deployment:
         """Clock of a service's database."""
         return START + timedelta(seconds=self.elapsed + self.skews[service])
 
+    async def set_clock(self, service: str, ahead_seconds: float) -> None:
+        """Set the clock of a service's database so far ahead of the clock of machines and queue."""
+        self.skews[service] = ahead_seconds
+        await self.databases[service].execute(SKEWED.format(skew=ahead_seconds))
+
     # Queue
 
     async def report(self) -> None:
@@ -496,16 +506,14 @@ async def deployment_on(
     name = f"simulation_{next(_databases)}"
     url = await server.create_database(name, template=await migrated(server))
     databases: dict[str, Database] = {}
-    skews: dict[str, float] = {}
     for service in SERVICES:
-        databases[service] = await postgres.connect(url, service, size=SIZE)
-        skews[service] = round(chance.uniform(-2, 2), 3)
-        await databases[service].execute(SKEWED.format(skew=skews[service]))
+        databases[service] = await connect(url, service)
     tokens = NamedTemporaryFile()  # noqa: SIM115 (closed at the end of the history)
     entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
     Path(tokens.name).write_bytes(msgspec.json.encode([entry]))
-    deployment = Deployment(chance, scenario, databases, skews, name, Path(tokens.name), **pool)
+    deployment = Deployment(chance, scenario, databases, name, Path(tokens.name), **pool)
     for service in SERVICES:
+        await deployment.set_clock(service, min(SKEW_SECONDS, max(-SKEW_SECONDS, round(chance.uniform(-4, 4), 3))))
         await deployment.relay(service)  # nothing starts on a database that was not compared with the log
     ticks = count(1)
 
@@ -534,6 +542,11 @@ async def deployment_on(
             one.terminate()
         await server.drop_database(name)
         tokens.close()
+
+
+async def connect(url: str, service: str) -> Database:
+    """Connect to the database of a service. A busy machine may hold up its statements."""
+    return await postgres.connect(url, service, size=SIZE, command_timeout_seconds=PATIENCE_SECONDS, settings=PATIENT)
 
 
 async def migrated(server: EmbeddedPostgres) -> str:

@@ -5,8 +5,10 @@ boots, launch stops, a lease-broker that is cut off from Kafka, and the outages 
 commands.py.
 """
 
+import contextlib
 import traceback
 from collections import Counter
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from slipway_common.events.lifecycle import LIVE
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store.tables import states
-from slipway_simulator.facts import Call, Reply
+from slipway_simulator.facts import Call, InstanceCreated, Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
@@ -36,9 +38,13 @@ FAULTS: Final = (
 )
 TASKS: Final = 32
 STEPS: Final = 700
+QUIET_TASKS: Final = 20
+QUIET_STEPS: Final = 250
 ROUND_SECONDS: Final = (20.0, 30.0)
 """Time between two rounds of all steps while a history settles: after one in which the cloud had something to do, and
 after another one."""
+DRAIN_ROUND_SECONDS: Final = 90.0
+"""Time between two rounds once all tasks are done: only time ends the drains and leases that are left."""
 SETTLED_WITHIN: Final = 120  # rounds: a boot that times out and a drain of ten minutes fit in
 CUT_OFF_EVERY: Final = 3
 CUT_OFF_SECONDS: Final = (300.0, 900.0)  # the ttl of a lease is 300 s
@@ -75,17 +81,52 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
             if seed % CUT_OFF_EVERY == 0:
                 begin = deployment.chance.uniform(100, 500)
                 deployment.cut_off_between = (begin, begin + deployment.chance.uniform(*CUT_OFF_SECONDS))
-            broken, outages = "", Outages(deployment, seed)
-            try:
-                await run(deployment, STEPS, outages)
-                await outages.end()
-                await settle(deployment, TASKS)
-                await judge(deployment)
-            except Exception as error:
-                if not isinstance(error, AssertionError):
-                    traceback.print_exc()
-                broken = f"seed {seed} at {deployment.elapsed:.1f} s: {error if str(error) else repr(error)}"
+            outages = Outages(deployment, seed)
+            broken = await broken_by(deployment, seed, outages, steps=STEPS, tasks=TASKS)
             return Report(seed, faults_of(deployment) | outages.found | frozenset(+deployment.operator.made), broken)
+
+
+async def play_quietly(server: EmbeddedPostgres, seed: int) -> str:
+    """Play a history without faults and commands; returns the invariant that it broke, or an empty text."""
+    with pytest.MonkeyPatch.context() as patch:
+        async with quiet_deployment_on(server, patch, seed) as deployment:
+            broken = await broken_by(deployment, seed, steps=QUIET_STEPS, tasks=QUIET_TASKS)
+            if not broken and (count := instances(deployment)) != QUIET_TASKS:
+                broken = f"seed {seed} without faults: 2: {count} machines for {QUIET_TASKS} tasks"
+            return broken
+
+
+@contextlib.asynccontextmanager
+async def quiet_deployment_on(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> AsyncIterator[Deployment]:
+    """Deployment without faults, with some tasks in the first minutes."""
+    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": False}
+    async with deployment_on(server, monkeypatch, seed, scenario(seed, ""), **pool) as deployment:
+        deployment.tasks_at = arrivals(deployment.chance, QUIET_TASKS, 200)
+        yield deployment
+
+
+def instances(deployment: Deployment) -> int:
+    """Number of instances that the cloud has created."""
+    return sum(isinstance(fact, InstanceCreated) for fact in deployment.cloud.facts)
+
+
+async def broken_by(
+    deployment: Deployment, seed: int, outages: Outages | None = None, *, steps: int, tasks: int
+) -> str:
+    """Play a history to its end; returns the invariant that it broke, or an empty text."""
+    try:
+        await run(deployment, steps, outages)
+        if outages is not None:
+            await outages.end()
+        await settle(deployment, tasks)
+        await judge(deployment)
+    except Exception as error:
+        if not isinstance(error, AssertionError):
+            traceback.print_exc()
+        return f"seed {seed} at {deployment.elapsed:.1f} s: {error if str(error) else repr(error)}"
+    return ""
 
 
 async def run(deployment: Deployment, steps: int, outages: Outages | None = None) -> None:
@@ -123,8 +164,8 @@ async def settle(deployment: Deployment, tasks: int) -> None:
             waiting = [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
             if not (left or held or deployment.unread() or any(waiting)):
                 return
-            if not (left or held):
-                seconds = 0.0  # only records are left, to which more time would add others
+            # If only records are left, more time would add others.
+            seconds = DRAIN_ROUND_SECONDS if left or held else 0.0
         await deployment.pass_time(seconds)
     cloud = deployment.cloud
     counts = await provisioner.fetch("SELECT state, count(*) FROM worker GROUP BY state")

@@ -2,10 +2,9 @@
 
 from typing import Any, Final
 
-from slipway_common.database import postgres
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.simulation.commands import TOKEN
-from tests.simulation.deployment import SERVICES, SIZE, Deployment
+from tests.simulation.deployment import SERVICES, Deployment, connect
 
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 LISTED_WITHIN: Final = 20  # rounds
@@ -51,7 +50,7 @@ class Backup:
 
     async def _connect(self) -> None:
         for service in SERVICES:
-            self.deployment.databases[service] = await postgres.connect(self.server.url(self.name), service, size=SIZE)
+            self.deployment.databases[service] = await connect(self.server.url(self.name), service)
         self.deployment.service.runtime.database = self.deployment.databases["provisioner"]
 
 

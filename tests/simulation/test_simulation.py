@@ -12,15 +12,19 @@ import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_simulator.facts import Call, InstanceCreated, Terminated
-from tests.simulation.deployment import deployment_on
+from tests.simulation.deployment import SERVICES, SKEW_SECONDS, deployment_on
 from tests.simulation.history import (
     ALL_COMMANDS,
     ALL_FAULTS,
     FAULTS,
+    QUIET_STEPS,
+    QUIET_TASKS,
     Report,
     arrivals,
     calls,
+    instances,
     play,
+    quiet_deployment_on,
     run,
     scenario,
     settle,
@@ -62,15 +66,18 @@ async def test_a_seed_is_one_history(postgres: EmbeddedPostgres, monkeypatch: py
     assert histories[0] == histories[1] != []
 
 
-async def test_one_task_one_machine(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without faults there are as many machines as tasks, however late reports, boots and events are (invariant 2)."""
-    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": False}
-    async with deployment_on(postgres, monkeypatch, 7, scenario(7, ""), **pool) as deployment:
-        deployment.tasks_at = arrivals(deployment.chance, 20, 200)
-        await run(deployment, 250)
-        await settle(deployment, 20)
-        created = sum(isinstance(fact, InstanceCreated) for fact in deployment.cloud.facts)
-        assert created == 20
+@pytest.mark.parametrize("ahead_seconds", [-SKEW_SECONDS, 0.0, SKEW_SECONDS])
+async def test_one_task_one_machine(
+    postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, ahead_seconds: float
+) -> None:
+    """Without faults there are as many machines as tasks, however late reports, boots and events are, and whichever
+    clock is ahead (invariant 2)."""
+    async with quiet_deployment_on(postgres, monkeypatch, 7) as deployment:
+        for service in SERVICES:
+            await deployment.set_clock(service, ahead_seconds)
+        await run(deployment, QUIET_STEPS)
+        await settle(deployment, QUIET_TASKS)
+        assert instances(deployment) == QUIET_TASKS
         await judge(deployment)
 
 
@@ -95,7 +102,7 @@ async def test_an_older_database(postgres: EmbeddedPostgres, monkeypatch: pytest
         assert [fact for fact in facts[known:] if isinstance(fact, Call)] == []
         assert {fact.by for fact in facts[known:] if isinstance(fact, Terminated)} <= {"self"}
         await settle(deployment, 24)
-        assert sum(isinstance(fact, InstanceCreated) for fact in facts) == 24
+        assert instances(deployment) == 24
         await judge_losses(deployment)
 
 
