@@ -6,7 +6,7 @@ Records are copied unchanged in both directions, so that the rest of the system 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -35,9 +35,18 @@ class Mirror:
     """
 
     def __init__(
-        self, bootstrap_servers: str, *, service: str, outside: str, inside: str, late: Mapping[Topic, float]
+        self,
+        bootstrap_servers: str,
+        *,
+        service: str,
+        outside: str,
+        inside: str,
+        late: Mapping[Topic, float],
+        loses: Callable[[Topic, str, bytes], bool] = lambda topic, type_name, value: False,
     ) -> None:
-        """`late` maps topics to seconds between a record's timestamp and its copy."""
+        """`late` maps topics to seconds between a record's timestamp and its copy. `loses` chooses records, by topic,
+        event type and value, that are not copied."""
+        self._loses = loses
         self.bootstrap_servers = bootstrap_servers
         self.routes = {outside + topic.name: (topic, inside, 0.0) for topic in TOPICS if service in topic.consumers}
         self.routes |= {
@@ -82,6 +91,8 @@ class Mirror:
         topic, prefix, late_seconds = self.routes[place.topic]
         while True:
             record = await queue.get()
+            if self._loses(topic, dict(record.headers).get("ce_type", b"").decode(), record.value or b""):
+                continue
             written = record.timestamp / 1000
             await asyncio.sleep(max(0.0, written + late_seconds - utc_now().timestamp()))
             at = utc_now().timestamp()

@@ -69,9 +69,13 @@ class Deployment:
         speed: float,
         seconds: dict[str, float],
         environment: Mapping[str, Mapping[str, str]] | None = None,
+        beside: "Deployment | None" = None,
+        kafka_settings: Mapping[str, str] | None = None,
     ) -> None:
         """`seconds` replaces product times by name, before they are divided by `speed`; `environment` adds variables
-        to services by name. If these set another topic prefix for a service, its topics are created too."""
+        to services by name. If these set another topic prefix for a service, its topics are created too. `beside`: a
+        running deployment whose Kafka and PostgreSQL this one uses, with topics and a database of its own.
+        `kafka_settings` extend those of the embedded broker."""
         self.supervisor = supervisor
         self.folder = folder
         self.speed = speed
@@ -81,10 +85,11 @@ class Deployment:
         self.prefix = f"run-{self.run_id}."
         port, *others = free_ports(5)
         self.ports = dict(zip((*SERVICES, "simulator"), others, strict=True))
-        self.kafka_server = EmbeddedKafka(folder / "kafka", port)
+        self.kafka_server = EmbeddedKafka(folder / "kafka", port, kafka_settings)
         self.postgres_server = EmbeddedPostgres(folder / "postgres")
-        self.kafka = os.environ.get("SLIPWAY_KAFKA") or self.kafka_server.bootstrap
-        self.own_database = os.environ.get("SLIPWAY_DATABASE_URL", "")
+        self.own_kafka = beside.kafka if beside else os.environ.get("SLIPWAY_KAFKA", "")
+        self.kafka = self.own_kafka or self.kafka_server.bootstrap
+        self.own_database = beside.server_url if beside else os.environ.get("SLIPWAY_DATABASE_URL", "")
         self.database_url = ""
         self.id = ""  # drawn by the migration
         self.ledger = folder / "ledger.jsonl"
@@ -102,6 +107,11 @@ class Deployment:
         """Seconds until create calls are settled and the instance reaper has passed twice, plus a second to act."""
         times = PRODUCT_SECONDS["provisioner"] | self.seconds
         return self.call_settle_seconds + 2 * max(1.0, times["reap_seconds"] / self.speed) + 1.0
+
+    @property
+    def server_url(self) -> str:
+        """URL of the running PostgreSQL server, by which databases are created."""
+        return self.own_database or self.postgres_server.url()
 
     @property
     def java_used(self) -> str:
@@ -125,7 +135,7 @@ class Deployment:
             raise failed.exceptions[0] from None
 
     async def _start_broker(self) -> None:
-        if not os.environ.get("SLIPWAY_KAFKA"):
+        if not self.own_kafka:
             await self.supervisor.start(self.kafka_server)
         await self._create_topics()
 
@@ -141,7 +151,7 @@ class Deployment:
                 await topic_admin.create(self.kafka, prefix=prefix, partitions=PARTITIONS)
         except KafkaError as error:
             own = "unset SLIPWAY_KAFKA to use the embedded broker"
-            advice = own if os.environ.get("SLIPWAY_KAFKA") else "see its log"
+            advice = own if self.own_kafka else "see its log"
             raise StartFailed(f"Kafka at {self.kafka} does not answer ({error}); {advice}") from error
 
     def _prefixes(self) -> set[str]:
@@ -267,7 +277,7 @@ class Deployment:
         with contextlib.suppress(
             OSError, KafkaError, asyncpg.PostgresError
         ):  # an unreachable server cannot be cleaned up
-            if os.environ.get("SLIPWAY_KAFKA"):
+            if self.own_kafka:
                 for prefix in self._prefixes():
                     await topic_admin.delete(self.kafka, prefix=prefix)
             if self.own_database and self.database_url:

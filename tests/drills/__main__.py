@@ -1,0 +1,101 @@
+"""Drills of recovery on the whole system (`make drill`): ONLY=name, SEED, SPEED; one line each, its figures last.
+
+Each runs the services, PostgreSQL and Kafka as processes of their own, and is judged by the simulator's ledger, the
+topics and the rows, never by a counter of the services.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import asyncpg
+import httpx2
+import msgspec
+
+from slipway_common.base.clock import monotonic_seconds
+from slipway_local.servers.child import StartFailed
+from slipway_local.servers.supervisor import Supervisor, run
+from tests.drills import lost_grant
+from tests.drills.stage import NotReached, Stage, Verdict
+
+
+class Drill(msgspec.Struct, frozen=True):
+    """A drill, its usual speed, and the mutant with which it has to fail."""
+
+    play: Callable[[Stage], Awaitable[Verdict]]
+    speed: float
+    mutant: str
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """Arguments of a run. `speed` 0: that of each drill."""
+
+    names: tuple[str, ...]
+    seed: int
+    speed: float
+
+
+DRILLS: Final[Mapping[str, Drill]] = {
+    "lost-grant": Drill(lost_grant.play, 40.0, "repetition-not-answered"),
+}
+ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, OSError, asyncpg.PostgresError)
+
+
+def parse_arguments(environment: Mapping[str, str]) -> Arguments:
+    """Read the arguments from the environment; raises ValueError with the cause and the accepted values."""
+    only = environment.get("ONLY") or ""
+    if only and only not in DRILLS:
+        raise ValueError(f"ONLY={only}: unknown drill; expected one of {', '.join(DRILLS)}")
+    try:
+        seed, speed = int(environment.get("SEED") or 1), float(environment.get("SPEED") or 0)
+    except ValueError as error:
+        given = f"SEED={environment.get('SEED', '')} SPEED={environment.get('SPEED', '')}"
+        raise ValueError(f"{given}: SEED has to be an integer, and SPEED a number such as 40") from error
+    if speed < 0:
+        raise ValueError(f"SPEED={speed:g}: expected a positive number, or none for that of each drill")
+    return Arguments((only,) if only else tuple(DRILLS), seed, speed)
+
+
+async def drill(name: str, arguments: Arguments) -> bool:
+    """Play one drill and print its line; True if its claim holds."""
+    chosen = DRILLS[name]
+    began = monotonic_seconds()
+    talks = len(arguments.names) == 1
+    try:
+        async with (
+            Supervisor() as supervisor,
+            Stage(
+                supervisor,
+                seed=arguments.seed,
+                speed=arguments.speed or chosen.speed,
+                say=lambda text: print(text, flush=True) if talks else None,
+            ) as stage,
+        ):
+            verdict = await chosen.play(stage)
+    except ERRORS as error:
+        verdict = Verdict("", (str(error) or repr(error),))
+    for problem in verdict.problems:
+        print(f"  PROBLEM {problem}", flush=True)
+    mark = "BROKEN" if verdict.problems else "ok"
+    print(f"{name} {mark}: {verdict.figures} ({monotonic_seconds() - began:.0f} s, SEED={arguments.seed})", flush=True)
+    return not verdict.problems
+
+
+async def drills(arguments: Arguments) -> int:
+    """Play the drills one after another; return the exit code."""
+    held = [await drill(name, arguments) for name in arguments.names]
+    return 0 if all(held) else 1
+
+
+def main() -> int:
+    try:
+        arguments = parse_arguments(os.environ)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return run(lambda _: drills(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
