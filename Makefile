@@ -31,7 +31,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements mutants readme \
 	generated replay-same tables structure simulate policies bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -105,6 +105,9 @@ compose-check: $(READY) ## docker-compose.yml and its images: checked, built and
 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run
+
+drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition; SEED=1 SPEED= MUTANT=
+	@$(RUN) -m $(BROKEN) tests.drills
 
 e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
 	@$(RUN) -m $(BROKEN) tests.e2e.windows

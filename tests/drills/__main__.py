@@ -16,7 +16,7 @@ import msgspec
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.supervisor import Supervisor, run
-from tests.drills import lost_grant
+from tests.drills import bad_partition, broker_cut_off, dead_account, lost_grant, outage, restore, stop, two_deployments
 from tests.drills.stage import NotReached, Stage, Verdict
 
 
@@ -37,7 +37,15 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 DRILLS: Final[Mapping[str, Drill]] = {
+    "outage": Drill(outage.play, 100.0, "deadlines-by-the-clock"),
+    "restore": Drill(restore.play_restore, 40.0, "numbers-used-again"),
+    "failover": Drill(restore.play_failover, 40.0, "numbers-used-again"),
     "lost-grant": Drill(lost_grant.play, 40.0, "repetition-not-answered"),
+    "two-deployments": Drill(two_deployments.play, 20.0, "one-id-for-all-deployments"),
+    "stop": Drill(stop.play, 20.0, "repeat-is-no-start"),
+    "dead-account": Drill(dead_account.play, 20.0, "unreachable-calls-not-given-up"),
+    "broker-cut-off": Drill(broker_cut_off.play, 25.0, "unread-renewals-end-leases"),
+    "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
 }
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, OSError, asyncpg.PostgresError)
 

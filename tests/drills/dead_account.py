@@ -17,7 +17,9 @@ WITHIN_SECONDS = 300.0
 PATIENCE_SECONDS = 600.0
 TASK_SECONDS = 6000.0
 UNREACHABLE = "SELECT unreachable FROM provisioner.account WHERE id = 'dead'"
-CALLS = "SELECT coalesce(sum(units), 0)::int AS n FROM provisioner.launch_batch WHERE account_id = 'dead' AND state = 'calling'"
+CALLS = """
+SELECT coalesce(sum(units), 0)::int AS n FROM provisioner.launch_batch
+WHERE account_id = 'dead' AND state = 'calling'"""
 
 
 async def play(stage: Stage) -> Verdict:
@@ -55,8 +57,8 @@ async def play(stage: Stage) -> Verdict:
     ]
     if not unknown:
         problems.append("no call to the dead account was open: the drill proves nothing")
-    figures = f"{unknown} machines unknown, demand met elsewhere after {first:.0f} product s, after `retire` {second:.0f}"
-    return Verdict(figures, problems)
+    met = f"demand met elsewhere after {first:.0f} product s, after `retire` {second:.0f}"
+    return Verdict(f"{unknown} machines unknown, {met}", problems)
 
 
 async def run(deployment: Deployment, number: int) -> bool:

@@ -77,7 +77,8 @@ async def started(deployment: Deployment, number: int) -> bool:
 
 def machines(ledger: list[facts.Fact], pool_id: str) -> set[str]:
     """Instances that were created for a pool."""
-    return {f.instance_id for f in ledger if isinstance(f, facts.InstanceCreated) and f.config.startswith(f"{pool_id}-")}
+    created = [fact for fact in ledger if isinstance(fact, facts.InstanceCreated)]
+    return {fact.instance_id for fact in created if fact.config.startswith(f"{pool_id}-")}
 
 
 async def set_clocks(deployment: Deployment, body: str) -> None:

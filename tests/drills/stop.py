@@ -7,6 +7,8 @@ are open: a repetition of one of them would create machines after the stop.
 
 from typing import Any
 
+import httpx2
+
 from slipway_common.base.clock import utc_now
 from slipway_local.demo.deployment import Deployment
 from slipway_simulator import facts
@@ -84,7 +86,11 @@ async def stop(
         await deployment.call("POST", "provisioner", f"/launch-configs/{name}-{name}/pause", reason)
     elif kind == "archive":
         pools[name] = Pool(accounts=[SPARE])
-        await deployment.apply(declaration(stage.speed, accounts, pools))
+        changed = declaration(stage.speed, accounts, pools)
+        try:
+            await deployment.apply(changed)
+        except httpx2.HTTPStatusError as question:
+            await deployment.apply(changed, confirm=question.response.json()["digest"])
     else:
         for row in await fetch(deployment, f"{OPEN} AND account_id = $1", name):
             lease = await deployment.call("GET", "lease-broker", f"/leases/{row['lease_id']}")

@@ -249,13 +249,15 @@ class Deployment:
                 account["settings"]["url"] = self.url("simulator")
         return parse(declared)
 
-    async def apply(self, declared: Declaration) -> None:
-        """Apply a declaration, lease pools first: accounts cannot launch without their lease pool."""
+    async def apply(self, declared: Declaration, *, confirm: str = "") -> None:
+        """Apply a declaration, lease pools first: accounts cannot launch without their lease pool. `confirm`: digest
+        of dangerous changes."""
         body = declared.model_dump(mode="json")
         owner = body["metadata"]["owner"] or OWNER
         limits = {"documents": [{"owner": owner, "lease_pools": body.pop("lease_pools")}]}
         await self.call("PUT", "lease-broker", "/lease-pools", limits)
-        await self.call("PUT", "provisioner", "/declaration", body | {"metadata": {"owner": owner}})
+        path = f"/declaration?confirm={confirm}" if confirm else "/declaration"
+        await self.call("PUT", "provisioner", path, body | {"metadata": {"owner": owner}})
 
     async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
         """Send an authorized request and return the decoded answer. Raises httpx2.HTTPStatusError with its text."""

@@ -1,0 +1,130 @@
+"""Partitions of one topic that refuse every batch: they lack a replica that the topic now requires.
+
+Events of that topic are written all the time. An outside reader of all other topics measures from an event's commit to
+its arrival. Once the topic accepts batches again, its events follow without a gap.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from slipway_common.base.clock import utc_now
+from slipway_common.base.errors import BadEvent
+from slipway_common.events.topics import POOL_LIFECYCLE, TOPICS
+from slipway_common.messaging.envelope import decode
+from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
+from tests.drills.declared import Account, Pool, declaration
+from tests.drills.stage import Stage, Verdict, add_tasks, are_done, done, fetch
+
+BAD = POOL_LIFECYCLE
+BAD_SECONDS = 20.0  # real: twice as long as the client waits for a batch
+POKE_SECONDS = 0.5
+TASKS = 24
+DELAY_SECONDS_MAX = 1.0
+EVENTS_MIN = 100
+WAITING = "SELECT count(*)::int AS n FROM provisioner.outbox WHERE topic = $1"
+
+
+class Delays:
+    """Seconds from the commit of an event to its arrival at a reader outside, by topic: (time of arrival, seconds)."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.seen: list[tuple[float, float, str]] = []
+        topics = [topic.name for topic in TOPICS if topic.producers & set(SERVICES)]
+        self.names = {deployment.prefix + name: name for name in topics}
+        self.consumer: Any = AIOKafkaConsumer(bootstrap_servers=deployment.kafka, enable_auto_commit=False)
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator["Delays"]:
+        """Read from now on."""
+        await self.consumer.start()
+        try:
+            places = [TopicPartition(name, number) for name in self.names for number in range(PARTITIONS)]
+            self.consumer.assign(places)
+            await self.consumer.seek_to_end(*places)
+            task = asyncio.create_task(self._read())
+            try:
+                yield self
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        finally:
+            await self.consumer.stop()
+
+    async def _read(self) -> None:
+        while True:
+            for place, records in (await self.consumer.getmany(timeout_ms=20)).items():
+                now = utc_now()
+                for record in records:
+                    with contextlib.suppress(BadEvent):
+                        delay = now - decode(record.headers, received_at=now).time
+                        self.seen.append((now.timestamp(), delay.total_seconds(), self.names[place.topic]))
+
+
+async def play(stage: Stage) -> Verdict:
+    """Play the drill."""
+    deployment = stage.new_deployment()
+    await deployment.start()
+    accounts = {"acc": Account(url=deployment.url("simulator"))}
+    pools = {"builds": Pool(accounts=["acc"]), "poked": Pool(accounts=["acc"])}
+    await stage.play(deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=30)
+    async with Delays(deployment).reading() as delays:
+        await add_tasks(deployment, "builds", TASKS // 2, 60.0)
+        await stage.until(lambda: are_done(deployment, "builds", TASKS // 2), "tasks are done with all topics sound")
+        sound = [seconds for _, seconds, topic in delays.seen if topic != BAD.name]
+        await require(deployment, {"min.insync.replicas": "2"})
+        began = utc_now().timestamp()
+        stage.say(f"{BAD.name} refuses every batch")
+        poking = asyncio.create_task(poke(deployment))
+        await add_tasks(deployment, "builds", TASKS - TASKS // 2, 60.0)
+        await asyncio.sleep(BAD_SECONDS * stage.rng.uniform(0.9, 1.1))
+        poking.cancel()
+        await asyncio.gather(poking, return_exceptions=True)
+        waiting = (await fetch(deployment, WAITING, BAD.name))[0]["n"]
+        until = utc_now().timestamp()
+        await require(deployment, {})
+
+        async def published() -> bool:
+            return not (await fetch(deployment, WAITING, BAD.name))[0]["n"]
+
+        await stage.until(published, f"{waiting} events of {BAD.name} are published once it accepts them")
+        beside = [seconds for at, seconds, topic in delays.seen if topic != BAD.name and began <= at <= until]
+    return judge(sound, beside, waiting, done(deployment, "builds"))
+
+
+async def poke(deployment: Deployment) -> None:
+    """Pause and resume a pool, each of which is an event of the bad topic."""
+    while True:
+        for verb in ("pause", "resume"):
+            await deployment.call("POST", "provisioner", f"/pools/poked/{verb}", {"reason": "drill"})
+            await asyncio.sleep(POKE_SECONDS)
+
+
+async def require(deployment: Deployment, settings: Mapping[str, str]) -> None:
+    """Replace the settings of the bad topic by those of the registry and these."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=deployment.kafka)
+    await admin.start()
+    try:
+        config = {**BAD.config, **settings}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, deployment.prefix + BAD.name, config)])
+    finally:
+        await admin.close()
+
+
+def judge(sound: list[float], beside: list[float], waiting: int, finished: int) -> Verdict:
+    """Compare the delays of the other topics with what is allowed, and with those before."""
+    problems = []
+    worst = max(beside, default=0.0)
+    if worst > DELAY_SECONDS_MAX:
+        problems.append(f"an event of another topic arrived after {worst:.1f} s, at most {DELAY_SECONDS_MAX:g} allowed")
+    if finished < TASKS:
+        problems.append(f"{TASKS - finished} of {TASKS} tasks were not done beside the bad topic")
+    if len(beside) < EVENTS_MIN or not waiting:
+        problems.append(f"{len(beside)} events beside, {waiting} of the bad topic waiting: the drill proves nothing")
+    delays = f"other topics' delay {worst:.2f} s (before: {max(sound):.2f})"
+    return Verdict(f"{delays} in {len(beside)} events, {waiting} held back", problems)

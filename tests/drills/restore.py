@@ -1,0 +1,159 @@
+"""A database from before many launches and events: a restore from a backup, or a standby that took over too early.
+
+The server's files are copied after a crash, put back later, and the server is started on them. Until a person
+confirms, nothing may be launched; no machine that is registered may be terminated at any time; no event may get a
+sequence number that consumers have seen. After the confirmation all tasks are done.
+"""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from slipway_common.base.clock import utc_now
+from slipway_local.check import evidence
+from slipway_local.check.evidence import Evidence
+from slipway_local.demo.deployment import Deployment
+from slipway_local.servers.postgres import give, unprivileged_account
+from slipway_simulator import facts
+from tests.drills.declared import Account, Pool, declaration
+from tests.drills.stage import Stage, Verdict, add_tasks, are_done, played
+
+BEFORE, BUSY = 8, 8
+TASK_SECONDS, LONG_SECONDS = 30.0, 1200.0
+HELD_SECONDS = 120.0  # product time of the reaper's passes and plans before the confirmation
+SECONDS = {"call_timeout_seconds": 40.0, "visibility_seconds": 5.0}
+
+
+async def play_restore(stage: Stage) -> Verdict:
+    """Restore a backup from before 60 launches and 200 events."""
+    return await play(stage, launches=60, events=200)
+
+
+async def play_failover(stage: Stage) -> Verdict:
+    """Let a standby take over that has not received the last commits, 50 or more."""
+    return await play(stage, launches=8, events=50)
+
+
+async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
+    """Play the drill. The copy of the database is older than so many launches and events."""
+    deployment = stage.new_deployment(seconds=SECONDS)
+    await deployment.start()
+    accounts = {name: Account(url=deployment.url("simulator")) for name in ("acc-a", "acc-b")}
+    pools = {"builds": Pool(accounts=tuple(accounts), max_capacity=60), "long": Pool(accounts=tuple(accounts))}
+    await stage.play(deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=30)
+    await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)
+    await stage.until(lambda: are_done(deployment, "builds", BEFORE), f"{BEFORE} tasks are done")
+    files = Files(deployment)
+    await files.keep()
+    stage.say("the files of PostgreSQL are copied")
+    copied_at = utc_now().timestamp()
+    short = launches - BUSY if launches > 2 * BUSY else launches
+    await add_tasks(deployment, "long", BUSY, LONG_SECONDS)
+    await add_tasks(deployment, "builds", short, TASK_SECONDS)
+
+    async def are_lost() -> bool:
+        return created_since(played(deployment), copied_at) >= launches
+
+    await stage.until(are_lost, f"{launches} machines were launched since")
+    await files.put_back()
+    restored_at = utc_now().timestamp()
+    stage.say("PostgreSQL runs on the copy")
+    await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)
+
+    async def is_compared() -> bool:
+        found = await deployment.call("GET", "provisioner", "/recovery")
+        return bool(found["restored"]) and not found["not_listed"]
+
+    await stage.until(is_compared, "the restore is noticed, and every account is listed")
+    await stage.product_seconds(HELD_SECONDS)
+    found = await deployment.call("GET", "provisioner", "/recovery")
+    names = ("account_id", "instance_id", "action")
+    confirmation = {"instances": [{name: row[name] for name in names} for row in found["orphans"]]}
+    confirmed_at = utc_now().timestamp()
+    await deployment.call("POST", "provisioner", "/recovery/confirm", confirmation)
+    stage.say(f"confirmed: {Counter(row['action'] for row in found['orphans'])}")
+    tasks = BEFORE + short + BEFORE
+    await stage.until(lambda: are_done(deployment, "builds", tasks), f"{tasks} tasks are done")
+    read = await evidence.gather(
+        ledger_path=deployment.ledger,
+        kafka=deployment.kafka,
+        prefix=deployment.prefix,
+        database_url=deployment.database_url,
+        settle_seconds=0.0,
+    )
+    return judge(read, events, copied_at, (restored_at, confirmed_at))
+
+
+class Files:
+    """The files of the deployment's embedded PostgreSQL."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.folder = deployment.folder / "postgres" / "cluster"
+        self.copy = self.folder.with_name("copy")
+
+    async def keep(self) -> None:
+        """Copy the files of the crashed server, and start it again."""
+        await self.deployment.supervisor.kill("postgres")
+        copy(self.folder, self.copy)
+        await self.deployment.supervisor.restart("postgres")
+
+    async def put_back(self) -> None:
+        """Crash the server, and start it on the copy."""
+        await self.deployment.supervisor.kill("postgres")
+        shutil.rmtree(self.folder)
+        copy(self.copy, self.folder)
+        await self.deployment.supervisor.restart("postgres")
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy the files of a server that does not run, with their owner."""
+    shutil.copytree(source, target)
+    target.joinpath("postmaster.pid").unlink(missing_ok=True)
+    give(target, unprivileged_account())
+
+
+def created_since(ledger: list[facts.Fact], at: float) -> int:
+    return sum(isinstance(fact, facts.InstanceCreated) and fact.at > at for fact in ledger)
+
+
+def judge(found: Evidence, events: int, copied_at: float, held: tuple[float, float]) -> Verdict:
+    """Judge by the ledger what was ended and launched, and by the topics what consumers dropped.
+
+    `held`: from the restore to the confirmation."""
+    ledger = list(found.ledger)
+    registered = {fact.instance_id for fact in ledger if isinstance(fact, facts.Registered)}
+    terminated = sum(
+        isinstance(fact, facts.Terminated) and fact.by == "api" and fact.instance_id in registered for fact in ledger
+    )
+    early = sum(isinstance(fact, facts.Call) and held[0] < fact.at < held[1] for fact in ledger)
+    times = [record.envelope.time.timestamp() for record in found.published if record.envelope is not None]
+    lost = sum(copied_at < time < held[0] for time in times)
+    dropped = used_twice(found)
+    problems = [
+        text
+        for is_so, text in (
+            (terminated, f"{terminated} registered machines were terminated"),
+            (early, f"{early} launches before the confirmation"),
+            (dropped, f"{dropped} events have a number that another event of their source has: consumers drop them"),
+            (lost < events, f"{lost} events since the copy, {events} required: the drill proves nothing"),
+        )
+        if is_so
+    ]
+    figures = (
+        f"{created_since(ledger, copied_at)} launches and {lost} events since the copy, "
+        f"healthy terminated {terminated}, events dropped silently {dropped}, launches before confirmation {early}"
+    )
+    return Verdict(figures, problems)
+
+
+def used_twice(found: Evidence) -> int:
+    """Events whose sequence number an earlier event of the same source and partition has."""
+    first: dict[tuple[str, str, int, int], str] = {}
+    twice = 0
+    for record in sorted(found.published, key=lambda record: record.offset):
+        envelope = record.envelope
+        if envelope is not None and envelope.sequence_number is not None:
+            place = envelope.sequence_source, record.topic, record.partition, envelope.sequence_number
+            twice += first.setdefault(place, envelope.id) != envelope.id
+    return twice
