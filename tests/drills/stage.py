@@ -50,6 +50,7 @@ class Stage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.supervisor.hurry()  # everything is judged
         await self.supervisor.stop()
         await self._stack.aclose()
 
