@@ -19,7 +19,7 @@ from slipway_common.events.topics import POOL_LIFECYCLE, TOPICS
 from slipway_common.messaging.envelope import decode
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import Stage, Verdict, add_tasks, are_done, done, fetch
+from tests.drills.stage import NotReached, Stage, Verdict, add_tasks, are_done, done, fetch
 
 BAD = POOL_LIFECYCLE
 BAD_SECONDS = 20.0  # real: twice as long as the client waits for a batch
@@ -81,8 +81,9 @@ async def play(stage: Stage) -> Verdict:
         began = utc_now().timestamp()
         stage.say(f"{BAD.name} refuses every batch")
         poking = asyncio.create_task(poke(deployment))
-        await add_tasks(deployment, "builds", TASKS - TASKS // 2, 60.0)
-        await asyncio.sleep(BAD_SECONDS * stage.rng.uniform(0.9, 1.1))
+        for _ in range(TASKS // 2):
+            await add_tasks(deployment, "builds", 1, 60.0)
+            await asyncio.sleep(BAD_SECONDS / (TASKS // 2) * stage.rng.uniform(0.7, 1.3))
         poking.cancel()
         await asyncio.gather(poking, return_exceptions=True)
         waiting = (await fetch(deployment, WAITING, BAD.name))[0]["n"]
@@ -93,6 +94,8 @@ async def play(stage: Stage) -> Verdict:
             return not (await fetch(deployment, WAITING, BAD.name))[0]["n"]
 
         await stage.until(published, f"{waiting} events of {BAD.name} are published once it accepts them")
+        with contextlib.suppress(NotReached):
+            await stage.until(lambda: are_done(deployment, "builds", TASKS), "all tasks are done")
         beside = [seconds for at, seconds, topic in delays.seen if topic != BAD.name and began <= at <= until]
     return judge(sound, beside, waiting, done(deployment, "builds"))
 

@@ -26,7 +26,7 @@ CUT_SECONDS = 450.0
 BOOT_SECONDS = 700.0  # the leases of the first launches are in use until after the cut
 TASK_SECONDS = 20.0
 TOLERATED_SECONDS = 0.05  # between an effect and its line in the ledger
-LEASES = "SELECT count(*)::int AS n FROM lease_broker.leases WHERE state = 'confirmed' AND ended_at IS NULL"
+CONFIRMED = "SELECT coalesce(sum(units), 0)::int AS n FROM lease_broker.leases WHERE state = 'confirmed'"
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ async def play(stage: Stage) -> Verdict:
 
     async def all_held() -> bool:
         units = sum(f.count for f in played(deployment) if isinstance(f, facts.Call))
-        return units == LIMIT and (await fetch(deployment, LEASES))[0]["n"] > 0
+        return units == LIMIT and (await fetch(deployment, CONFIRMED))[0]["n"] == LIMIT
 
     await stage.until(all_held, f"{LIMIT} machines boot, {TASKS - LIMIT} wait for a lease")
     held: list[Use] = []

@@ -67,10 +67,13 @@ class Line:
                 return
             upstream, sending = await asyncio.open_connection("127.0.0.1", self.target)
             stack.callback(sending.close)
-            async with asyncio.TaskGroup() as group:
-                answering = group.create_task(self._pump(upstream, writer))
-                await self._pump(reader, sending)
-                answering.cancel()
+            asking = asyncio.create_task(self._pump(reader, sending))
+            answering = asyncio.create_task(self._pump(upstream, writer))
+            stack.callback(asking.cancel)
+            stack.callback(answering.cancel)
+            await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if self.state == "silent":
+                await asking  # until the client gives up
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

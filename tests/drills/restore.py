@@ -5,21 +5,29 @@ confirms, nothing may be launched; no machine that is registered may be terminat
 sequence number that consumers have seen. After the confirmation all tasks are done.
 """
 
+import contextlib
 import shutil
 from collections import Counter
 from pathlib import Path
 
+import httpx2
+
 from slipway_common.base.clock import utc_now
 from slipway_local.check import evidence
 from slipway_local.check.evidence import Evidence
-from slipway_local.demo.deployment import Deployment
+from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_local.servers.postgres import give, unprivileged_account
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import Stage, Verdict, add_tasks, are_done, played
+from tests.drills.stage import NotReached, Stage, Verdict, add_tasks, are_done, fetch, played
 
 BEFORE, BUSY = 8, 8
 TASK_SECONDS, LONG_SECONDS = 30.0, 1200.0
+NOTICED_SECONDS = 25.0  # real
+POSITIONS = " + ".join(
+    f"(SELECT coalesce(sum(sequence_number), 0)::bigint FROM {service.replace('-', '_')}.relay_position)"
+    for service in SERVICES
+)
 HELD_SECONDS = 120.0  # product time of the reaper's passes and plans before the confirmation
 SECONDS = {"call_timeout_seconds": 40.0, "visibility_seconds": 5.0}
 
@@ -45,35 +53,24 @@ async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
     await stage.until(lambda: are_done(deployment, "builds", BEFORE), f"{BEFORE} tasks are done")
     files = Files(deployment)
     await files.keep()
-    stage.say("the files of PostgreSQL are copied")
     copied_at = utc_now().timestamp()
-    short = launches - BUSY if launches > 2 * BUSY else launches
-    await add_tasks(deployment, "long", BUSY, LONG_SECONDS)
-    await add_tasks(deployment, "builds", short, TASK_SECONDS)
-
-    async def are_lost() -> bool:
-        return created_since(played(deployment), copied_at) >= launches
-
-    await stage.until(are_lost, f"{launches} machines were launched since")
+    stage.say("the files of PostgreSQL are copied")
+    await forgotten(stage, deployment, launches, events)
     await files.put_back()
     restored_at = utc_now().timestamp()
     stage.say("PostgreSQL runs on the copy")
     await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)
-
-    async def is_compared() -> bool:
-        found = await deployment.call("GET", "provisioner", "/recovery")
-        return bool(found["restored"]) and not found["not_listed"]
-
-    await stage.until(is_compared, "the restore is noticed, and every account is listed")
-    await stage.product_seconds(HELD_SECONDS)
-    found = await deployment.call("GET", "provisioner", "/recovery")
-    names = ("account_id", "instance_id", "action")
-    confirmation = {"instances": [{name: row[name] for name in names} for row in found["orphans"]]}
-    confirmed_at = utc_now().timestamp()
-    await deployment.call("POST", "provisioner", "/recovery/confirm", confirmation)
-    stage.say(f"confirmed: {Counter(row['action'] for row in found['orphans'])}")
-    tasks = BEFORE + short + BEFORE
-    await stage.until(lambda: are_done(deployment, "builds", tasks), f"{tasks} tasks are done")
+    problems: list[str] = []
+    try:
+        await stage.until(lambda: is_noticed(deployment), "the restore is noticed", within_seconds=NOTICED_SECONDS)
+        await stage.product_seconds(HELD_SECONDS)
+        confirmed_at = utc_now().timestamp()
+        stage.say(f"confirmed: {await confirm(deployment)}")
+        tasks = BEFORE + launches + BEFORE
+        await stage.until(lambda: are_done(deployment, "builds", tasks), f"all {tasks} tasks are done")
+    except NotReached as error:
+        confirmed_at = utc_now().timestamp()
+        problems.append(str(error))
     read = await evidence.gather(
         ledger_path=deployment.ledger,
         kafka=deployment.kafka,
@@ -81,7 +78,38 @@ async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
         database_url=deployment.database_url,
         settle_seconds=0.0,
     )
-    return judge(read, events, copied_at, (restored_at, confirmed_at))
+    verdict = judge(read, events, copied_at, (restored_at, confirmed_at))
+    return Verdict(verdict.figures, [*problems, *verdict.problems])
+
+
+async def forgotten(stage: Stage, deployment: Deployment, launches: int, events: int) -> None:
+    """Launch machines, of which some run until the end, and publish events: what the copy does not know."""
+    before = len(created(played(deployment))), await published(deployment)
+
+    async def are_enough() -> bool:
+        launched = len(created(played(deployment))) - before[0]
+        return launched >= launches and await published(deployment) - before[1] >= events
+
+    await add_tasks(deployment, "long", BUSY, LONG_SECONDS)
+    await add_tasks(deployment, "builds", launches, TASK_SECONDS)
+    await stage.until(are_enough, f"{launches} machines were launched since, and {events} events published")
+
+
+async def is_noticed(deployment: Deployment) -> bool:
+    """True once the provisioner waits for a confirmation, and knows what runs in every account."""
+    with contextlib.suppress(httpx2.HTTPError):
+        found = await deployment.call("GET", "provisioner", "/recovery")
+        return bool(found["restored"]) and not found["not_listed"]
+    return False
+
+
+async def confirm(deployment: Deployment) -> dict[str, int]:
+    """Confirm what is proposed for each machine; returns the number of machines by action."""
+    found = await deployment.call("GET", "provisioner", "/recovery")
+    names = ("account_id", "instance_id", "action")
+    body = {"instances": [{name: row[name] for name in names} for row in found["orphans"]]}
+    await deployment.call("POST", "provisioner", "/recovery/confirm", body)
+    return dict(Counter(row["action"] for row in found["orphans"]))
 
 
 class Files:
@@ -113,8 +141,15 @@ def copy(source: Path, target: Path) -> None:
     give(target, unprivileged_account())
 
 
-def created_since(ledger: list[facts.Fact], at: float) -> int:
-    return sum(isinstance(fact, facts.InstanceCreated) and fact.at > at for fact in ledger)
+async def published(deployment: Deployment) -> int:
+    """Number of events with a sequence number so far, by the rows."""
+    (row,) = await fetch(deployment, f"SELECT {POSITIONS} AS n")
+    number: int = row["n"]
+    return number
+
+
+def created(ledger: list[facts.Fact], since: float = 0.0) -> list[facts.InstanceCreated]:
+    return [fact for fact in ledger if isinstance(fact, facts.InstanceCreated) and fact.at > since]
 
 
 def judge(found: Evidence, events: int, copied_at: float, held: tuple[float, float]) -> Verdict:
@@ -127,7 +162,8 @@ def judge(found: Evidence, events: int, copied_at: float, held: tuple[float, flo
         isinstance(fact, facts.Terminated) and fact.by == "api" and fact.instance_id in registered for fact in ledger
     )
     early = sum(isinstance(fact, facts.Call) and held[0] < fact.at < held[1] for fact in ledger)
-    times = [record.envelope.time.timestamp() for record in found.published if record.envelope is not None]
+    envelopes = [record.envelope for record in found.published if record.envelope is not None]
+    times = [envelope.time.timestamp() for envelope in envelopes if envelope.sequence_number is not None]
     lost = sum(copied_at < time < held[0] for time in times)
     dropped = used_twice(found)
     problems = [
@@ -141,7 +177,7 @@ def judge(found: Evidence, events: int, copied_at: float, held: tuple[float, flo
         if is_so
     ]
     figures = (
-        f"{created_since(ledger, copied_at)} launches and {lost} events since the copy, "
+        f"{len(created(ledger, copied_at))} launches and {lost} events since the copy, "
         f"healthy terminated {terminated}, events dropped silently {dropped}, launches before confirmation {early}"
     )
     return Verdict(figures, problems)

@@ -112,6 +112,19 @@ class Refused(Recorded, frozen=True, kw_only=True, tag="refused"):
     status: int
 
 
+class Unknown(Recorded, frozen=True, kw_only=True, tag="unknown"):
+    """The provisioner does not know this machine: its database may have been restored. It registers again, once."""
+
+    instance_id: str
+    status: int
+
+
+class ClaimUnknown(Recorded, frozen=True, kw_only=True, tag="claim_unknown"):
+    """The provisioner does not know of this machine's claim, which is reported again."""
+
+    instance_id: str
+
+
 class Claimed(Recorded, frozen=True, kw_only=True, tag="claimed"):
     """The provisioner answered the report of a claim with `status`."""
 
@@ -223,6 +236,8 @@ Fact = (
     | InstanceCreated
     | Registered
     | Refused
+    | Unknown
+    | ClaimUnknown
     | Claimed
     | Idle
     | DrainRequested

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import httpx2
 import msgspec
 
-from slipway_simulator.facts import Claimed, DrainRequested, EndedBy, Fact, Idle, Registered
+from slipway_simulator.facts import Claimed, ClaimUnknown, DrainRequested, EndedBy, Fact, Idle, Registered, Unknown
 from slipway_simulator.machines import Contact, Machine, PendingReport, Poll, Register, SendReport, Take, Wait, next_act
 from slipway_simulator.world import World
 
@@ -20,12 +20,18 @@ from slipway_simulator.world import World
 FIRST_RETRY_SECONDS = 0.2
 LONGEST_RETRY_SECONDS = 3.0
 REGISTER_PATH = "/workers/register"
+# Problems with which a restored database answers a worker that it does not know.
+UNKNOWN = frozenset({"urn:slipway:problem:unknown-worker", "urn:slipway:problem:foreign-token"})
 SOURCE = "simulator"
 
 
 class Answer(msgspec.Struct, frozen=True):
     status: int
     body: dict[str, Any]
+
+    @property
+    def is_unknown(self) -> bool:
+        return self.status >= 400 and self.body.get("type") in UNKNOWN
 
 
 class Driver(Protocol):
@@ -90,6 +96,9 @@ async def _send_report(machine: Machine, report: PendingReport, driver: Driver, 
     if report.what == "stopped":
         driver.end_instance(machine.instance_id, "self")
         return
+    if answer.is_unknown:
+        _handle_answer(machine, answer, driver)  # the report is sent after the machine has registered again
+        return
     ids = {"instance_id": machine.instance_id, "worker_id": machine.worker_id, "pool_id": machine.pool_id}
     answered: Fact
     if report.what == "claimed":
@@ -108,14 +117,21 @@ async def _poll(machine: Machine, driver: Driver, *, heartbeat: bool) -> None:
         answer = await _attempt(driver, "GET", _worker_url(machine, "should-terminate"), machine.token, None)
     if answer:
         _handle_answer(machine, answer, driver)
+        claimed = machine.claim is not None and not machine.pending_reports
+        if heartbeat and answer.body.get("has_task") is False and claimed:
+            driver.record([ClaimUnknown(at=driver.now(), instance_id=machine.instance_id)])
 
 
 def _handle_answer(machine: Machine, answer: Answer, driver: Driver) -> None:
-    """Drain if requested. A worker that is gone (410) terminates; one that is refused (401, 403) does nothing."""
+    """Drain if requested. A worker that is gone (410) terminates; one that is unknown registers again, once; one that
+    is refused (401, 403) does nothing."""
+    if answer.is_unknown and not machine.rejoining:
+        driver.record([Unknown(at=driver.now(), instance_id=machine.instance_id, status=answer.status)])
+        return
     match answer.status:
         case 410:
             driver.end_instance(machine.instance_id, "self")
-        case 401 | 403:
+        case 401 | 403 | 404:
             driver.refuse(machine, answer.status)
         case _:
             if answer.body.get("terminate") and not machine.draining:
@@ -141,12 +157,13 @@ async def _attempt(driver: Driver, method: str, url: str, token: str, body: dict
         response = await driver.client.request(method, url, json=body, headers=headers)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
         return None
-    if response.status_code >= 500 or response.status_code in {404, 408, 425, 429}:
+    if response.status_code >= 500 or response.status_code in {408, 425, 429}:
         return None
     try:
-        return Answer(response.status_code, msgspec.json.decode(response.content or b"{}", type=dict[str, Any]))
+        answer = Answer(response.status_code, msgspec.json.decode(response.content or b"{}", type=dict[str, Any]))
     except msgspec.DecodeError:
-        return Answer(response.status_code, {})
+        answer = Answer(response.status_code, {})
+    return answer if answer.status != 404 or answer.is_unknown else None
 
 
 def _base_url(machine: Machine) -> str:

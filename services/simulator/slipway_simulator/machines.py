@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_simulator.facts import (
     Claimed,
+    ClaimUnknown,
     DrainRequested,
     Fact,
     Idle,
@@ -19,6 +20,7 @@ from slipway_simulator.facts import (
     Registered,
     TaskEnded,
     TaskStarted,
+    Unknown,
 )
 from slipway_simulator.scenario import Scenario
 
@@ -32,7 +34,10 @@ class PendingReport(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct):
-    """One machine, from its creation until its instance is gone."""
+    """One machine, from its creation until its instance is gone.
+
+    `claim` is the claim of its task. `is_unknown`: it has to register again; `rejoining`: it has done so, and none of
+    its reports has been answered since."""
 
     instance_id: str
     account: str
@@ -45,6 +50,9 @@ class Machine(msgspec.Struct):
     refused: bool = False
     draining: bool = False
     task_id: str = ""
+    claim: PendingReport | None = None
+    is_unknown: bool = False
+    rejoining: bool = False
     tasks_done: int = 0
     pending_reports: list[PendingReport] = []
 
@@ -62,21 +70,30 @@ class Machine(msgspec.Struct):
         match fact:
             case Registered():
                 self.worker_id, self.pool_id, self.token = fact.worker_id, fact.pool_id, fact.token
+                self.is_unknown = False
+                if self.rejoining and self.claim is not None and self.claim not in self.pending_reports:
+                    self.pending_reports.insert(0, self.claim)
+            case Unknown():
+                self.is_unknown = self.rejoining = True
+            case ClaimUnknown() if self.claim is not None:
+                self.pending_reports.append(self.claim)
             case Refused():
                 self.refused = True
                 self.pending_reports.clear()
             case TaskStarted():
                 self.task_id = fact.task_id
-                self.pending_reports.append(PendingReport("claimed", fact.at, fact.task_id))
+                self.claim = PendingReport("claimed", fact.at, fact.task_id)
+                self.pending_reports.append(self.claim)
             case TaskEnded(result="interrupted"):
-                self.task_id = ""
+                self.task_id, self.claim = "", None
             case TaskEnded():
-                self.task_id = ""
+                self.task_id, self.claim = "", None
                 self.tasks_done += 1
                 last = self.draining or self.tasks_done >= self.tasks_at_most
                 self.pending_reports.append(PendingReport("stopped" if last else "idle", fact.at))
             case Claimed() | Idle():
                 self.pending_reports.pop(0)
+                self.rejoining = False
             case DrainRequested() if not self.draining:
                 self.draining = True
                 if not self.task_id and not any(report.what == "stopped" for report in self.pending_reports):
@@ -130,6 +147,8 @@ def next_act(machine: Machine, contact: Contact, rules: Scenario, *, work: bool,
 
     if machine.refused or (not machine.pool_id and machine.boots_at is None):
         return Wait(None)
+    if machine.is_unknown:
+        return Register()
     if not machine.pool_id:
         return Register() if machine.boots_at is not None and machine.boots_at <= now else Wait(machine.boots_at)
     if machine.pending_reports:

@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 
-from slipway_simulator.facts import Claimed, DrainRequested, Fact, Idle, Refused, Registered, TaskEnded, TaskStarted
+from slipway_simulator.facts import (
+    Claimed,
+    ClaimUnknown,
+    DrainRequested,
+    Fact,
+    Idle,
+    Refused,
+    Registered,
+    TaskEnded,
+    TaskStarted,
+    Unknown,
+)
 from slipway_simulator.machines import (
     Act,
     Contact,
@@ -27,6 +38,8 @@ CLAIMED = Claimed(at=11.5, task_id="t", status=200, **WHO)
 DONE = TaskEnded(at=20.0, task_id="t", pool_id="p", instance_id="i-1", result="done")
 IDLE = Idle(at=20.5, status=200, **WHO)
 DRAIN = DrainRequested(at=12.0, instance_id="i-1", worker_id="w-1")
+UNKNOWN = Unknown(at=15.0, instance_id="i-1", status=404)
+CLAIM_UNKNOWN = ClaimUnknown(at=15.0, instance_id="i-1")
 REFUSED = Refused(at=10.0, instance_id="i-1", status=409)
 
 TELL_CLAIMED = SendReport(PendingReport("claimed", 11.0, "t"))
@@ -50,13 +63,20 @@ LIVES: list[tuple[list[Fact], int | None, float, bool, Act]] = [
     ([REGISTERED, DRAIN], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
     ([REGISTERED, DRAIN, DRAIN], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
     ([REGISTERED, STARTED, CLAIMED, DRAIN], None, 12.0, True, Wait(130.0)),
+    ([REGISTERED, UNKNOWN], None, 15.0, True, Register()),
+    ([REGISTERED, UNKNOWN, REGISTERED], None, 15.0, True, Take()),
+    ([REGISTERED, STARTED, CLAIMED, UNKNOWN, REGISTERED], None, 15.0, True, TELL_CLAIMED),
+    ([REGISTERED, STARTED, UNKNOWN, REGISTERED, CLAIMED], None, 15.0, True, Wait(130.0)),
+    ([REGISTERED, STARTED, CLAIMED, UNKNOWN, REGISTERED, CLAIMED, UNKNOWN], None, 15.0, True, Register()),
+    ([REGISTERED, STARTED, CLAIMED, CLAIM_UNKNOWN], None, 15.0, True, TELL_CLAIMED),
     ([REGISTERED, STARTED, CLAIMED, DRAIN, DONE], None, 20.0, True, SendReport(PendingReport("stopped", 20.0))),
 ]
 
 
 @pytest.mark.parametrize(("past", "tasks_per_worker", "now", "work", "expected"), LIVES)
 def test_next_act(past: list[Fact], tasks_per_worker: int | None, now: float, work: bool, expected: Act) -> None:
-    """Pending reports come first and in order, then work, then polls. A busy machine finishes its task first."""
+    """Pending reports come first and in order, then work, then polls. A busy machine finishes its task first. One that
+    a restored provisioner does not know registers again, and reports its claim again."""
     machine = Machine("i-1", "acc", {"settings": {"tasks_per_worker": tasks_per_worker}}, boots_at=10.0, claims=True)
     for fact in past:
         machine.fold(fact)
