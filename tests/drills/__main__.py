@@ -12,6 +12,7 @@ from typing import Final
 import asyncpg
 import httpx2
 import msgspec
+from aiokafka.errors import KafkaError
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.child import StartFailed
@@ -47,7 +48,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "broker-cut-off": Drill(broker_cut_off.play, 25.0, "unread-renewals-end-leases"),
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
 }
-ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, OSError, asyncpg.PostgresError)
+ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)
 
 
 def parse_arguments(environment: Mapping[str, str]) -> Arguments:

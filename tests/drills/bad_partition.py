@@ -26,7 +26,7 @@ BAD_SECONDS = 20.0  # real: twice as long as the client waits for a batch
 POKE_SECONDS = 0.5
 TASKS = 24
 DELAY_SECONDS_MAX = 1.0
-EVENTS_MIN = 100
+EVENTS_MIN = 60
 WAITING = "SELECT count(*)::int AS n FROM provisioner.outbox WHERE topic = $1"
 
 

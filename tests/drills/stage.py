@@ -50,7 +50,6 @@ class Stage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.supervisor.hurry()  # everything is judged
         await self.supervisor.stop()
         await self._stack.aclose()
 

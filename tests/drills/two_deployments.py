@@ -48,7 +48,6 @@ async def play(stage: Stage) -> Verdict:
 
         await stage.until(have_passed, f"{PASSES} passes of each instance reaper")
         alerts = [alert for deployment in both for alert in await raised(deployment)]
-        beside.hurry()
     return judge(played(first), alerts)
 
 
