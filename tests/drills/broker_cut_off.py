@@ -78,7 +78,7 @@ async def play(stage: Stage) -> Verdict:
         await asyncio.gather(acquiring, return_exceptions=True)
         await line.close()
     await stage.product_seconds(TTL_SECONDS)
-    return judge(played(deployment), held)
+    return judge(played(deployment), held, until=utc_now().timestamp())
 
 
 def second_listener(port: int, advertised: int) -> dict[str, str]:
@@ -126,10 +126,10 @@ def launches(ledger: list[facts.Fact]) -> list[Use]:
     return uses
 
 
-def judge(ledger: list[facts.Fact], held: list[Use]) -> Verdict:
-    """Add up the seconds in which more units were in use than the limit."""
+def judge(ledger: list[facts.Fact], held: list[Use], *, until: float) -> Verdict:
+    """Add up the seconds until `until` in which more units were in use than the limit."""
     over, level, peak, since = 0.0, 0, 0, 0.0
-    for use in sorted([*launches(ledger), *held], key=lambda use: (use.at, use.units)):
+    for use in sorted([*launches(ledger), *held, Use(until, 0)], key=lambda use: (use.at, use.units)):
         if level > LIMIT:
             over += use.at - since
         level, since = level + use.units, use.at

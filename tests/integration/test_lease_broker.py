@@ -34,6 +34,7 @@ from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker import admission
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
@@ -47,7 +48,8 @@ from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.metrics import UNDECIDED
-from slipway_lease_broker.store import gangs, history, past_leases, pools
+from slipway_lease_broker.progress import RequestProgress
+from slipway_lease_broker.store import gangs, history, past_leases, pools, reception
 from slipway_lease_broker.store import terms as store_terms
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
@@ -1252,3 +1254,20 @@ async def test_leases_of_an_unknown_pool(client: httpx2.AsyncClient) -> None:
     """A typo is distinct from an empty pool."""
     answer = await client.get("/leases", params={"pool": "nowhere"})
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:slipway:problem:unknown-lease-pool")
+
+
+async def test_a_process_that_is_cut_off_before_it_has_recorded_anything(broker: Broker) -> None:
+    """Its time without Kafka is downtime from the beginning, so that leases that it has granted get it."""
+    handler = LeaseCommandHandler(broker.admissions)
+    consumer = Consumer("lease-broker", LEASE_REQUEST, handler.handle)
+    cut_off = SimpleNamespace(assignment=lambda: ())
+    subscription: Any = SimpleNamespace(
+        consumer=consumer, owned={3: Owned(1, 4)}, client=cut_off, at=lambda number: number
+    )
+    runtime = Runtime()
+    runtime.subscriptions = [subscription]
+    await RequestProgress(runtime, 4).record(broker.pool)
+    await broker.set_clock(20)
+    async with broker.pool.acquire() as db, db.transaction():
+        recorded = await reception.record(db, {"3": 0.0})
+    assert recorded["3"].downtimes == (Downtime(after(0), after(20)),)

@@ -60,6 +60,8 @@ class RequestProgress:
             if reading.received_until is not None
         }
         async with database.acquire() as db, db.transaction():
+            # What cannot be received from the beginning is downtime too.
+            await reception.begin(db, [name_of(place) for place in self._owned() if place not in until])
             after = await reception.record(db, {name_of(way): now - at for way, at in until.items()})
         for way, at in until.items():
             before, known = self._receptions.get(way), after[name_of(way)]

@@ -30,6 +30,12 @@ SAVE: Final = Statement(
 SAVE_SECONDS: Final = 2.0  # in memory, a reception may be ahead of its row by this much
 
 
+async def begin(tx: Connection, ways: Sequence[str]) -> None:
+    """Record that commands are received from now on, for ways in of which nothing is recorded."""
+    if ways:
+        await tx.execute(ADD, sorted(ways))
+
+
 async def record(tx: Connection, ages: Mapping[str, float]) -> dict[str, Reception]:
     """Record until when commands were received: so many seconds ago, per way in. Returns the receptions."""
     ways = sorted(ages)
