@@ -1,21 +1,21 @@
-"""Partitions of one topic that refuse every batch: they lack a replica that the topic now requires.
+"""A topic whose partitions have no leader any more: it was deleted, so that no batch for it is ever acknowledged.
 
 Events of that topic are written all the time. An outside reader of all other topics measures from an event's commit to
-its arrival. Once the topic accepts batches again, its events follow without a gap.
+its arrival. Once the topic exists again, the events that were held back are published.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.topics import POOL_LIFECYCLE, TOPICS
+from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import decode
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
 from tests.drills.declared import Account, Pool, declaration
@@ -31,12 +31,12 @@ WAITING = "SELECT count(*)::int AS n FROM provisioner.outbox WHERE topic = $1"
 
 
 class Delays:
-    """Seconds from the commit of an event to its arrival at a reader outside, by topic: (time of arrival, seconds)."""
+    """Seconds from the commit of an event to its arrival at a reader outside, after the time of arrival."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self.seen: list[tuple[float, float, str]] = []
-        topics = [topic.name for topic in TOPICS if topic.producers & set(SERVICES)]
-        self.names = {deployment.prefix + name: name for name in topics}
+        self.seen: list[tuple[float, float]] = []
+        topics = [topic.name for topic in TOPICS if topic.producers & set(SERVICES) and topic is not BAD]
+        self.names = [deployment.prefix + name for name in topics]
         self.consumer: Any = AIOKafkaConsumer(bootstrap_servers=deployment.kafka, enable_auto_commit=False)
 
     @contextlib.asynccontextmanager
@@ -58,12 +58,12 @@ class Delays:
 
     async def _read(self) -> None:
         while True:
-            for place, records in (await self.consumer.getmany(timeout_ms=20)).items():
+            for records in (await self.consumer.getmany(timeout_ms=20)).values():
                 now = utc_now()
                 for record in records:
                     with contextlib.suppress(BadEvent):
                         delay = now - decode(record.headers, received_at=now).time
-                        self.seen.append((now.timestamp(), delay.total_seconds(), self.names[place.topic]))
+                        self.seen.append((now.timestamp(), delay.total_seconds()))
 
 
 async def play(stage: Stage) -> Verdict:
@@ -76,10 +76,10 @@ async def play(stage: Stage) -> Verdict:
     async with Delays(deployment).reading() as delays:
         await add_tasks(deployment, "builds", TASKS // 2, 60.0)
         await stage.until(lambda: are_done(deployment, "builds", TASKS // 2), "tasks are done with all topics sound")
-        sound = [seconds for _, seconds, topic in delays.seen if topic != BAD.name]
-        await require(deployment, {"min.insync.replicas": "2"})
+        sound = [seconds for _, seconds in delays.seen]
+        await delete_topic(deployment)
         began = utc_now().timestamp()
-        stage.say(f"{BAD.name} refuses every batch")
+        stage.say(f"{BAD.name} is deleted")
         poking = asyncio.create_task(poke(deployment))
         for _ in range(TASKS // 2):
             await add_tasks(deployment, "builds", 1, 60.0)
@@ -88,15 +88,15 @@ async def play(stage: Stage) -> Verdict:
         await asyncio.gather(poking, return_exceptions=True)
         waiting = (await fetch(deployment, WAITING, BAD.name))[0]["n"]
         until = utc_now().timestamp()
-        await require(deployment, {})
+        await topic_admin.create(deployment.kafka, prefix=deployment.prefix, partitions=PARTITIONS)
 
         async def published() -> bool:
             return not (await fetch(deployment, WAITING, BAD.name))[0]["n"]
 
-        await stage.until(published, f"{waiting} events of {BAD.name} are published once it accepts them")
+        await stage.until(published, f"{waiting} events of {BAD.name} are published once it exists again")
         with contextlib.suppress(NotReached):
             await stage.until(lambda: are_done(deployment, "builds", TASKS), "all tasks are done")
-        beside = [seconds for at, seconds, topic in delays.seen if topic != BAD.name and began <= at <= until]
+        beside = [seconds for at, seconds in delays.seen if began <= at <= until]
     return judge(sound, beside, waiting, done(deployment, "builds"))
 
 
@@ -108,13 +108,11 @@ async def poke(deployment: Deployment) -> None:
             await asyncio.sleep(POKE_SECONDS)
 
 
-async def require(deployment: Deployment, settings: Mapping[str, str]) -> None:
-    """Replace the settings of the bad topic by those of the registry and these."""
+async def delete_topic(deployment: Deployment) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=deployment.kafka)
     await admin.start()
     try:
-        config = {**BAD.config, **settings}
-        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, deployment.prefix + BAD.name, config)])
+        await admin.delete_topics([deployment.prefix + BAD.name])
     finally:
         await admin.close()
 
