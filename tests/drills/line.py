@@ -42,9 +42,12 @@ class Line:
         """Swallow everything until `restore`."""
         self.state = "silent"
 
+    def is_silent(self) -> bool:
+        return self.state == "silent"
+
     def restore(self) -> None:
         """Let new connections through; those that were swallowed are closed."""
-        if self.state == "silent":
+        if self.is_silent():
             self._end()
         self.state = "open"
 
@@ -62,7 +65,7 @@ class Line:
             stack.callback(writer.close)
             if self.state == "cut":
                 return
-            if self.state == "silent":
+            if self.is_silent():
                 await self._swallow(reader)
                 return
             upstream, sending = await asyncio.open_connection("127.0.0.1", self.target)
@@ -72,13 +75,13 @@ class Line:
             stack.callback(asking.cancel)
             stack.callback(answering.cancel)
             await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
-            if self.state == "silent":
+            if self.is_silent():
                 await asking  # until the client gives up
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
-                if self.state == "silent":
+                if self.is_silent():
                     self.swallowed += 1
                     await self._swallow(reader)
                     return

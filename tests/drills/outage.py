@@ -4,6 +4,8 @@ Machines boot and work meanwhile, fewer than those whose common silence keeps an
 be terminated, no task interrupted, and no boot charged; machines with a bad image still time out and are charged.
 """
 
+from functools import partial
+
 import asyncpg
 
 from slipway_common.events.worker import Result, Scope
@@ -40,12 +42,12 @@ async def play(stage: Stage) -> Verdict:
     await stage.until(lambda: started(deployment, BUSY), f"{BUSY} tasks run")
     for part, number in (("postgres", BUSY + BOOTING), ("provisioner", BUSY + 2 * BOOTING)):
         await add_tasks(deployment, "good", BOOTING, TASK_SECONDS)
-        await stage.until(lambda number=number: created(deployment, "good", number), f"{BOOTING} more machines boot")
+        await stage.until(partial(created, deployment, "good", number), f"{BOOTING} more machines boot")
         await deployment.supervisor.kill(part)
         stage.say(f"{part} is away for {OUTAGE_SECONDS / 60:g} product minutes")
         await stage.product_seconds(OUTAGE_SECONDS * stage.rng.uniform(1.0, 1.1))
         await deployment.supervisor.restart(part)
-        await stage.until(lambda number=number: started(deployment, number), f"{part} is back, {number} tasks run")
+        await stage.until(partial(started, deployment, number), f"{part} is back, {number} tasks run")
     await stage.product_seconds(PASSES_SECONDS * stage.speed)
     await set_clocks(deployment, f"clock_timestamp() + interval '{JUMP}'")
     stage.say(f"the clocks of PostgreSQL jump by {JUMP}")

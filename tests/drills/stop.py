@@ -57,7 +57,7 @@ async def play(stage: Stage) -> Verdict:
         stopped_at[name] = utc_now().timestamp()
 
     async def leases_ended() -> bool:
-        return (await fetch(deployment, ENDED, leases))[0]["n"] == 0
+        return not (await fetch(deployment, ENDED, leases))[0]["n"]
 
     await stage.until(leases_ended, "the provisioner knows that its leases have ended")
     stopped_at |= {name: utc_now().timestamp() for name in NAMES if name.startswith("lease-")}

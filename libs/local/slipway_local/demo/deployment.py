@@ -88,7 +88,7 @@ class Deployment:
         self.kafka_server = EmbeddedKafka(folder / "kafka", port, kafka_settings)
         self.postgres_server = EmbeddedPostgres(folder / "postgres")
         self.own_kafka = beside.kafka if beside else os.environ.get("SLIPWAY_KAFKA", "")
-        self.kafka = self.own_kafka or self.kafka_server.bootstrap
+        self.kafka: str = self.own_kafka or self.kafka_server.bootstrap
         self.own_database = beside.server_url if beside else os.environ.get("SLIPWAY_DATABASE_URL", "")
         self.database_url = ""
         self.id = ""  # drawn by the migration
