@@ -6,11 +6,13 @@ sequence number that consumers have seen. After the confirmation all tasks are d
 """
 
 import contextlib
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import httpx2
+import msgspec
 
 from slipway_common.base.clock import utc_now
 from slipway_local.check import evidence
@@ -30,6 +32,15 @@ POSITIONS = " + ".join(
 )
 HELD_SECONDS = 120.0  # product time of the reaper's passes and plans before the confirmation
 SECONDS = {"call_timeout_seconds": 40.0, "visibility_seconds": 5.0}
+
+
+class Course(msgspec.Struct):
+    """Times of a drill, the last ones infinite while they are to come, and the instances shown at the confirmation."""
+
+    copied_at: float
+    restored_at: float = math.inf
+    confirmed_at: float = math.inf
+    shown: set[str] = set()
 
 
 async def play_restore(stage: Stage) -> Verdict:
@@ -53,23 +64,26 @@ async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
     await stage.until(lambda: are_done(deployment, "builds", BEFORE), f"{BEFORE} tasks are done")
     files = Files(deployment)
     await files.keep()
-    copied_at = utc_now().timestamp()
+    course = Course(copied_at=utc_now().timestamp())
     stage.say("the files of PostgreSQL are copied")
     await forgotten(stage, deployment, launches, events)
+    await stage.product_seconds(stage.rng.uniform(0.0, TASK_SECONDS))
     await files.put_back()
-    restored_at = utc_now().timestamp()
+    course.restored_at = utc_now().timestamp()
+    await deployment.supervisor.restart("postgres")
     stage.say("PostgreSQL runs on the copy")
     await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)
     problems: list[str] = []
     try:
         await stage.until(lambda: is_noticed(deployment), "the restore is noticed", within_seconds=NOTICED_SECONDS)
         await stage.product_seconds(HELD_SECONDS)
-        confirmed_at = utc_now().timestamp()
-        stage.say(f"confirmed: {await confirm(deployment)}")
+        course.confirmed_at = utc_now().timestamp()
+        actions = await confirm(deployment)
+        course.shown = set(actions)
+        stage.say(f"confirmed: {dict(Counter(actions.values()))}")
         tasks = BEFORE + launches + BEFORE
         await stage.until(lambda: are_done(deployment, "builds", tasks), f"all {tasks} tasks are done")
     except NotReached as error:
-        confirmed_at = utc_now().timestamp()
         problems.append(str(error))
     read = await evidence.gather(
         ledger_path=deployment.ledger,
@@ -78,21 +92,21 @@ async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
         database_url=deployment.database_url,
         settle_seconds=0.0,
     )
-    verdict = judge(read, events, copied_at, (restored_at, confirmed_at))
+    verdict = judge(read, events, course)
     return Verdict(verdict.figures, [*problems, *verdict.problems])
 
 
 async def forgotten(stage: Stage, deployment: Deployment, launches: int, events: int) -> None:
-    """Launch machines, of which some run until the end, and publish events: what the copy does not know."""
+    """Launch all machines for new tasks, of which some run until the end: what the copy does not know."""
     before = len(created(played(deployment))), await published(deployment)
 
     async def are_enough() -> bool:
         launched = len(created(played(deployment))) - before[0]
-        return launched >= launches and await published(deployment) - before[1] >= events
+        return launched >= launches + BUSY and await published(deployment) - before[1] >= events
 
     await add_tasks(deployment, "long", BUSY, LONG_SECONDS)
     await add_tasks(deployment, "builds", launches, TASK_SECONDS)
-    await stage.until(are_enough, f"{launches} machines were launched since, and {events} events published")
+    await stage.until(are_enough, f"{launches + BUSY} machines were launched since, and {events} events published")
 
 
 async def is_noticed(deployment: Deployment) -> bool:
@@ -103,13 +117,13 @@ async def is_noticed(deployment: Deployment) -> bool:
     return False
 
 
-async def confirm(deployment: Deployment) -> dict[str, int]:
-    """Confirm what is proposed for each machine; returns the number of machines by action."""
+async def confirm(deployment: Deployment) -> dict[str, str]:
+    """Confirm what is proposed for each machine; returns the action by instance."""
     found = await deployment.call("GET", "provisioner", "/recovery")
     names = ("account_id", "instance_id", "action")
     body = {"instances": [{name: row[name] for name in names} for row in found["orphans"]]}
     await deployment.call("POST", "provisioner", "/recovery/confirm", body)
-    return dict(Counter(row["action"] for row in found["orphans"]))
+    return {row["instance_id"]: row["action"] for row in found["orphans"]}
 
 
 class Files:
@@ -127,11 +141,10 @@ class Files:
         await self.deployment.supervisor.restart("postgres")
 
     async def put_back(self) -> None:
-        """Crash the server, and start it on the copy."""
+        """Crash the server, and put the copy in place of its files; it is not started."""
         await self.deployment.supervisor.kill("postgres")
         shutil.rmtree(self.folder)
         copy(self.copy, self.folder)
-        await self.deployment.supervisor.restart("postgres")
 
 
 def copy(source: Path, target: Path) -> None:
@@ -152,38 +165,46 @@ def created(ledger: list[facts.Fact], since: float = 0.0) -> list[facts.Instance
     return [fact for fact in ledger if isinstance(fact, facts.InstanceCreated) and fact.at > since]
 
 
-def judge(found: Evidence, events: int, copied_at: float, held: tuple[float, float]) -> Verdict:
-    """Judge by the ledger what was ended and launched, and by the topics what consumers dropped.
-
-    `held`: from the restore to the confirmation."""
+def judge(found: Evidence, events: int, course: Course) -> Verdict:
+    """Judge by the ledger what was ended and launched, and by the topics what consumers dropped."""
     ledger = list(found.ledger)
     registered = {fact.instance_id for fact in ledger if isinstance(fact, facts.Registered)}
     terminated = sum(
         isinstance(fact, facts.Terminated) and fact.by == "api" and fact.instance_id in registered for fact in ledger
     )
-    early = sum(isinstance(fact, facts.Call) and held[0] < fact.at < held[1] for fact in ledger)
+    interrupted = sum(isinstance(fact, facts.TaskEnded) and fact.result == "interrupted" for fact in ledger)
+    early = sum(isinstance(fact, facts.Call) and course.restored_at < fact.at < course.confirmed_at for fact in ledger)
+    forgotten = [fact.instance_id for fact in created(ledger, course.copied_at) if fact.at < course.restored_at]
+    ended = {
+        fact.instance_id for fact in ledger if isinstance(fact, facts.Terminated) and fact.at < course.confirmed_at
+    }
+    known = {row["instance_id"] for row in found.rows.workers}
+    hidden = set(forgotten) - ended - course.shown - known
     envelopes = [record.envelope for record in found.published if record.envelope is not None]
     times = [envelope.time.timestamp() for envelope in envelopes if envelope.sequence_number is not None]
-    lost = sum(copied_at < time < held[0] for time in times)
-    dropped = used_twice(found)
+    lost = sum(course.copied_at < time < course.restored_at for time in times)
+    dropped = numbers_used_twice(found) + revisions_used_twice(found)
     problems = [
         text
         for is_so, text in (
             (terminated, f"{terminated} registered machines were terminated"),
+            (interrupted, f"{interrupted} tasks were interrupted"),
             (early, f"{early} launches before the confirmation"),
-            (dropped, f"{dropped} events have a number that another event of their source has: consumers drop them"),
+            (hidden, f"{len(hidden)} machines ran that the person who confirmed was not shown"),
+            (dropped, f"{dropped} events have a number or revision that consumers have seen: they drop them"),
             (lost < events, f"{lost} events since the copy, {events} required: the drill proves nothing"),
+            (not set(forgotten) - ended, "no forgotten machine ran at the confirmation: the drill proves nothing"),
         )
         if is_so
     ]
     figures = (
-        f"{len(created(ledger, copied_at))} launches and {lost} events since the copy, "
+        f"{len(forgotten)} launches and {lost} events forgotten, "
         f"healthy terminated {terminated}, events dropped silently {dropped}, launches before confirmation {early}"
     )
     return Verdict(figures, problems)
 
 
-def used_twice(found: Evidence) -> int:
+def numbers_used_twice(found: Evidence) -> int:
     """Events whose sequence number an earlier event of the same source and partition has."""
     first: dict[tuple[str, str, int, int], str] = {}
     twice = 0
@@ -192,4 +213,18 @@ def used_twice(found: Evidence) -> int:
         if envelope is not None and envelope.sequence_number is not None:
             place = envelope.sequence_source, record.topic, record.partition, envelope.sequence_number
             twice += first.setdefault(place, envelope.id) != envelope.id
+    return twice
+
+
+def revisions_used_twice(found: Evidence) -> int:
+    """Events whose revision is not above that of an earlier event of the same subject."""
+    newest: dict[tuple[str, str, str], tuple[int, str]] = {}
+    twice = 0
+    for record in sorted(found.published, key=lambda record: record.offset):
+        envelope = record.envelope
+        if envelope is not None and envelope.revision is not None:
+            subject = envelope.source, record.topic, envelope.subject
+            revision, event_id = newest.get(subject, (-1, ""))
+            twice += envelope.revision <= revision and envelope.id != event_id
+            newest[subject] = max(newest.get(subject, (-1, "")), (envelope.revision, envelope.id))
     return twice

@@ -85,7 +85,8 @@ ORPHANS: list[tuple[Instance, dict[str, str], bool, bool]] = [
     (listed("x", batch=""), {"b": "known"}, False, True),
     (listed("x"), {"b": "calling"}, False, False),  # its outcome is not known yet
     (listed("x", 69), {"b": "known"}, False, False),  # too young
-    (listed("x", 69), {}, False, False),
+    (listed("x", 69), {}, False, True),  # unknown at any age
+    (listed("x", -500), {}, False, True),  # launched after the newest pass that a restored database knows of
     (listed("x", 71), {"b": "known"}, True, False),
 ]
 

@@ -52,8 +52,9 @@ def compare(
 
     `batches` maps each listed tag to its state; unknown tags are absent. An instance is an orphan if no worker has it,
     unless the outcome of its batch is unknown. Instances younger than `settled_seconds`, and those whose worker stopped
-    that recently, are no orphans: they end by themselves, or are found in a later pass. The listing of another account
-    (`identity_matches` is false) yields no orphans.
+    that recently, are no orphans: they end by themselves, or are found in a later pass. Those of an unknown batch are
+    orphans at any age, since a batch is committed before its call, and what a restored database has lost is younger
+    than its newest pass. The listing of another account (`identity_matches` is false) yields no orphans.
 
     An orphan is kept for a person if its batch is unknown, if there are too many, or while a restore is `unconfirmed`
     (the reason). Those that an earlier pass has `asked` about stay so, for its reason, whatever their number is now,
@@ -65,7 +66,9 @@ def compare(
     found = [
         i
         for i in listed
-        if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != BatchState.CALLING
+        if i.id not in bound
+        and (i.batch_id not in batches or i.created_at < young)
+        and batches.get(i.batch_id) != BatchState.CALLING
     ]
     orphans, kept = _judged(found if identity_matches else [], len(listed), batches, asked, unconfirmed)
     present = {i.id for i in listed}
