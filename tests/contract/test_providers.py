@@ -261,7 +261,7 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
         "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
     }
     environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
-    tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id, "1", CONFIG)
+    tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id, "1", CONFIG, asked.incarnation)
     assert environment[INSTANCE_TAG] == tag
     assert (environment["FROM_ACCOUNT"], environment["FROM_CONFIG"]) == ("here", "7")
     added_by_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}

@@ -153,15 +153,18 @@ async def test_a_call_that_was_not_sent_in_time(provisioner: Provisioner) -> Non
 
 
 async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner: Provisioner) -> None:
-    """The repeated call has the same body and token, and the provider gives the same reply."""
+    """The repeated call has the same body, tags and token, and the provider gives the same reply."""
     provisioner.cloud.honours = True
     provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
+    incarnation = await provisioner.database.fetchval("SELECT id FROM incarnation")
     await provisioner.launch()
+    await provisioner.database.execute("UPDATE incarnation SET id = 'renewed'")
     await provisioner.set_clock(16)
     await provisioner.resolve()
     first, second = provisioner.cloud.calls
     assert first == second
+    assert first.incarnation == incarnation
     assert await provisioner.states() == {"starting": 2}
     assert len(provisioner.cloud.live) == 2
 
@@ -572,7 +575,7 @@ async def test_unresponsive(provisioner: Provisioner) -> None:
     (_, alive), (_, _) = await running(provisioner, 2)
     await provisioner.demand(report(0, 2, at=1, valid_for_seconds=5000))
     await provisioner.set_clock(600)
-    assert (await alive.post("/heartbeat")).json() == {"terminate": False, "reason": ""}
+    assert (await alive.post("/heartbeat")).json() == {"terminate": False, "reason": "", "has_task": False}
     await provisioner.set_clock(901)
     await provisioner.expire()
     assert [event.reason for event in await provisioner.published(WorkerStopping)] == ["unresponsive"]

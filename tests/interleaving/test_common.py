@@ -55,10 +55,15 @@ class Pair:
         watch = await postgres.session(self.url, SERVICE)
         try:
             query = "SELECT $1 = ANY(pg_blocking_pids($2))"
-            await until(lambda: watch.fetchval(query, self.a.get_server_pid(), self.b.get_server_pid()), "B waits")
+            pids = self.a.get_server_pid(), self.b.get_server_pid()
+
+            async def waits_or_ended() -> bool:
+                return task.done() or await watch.fetchval(query, *pids)
+
+            await until(waits_or_ended, "B waits")
         finally:
             await watch.close()
-        assert not task.done()
+        assert not task.done(), "B did not wait"
         return task
 
     async def words(self) -> list[str]:

@@ -31,7 +31,9 @@ def provider_settings() -> ProviderSettings:
 def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
     config = {"id": CONFIG, "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": settings}
     batch_id = batch_id or new_id()
-    return CreateRequest(batch_id=batch_id, token=f"t-{batch_id}", count=count, secret="the-secret", config=config)
+    return CreateRequest(
+        batch_id=batch_id, incarnation="in", token=f"t-{batch_id}", count=count, secret="the-secret", config=config
+    )
 
 
 def account(deployment: str = DEPLOYMENT, **settings: Any) -> Account:

@@ -242,7 +242,7 @@ async def test_a_running_agent_without_its_tag_is_counted(tmp_path: Path) -> Non
         identity = processes.child_identity(child.pid)
         start = identity.split("-")[1]
         with agents.path.open("a") as lines:
-            lines.write(f"{child.pid} {start} {agents.tag}here/b1/1/c\n")
+            lines.write(f"{child.pid} {start} {agents.tag}here/b1/1/c/i\n")
         await until(lambda: identity in agents.seen, "it was observed")
         agents.count()
         assert agents.left == 1

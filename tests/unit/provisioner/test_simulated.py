@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
@@ -23,6 +24,7 @@ ACCOUNT = Account(
 )
 REQUEST = CreateRequest(
     batch_id="b",
+    incarnation="in",
     token="t",
     count=2,
     secret="s",
@@ -34,6 +36,25 @@ def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:
     adapter = Simulated(ProviderSettings(register_url="http://us", timeout_seconds=1))
     adapter.client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     return adapter
+
+
+async def test_tags() -> None:
+    """A machine is known by its deployment, the incarnation of the database, its batch and its launch config."""
+    posted: list[dict[str, Any]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        posted.append(msgspec.json.decode(request.content))
+        return httpx2.Response(200, json={"instances": [{"id": "i-1"}]})
+
+    await cloud(answer).create(ACCOUNT, REQUEST)
+    assert [body["tags"] for body in posted] == [
+        {
+            "slipway-deployment": "d",
+            "slipway-incarnation": "in",
+            "slipway-batch": "b",
+            "slipway-launch-config": "c",
+        }
+    ]
 
 
 async def test_a_lost_reply_is_found_by_its_tag() -> None:

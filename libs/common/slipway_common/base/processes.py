@@ -17,9 +17,9 @@ import msgspec
 from slipway_common.base.clock import monotonic_seconds, utc_now
 
 # Environment variable of a process that acts as an instance, inherited by its children. Its value is
-# deployment/account/batch/n/revision of the launch config, each percent-encoded.
+# deployment/account/batch/n/revision of the launch config/incarnation, each percent-encoded.
 INSTANCE_TAG: Final = "SLIPWAY_INSTANCE_TAG"
-TAG_PARTS: Final = 5
+TAG_PARTS: Final = 6
 PROC: Final = Path("/proc")
 BOOT_ID: Final = PROC / "sys/kernel/random/boot_id"
 GONE: Final = frozenset({b"Z", b"X", b"x"})  # a zombie has exited; only its exit status is left

@@ -156,7 +156,7 @@ class Agents:
         pid, start, tag = [*line.split(), ""][:3]
         if len(parts := decoded(tag)) != TAG_PARTS:
             raise ValueError(f"{self.path} has {line!r}: a process was started without {INSTANCE_TAG}")
-        _, account_id, batch_id, _, config_id = parts
+        _, account_id, batch_id, _, config_id, _ = parts
         identity = processes.identity_of(int(pid), int(start))
         began_at = processes.started_at(int(start)).timestamp()
         seen = AgentProcess(

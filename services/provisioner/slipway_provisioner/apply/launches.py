@@ -18,7 +18,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.domain.launching import BatchState, LeaseState, call_body
 from slipway_provisioner.domain.workers import Change, Worker, calling, delayed, launch_failed, launched
 from slipway_provisioner.providers.port import Provider, Refused
 from slipway_provisioner.store import accounts, batches, configs, leases, pools, workers
@@ -54,21 +54,13 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
         return None
     account = await accounts.get(tx, config["account_id"])
     batch_id = new_id()
-    # The registration secret is derived from the batch id and never stored, so it is not part of the body.
-    body = {
-        "id": config["id"],
-        "zone": config["zone"],
-        "instance_type": config["instance_type"],
-        "image": config["image_revision"],
-        "settings": config["settings"],
-    }
     batch = Batch(
         id=batch_id,
         launch_config_id=config["id"],
         account_id=account.id,
         lease_id=lease_id,
         token=f"{account.deployment}-{batch_id}",
-        body=body,
+        body=call_body(config),
         units=len(waiting),
     )
     await batches.insert(tx, batch, call_timeout_seconds=terms.call_timeout_seconds)

@@ -1,6 +1,8 @@
-"""States of leases and of launch batches, as the provisioner stores them."""
+"""States of leases and of launch batches, as the provisioner stores them, and the body of a launch call."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class LeaseState(StrEnum):
@@ -17,3 +19,18 @@ class BatchState(StrEnum):
 
     CALLING = "calling"
     KNOWN = "known"
+
+
+def call_body(revision: Mapping[str, Any]) -> dict[str, Any]:
+    """Body of a launch call: a revision of a launch config, and the incarnation of the database that commits it.
+
+    It is committed, so that a repeat is the same call. The registration secret is derived from the batch id and never
+    stored, so it is not part of the body."""
+    return {
+        "id": revision["id"],
+        "zone": revision["zone"],
+        "instance_type": revision["instance_type"],
+        "image": revision["image_revision"],
+        "settings": revision["settings"],
+        "incarnation": revision["incarnation"],
+    }

@@ -84,6 +84,7 @@ class Launcher:
         settings = self.settings
         request = CreateRequest(
             batch_id=batch.id,
+            incarnation=batch.body["incarnation"],
             token=batch.token,
             count=batch.units,
             config=batch.body,

@@ -23,10 +23,11 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call for `count` equal instances. `batch_id` is the tag, `token` the idempotency token. `secret` is passed in
-    the machines' user data only."""
+    """One call for `count` equal instances. `batch_id` and `incarnation`, of the database that has committed the call,
+    are tags, `token` is the idempotency token. `secret` is passed in the machines' user data only."""
 
     batch_id: str
+    incarnation: str
     token: str
     count: int
     config: Mapping[str, Any]

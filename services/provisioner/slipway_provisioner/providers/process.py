@@ -200,7 +200,8 @@ class Processes(Provider):
         config = request.config
         environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
         environment |= _mapping(config["settings"].get("environment"))
-        environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + encoded(config["id"])
+        own = encoded(config["id"], request.incarnation)
+        environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + own
         user_data = request.user_data(self.settings) | {"queue_url": settings.queue_url}
         with ExitStack() as stack:
             standard_input = stack.enter_context(_filled_pipe(msgspec.json.encode(user_data)))
@@ -284,7 +285,7 @@ def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome,
 def _instance(process: Process) -> Instance:
     """Instance of a process, without a batch and a revision if its tag is no tag of an instance."""
     parts = decoded(process.tag)
-    _, _, batch_id, _, config_id = parts if len(parts) == TAG_PARTS else [""] * TAG_PARTS
+    _, _, batch_id, _, config_id, _ = parts if len(parts) == TAG_PARTS else [""] * TAG_PARTS
     return Instance(
         id=process.identity,
         batch_id=batch_id,

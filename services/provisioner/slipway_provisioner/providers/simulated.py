@@ -55,6 +55,7 @@ class Simulated(Provider):
             "token": request.token,
             "tags": {
                 "slipway-deployment": account.deployment,
+                "slipway-incarnation": request.incarnation,
                 "slipway-batch": request.batch_id,
                 "slipway-launch-config": config["id"],
             },

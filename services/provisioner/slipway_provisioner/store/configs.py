@@ -66,7 +66,7 @@ MAY_START: Final = f"""c.state = 'active' AND NOT n.paused AND p.mode IN ('enfor
     AND ({TRUSTED})"""
 STARTED: Final = C["account_id", "id", "zone", "instance_type", "image_revision", "settings"]
 STARTABLE: Final = f"""
-SELECT {names(STARTED, "c.")}
+SELECT {names(STARTED, "c.")}, (SELECT id FROM incarnation) AS incarnation
 FROM worker_pool p, launch_config_name n, launch_config c
 WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name AND {MAY_START}"""
 _UNTIL: Final = sa.bindparam("until", type_=N.paused_until.type)
@@ -134,8 +134,8 @@ async def standing(db: Connection, config_id: str) -> Standing:
 
 
 async def startable(tx: Connection, config_id: str) -> Any:
-    """Row of the revision if a call may start for it, else None. Commands that forbid it wait until the transaction
-    ends.
+    """Row of the revision, with the incarnation of this database, if a call may start for it, else None. Commands that
+    forbid it wait until the transaction ends.
 
     Two statements: a single one that waited for a lock would see the state before the wait and miss a launch stop.
     """

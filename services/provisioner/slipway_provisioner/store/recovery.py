@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array
-from slipway_provisioner.domain.launching import BatchState
+from slipway_provisioner.domain.launching import BatchState, call_body
 from slipway_provisioner.domain.recovery import LiveRevision, LostClaims, Orphan, lost_claims
-from slipway_provisioner.store.tables import launch_config
+from slipway_provisioner.store.tables import launch_config, metadata
 
 C: Final = launch_config.c
 _REVISIONS: Final = sa.select(C.id, C.pool_id, C.account_id, C.image_revision).where(
@@ -18,7 +18,10 @@ _REVISIONS: Final = sa.select(C.id, C.pool_id, C.account_id, C.image_revision).w
 REVISIONS: Final = Statement(_REVISIONS.order_by(C.id))
 LOCK_REVISIONS: Final = Statement(_REVISIONS.order_by(C.id).with_for_update(read=True))
 BODY: Final = Statement(
-    sa.select(C.zone, C.instance_type, C.image_revision, C.settings).where(C.id == sa.bindparam("config_id"))
+    sa.select(
+        *C["id", "zone", "instance_type", "image_revision", "settings"],
+        sa.select(metadata.tables["incarnation"].c.id).scalar_subquery().label("incarnation"),
+    ).where(C.id == sa.bindparam("config_id"))
 )
 ENDED: Final = """
 SELECT w.account_id, w.instance_id FROM worker w
@@ -60,14 +63,7 @@ async def ended(db: Connection, orphans: Sequence[Orphan]) -> set[tuple[str, str
 
 async def body(tx: Connection, config_id: str) -> dict[str, Any]:
     """Body of a launch call for a revision, as it is today."""
-    row = await tx.fetchrow(BODY.text, *BODY.arguments(config_id=config_id))
-    return {
-        "id": config_id,
-        "zone": row["zone"],
-        "instance_type": row["instance_type"],
-        "image": row["image_revision"],
-        "settings": row["settings"],
-    }
+    return call_body(await tx.fetchrow(BODY.text, *BODY.arguments(config_id=config_id)))
 
 
 async def missing(db: Connection) -> list[dict[str, Any]]:
