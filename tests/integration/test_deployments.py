@@ -18,6 +18,7 @@ from slipway_provisioner.store import accounts, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
+from tests.support.harness import PATIENCE_SECONDS
 from tests.support.providers import provider_settings
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report
 
@@ -28,7 +29,8 @@ PASSES = 5
 async def cloud(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """The real simulator behind its real server."""
     settings = SimulatorSettings(port=free_ports(1)[0], ledger=tmp_path / "ledger.jsonl", kafka="")
-    client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", trust_env=False)
+    url = f"http://127.0.0.1:{settings.port}"
+    client = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS)
     async with serving(served(settings)), client:
         scenario = {"seed": 3, "speed": 1000, "zones": {"zone-a": {}}, "accounts": {"sim-a": {}}}
         assert (await client.post("/scenario", json=scenario)).status_code == 200

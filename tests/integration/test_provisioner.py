@@ -1308,7 +1308,8 @@ async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
         "zones": {"zone-a": {}, "zone-b": {"capacity": 1}},
         "accounts": {"sim-a": {}},
     }
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    url = f"http://127.0.0.1:{port}"
+    async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as client:
         assert (await client.post("/scenario", json=scenario)).status_code == 200
         yield client
     server.should_exit = True
@@ -1434,8 +1435,9 @@ async def test_nothing_starts_unleased_beside_a_broker_that_answers(safe: Provis
     assert await safe.admit_unleased()
 
 
-async def test_a_broker_answers_where_it_listens() -> None:
+async def test_a_broker_answers_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed port, a wrong address and no address do not answer."""
+    monkeypatch.setattr(unleased, "ANSWER_SECONDS", PATIENCE_SECONDS)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
