@@ -4,6 +4,7 @@ Each runs the services, PostgreSQL and Kafka as processes of their own, and is j
 topics and the rows, never by a counter of the services.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -105,6 +106,7 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs every attempt until the broker has started
     return run(lambda _: drills(arguments))
 
 

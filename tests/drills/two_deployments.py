@@ -1,7 +1,7 @@
 """Two deployments in one account of one cloud, each with its own database and topics.
 
-Each has machines there, and its instance reaper passes over the account several times. It must never terminate a
-machine of the other, nor list one.
+Each has machines there, and one that no worker owns, which its instance reaper has to terminate. The reapers pass over
+the account several times: they must never terminate a machine of the other, nor list one.
 """
 
 from collections import Counter
@@ -17,9 +17,11 @@ from tests.drills.stage import Stage, Verdict, fetch, played
 MACHINES = 6
 PASSES = 5
 PASS_COUNT = "SELECT passes AS n FROM provisioner.account WHERE id = 'shared'"
+BATCH = "SELECT id FROM provisioner.launch_batch WHERE account_id = 'shared' ORDER BY id LIMIT 1"
 ALERTS = ("orphans-kept", "implausible-listing")
-# A reaper judges instances only once their call is settled. On a busy machine no call takes as long.
-SECONDS = {"reap_seconds": 20.0, "call_timeout_seconds": 200.0, "visibility_seconds": 5.0}
+NEVER_REGISTERS = "silent"
+# A reaper judges instances only once their call is settled.
+SECONDS = {"reap_seconds": 20.0, "call_timeout_seconds": 100.0, "visibility_seconds": 5.0}
 
 
 async def play(stage: Stage) -> Verdict:
@@ -33,12 +35,17 @@ async def play(stage: Stage) -> Verdict:
         both = (first, second)
         for deployment in both:
             pools = {f"pool-{deployment.run_id}": Pool(accounts=["shared"], min_capacity=MACHINES)}
-            await stage.play(deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=20)
+            images = {NEVER_REGISTERS: {"bad": "never_registers"}}
+            await stage.play(
+                deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=20, images=images
+            )
 
         async def are_running() -> bool:
             return len(registered(first)) == MACHINES * len(both)
 
         await stage.until(are_running, f"{MACHINES} machines of each deployment run")
+        for deployment in both:
+            await add_orphan(first, deployment)
         await stage.product_seconds(sum(SECONDS.values()))
         before = [await passes(deployment) for deployment in both]
 
@@ -53,6 +60,15 @@ async def play(stage: Stage) -> Verdict:
 
 def registered(deployment: Deployment) -> list[str]:
     return [fact.instance_id for fact in played(deployment) if isinstance(fact, facts.Registered)]
+
+
+async def add_orphan(cloud: Deployment, deployment: Deployment) -> None:
+    """Create a machine in the name of a deployment, under the tag of a call that it has made, which no worker owns."""
+    (row,) = await fetch(deployment, BATCH)
+    tags = {"slipway-deployment": deployment.id, "slipway-batch": str(row["id"])}
+    body = {"token": f"orphan-{deployment.run_id}", "tags": tags, "image": NEVER_REGISTERS}
+    body |= {"zone": "zone-shared", "instance_type": "m5"}
+    await cloud.call("POST", "simulator", "/accounts/shared/instances", body)
 
 
 async def passes(deployment: Deployment) -> int:
@@ -76,11 +92,19 @@ async def raised(deployment: Deployment) -> list[str]:
 
 
 def judge(ledger: list[facts.Fact], alerts: list[str]) -> Verdict:
-    """Count what was terminated, by deployment: neither has a reason to terminate anything."""
-    owner = {f.instance_id: f.deployment for f in ledger if isinstance(f, facts.InstanceCreated)}
-    ended = Counter(owner[f.instance_id] for f in ledger if isinstance(f, facts.Terminated) and f.by == "api")
-    problems = [f"{number} machines of {name} were terminated" for name, number in ended.items()]
-    problems += [f"alert: {summary}" for summary in alerts]
-    live = len(owner) - ended.total()
-    figures = f"terminated of the other {ended.total()}, {live} machines live, alerts about the account {len(alerts)}"
+    """Count what was terminated, by deployment: each has to end its orphan, and nothing else."""
+    created = [f for f in ledger if isinstance(f, facts.InstanceCreated)]
+    ended = {f.instance_id for f in ledger if isinstance(f, facts.Terminated) and f.by == "api"}
+    orphans = [f for f in created if f.image == NEVER_REGISTERS]
+    wrongly = Counter(f.deployment for f in created if f.image != NEVER_REGISTERS and f.instance_id in ended)
+    problems = [f"{number} machines of {name} were terminated" for name, number in wrongly.items()]
+    problems += [f"a deployment listed machines of the other: {summary}" for summary in alerts]
+    problems += [
+        f"the reaper of {f.deployment} did not terminate its orphan {f.instance_id}: the drill proves nothing"
+        for f in orphans
+        if f.instance_id not in ended
+    ]
+    live = len(created) - len(ended)
+    own = sum(f.instance_id in ended for f in orphans)
+    figures = f"terminated of the other {wrongly.total()} in {PASSES} passes each, orphans {own}, {live} machines live"
     return Verdict(figures, problems)
