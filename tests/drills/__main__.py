@@ -45,7 +45,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "lost-grant": Drill(lost_grant.play, 40.0, "repetition-not-answered"),
     "two-deployments": Drill(two_deployments.play, 20.0, "one-id-for-all-deployments"),
     "stop": Drill(stop.play, 20.0, "repeat-is-no-start"),
-    "dead-account": Drill(dead_account.play, 20.0, "unreachable-calls-not-given-up"),
+    "dead-account": Drill(dead_account.play, 12.0, "unreachable-calls-not-given-up"),
     "broker-cut-off": Drill(broker_cut_off.play, 25.0, "unread-renewals-end-leases"),
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
 }
