@@ -2,19 +2,34 @@
 publishes afterwards is dropped."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
+
+import pytest
 
 from slipway_common.base.clock import utc_now
 from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.envelope import Envelope, decode
-from slipway_common.messaging.incarnation import Incarnation
+from slipway_common.messaging.incarnation import Incarnation, Log, NotCompared, Sent
+from slipway_common.messaging.lanes import Place as Partition
 from slipway_common.messaging.relay import Relay
-from tests.support.harness import PARTITIONS, Place, enqueue, member, publisher, read_all, report, until
+from tests.support.harness import (
+    PARTITIONS,
+    PATIENCE_SECONDS,
+    Place,
+    enqueue,
+    member,
+    publisher,
+    read_all,
+    report,
+    until,
+)
 
+PARTITION: Final[Partition] = (WORKER_LIFECYCLE.name, 1)
 TABLES = ("incarnation", "outbox", "outbox_subject", "relay_position")
 
 
@@ -184,6 +199,52 @@ async def test_a_person_renews_the_incarnation(place: Place) -> None:
     before, *_, after = [envelope.sequence_source for envelope in await envelopes(place)]
     assert before.endswith(requested.id)
     assert after.endswith(renewed.id)
+
+
+class WithoutLeader(Log):
+    """A log of which a partition has no leader."""
+
+    def __init__(self, ahead: int = 0) -> None:
+        """The last number in the other partition is `ahead`."""
+        self.ahead = ahead
+
+    async def ends(self) -> Sent:
+        return Sent({(WORKER_LIFECYCLE.name, 0): {"lost": self.ahead}} if self.ahead else {}, [PARTITION])
+
+    async def among(self, waiting: Mapping[str, tuple[Partition, datetime]]) -> Collection[str]:
+        if PARTITION in {place for place, _ in waiting.values()}:
+            raise NotCompared([PARTITION])
+        return ()
+
+
+async def compared(place: Place, log: Log) -> Incarnation:
+    async with place.database.acquire() as db:
+        return await incarnation.compare(
+            db, log, place_of=lambda *_: PARTITION, renewed=Renewals(), ping_seconds=PATIENCE_SECONDS
+        )
+
+
+async def test_a_partition_without_a_leader_is_not_compared(place: Place) -> None:
+    """Its events may be the only ones that a lost commit has left, so the database is not trusted until it is read."""
+    await place.create(WORKER_LIFECYCLE)
+    with pytest.raises(NotCompared, match=rf"{WORKER_LIFECYCLE.name}/1"):
+        await compared(place, WithoutLeader())
+    assert not await place.database.fetchval(incarnation.TRUSTED)
+    await published(place, Renewals(), ("w0", "word"))
+    assert await place.database.fetchval(incarnation.TRUSTED)
+    trusted = await compared(place, WithoutLeader())
+    assert trusted.former == ()  # compared since its server started, so that it has lost nothing
+
+
+async def test_an_event_of_unknown_fate_is_not_renumbered(place: Place) -> None:
+    """While it is unknown if the log has a waiting event, no new incarnation sends it again."""
+    await enqueue(place.database, report("w0", "waits"))
+    with pytest.raises(NotCompared):
+        await compared(place, WithoutLeader(ahead=1))
+    async with place.database.acquire() as db:
+        assert (await incarnation.get(db)).former == ()
+    await place.database.execute("DELETE FROM outbox")
+    assert (await compared(place, WithoutLeader(ahead=1))).former != ()
 
 
 async def test_records_of_other_services_hide_nothing(place: Place) -> None:

@@ -2,11 +2,15 @@
 them."""
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.protocol.metadata import MetadataResponse_v1
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.messaging.incarnation import Incarnation, Sent, lost_commits
 from slipway_common.messaging.lanes import Place
+from slipway_common.messaging.sent import by_leader
 
 HERE = Incarnation("b", "", ("a",), 0, None)
 PLACES: tuple[Place, ...] = (("t", 0), ("t", 1), ("u", 0))
@@ -27,6 +31,15 @@ CASES: list[tuple[dict[Place, int], dict[Place, dict[str, int]], str]] = [
 @pytest.mark.parametrize(("positions", "log", "evidence"), CASES)
 def test_evidence(positions: dict[Place, int], log: dict[Place, dict[str, int]], evidence: str) -> None:
     assert lost_commits(HERE, positions, Sent(log)) == evidence
+
+
+def test_leaders() -> None:
+    """A partition without a leader is told from one that does not exist, to which nothing was sent."""
+    cluster = ClusterMetadata()
+    partitions = [(0, 0, 1, [1], [1]), (5, 1, -1, [1], [])]  # error, partition, leader, replicas, in sync
+    cluster.update_metadata(MetadataResponse_v1([(1, "here", 9092, None)], 1, [(0, "t", False, partitions)]))
+    tps = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t", 2), TopicPartition("u", 0)]
+    assert by_leader(cluster, tps) == (tps[:1], tps[1:2])
 
 
 numbers = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 9))

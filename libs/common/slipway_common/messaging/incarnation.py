@@ -8,7 +8,7 @@ ones, and with a hook by which the service stops what must wait for a person.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
@@ -73,10 +73,20 @@ def source_prefix(service: str) -> str:
     return f"/slipway/{service}/"
 
 
+class NotCompared(Exception):
+    """Rows cannot be compared with the log now, since partitions are without a leader; the text names them."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        named = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(places))
+        super().__init__(f"partitions without a leader: {named}; restore their brokers, or recreate their topics")
+
+
 class Sent(msgspec.Struct, frozen=True):
-    """The log as far as one service has written it: by partition, the highest sequence number of each incarnation."""
+    """The log as far as one service has written it: by partition, the highest sequence number of each incarnation.
+    `unread` partitions are without a leader."""
 
     numbers: Mapping[Place, Mapping[str, int]]
+    unread: Collection[Place] = ()
 
     @property
     def incarnations(self) -> set[str]:
@@ -90,7 +100,7 @@ class Log(Protocol):
         """The newest number of each incarnation at the end of each partition."""
 
     async def among(self, waiting: Mapping[str, tuple[Place, datetime]]) -> Collection[str]:
-        """Which events (id → place and time) the log has."""
+        """Which events (id → place and time) the log has. Raises NotCompared if a partition is without a leader."""
 
 
 def lost_commits(known: Incarnation, positions: Mapping[Place, int], sent: Sent) -> str:
@@ -142,12 +152,16 @@ async def compare(
 
     Waiting events that the log has already were sent after the state of the database, and are not sent again.
     `place_of` is the place of an event by topic and key. The session is never idle for longer than `ping_seconds`.
+    Raises NotCompared while a partition is without a leader, unless the database has been compared since its server
+    started: then it can have lost nothing, and such a partition delays only its own events.
     """
     known = await get(db)
     sent = await _meanwhile(db, log.ends(), ping_seconds)
     positions = {(row["topic"], row["partition"]): row["sequence_number"] for row in await db.fetch(POSITIONS)}
     reason = known.requested or lost_commits(known, positions, sent)
     if not reason:
+        if sent.unread and not await is_trusted(db):
+            raise NotCompared(sent.unread)
         await db.execute(COMPARED)
         return known
     rows = await db.fetch(WAITING)

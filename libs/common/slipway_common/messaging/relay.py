@@ -149,6 +149,9 @@ class Relay:
             except WrongPartitions as error:
                 LOG.error("relay blocked", error=str(error))
                 pause_seconds = 5.0
+            except incarnation.NotCompared as error:
+                LOG.error("relay waits: the database cannot be compared with Kafka", error=str(error))
+                pause_seconds = 2.0
             except Exception as error:
                 if is_infrastructure(error) or isinstance(error, KafkaError):
                     LOG.warning("relay restarting after an error", error=repr(error))

@@ -9,15 +9,15 @@ from datetime import datetime
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import KafkaTimeoutError
 
 from slipway_common.events.topics import Topic
-from slipway_common.messaging.incarnation import Sent, source_prefix
+from slipway_common.messaging.incarnation import NotCompared, Sent, source_prefix
 from slipway_common.messaging.lanes import Place
 from slipway_common.messaging.partitions import closed
-from slipway_common.observability.telemetry import logger
 
-LOG = logger(__name__)
+NO_LEADER: Final = -1
 SHARED_RECORDS: Final = 100  # read of the end of a partition to which other services write too
 POLL_SECONDS: Final = 0.5
 SILENT_POLLS: Final = 60  # without a record, after which the broker counts as unavailable
@@ -38,7 +38,7 @@ class SentLog:
         self.topics = topics
 
     async def ends(self) -> Sent:
-        """The newest number of each incarnation of the service in the last records of each partition.
+        """The newest number of each incarnation of the service in the last records of each partition that has a leader.
 
         Raises KafkaError if the broker is unavailable."""
         shared = {self.prefix + topic.name for topic in self.topics if topic.producers - {self.service}}
@@ -49,18 +49,18 @@ class SentLog:
         ]
         numbers: dict[Place, dict[str, int]] = {}
         async with self._consumer() as consumer:
-            tps = await _available(consumer, tps)
+            tps, without = by_leader(await consumer._client.fetch_all_metadata(), tps)
             begins, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
             last = {tp: end - (SHARED_RECORDS if tp.topic in shared else 1) for tp, end in ends.items()}
             starts = {tp: max(begins[tp], last[tp]) for tp in tps if ends[tp] > begins[tp]}
             async for record in _read(consumer, starts, ends):
-                found = numbers.setdefault((record.topic.removeprefix(self.prefix), record.partition), {})
+                found = numbers.setdefault(self._place(record), {})
                 add_own(found, record, self.service)
-        return Sent(numbers)
+        return Sent(numbers, [self._place(tp) for tp in without])
 
     async def among(self, waiting: Mapping[str, tuple[Place, datetime]]) -> Collection[str]:
         """Which events (id → place and time) the log has. Reads from the time of the oldest one of each partition to
-        its end. Raises KafkaError if the broker is unavailable."""
+        its end. Raises KafkaError if the broker is unavailable, and NotCompared if a partition is without a leader."""
         since: dict[TopicPartition, int] = {}
         for (topic, partition), at in waiting.values():
             tp = TopicPartition(self.prefix + topic, partition)
@@ -69,14 +69,20 @@ class SentLog:
         if not since:
             return found
         async with self._consumer() as consumer:
-            since = {tp: since[tp] for tp in await _available(consumer, since)}
-            ends = await consumer.end_offsets(list(since))
-            offsets = await consumer.offsets_for_times(since)
+            tps, without = by_leader(await consumer._client.fetch_all_metadata(), since)
+            if without:
+                raise NotCompared(map(self._place, without))
+            ends = await consumer.end_offsets(tps)
+            offsets = await consumer.offsets_for_times({tp: since[tp] for tp in tps})
             starts = {tp: at.offset for tp, at in offsets.items() if at is not None and at.offset < ends[tp]}
             async for record in _read(consumer, starts, ends):
                 if (id_ := header(record, "ce_id")) in waiting:
                     found.add(id_)
         return found
+
+    def _place(self, at: Any) -> Place:
+        """Place of a record or a partition of the broker."""
+        return at.topic.removeprefix(self.prefix), at.partition
 
     @asynccontextmanager
     async def _consumer(self) -> AsyncIterator[Any]:
@@ -90,13 +96,14 @@ class SentLog:
             await closed(consumer.stop)
 
 
-async def _available(consumer: Any, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Partitions that have a leader. Another one delays no event of these, and they show as well what was lost."""
-    cluster = await consumer._client.fetch_all_metadata()
-    found = [tp for tp in tps if cluster.leader_for_partition(tp) not in {None, -1}]
-    if missing := sorted(set(tps) - set(found)):
-        LOG.warning("partitions without a leader are not compared", partitions=[f"{t}/{p}" for t, p in missing])
-    return found
+def by_leader(
+    cluster: ClusterMetadata, tps: Iterable[TopicPartition]
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """Partitions with a leader, and those without one. Partitions that do not exist are neither: nothing was sent to
+    them."""
+    leaders = {tp: cluster.leader_for_partition(tp) for tp in tps}
+    found = [tp for tp, leader in leaders.items() if leader is not None and leader != NO_LEADER]
+    return found, [tp for tp, leader in leaders.items() if leader == NO_LEADER]
 
 
 async def _read(
