@@ -8,6 +8,7 @@ from functools import partial
 
 import asyncpg
 
+from slipway_common.base.clock import utc_now
 from slipway_common.events.worker import Result, Scope
 from slipway_local.check import evidence
 from slipway_local.check.evidence import Evidence
@@ -20,9 +21,10 @@ OUTAGE_SECONDS = 1200.0
 JUMP = "1 hour"
 BUSY, BOOTING = 4, 3
 # Shorter than an outage, and longer than what counts of it: five real seconds, and the time until workers are heard.
-SECONDS = {"unresponsive_timeout_seconds": 1150.0, "boot_timeout_seconds": 1150.0}
+SECONDS = {"unresponsive_timeout_seconds": 1190.0, "boot_timeout_seconds": 1190.0}
 TASK_SECONDS = 20_000.0  # longer than the drill
-PASSES_SECONDS = 3.0  # real: several passes over the deadlines
+PASSES_SECONDS = 2.0  # real: several passes over the deadlines
+JUMPED = "SELECT at > clock_timestamp() + interval '30 minutes' AS is_so FROM provisioner.deadline_pass"
 CHARGED = """
 SELECT coalesce(sum(o.failures), 0)::int AS n FROM provisioner.launch_config_outcomes o
 JOIN provisioner.launch_config c ON c.id = o.launch_config_id WHERE c.pool_id = 'bad'"""
@@ -40,17 +42,23 @@ async def play(stage: Stage) -> Verdict:
     await add_tasks(deployment, "good", BUSY, TASK_SECONDS)
     await stage.until(lambda: created(deployment, "bad", 2), "2 machines with the bad image boot")
     await stage.until(lambda: started(deployment, BUSY), f"{BUSY} tasks run")
+    outages: list[tuple[float, float]] = []
     for part, number in (("postgres", BUSY + BOOTING), ("provisioner", BUSY + 2 * BOOTING)):
         await add_tasks(deployment, "good", BOOTING, TASK_SECONDS)
         await stage.until(partial(created, deployment, "good", number), f"{BOOTING} more machines boot")
+        down_at = utc_now().timestamp()
         await deployment.supervisor.kill(part)
         stage.say(f"{part} is away for {OUTAGE_SECONDS / 60:g} product minutes")
-        await stage.product_seconds(OUTAGE_SECONDS * stage.rng.uniform(1.0, 1.1))
+        await stage.product_seconds(OUTAGE_SECONDS * stage.rng.uniform(1.0, 1.05))
+        outages.append((down_at, utc_now().timestamp()))
         await deployment.supervisor.restart(part)
         await stage.until(partial(started, deployment, number), f"{part} is back, {number} tasks run")
-    await stage.product_seconds(PASSES_SECONDS * stage.speed)
     await set_clocks(deployment, f"clock_timestamp() + interval '{JUMP}'")
-    stage.say(f"the clocks of PostgreSQL jump by {JUMP}")
+
+    async def jumped() -> bool:
+        return bool((await fetch(deployment, JUMPED))[0]["is_so"])
+
+    await stage.until(jumped, f"the clocks of PostgreSQL have jumped by {JUMP} in a pass over the deadlines")
     await stage.product_seconds(PASSES_SECONDS * stage.speed)
     await set_clocks(deployment, "clock_timestamp()")
 
@@ -66,7 +74,7 @@ async def play(stage: Stage) -> Verdict:
         database_url=deployment.database_url,
         settle_seconds=0.0,
     )
-    return judge(found)
+    return judge(found, outages)
 
 
 async def created(deployment: Deployment, pool_id: str, number: int) -> bool:
@@ -81,6 +89,14 @@ def machines(ledger: list[facts.Fact], pool_id: str) -> set[str]:
     """Instances that were created for a pool."""
     created = [fact for fact in ledger if isinstance(fact, facts.InstanceCreated)]
     return {fact.instance_id for fact in created if fact.config.startswith(f"{pool_id}-")}
+
+
+def boots(ledger: list[facts.Fact], down_at: float, up_at: float) -> int:
+    """Number of machines that were created before an outage and registered after it."""
+    before = {fact.instance_id for fact in ledger if isinstance(fact, facts.InstanceCreated) and fact.at < down_at}
+    after = {fact.instance_id for fact in ledger if isinstance(fact, facts.Registered) and fact.at > up_at}
+    registered = {fact.instance_id for fact in ledger if isinstance(fact, facts.Registered) and fact.at < up_at}
+    return len((before & after) - registered)
 
 
 async def set_clocks(deployment: Deployment, body: str) -> None:
@@ -98,8 +114,9 @@ async def set_clocks(deployment: Deployment, body: str) -> None:
         await db.close()
 
 
-def judge(found: Evidence) -> Verdict:
-    """Count by the ledger what was ended, and by the topic what was charged."""
+def judge(found: Evidence, outages: list[tuple[float, float]]) -> Verdict:
+    """Count by the ledger what was ended, and by the topic what was charged. In each of the `outages` a machine has to
+    have booted."""
     ledger = list(found.ledger)
     good = machines(ledger, "good")
     terminated = sum(isinstance(f, facts.Terminated) and f.by == "api" and f.instance_id in good for f in ledger)
@@ -117,6 +134,10 @@ def judge(found: Evidence) -> Verdict:
             (lost, f"{lost} tasks were interrupted"),
             (charged["good"], f"{charged['good']} starts were charged to the good image or its launch config"),
             (not charged["bad"], "the bad image was not charged"),
+            (
+                not all(boots(ledger, *outage) for outage in outages),
+                "nothing booted in an outage: it proves nothing",
+            ),
         )
         if is_so
     ]
