@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
+import msgspec
 import pytest
 
 from slipway_common.base.ids import new_id
@@ -104,6 +105,19 @@ async def test_instances_of_unknown_batches_are_kept(provisioner: Provisioner) -
     await provisioner.reap()
     assert len(await provisioner.published(AlertResolved)) == 1
     assert (await shown(provisioner))["orphans"] == []
+
+
+async def test_what_was_launched_after_the_restored_state_is_shown(provisioner: Provisioner) -> None:
+    """No pass over the deadlines is recorded before the confirmation: the newest is older than what was lost."""
+    await provisioner.starting(1)
+    await provisioner.expire()
+    await restored(provisioner)
+    provisioner.cloud.live["i-9999"] = msgspec.structs.replace(stray("i-9999"), created_at=after(1000))
+    await provisioner.set_clock(2000)
+    await provisioner.reap()
+    found = await shown(provisioner)
+    assert [(row["instance_id"], row["reason"]) for row in found["orphans"]] == [("i-9999", UNKNOWN_BATCH)]
+    assert found["not_listed"] == []
 
 
 async def test_a_batch_outlives_its_instances(provisioner: Provisioner) -> None:
