@@ -18,7 +18,7 @@ from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.loops import plan
-from slipway_provisioner.store import configs
+from slipway_provisioner.store import configs, launch_stops
 from tests.support.provisioner import (
     START,
     Provisioner,
@@ -130,6 +130,18 @@ async def test_a_batch_outlives_its_instances(provisioner: Provisioner) -> None:
     await provisioner.set_clock(16 * 86400)
     await provisioner.sweep()
     assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 0
+
+
+async def test_orphan_instances_are_ended_while_launching_is_stopped(provisioner: Provisioner) -> None:
+    """They cost money for nothing."""
+    (worker,) = await provisioner.starting(1)
+    provisioner.cloud.live["i-9999"] = stray("i-9999", worker.batch_id or "")
+    await in_transaction(
+        provisioner, lambda db: launch_stops.put(db, "all", "", reason="a drill", by="test", until=None)
+    )
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    assert provisioner.cloud.terminated == ["i-9999"]
 
 
 # Until a restore is confirmed
