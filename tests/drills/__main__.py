@@ -46,7 +46,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "two-deployments": Drill(two_deployments.play, 20.0, "one-id-for-all-deployments"),
     "stop": Drill(stop.play, 20.0, "repeat-is-no-start"),
     "dead-account": Drill(dead_account.play, 12.0, "unreachable-calls-not-given-up"),
-    "broker-cut-off": Drill(broker_cut_off.play, 25.0, "unread-renewals-end-leases"),
+    "broker-cut-off": Drill(broker_cut_off.play, 25.0, "cut-off-unnoticed"),
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
 }
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)

@@ -28,11 +28,6 @@ class Line:
         own: int = self._server.sockets[0].getsockname()[1]
         return own
 
-    async def close(self) -> None:
-        self.cut()
-        if self._server is not None:
-            self._server.close()
-
     def cut(self) -> None:
         """Close all connections, and let none through until `restore`."""
         self.state = "cut"

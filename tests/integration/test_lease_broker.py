@@ -1256,6 +1256,31 @@ async def test_leases_of_an_unknown_pool(client: httpx2.AsyncClient) -> None:
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:slipway:problem:unknown-lease-pool")
 
 
+async def test_a_process_that_is_cut_off_receives_nothing_over_kafka(broker: Broker) -> None:
+    """Its last answer of Kafka is too old. Over HTTP it goes on, and over Kafka too once it is answered again."""
+    seconds, answers = 0.0, 1
+    consumer = Consumer("lease-broker", LEASE_REQUEST, LeaseCommandHandler(broker.admissions).handle)
+    client = SimpleNamespace(assignment=lambda: (3,), last_poll_timestamp=lambda _: answers, highwater=lambda _: 4)
+    subscription: Any = SimpleNamespace(
+        consumer=consumer, owned={3: Owned(1, 4)}, client=client, at=lambda number: number
+    )
+    runtime = Runtime()
+    runtime.subscriptions = [subscription]
+    progress = RequestProgress(runtime, 4, clock=lambda: seconds)
+
+    async def receives(at: float, answer: int) -> tuple[bool, bool]:
+        nonlocal seconds, answers
+        seconds, answers = at, answer
+        await progress.record(broker.pool)
+        receiving = progress.receiving("sim-a")
+        return receiving.kafka is not None, receiving.http is not None
+
+    assert await receives(1, 1) == (False, True)
+    assert await receives(2, 2) == (True, True)
+    assert await receives(8, 2) == (False, True)
+    assert await receives(9, 3) == (True, True)
+
+
 async def test_a_process_that_is_cut_off_before_it_has_recorded_anything(broker: Broker) -> None:
     """Its time without Kafka is downtime from the beginning, so that leases that it has granted get it."""
     handler = LeaseCommandHandler(broker.admissions)

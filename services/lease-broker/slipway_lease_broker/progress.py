@@ -1,7 +1,7 @@
 """Reception of lease commands by this process: until when it has read the requests of each lease pool, and answered
 over HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from slipway_common.base.clock import monotonic_seconds
@@ -26,7 +26,8 @@ class RequestProgress:
     """Partitions of the request topic that this process reads. Only the process that reads a partition lets deadlines
     pass that its commands could move, since it alone knows what waits there."""
 
-    def __init__(self, runtime: Runtime, partitions: int) -> None:
+    def __init__(self, runtime: Runtime, partitions: int, clock: Callable[[], float] = monotonic_seconds) -> None:
+        self._clock = clock
         self._runtime = runtime
         self._partitions = partitions
         self._readings: dict[tuple[int, int], Reading] = {}
@@ -44,11 +45,11 @@ class RequestProgress:
         if way not in self._receptions:
             return None
         known, until = self._receptions[way]
-        return known.downtimes if monotonic_seconds() - until <= DOWNTIME_SECONDS else None
+        return known.downtimes if self._clock() - until <= DOWNTIME_SECONDS else None
 
     async def record(self, database: Database) -> bool:
         """Record until when commands were received."""
-        now = monotonic_seconds()
+        now = self._clock()
         if now - self._recorded_at < RECORD_SECONDS * 0.9:
             return False  # woken early
         self._recorded_at = now
