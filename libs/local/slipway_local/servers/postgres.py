@@ -175,8 +175,10 @@ class EmbeddedPostgres:
         give(self._socket_dir, self._account)
 
     async def _answers(self) -> bool:
-        status = self._cluster / "postmaster.pid"
-        lines = status.read_text().splitlines() if status.exists() else []
+        try:
+            lines = (self._cluster / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:  # not written yet; a restarted server removes that of a crashed one at any time
+            return False
         if len(lines) < 8 or lines[0] != str(self.pid) or lines[7].strip() != "ready":
             return False  # checked first because the server logs every connection that comes too early
         try:
