@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from slipway_common.events.topics import CONSUMED, TOPICS, dead_letter_topic, group, witnesses
+from slipway_common.events.topics import CONSUMED, TOPICS, compared_topics, dead_letter_topic, group
 from slipway_common.messaging import topic_admin
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
@@ -44,7 +44,7 @@ def _of_service(service: str) -> Iterator[Right]:
     for topic in TOPICS:
         if service in topic.producers:
             yield Right(service, "Write", "topic", topic.name)
-        if service in topic.consumers or topic in witnesses(service):
+        if service in topic.consumers or topic in compared_topics(service):
             yield Right(service, "Read", "topic", topic.name)
         if service not in topic.producers | topic.consumers:
             # Before it publishes, the relay compares every topic's partition count with the registry's.

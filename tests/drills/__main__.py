@@ -19,13 +19,13 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.drills import bad_partition, broker_cut_off, dead_account, lost_grant, outage, restore, stop, two_deployments
-from tests.drills.stage import NotReached, Stage, Verdict
+from tests.drills.harness import Harness, NotReached, Verdict
 
 
 class Drill(msgspec.Struct, frozen=True):
     """A drill, its usual speed, and the mutant with which it has to fail."""
 
-    play: Callable[[Stage], Awaitable[Verdict]]
+    play: Callable[[Harness], Awaitable[Verdict]]
     speed: float
     mutant: str
 
@@ -77,14 +77,14 @@ async def drill(name: str, arguments: Arguments) -> bool:
     try:
         async with (
             Supervisor() as supervisor,
-            Stage(
+            Harness(
                 supervisor,
                 seed=arguments.seed,
                 speed=arguments.speed or chosen.speed,
-                say=lambda text: print(text, flush=True) if talks else None,
-            ) as stage,
+                log=lambda text: print(text, flush=True) if talks else None,
+            ) as harness,
         ):
-            verdict = await chosen.play(stage)
+            verdict = await chosen.play(harness)
     except ERRORS as error:
         verdict = Verdict("", (str(error) or repr(error),))
     for problem in verdict.problems:

@@ -19,7 +19,7 @@ from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import decode
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import NotReached, Stage, Verdict, add_tasks, are_done, done, fetch
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch
 
 BAD = POOL_LIFECYCLE
 BAD_SECONDS = 20.0  # real: twice as long as the client waits for a batch
@@ -66,24 +66,26 @@ class Delays:
                         self.seen.append((now.timestamp(), delay.total_seconds()))
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
-    deployment = stage.new_deployment()
+    deployment = harness.new_deployment()
     await deployment.start()
     accounts = {"acc": Account(url=deployment.url("simulator"))}
     pools = {"builds": Pool(accounts=["acc"]), "poked": Pool(accounts=["acc"])}
-    await stage.play(deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=30)
+    await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     async with Delays(deployment).reading() as delays:
         await add_tasks(deployment, "builds", TASKS // 2, 60.0)
-        await stage.until(lambda: are_done(deployment, "builds", TASKS // 2), "tasks are done with all topics sound")
+        await harness.until(
+            lambda: are_done(deployment, "builds", TASKS // 2), "tasks are done with all topics available"
+        )
         sound = [seconds for _, seconds in delays.seen]
         await delete_topic(deployment)
         began = utc_now().timestamp()
-        stage.say(f"{BAD.name} is deleted")
+        harness.log(f"{BAD.name} is deleted")
         poking = asyncio.create_task(poke(deployment))
         for _ in range(TASKS // 2):
             await add_tasks(deployment, "builds", 1, 60.0)
-            await asyncio.sleep(BAD_SECONDS / (TASKS // 2) * stage.rng.uniform(0.7, 1.3))
+            await asyncio.sleep(BAD_SECONDS / (TASKS // 2) * harness.rng.uniform(0.7, 1.3))
         poking.cancel()
         await asyncio.gather(poking, return_exceptions=True)
         waiting = (await fetch(deployment, WAITING, BAD.name))[0]["n"]
@@ -93,9 +95,9 @@ async def play(stage: Stage) -> Verdict:
         async def published() -> bool:
             return not (await fetch(deployment, WAITING, BAD.name))[0]["n"]
 
-        await stage.until(published, f"{waiting} events of {BAD.name} are published once it exists again")
+        await harness.until(published, f"{waiting} events of {BAD.name} are published once it exists again")
         with contextlib.suppress(NotReached):
-            await stage.until(lambda: are_done(deployment, "builds", TASKS), "all tasks are done")
+            await harness.until(lambda: are_done(deployment, "builds", TASKS), "all tasks are done")
         beside = [seconds for at, seconds in delays.seen if began <= at <= until]
     return judge(sound, beside, waiting, done(deployment, "builds"))
 

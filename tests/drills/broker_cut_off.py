@@ -1,7 +1,7 @@
 """A lease-broker that is away from Kafka alone, while machines boot and others want to start.
 
 The machines' holder renews its leases over Kafka, so that the renewals wait there; over HTTP people acquire all that is
-free. The leases must not end meanwhile, nor be granted again, neither while the line is cut nor when it is restored.
+free. The leases must not end meanwhile, nor be granted again, neither while the proxy is cut nor when it is restored.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.ports import free_ports
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.line import Line
-from tests.drills.stage import Stage, Verdict, add_tasks, fetch, played
+from tests.drills.harness import Harness, Verdict, add_tasks, fetch, played
+from tests.drills.proxy import Proxy
 
 LIMIT = 5
-MACHINES = 4  # boot when the line is cut; as many wait for a lease
+MACHINES = 4  # boot when the proxy is cut; as many wait for a lease
 PEOPLE = 3
 TTL_SECONDS = 250.0  # a third of it must not pass before the lease-broker knows that it is cut off
 CUT_SECONDS = 450.0
@@ -43,21 +43,21 @@ class Use(msgspec.Struct, frozen=True):
     units: int
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     port, advertised = free_ports(2)
-    line = Line(port)
-    await line.start(advertised)
-    deployment = stage.new_deployment(
+    proxy = Proxy(port)
+    await proxy.start(advertised)
+    deployment = harness.new_deployment(
         environment={"lease-broker": {"SLIPWAY_KAFKA": f"127.0.0.1:{advertised}"}},
         kafka_settings=second_listener(port, advertised),
     )
     await deployment.start()
     accounts = {"acc": Account(url=deployment.url("simulator"), limit=LIMIT, ttl_seconds=TTL_SECONDS)}
     pools = {"builds": Pool(accounts=["acc"])}
-    await stage.play(
+    await harness.play(
         deployment,
-        declaration(stage.speed, accounts, pools),
+        declaration(harness.speed, accounts, pools),
         boot_seconds_median=BOOT_SECONDS,
         boot_sigma=0.0,
     )
@@ -66,28 +66,28 @@ async def play(stage: Stage) -> Verdict:
     async def boot() -> bool:
         return called(deployment) == MACHINES and (await fetch(deployment, OVER_KAFKA))[0]["n"] == MACHINES
 
-    await stage.until(boot, f"{MACHINES} machines boot")
+    await harness.until(boot, f"{MACHINES} machines boot")
     people = People(deployment)
     async with people.acquiring():
-        line.cut()
+        proxy.cut()
         cut_at = utc_now().timestamp()
         await add_tasks(deployment, "builds", MACHINES, TASK_SECONDS)
-        seconds = CUT_SECONDS * stage.rng.uniform(1.0, 1.2)
-        stage.say(f"the lease-broker is cut off from Kafka for {seconds:.0f} product seconds")
-        await stage.product_seconds(seconds)
+        seconds = CUT_SECONDS * harness.rng.uniform(1.0, 1.2)
+        harness.log(f"the lease-broker is cut off from Kafka for {seconds:.0f} product seconds")
+        await harness.product_seconds(seconds)
         overdue = (await fetch(deployment, OVERDUE))[0]["n"]
         beside = sum(use.units > 0 and use.at > cut_at for use in people.held)
-        line.restore()
+        proxy.restore()
 
         async def next_start() -> bool:
             return called(deployment) > MACHINES
 
-        await stage.until(next_start, "the next machine starts")
+        await harness.until(next_start, "the next machine starts")
 
     async def all_start() -> bool:
         return called(deployment) == 2 * MACHINES
 
-    await stage.until(all_start, "all machines have started")
+    await harness.until(all_start, "all machines have started")
     verdict = judge(played(deployment), people.held, until=utc_now().timestamp())
     if overdue < MACHINES or not beside:
         proof = f"{overdue} units overdue at the end of the cut, {beside} acquired over HTTP: the drill proves nothing"

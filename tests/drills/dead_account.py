@@ -11,8 +11,8 @@ from slipway_common.base.clock import utc_now
 from slipway_local.demo.deployment import Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.line import Line
-from tests.drills.stage import NotReached, Stage, Verdict, add_tasks, fetch, played
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, fetch, played
+from tests.drills.proxy import Proxy
 
 DEAD, ALIVE = "dead", "alive"
 TASKS, ROOM = 8, 12
@@ -25,42 +25,42 @@ SELECT coalesce(sum(units), 0)::int AS n FROM provisioner.launch_batch
 WHERE account_id = 'dead' AND state = 'calling'"""
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
-    deployment = stage.new_deployment()
+    deployment = harness.new_deployment()
     await deployment.start()
-    line = Line(deployment.ports["simulator"])
+    proxy = Proxy(deployment.ports["simulator"])
     accounts = {
-        DEAD: Account(url=f"http://127.0.0.1:{await line.start()}"),
+        DEAD: Account(url=f"http://127.0.0.1:{await proxy.start()}"),
         ALIVE: Account(url=deployment.url("simulator")),
     }
     pools = {"builds": Pool(accounts=[DEAD, ALIVE], max_capacity=ROOM)}
-    await stage.play(deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=30)
-    line.silence()
+    await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
+    proxy.silence()
     died_at = utc_now().timestamp()
     await add_tasks(deployment, "builds", TASKS, TASK_SECONDS)
-    first = await met(stage, deployment, TASKS, since=died_at)
+    first = await met(harness, deployment, TASKS, since=died_at)
     unknown = (await fetch(deployment, CALLS))[0]["n"]
 
     async def unreachable() -> bool:
         return bool((await fetch(deployment, UNREACHABLE))[0]["unreachable"])
 
-    await stage.until(unreachable, "the account is unreachable", within_seconds=PATIENCE_SECONDS / stage.speed)
+    await harness.until(unreachable, "the account is unreachable", within_seconds=PATIENCE_SECONDS / harness.speed)
     await add_tasks(deployment, "builds", ROOM - TASKS, TASK_SECONDS)
     await deployment.call("POST", "provisioner", f"/accounts/{DEAD}/retire", {"reason": "drill"})
-    second = await met(stage, deployment, ROOM, since=utc_now().timestamp())
+    second = await met(harness, deployment, ROOM, since=utc_now().timestamp())
     return judge(unknown, first, second)
 
 
-async def met(stage: Stage, deployment: Deployment, number: int, *, since: float) -> float | None:
+async def met(harness: Harness, deployment: Deployment, number: int, *, since: float) -> float | None:
     """Product seconds from `since` until so many tasks ran; None if they did not in time."""
 
     async def run() -> bool:
         return len(starts(deployment)) >= number
 
     with contextlib.suppress(NotReached):
-        await stage.until(run, f"{number} tasks run", within_seconds=PATIENCE_SECONDS / stage.speed)
-        return max(0.0, sorted(starts(deployment))[number - 1] - since) * stage.speed
+        await harness.until(run, f"{number} tasks run", within_seconds=PATIENCE_SECONDS / harness.speed)
+        return max(0.0, sorted(starts(deployment))[number - 1] - since) * harness.speed
     return None
 
 
@@ -72,17 +72,15 @@ def starts(deployment: Deployment) -> Sequence[float]:
 def judge(unknown: int, first: float | None, second: float | None) -> Verdict:
     """Compare the product seconds until all tasks ran, before and after the account was retired, with those allowed."""
     problems = [
-        f"{what} {told(seconds)}, at most {WITHIN_SECONDS:g} product seconds allowed"
+        f"{what} {delay(seconds)}, at most {WITHIN_SECONDS:g} product seconds allowed"
         for what, seconds in (("demand met elsewhere", first), ("room of the retired account used", second))
         if seconds is None or seconds > WITHIN_SECONDS
     ]
     if not unknown:
         problems.append("no call to the dead account was open: the drill proves nothing")
-    figures = (
-        f"demand met elsewhere {told(first)}, in the retired account's room {told(second)}, {unknown} machines unknown"
-    )
-    return Verdict(figures, problems)
+    times = f"demand met elsewhere {delay(first)}, in the retired account's room {delay(second)}"
+    return Verdict(f"{times}, {unknown} machines unknown", problems)
 
 
-def told(seconds: float | None) -> str:
+def delay(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.0f} product s"

@@ -16,7 +16,7 @@ from slipway_common.events.topics import LEASE_LIFECYCLE, Topic
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import NotReached, Stage, Verdict, add_tasks, are_done, done, fetch
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch
 from tests.e2e.mirror import Mirror
 
 SOUND, GRANTED_AGAIN, ENDED = "sound", "granted again", "ended"
@@ -64,12 +64,12 @@ class Loss(msgspec.Struct):
         return sum(lost is type_ for _, lost in self.lost)
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     inside = f"mirrored-{new_id()[-12:]}."
-    deployment = stage.new_deployment(environment={"lease-broker": {"SLIPWAY_TOPIC_PREFIX": inside}})
+    deployment = harness.new_deployment(environment={"lease-broker": {"SLIPWAY_TOPIC_PREFIX": inside}})
     await deployment.start()
-    loss = Loss(stage.rng)
+    loss = Loss(harness.rng)
     mirror = Mirror(
         deployment.kafka,
         service="lease-broker",
@@ -81,10 +81,10 @@ async def play(stage: Stage) -> Verdict:
     async with mirror.running(PARTITIONS):
         accounts = {f"acc-{number}": Account(url=deployment.url("simulator"), limit=4) for number in range(3)}
         pools = {"builds": Pool(accounts=tuple(accounts))}
-        await stage.play(deployment, declaration(stage.speed, accounts, pools))
+        await harness.play(deployment, declaration(harness.speed, accounts, pools))
         await add_tasks(deployment, "builds", TASKS, TASK_SECONDS)
         with contextlib.suppress(NotReached):
-            await stage.until(
+            await harness.until(
                 lambda: are_done(deployment, "builds", TASKS), "all tasks are done", within_seconds=WITHIN_SECONDS
             )
         (waiting,) = await fetch(deployment, WAITING)
@@ -93,7 +93,7 @@ async def play(stage: Stage) -> Verdict:
     if finished < TASKS:
         problems.append(f"{TASKS - finished} of {TASKS} tasks were never done")
     if wedged:
-        problems.append(f"{wedged} workers wait for a grant for ever")
+        problems.append(f"{wedged} workers wait for a grant")
     grants, ends = loss.number(LeaseGranted), loss.number(LeaseExpired)
     if grants < 2 or not ends:
         problems.append(f"{grants} leases lost a grant, and {ends} their end: the drill proves nothing")

@@ -15,7 +15,7 @@ from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import Stage, Verdict, add_tasks, fetch, played
+from tests.drills.harness import Harness, Verdict, add_tasks, fetch, played
 
 OUTAGE_SECONDS = 1200.0
 JUMP = "1 hour"
@@ -30,43 +30,43 @@ SELECT coalesce(sum(o.failures), 0)::int AS n FROM provisioner.launch_config_out
 JOIN provisioner.launch_config c ON c.id = o.launch_config_id WHERE c.pool_id = 'bad'"""
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
-    deployment = stage.new_deployment(seconds=SECONDS)
+    deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
     accounts = {"acc": Account(url=deployment.url("simulator"))}
     pools = {"good": Pool(accounts=["acc"]), "bad": Pool(accounts=["acc"], image="bad", max_capacity=2)}
     faults = [{"name": "bad-image", "arg": "bad"}]
-    await stage.play(deployment, declaration(stage.speed, accounts, pools), faults=faults, boot_seconds_median=200)
+    await harness.play(deployment, declaration(harness.speed, accounts, pools), faults=faults, boot_seconds_median=200)
     await add_tasks(deployment, "bad", 2, TASK_SECONDS)
     await add_tasks(deployment, "good", BUSY, TASK_SECONDS)
-    await stage.until(lambda: created(deployment, "bad", 2), "2 machines with the bad image boot")
-    await stage.until(lambda: started(deployment, BUSY), f"{BUSY} tasks run")
+    await harness.until(lambda: created(deployment, "bad", 2), "2 machines with the bad image boot")
+    await harness.until(lambda: started(deployment, BUSY), f"{BUSY} tasks run")
     outages: list[tuple[float, float]] = []
     for part, number in (("postgres", BUSY + BOOTING), ("provisioner", BUSY + 2 * BOOTING)):
         await add_tasks(deployment, "good", BOOTING, TASK_SECONDS)
-        await stage.until(partial(created, deployment, "good", number), f"{BOOTING} more machines boot")
+        await harness.until(partial(created, deployment, "good", number), f"{BOOTING} more machines boot")
         down_at = utc_now().timestamp()
         await deployment.supervisor.kill(part)
-        stage.say(f"{part} is away for {OUTAGE_SECONDS / 60:g} product minutes")
-        await stage.product_seconds(OUTAGE_SECONDS * stage.rng.uniform(1.0, 1.05))
+        harness.log(f"{part} is away for {OUTAGE_SECONDS / 60:g} product minutes")
+        await harness.product_seconds(OUTAGE_SECONDS * harness.rng.uniform(1.0, 1.05))
         outages.append((down_at, utc_now().timestamp()))
         await deployment.supervisor.restart(part)
-        await stage.until(partial(started, deployment, number), f"{part} is back, {number} tasks run")
+        await harness.until(partial(started, deployment, number), f"{part} is back, {number} tasks run")
     await set_clocks(deployment, f"clock_timestamp() + interval '{JUMP}'")
 
     async def jumped() -> bool:
         return bool((await fetch(deployment, JUMPED))[0]["is_so"])
 
-    await stage.until(jumped, f"the clocks of PostgreSQL have jumped by {JUMP} in a pass over the deadlines")
-    await stage.product_seconds(PASSES_SECONDS * stage.speed)
+    await harness.until(jumped, f"the clocks of PostgreSQL have jumped by {JUMP} in a pass over the deadlines")
+    await harness.product_seconds(PASSES_SECONDS * harness.speed)
     await set_clocks(deployment, "clock_timestamp()")
 
     async def charged() -> bool:
         return bool((await fetch(deployment, CHARGED))[0]["n"])
 
-    await stage.until(charged, "the bad image is charged")
-    await stage.product_seconds(PASSES_SECONDS * stage.speed)
+    await harness.until(charged, "the bad image is charged")
+    await harness.product_seconds(PASSES_SECONDS * harness.speed)
     found = await evidence.gather(
         ledger_path=deployment.ledger,
         kafka=deployment.kafka,

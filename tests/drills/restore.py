@@ -21,7 +21,7 @@ from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_local.servers.postgres import give, unprivileged_account
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import NotReached, Stage, Verdict, add_tasks, are_done, fetch, played
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, fetch, played
 
 BEFORE, BUSY = 8, 8
 TASK_SECONDS, LONG_SECONDS = 30.0, 1200.0
@@ -43,46 +43,46 @@ class Course(msgspec.Struct):
     shown: set[str] = set()
 
 
-async def play_restore(stage: Stage) -> Verdict:
+async def play_restore(harness: Harness) -> Verdict:
     """Restore a backup from before 60 launches and 200 events."""
-    return await play(stage, launches=60, events=200)
+    return await play(harness, launches=60, events=200)
 
 
-async def play_failover(stage: Stage) -> Verdict:
+async def play_failover(harness: Harness) -> Verdict:
     """Let a standby take over that has not received the last commits, 50 or more."""
-    return await play(stage, launches=8, events=50)
+    return await play(harness, launches=8, events=50)
 
 
-async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
+async def play(harness: Harness, *, launches: int, events: int) -> Verdict:
     """Play the drill. The copy of the database is older than so many launches and events."""
-    deployment = stage.new_deployment(seconds=SECONDS)
+    deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
     accounts = {name: Account(url=deployment.url("simulator")) for name in ("acc-a", "acc-b")}
     pools = {"builds": Pool(accounts=tuple(accounts), max_capacity=60), "long": Pool(accounts=tuple(accounts))}
-    await stage.play(deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=30)
+    await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)
-    await stage.until(lambda: are_done(deployment, "builds", BEFORE), f"{BEFORE} tasks are done")
+    await harness.until(lambda: are_done(deployment, "builds", BEFORE), f"{BEFORE} tasks are done")
     files = Files(deployment)
     await files.keep()
     course = Course(copied_at=utc_now().timestamp())
-    stage.say("the files of PostgreSQL are copied")
-    await forgotten(stage, deployment, launches, events)
-    await stage.product_seconds(stage.rng.uniform(0.0, TASK_SECONDS))
+    harness.log("the files of PostgreSQL are copied")
+    await forgotten(harness, deployment, launches, events)
+    await harness.product_seconds(harness.rng.uniform(0.0, TASK_SECONDS))
     await files.put_back()
     course.restored_at = utc_now().timestamp()
     await deployment.supervisor.restart("postgres")
-    stage.say("PostgreSQL runs on the copy")
+    harness.log("PostgreSQL runs on the copy")
     await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)
     problems: list[str] = []
     try:
-        await stage.until(lambda: is_noticed(deployment), "the restore is noticed", within_seconds=NOTICED_SECONDS)
-        await stage.product_seconds(HELD_SECONDS)
+        await harness.until(lambda: is_noticed(deployment), "the restore is noticed", within_seconds=NOTICED_SECONDS)
+        await harness.product_seconds(HELD_SECONDS)
         course.confirmed_at = utc_now().timestamp()
         actions = await confirm(deployment)
         course.shown = set(actions)
-        stage.say(f"confirmed: {dict(Counter(actions.values()))}")
+        harness.log(f"confirmed: {dict(Counter(actions.values()))}")
         tasks = BEFORE + launches + BEFORE
-        await stage.until(lambda: are_done(deployment, "builds", tasks), f"all {tasks} tasks are done")
+        await harness.until(lambda: are_done(deployment, "builds", tasks), f"all {tasks} tasks are done")
     except NotReached as error:
         problems.append(str(error))
     read = await evidence.gather(
@@ -96,7 +96,7 @@ async def play(stage: Stage, *, launches: int, events: int) -> Verdict:
     return Verdict(verdict.figures, [*problems, *verdict.problems])
 
 
-async def forgotten(stage: Stage, deployment: Deployment, launches: int, events: int) -> None:
+async def forgotten(harness: Harness, deployment: Deployment, launches: int, events: int) -> None:
     """Launch all machines for new tasks, of which some run until the end: what the copy does not know."""
     before = len(created(played(deployment))), await published(deployment)
 
@@ -106,7 +106,7 @@ async def forgotten(stage: Stage, deployment: Deployment, launches: int, events:
 
     await add_tasks(deployment, "long", BUSY, LONG_SECONDS)
     await add_tasks(deployment, "builds", launches, TASK_SECONDS)
-    await stage.until(are_enough, f"{launches + BUSY} machines were launched since, and {events} events published")
+    await harness.until(are_enough, f"{launches + BUSY} machines were launched since, and {events} events published")
 
 
 async def is_noticed(deployment: Deployment) -> bool:

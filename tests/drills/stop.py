@@ -15,8 +15,8 @@ from slipway_common.base.clock import utc_now
 from slipway_local.demo.deployment import Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.line import Line
-from tests.drills.stage import Stage, Verdict, add_tasks, fetch, played
+from tests.drills.harness import Harness, Verdict, add_tasks, fetch, played
+from tests.drills.proxy import Proxy
 
 COMMANDS, LEASE = ("stop", "pause", "archive"), "lease"
 LOST, IGNORED = "lost", "ignored"
@@ -32,13 +32,13 @@ OPEN = "SELECT id::text, account_id, lease_id FROM provisioner.launch_batch WHER
 ALIVE = "SELECT count(*)::int AS n FROM provisioner.lease WHERE state <> 'ended' AND id = ANY($1)"
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
-    deployment = stage.new_deployment(seconds=SECONDS)
+    deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
     direct = deployment.url("simulator")
-    lines = {name: Line(deployment.ports["simulator"]) for name in NAMES if name.endswith(LOST) or name in EXPIRING}
-    urls = {name: f"http://127.0.0.1:{await line.start()}" for name, line in lines.items()}
+    proxies = {name: Proxy(deployment.ports["simulator"]) for name in NAMES if name.endswith(LOST) or name in EXPIRING}
+    urls = {name: f"http://127.0.0.1:{await proxy.start()}" for name, proxy in proxies.items()}
     accounts = {
         name: Account(
             url=urls.get(name, direct),
@@ -50,22 +50,22 @@ async def play(stage: Stage) -> Verdict:
     }
     pools = {name: Pool(accounts=[name]) for name in NAMES}
     faults = [{"name": "lost-reply", "arg": "1"}, {"name": "ignore-token"}]
-    await stage.play(deployment, declaration(stage.speed, accounts, pools), faults=faults)
-    for name, line in lines.items():
+    await harness.play(deployment, declaration(harness.speed, accounts, pools), faults=faults)
+    for name, proxy in proxies.items():
         if name.endswith(LOST):
-            line.silence()
-    for name in stage.rng.sample(NAMES, len(NAMES)):
+            proxy.silence()
+    for name in harness.rng.sample(NAMES, len(NAMES)):
         await add_tasks(deployment, name, TASKS, 600.0)
 
     async def all_open() -> bool:
         replied = {f.account for f in played(deployment) if isinstance(f, facts.Reply) and f.lost}
-        swallowed = {name for name, line in lines.items() if line.swallowed}
+        swallowed = {name for name, proxy in proxies.items() if proxy.swallowed}
         found = {row["account_id"] for row in await fetch(deployment, OPEN)}
         return found | {SPARE} >= set(NAMES) and replied | swallowed >= set(NAMES)
 
-    await stage.until(all_open, f"calls of {len(NAMES)} accounts are open")
-    for line in lines.values():
-        line.silence()
+    await harness.until(all_open, f"calls of {len(NAMES)} accounts are open")
+    for proxy in proxies.values():
+        proxy.silence()
     stopped_at: dict[str, float] = {}
     still: dict[str, str] = {}
 
@@ -75,29 +75,29 @@ async def play(stage: Stage) -> Verdict:
         stopped_at.update(dict.fromkeys(names, utc_now().timestamp()))
 
     leases = [row["lease_id"] for row in await fetch(deployment, OPEN) if row["account_id"] in EXPIRING]
-    for name in stage.rng.sample(STOPPED, len(STOPPED)):
-        await stop(stage, deployment, name, accounts, pools)
+    for name in harness.rng.sample(STOPPED, len(STOPPED)):
+        await stop(harness, deployment, name, accounts, pools)
         await record([name])
 
     async def leases_ended() -> bool:
         return not (await fetch(deployment, ALIVE, leases))[0]["n"]
 
-    await stage.until(leases_ended, f"the leases of {' and '.join(EXPIRING)} have ended")
+    await harness.until(leases_ended, f"the leases of {' and '.join(EXPIRING)} have ended")
     await record(EXPIRING)
     await deployment.call("DELETE", "simulator", "/faults/lost-reply")
-    for line in lines.values():
-        line.restore()
+    for proxy in proxies.values():
+        proxy.restore()
 
     async def all_known() -> bool:
         return not {row["id"] for row in await fetch(deployment, OPEN)} & set(still)
 
-    await stage.until(all_known, "the outcome of every call is known")
-    await stage.product_seconds(60)
+    await harness.until(all_known, "the outcome of every call is known")
+    await harness.product_seconds(60)
     return judge(played(deployment), stopped_at, still)
 
 
 async def stop(
-    stage: Stage, deployment: Deployment, name: str, accounts: dict[str, Account], pools: dict[str, Pool]
+    harness: Harness, deployment: Deployment, name: str, accounts: dict[str, Account], pools: dict[str, Pool]
 ) -> None:
     """Stop launches in one account in the way that its name says."""
     reason: dict[str, Any] = {"reason": "drill"}
@@ -108,12 +108,12 @@ async def stop(
         await deployment.call("POST", "provisioner", f"/launch-configs/{name}-{name}/pause", reason)
     else:
         pools[name] = Pool(accounts=[SPARE])
-        changed = declaration(stage.speed, accounts, pools)
+        changed = declaration(harness.speed, accounts, pools)
         try:
             await deployment.apply(changed)
         except httpx2.HTTPStatusError as question:
             await deployment.apply(changed, confirm=question.response.json()["digest"])
-    stage.say(f"{kind} of {name} is answered")
+    harness.log(f"{kind} of {name} is answered")
 
 
 def judge(ledger: list[facts.Fact], stopped_at: dict[str, float], still: dict[str, str]) -> Verdict:

@@ -12,7 +12,7 @@ from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.stage import Stage, Verdict, fetch, played
+from tests.drills.harness import Harness, Verdict, fetch, played
 
 MACHINES = 6
 PASSES = 5
@@ -24,36 +24,36 @@ NEVER_REGISTERS = "silent"
 SECONDS = {"reap_seconds": 20.0, "call_timeout_seconds": 100.0, "visibility_seconds": 5.0}
 
 
-async def play(stage: Stage) -> Verdict:
+async def play(harness: Harness) -> Verdict:
     """Play the drill."""
-    first = stage.new_deployment(seconds=SECONDS)
+    first = harness.new_deployment(seconds=SECONDS)
     await first.start()
     async with Supervisor() as beside:
-        second = stage.new_deployment(seconds=SECONDS, supervisor=beside, beside=first)
+        second = harness.new_deployment(seconds=SECONDS, supervisor=beside, beside=first)
         await second.start()
         accounts = {"shared": Account(url=first.url("simulator"))}
         both = (first, second)
         for deployment in both:
             pools = {f"pool-{deployment.run_id}": Pool(accounts=["shared"], min_capacity=MACHINES)}
             images = {NEVER_REGISTERS: {"bad": "never_registers"}}
-            await stage.play(
-                deployment, declaration(stage.speed, accounts, pools), boot_seconds_median=20, images=images
+            await harness.play(
+                deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=20, images=images
             )
 
         async def are_running() -> bool:
             return len(registered(first)) == MACHINES * len(both)
 
-        await stage.until(are_running, f"{MACHINES} machines of each deployment run")
+        await harness.until(are_running, f"{MACHINES} machines of each deployment run")
         for deployment in both:
             await add_orphan(first, deployment)
-        await stage.product_seconds(sum(SECONDS.values()))
+        await harness.product_seconds(sum(SECONDS.values()))
         before = [await passes(deployment) for deployment in both]
 
         async def have_passed() -> bool:
             now = [await passes(deployment) for deployment in both]
             return all(after - earlier >= PASSES for after, earlier in zip(now, before, strict=True))
 
-        await stage.until(have_passed, f"{PASSES} passes of each instance reaper")
+        await harness.until(have_passed, f"{PASSES} passes of each instance reaper")
         alerts = [alert for deployment in both for alert in await raised(deployment)]
     return judge(played(first), alerts)
 

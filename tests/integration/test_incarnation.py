@@ -15,7 +15,7 @@ from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.envelope import Envelope, decode
 from slipway_common.messaging.incarnation import Incarnation, Log, NotCompared, Sent
-from slipway_common.messaging.lanes import Place as Partition
+from slipway_common.messaging.partition_queues import Place as Partition
 from slipway_common.messaging.relay import Relay
 from tests.support.harness import (
     PARTITIONS,
@@ -63,7 +63,7 @@ class Renewals:
 
 def relay(place: Place, renewals: Renewals) -> Relay:
     made = place.relay(WORKER_LIFECYCLE)
-    made.witnesses, made.renewed = [WORKER_LIFECYCLE], renewals
+    made.compared_topics, made.renewed = [WORKER_LIFECYCLE], renewals
     return made
 
 

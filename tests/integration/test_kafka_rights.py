@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
 
 from generate import kafka_scripts
 from slipway_common.database import migrate
-from slipway_common.events.topics import SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, group, witnesses
+from slipway_common.events.topics import SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, compared_topics, group
 from slipway_common.messaging.topic_admin import wanted
 from slipway_local.servers.child import Child
 from slipway_local.servers.kafka import EmbeddedKafka
@@ -287,7 +287,7 @@ async def test_each_writes_its_own_topics(guarded: Guarded, user: str) -> None:
 @pytest.mark.parametrize("user", USERS)
 async def test_each_reads_what_it_needs(guarded: Guarded, user: str) -> None:
     for topic in TOPICS:
-        needed = topic.followed if user == "subscribers" else user in topic.consumers or topic in witnesses(user)
+        needed = topic.followed if user == "subscribers" else user in topic.consumers or topic in compared_topics(user)
         assert await guarded.reads(user, topic.name) is needed, topic.name
 
 

@@ -22,7 +22,7 @@ from slipway_common.events.worker import WorkerErrorReported
 from slipway_common.messaging import outbox, topic_admin
 from slipway_common.messaging import relay as relay_module
 from slipway_common.messaging.envelope import decode
-from slipway_common.messaging.lanes import RETRY_SECONDS
+from slipway_common.messaging.partition_queues import RETRY_SECONDS
 from slipway_common.messaging.producers import ABANDONED_SECONDS, OVERDUE_SECONDS, Producers
 from slipway_common.messaging.relay import Publication, Relay, WrongPartitions, partition_for
 from tests.support.harness import PARTITIONS, SERVICE, Place, enqueue, member, publisher, read_all, report, until

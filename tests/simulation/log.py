@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.incarnation import Incarnation, Sent
-from slipway_common.messaging.lanes import Place
+from slipway_common.messaging.partition_queues import Place
 from slipway_common.messaging.records import Record
 from slipway_common.messaging.relay import Relay
 from slipway_common.messaging.sent import SHARED_RECORDS, add_own, header

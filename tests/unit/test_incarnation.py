@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.messaging.incarnation import Incarnation, Sent, lost_commits
-from slipway_common.messaging.lanes import Place
+from slipway_common.messaging.partition_queues import Place
 from slipway_common.messaging.sent import by_leader
 
 HERE = Incarnation("b", "", ("a",), 0, None)

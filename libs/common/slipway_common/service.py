@@ -23,7 +23,7 @@ from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.topics import TOPICS, Topic, witnesses
+from slipway_common.events.topics import TOPICS, Topic, compared_topics
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
 from slipway_common.messaging.consume import Consumer, Handler
@@ -190,7 +190,7 @@ class Service:
                 kafka=settings.kafka,
                 topic_prefix=settings.topic_prefix,
                 partitions=partition_counts(TOPICS, settings.partitions),
-                witnesses=witnesses(self.name),
+                compared_topics=compared_topics(self.name),
                 renewed=self.renewed,
             )
             tasks.append(asyncio.create_task(runtime.relay.run()))

@@ -53,7 +53,7 @@ class RequestProgress:
         if now - self._recorded_at < RECORD_SECONDS * 0.9:
             return False  # woken early
         self._recorded_at = now
-        self._look(now)
+        self._observe(now)
         until: dict[Way, float] = {HTTP: now}
         until |= {
             place: reading.received_until
@@ -80,7 +80,7 @@ class RequestProgress:
             for partition, owned in subscription.owned.items()
         }
 
-    def _look(self, now: float) -> None:
+    def _observe(self, now: float) -> None:
         """Look at the progress in each partition; forget those that are not read any more."""
         owned = self._owned()
         self._readings = {place: reading for place, reading in self._readings.items() if place in owned}
@@ -93,7 +93,7 @@ class RequestProgress:
             if place not in self._readings:
                 self._readings[place] = Reading(now, polled)
             elif polled is not None and end is not None:
-                self._readings[place].look(now, polled, end, subscription.owned[place[0]].next_offset)
+                self._readings[place].observe(now, polled, end, subscription.owned[place[0]].next_offset)
 
 
 def name_of(way: Way) -> str:

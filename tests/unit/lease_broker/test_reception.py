@@ -49,14 +49,14 @@ def lease(**changes: Any) -> Lease:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["append", "read", "answer", "look", "silence"]), st.integers(0, 5)), max_size=80
+    st.tuples(st.sampled_from(["append", "read", "answer", "observe", "silence"]), st.integers(0, 5)), max_size=80
 )
 
 
 @given(STEPS)
-@example([("append", 1), ("look", 0), ("answer", 0), ("look", 0)])  # not read yet
+@example([("append", 1), ("observe", 0), ("answer", 0), ("observe", 0)])  # not read yet
 def test_what_was_sent_by_then_is_read(steps: list[tuple[str, int]]) -> None:
-    """Every record appended by `received_until` is read, in every order of answers, reads and looks."""
+    """Every record appended by `received_until` is read, in every order of answers, reads and observations."""
     now, log, position = 0.0, list[float](), 0
     polled, end = 0, 0
     reading = Reading(now, polled)
@@ -68,8 +68,8 @@ def test_what_was_sent_by_then_is_read(steps: list[tuple[str, int]]) -> None:
             position = min(end, position + number)  # only what an answer had
         elif step == "answer":
             polled, end = polled + 1, len(log)
-        elif step == "look":
-            reading.look(now, polled, end, position)
+        elif step == "observe":
+            reading.observe(now, polled, end, position)
         if reading.received_until is not None:
             assert all(place < position for place, sent_at in enumerate(log) if sent_at <= reading.received_until)
 
@@ -78,7 +78,7 @@ def test_a_reader_that_keeps_up_receives() -> None:
     """Also one that never is at the end of the log when it is looked at."""
     reading, position = Reading(0.0, 0), 0
     for tick in range(1, 20):
-        reading.look(float(tick), tick, 100 * tick, position)
+        reading.observe(float(tick), tick, 100 * tick, position)
         position = 100 * tick - 1  # one record was appended since
         if tick > 2:
             assert reading.received_until is not None
@@ -88,9 +88,9 @@ def test_a_reader_that_keeps_up_receives() -> None:
 def test_a_reader_without_answers_receives_nothing() -> None:
     reading = Reading(0.0, 7)
     for tick in range(1, 5):
-        reading.look(float(tick), 7, 10, 10)
+        reading.observe(float(tick), 7, 10, 10)
     assert reading.received_until is None
-    reading.look(5.0, 8, 10, 10)
+    reading.observe(5.0, 8, 10, 10)
     assert reading.received_until == 4.0
 
 

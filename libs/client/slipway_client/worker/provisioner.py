@@ -23,7 +23,7 @@ class UnknownWorker(Exception):
     """The provisioner does not know this worker or its token. The text is for people."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """Answer to a call: whether to leave and why, and whether the provisioner knows of a task."""
 
     terminate: bool = False
@@ -60,11 +60,11 @@ class Provisioner:
     def pool_id(self) -> str:
         return self._known.pool_id
 
-    async def perform(self, call: Call) -> Told:
+    async def perform(self, call: Call) -> Reply:
         """Perform the call. Raises NoAnswer, Refusal and UnknownWorker."""
         if isinstance(call, Register):
             await self._register()
-            return Told()
+            return Reply()
         try:
             answer = await self._ask(call)
         except NoAnswer as error:
@@ -73,15 +73,15 @@ class Provisioner:
             raise
         if isinstance(call, SendReport):
             if call.report.what == "error" and answer.status == 409:
-                return Told(True, "terminated by the provisioner")  # errors are accepted from running workers only
+                return Reply(True, "terminated by the provisioner")  # errors are accepted from running workers only
             if call.report.what == "stopped" and answer.status == 410:
-                return Told(True, "stopped")  # a retry: the first answer was lost
+                return Reply(True, "stopped")  # a retry: the first answer was lost
         if answer.problem == "foreign-token":
             raise UnknownWorker(f"the provisioner does not know this worker: {answer.text}")
         if not answer.ok:
             raise Refusal(f"the provisioner refused this worker: {answer.text}")
         body = answer.body
-        return Told(bool(body.get("terminate")), str(body.get("reason") or ""), body.get("has_task") is not False)
+        return Reply(bool(body.get("terminate")), str(body.get("reason") or ""), body.get("has_task") is not False)
 
     async def _ask(self, call: SendReport | Poll) -> Answer:
         match call:
@@ -152,7 +152,7 @@ async def _perform(
     rng: Random,
 ) -> None:
     try:
-        told = await provisioner.perform(call)
+        reply = await provisioner.perform(call)
     except NoAnswer as error:
         if worker().backoff.since is None:
             log(f"provisioner unavailable, retrying: {error}")
@@ -164,9 +164,9 @@ async def _perform(
         log(f"registering again: {error}")
         worker_changed(core.unknown(worker(), str(error)))
     else:
-        if told.terminate and not worker().leaving:
-            log(f"leaving, as requested by the provisioner: {told.reason or 'no reason given'}")
+        if reply.terminate and not worker().leaving:
+            log(f"leaving, as requested by the provisioner: {reply.reason or 'no reason given'}")
         now = monotonic_seconds()
         worker_changed(
-            core.answered(worker(), call, now, terminate=told.terminate, reason=told.reason, has_task=told.has_task)
+            core.answered(worker(), call, now, terminate=reply.terminate, reason=reply.reason, has_task=reply.has_task)
         )

@@ -9,7 +9,7 @@ from slipway_common.base.percent import encoded
 from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
 
 DAY_MS: Final = 86_400_000
-OUTSIDERS: Final = "monitors"  # producers that are no services
+MONITORS: Final = "monitors"  # external producers
 COMPACT: Final = {"cleanup.policy": "compact", "delete.retention.ms": str(7 * DAY_MS)}
 
 
@@ -58,7 +58,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
         events=(pool.DemandReported,),
         key=lambda event: encoded(event.pool_id, event.source),
         subject=lambda event: encoded(event.pool_id, event.source),
-        producers=frozenset({OUTSIDERS}),
+        producers=frozenset({MONITORS}),
         consumers=frozenset({"provisioner"}),
         config=COMPACT,
         parks=False,
@@ -103,7 +103,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
         events=(signal.SignalRaised,),
         key=lambda event: encoded(event.target_kind, event.target_id),
         subject=lambda event: encoded(event.target_kind, event.target_id),
-        producers=frozenset({OUTSIDERS, "weight-calculator"}),
+        producers=frozenset({MONITORS, "weight-calculator"}),
         consumers=frozenset({"provisioner", "weight-calculator"}),
         config=retained(3),
         parks=False,
@@ -200,10 +200,10 @@ DECODERS: Final = {event.type: msgspec.json.Decoder(event) for event in TOPIC_OF
 CONSUMED: Final = tuple((topic, service) for topic in TOPICS for service in sorted(topic.consumers))
 
 
-def witnesses(service: str) -> list[Topic]:
-    """Topics that show what a service has published: those that it writes, and no outsider, whose records may be
-    malformed. Its relay compares their ends with its rows."""
-    return [topic for topic in TOPICS if service in topic.producers and OUTSIDERS not in topic.producers]
+def compared_topics(service: str) -> list[Topic]:
+    """Topics whose ends the relay of a service compares with its rows: those that it writes, but none that external
+    producers write too; their records may be malformed."""
+    return [topic for topic in TOPICS if service in topic.producers and MONITORS not in topic.producers]
 
 
 def group(service: str, topic: Topic) -> str:

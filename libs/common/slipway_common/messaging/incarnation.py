@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.messaging.lanes import Place
+from slipway_common.messaging.partition_queues import Place
 from slipway_common.observability.telemetry import logger
 
 LOG = logger(__name__)

@@ -4,7 +4,8 @@ that consumers detect duplicates and gaps. Before it sends anything it compares 
 One relay per service is active at a time: it holds an advisory lock on a dedicated session, assigns numbers in
 transactions *on that session*, and sends the lowest unacknowledged rows of each partition as one idempotent batch. The
 server ends the session of a stopped relay, so it can assign no more numbers; records that it had in flight repeat
-numbers already assigned, and consumers drop them. A partition that cannot be sent to delays no other (lanes.py).
+numbers already assigned, and consumers drop them. A partition that cannot be sent to delays no other
+(partition_queues.py).
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from slipway_common.database.postgres import Connection, Database, is_infrastruc
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.envelope import Envelope, encode
-from slipway_common.messaging.lanes import ROWS_MAX, Lanes, Place, Rows
+from slipway_common.messaging.partition_queues import ROWS_MAX, PartitionQueues, Place, Rows
 from slipway_common.messaging.producers import OVERDUE_SECONDS, Producers, open_producer
 from slipway_common.messaging.sent import SentLog
 from slipway_common.observability.telemetry import PUBLISHED, UNSENDABLE, logger
@@ -104,18 +105,18 @@ class Relay:
         kafka: str,
         topic_prefix: str,
         partitions: dict[str, int],
-        witnesses: Sequence[Topic] = (),
+        compared_topics: Sequence[Topic] = (),
         renewed: incarnation.Renewed = incarnation.stop_nothing,
         stalled_seconds: float = STALLED_SECONDS,
     ) -> None:
-        """`witnesses` are the topics that show what the service has published. `renewed` is called in the transaction
-        that renews the incarnation of the database."""
+        """`compared_topics` show what the service has published. `renewed` is called in the transaction that renews the
+        incarnation of the database."""
         self.service = service
         self.database_url = database_url
         self.kafka = kafka
         self.topic_prefix = topic_prefix
         self.partitions = partitions
-        self.witnesses = witnesses
+        self.compared_topics = compared_topics
         self.renewed = renewed
         self.stalled_seconds = stalled_seconds
         self.ping_seconds = min(PING_SECONDS_MAX, stalled_seconds / 4)
@@ -205,7 +206,7 @@ class Relay:
             kafka=self.kafka,
             prefix=self.topic_prefix,
             partitions=self.partitions,
-            topics=self.witnesses,
+            topics=self.compared_topics,
         )
         return await incarnation.compare(
             db, log, place_of=self.place_of, renewed=self.renewed, ping_seconds=self.ping_seconds
@@ -244,7 +245,7 @@ class Publication:
         self._relay = relay
         self._source = source
         self._producers = producers
-        self._lanes = Lanes(places)
+        self._queues = PartitionQueues(places)
         self._clock = clock
         self._together_seconds = together_seconds
         self._places: dict[asyncio.Task[int], Place] = {}  # of batches in flight
@@ -254,10 +255,10 @@ class Publication:
         """Number new rows, send what can be sent, and delete the rows of acknowledged batches; returns the number of
         rows that were numbered or acknowledged."""
         numbered = await self._number(db)
-        self._lanes.add(numbered)
-        if places := self._lanes.unloaded(self._clock()):
+        self._queues.add(numbered)
+        if places := self._queues.unloaded(self._clock()):
             topics, partitions = zip(*places, strict=True)
-            self._lanes.load(places, await db.fetch(LOWEST, topics, partitions))
+            self._queues.load(places, await db.fetch(LOWEST, topics, partitions))
         if sends := self._start():
             await asyncio.wait(sends, timeout=self._together_seconds)
         self._producers.check_opened()
@@ -268,7 +269,7 @@ class Publication:
 
     async def idle(self, wake: asyncio.Event, seconds: float) -> None:
         """Wait until woken, until a batch in flight has ended, until a failed partition is due, or for `seconds`."""
-        retry_at = self._lanes.next_retry_at()
+        retry_at = self._queues.next_retry_at()
         timeout = seconds if retry_at is None else max(0.0, min(seconds, retry_at - self._clock()))
         waking = asyncio.create_task(wake.wait())
         try:
@@ -296,8 +297,8 @@ class Publication:
         """Begin to send the next batch of each partition that is free."""
         now = self._clock()
         started = []
-        for place, rows in self._lanes.start(now):
-            channel = self._producers.channel(now, trial=self._lanes.failures(place) > 0)
+        for place, rows in self._queues.start(now):
+            channel = self._producers.channel(now, trial=self._queues.failures(place) > 0)
             task = channel.send(self._sending(rows), now)
             self._places[task] = place
             started.append(task)
@@ -321,19 +322,19 @@ class Publication:
             elif (error := task.exception()) is not None:
                 self._fail(place, now, repr(error))
             else:
-                acknowledged += [row["id"] for row in self._lanes.acknowledge(place, task.result())]
+                acknowledged += [row["id"] for row in self._queues.acknowledge(place, task.result())]
         return acknowledged
 
     def _fail(self, place: Place, now: float, error: str) -> None:
-        self._lanes.fail(place, now)
-        if self._lanes.failures(place) % LOG_EVERY == 1:
+        self._queues.fail(place, now)
+        if self._queues.failures(place) % LOG_EVERY == 1:
             LOG.warning("partition cannot be sent to, retrying", topic=place[0], partition=place[1], error=error)
 
     def unsendable(self, seconds: float = OVERDUE_SECONDS) -> list[Place]:
         """Partitions whose batches have failed or not been answered for `seconds`."""
         since = self._clock() - seconds
         unanswered = [self._places[task] for task in self._producers.unanswered(since)]
-        return sorted({*self._lanes.failing(since), *unanswered})
+        return sorted({*self._queues.failing(since), *unanswered})
 
     def _gauge(self) -> None:
         counts = Counter(topic for topic, _ in self.unsendable())

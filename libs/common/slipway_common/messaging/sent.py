@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaTimeoutError
 
 from slipway_common.events.topics import Topic
 from slipway_common.messaging.incarnation import NotCompared, Sent, source_prefix
-from slipway_common.messaging.lanes import Place
+from slipway_common.messaging.partition_queues import Place
 from slipway_common.messaging.partitions import closed
 
 NO_LEADER: Final = -1

@@ -69,20 +69,20 @@ def downtime_since(downtimes: Sequence[Downtime], since: datetime) -> timedelta:
 
 
 class Reading:
-    """Progress of a process in one partition of the requests, looked at from time to time (monotonic seconds)."""
+    """Progress of a process in one partition of the requests, as observed from time to time (monotonic seconds)."""
 
     def __init__(self, now: float, polled: int | None) -> None:
         """`polled` changes with every answer of the broker."""
         self.received_until: float | None = None
         """Everything that was in the log by then is read; None before that is known of any time."""
-        self._looked_at = now
+        self._observed_at = now
         self._polled = polled
         self._ends = deque[tuple[float, int]](maxlen=ENDS_MAX)  # of the log at a time, not read to yet
 
-    def look(self, now: float, polled: int, end: int, position: int) -> None:
-        """Look at the last answer of the broker, which had the end of the log, and at the position read to."""
+    def observe(self, now: float, polled: int, end: int, position: int) -> None:
+        """Observe the last answer of the broker, which had the end of the log, and the position read to."""
         if polled != self._polled:
-            self._ends.append((self._looked_at, end))
+            self._ends.append((self._observed_at, end))
         while self._ends and position >= self._ends[0][1]:
             self.received_until = self._ends.popleft()[0]
-        self._looked_at, self._polled = now, polled
+        self._observed_at, self._polled = now, polled

@@ -32,8 +32,8 @@ from slipway_lease_broker.domain.refusals import (
     unknown_request,
     wrong_owner,
 )
+from slipway_lease_broker.domain.repetition import answer_repeated
 from slipway_lease_broker.domain.rules import never_starts
-from slipway_lease_broker.domain.standing import standing
 
 
 def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:
@@ -55,7 +55,7 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
             over_kafka=submission.over_kafka,
         )
         if repeated is not None:
-            ledger.events += standing(repeated, ledger.leases.values())
+            ledger.events += answer_repeated(repeated, ledger.leases.values())
     for _, outcome in exchanges:  # a later submission of the batch may be about the same request
         if isinstance(outcome, Answer) and outcome.request is not None:
             outcome.request = ledger.requests[outcome.pool.id, outcome.request.id]

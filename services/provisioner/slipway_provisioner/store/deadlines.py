@@ -28,7 +28,7 @@ SELECT previous_at + $1 * interval '1 s', at FROM pass WHERE at > previous_at + 
 RETURNING extract(epoch FROM until_at - from_at)::float8"""
 # A worker that has not been heard since the newest downtime may have claimed a task meanwhile, so that it is not known
 # to be idle. Workers without an agent are never heard.
-HEARD: Final = "NOT EXISTS (SELECT FROM downtime d WHERE d.until_at > w.last_seen_at)"
+SEEN_SINCE_DOWNTIME: Final = "NOT EXISTS (SELECT FROM downtime d WHERE d.until_at > w.last_seen_at)"
 # Within $1 after a downtime only what was settled before it counts as old.
 LISTED: Final = """
 SELECT coalesce((
@@ -47,16 +47,17 @@ SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS thr
 FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
 WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - $1 * interval '1 s'
     AND d.pending_since < slipway_clock() - $1 * interval '1 s'
-    AND uptime_since(greatest(w.idle_since, d.pending_since)) > $1 AND {HEARD}
+    AND uptime_since(greatest(w.idle_since, d.pending_since)) > $1 AND {SEEN_SINCE_DOWNTIME}
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
     AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
         SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
-_HEARD_FROM: Final = f"""worker JOIN launch_config c ON c.id = worker.launch_config_id AND c.boot_evidence = 'register'
+_SENDING_HEARTBEATS: Final = f"""worker
+    JOIN launch_config c ON c.id = worker.launch_config_id AND c.boot_evidence = 'register'
     AND ({Statement(in_states(REGISTERED) | FINISHING).text})"""
 _UNRESPONSIVE: Final = f"""
-SELECT {{columns}} FROM {_HEARD_FROM}
+SELECT {{columns}} FROM {_SENDING_HEARTBEATS}
 WHERE worker.last_seen_at < slipway_clock() - $1 * interval '1 s' AND uptime_since(worker.last_seen_at) > $1"""
 UNRESPONSIVE: Final = f"""
 {_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id <> ALL($2)
@@ -69,7 +70,7 @@ SILENT: Final = f"""
 SELECT a.id AS account_id, a.silent AS kept, count(worker.id)::int AS registered,
     (count(worker.id) FILTER (WHERE worker.last_seen_at < slipway_clock() - $1::float8 * $2::float8 * interval '1 s'
         AND uptime_since(worker.last_seen_at) > $1 * $2))::int AS silent
-FROM account a LEFT JOIN ({_HEARD_FROM}) ON worker.account_id = a.id
+FROM account a LEFT JOIN ({_SENDING_HEARTBEATS}) ON worker.account_id = a.id
 WHERE a.silent OR a.id IN ({_UNRESPONSIVE.format(columns="worker.account_id")})
 GROUP BY a.id ORDER BY a.id"""
 # A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. For one

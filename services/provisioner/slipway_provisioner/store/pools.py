@@ -16,7 +16,7 @@ from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import accounts, demand, launch_stops, restores
-from slipway_provisioner.store.deadlines import HEARD
+from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, states, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
@@ -161,7 +161,7 @@ IDLE_WORKERS: Final = f"""
 SELECT w.id::text AS worker_id, w.launch_config_id AS config_id,
     slipway_clock() - greatest(0, uptime_since(w.idle_since)) * interval '1 s' AS since
 FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {HEARD}
+WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {SEEN_SINCE_DOWNTIME}
 ORDER BY c.state = 'draining' DESC, w.idle_since LIMIT 500"""
 LAUNCH_STOPS: Final = f"""
 SELECT reason, scope = '{restores.SCOPE}' AS restored FROM launch_stop

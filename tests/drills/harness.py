@@ -1,4 +1,4 @@
-"""Stage of a drill: deployments with tasks on it, what people and faults do to them, and the evidence by which it is
+"""Harness of a drill: deployments with tasks on it, what people and faults do to them, and the evidence by which it is
 judged: the simulator's ledger, the topics and the rows."""
 
 import asyncio
@@ -34,27 +34,27 @@ class Verdict(msgspec.Struct, frozen=True):
     problems: Sequence[str] = ()
 
 
-class Stage:
+class Harness:
     """One drill: its chance, its speed, and its deployments, which are removed at the end."""
 
-    def __init__(self, supervisor: Supervisor, *, seed: int, speed: float, say: Callable[[str], None]) -> None:
+    def __init__(self, supervisor: Supervisor, *, seed: int, speed: float, log: Callable[[str], None]) -> None:
         self.supervisor = supervisor
         self.seed = seed
         self.speed = speed
         self.rng = Random(seed)
-        self._say = say
+        self._log = log
         self._began = monotonic_seconds()
         self._stack = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> "Stage":
+    async def __aenter__(self) -> "Harness":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.supervisor.stop()
         await self._stack.aclose()
 
-    def say(self, text: str) -> None:
-        self._say(f"{monotonic_seconds() - self._began:6.1f} s  {text}")
+    def log(self, text: str) -> None:
+        self._log(f"{monotonic_seconds() - self._began:6.1f} s  {text}")
 
     def new_deployment(
         self,
@@ -85,7 +85,7 @@ class Stage:
         await deployment.apply(declared)
         loaded = {"seed": self.seed, "speed": self.speed, "accounts": {"*": {}}, "visibility_seconds": 5} | scenario
         await deployment.call("POST", "simulator", "/scenario", loaded)
-        self.say(f"started; SEED={self.seed} SPEED={self.speed:g}")
+        self.log(f"started; SEED={self.seed} SPEED={self.speed:g}")
 
     async def until(
         self, holds: Callable[[], Awaitable[bool]], what: str, *, within_seconds: float = STEP_SECONDS
@@ -96,7 +96,7 @@ class Stage:
             if monotonic_seconds() > deadline:
                 raise NotReached(f"not within {within_seconds:g} s: {what}")
             await asyncio.sleep(0.1)
-        self.say(what)
+        self.log(what)
 
     async def product_seconds(self, seconds: float) -> None:
         """Let product time pass."""

@@ -1,4 +1,4 @@
-"""TCP line between two parts of the system, which can be cut, or fall silent."""
+"""TCP proxy between two parts of the system, which can be cut, or fall silent."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,11 @@ from typing import Literal
 CHUNK_BYTES = 65_536
 
 
-class Line:
+class Proxy:
     """Forwards connections from a port to another one of this host.
 
     `cut`: connections are closed, and new ones at once. `silent`: what clients send is read and never answered, and
-    never arrives; connections stay open. Those that were open when the line fell silent never continue.
+    never arrives; connections stay open. Those that were open when the proxy fell silent never continue.
     """
 
     def __init__(self, target: int) -> None:

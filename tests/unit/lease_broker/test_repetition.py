@@ -16,7 +16,7 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Lease, Ledger, State
-from slipway_lease_broker.domain.standing import standing
+from slipway_lease_broker.domain.repetition import answer_repeated
 from slipway_lease_broker.domain.submissions import record
 from tests.support.lease_rows import NOW, POOL, REQUEST
 
@@ -46,7 +46,7 @@ def lease(token: int, state: State, **changes: Any) -> Lease:
 
 def test_each_lease_is_answered_in_order_of_grants() -> None:
     leases = [lease(token, state) for token, state in enumerate(State, start=1)]
-    answers = standing(OWNED, [*reversed(leases), lease(9, State.CONFIRMED, request_id="other")])
+    answers = answer_repeated(OWNED, [*reversed(leases), lease(9, State.CONFIRMED, request_id="other")])
     assert [type(answer) for answer in answers] == [
         LeaseGranted,
         LeaseGranted,

@@ -1,4 +1,4 @@
-"""Lanes of the relay: the unacknowledged rows of each partition, and when a batch of them may be sent. Pure.
+"""Queues of the relay: the unacknowledged rows of each partition, and when a batch of them may be sent. Pure.
 
 One batch of a partition is in flight at a time, and the next one follows its acknowledgement. No partition waits for
 another: one that cannot be sent to is tried again after a delay of its own.
@@ -22,7 +22,7 @@ def place_of(row: Mapping[str, Any]) -> Place:
     return row["topic"], row["partition"]
 
 
-class Lane:
+class PartitionQueue:
     """Unacknowledged rows of one partition: `rows` are the lowest of them, and with `more` the database may have others
     above these."""
 
@@ -45,68 +45,70 @@ class Lane:
             self.rows += rows
 
 
-class Lanes:
-    """Lanes of all partitions. Times are in seconds of one monotonic clock."""
+class PartitionQueues:
+    """Queues of all partitions. Times are in seconds of one monotonic clock."""
 
     def __init__(self, places: Iterable[Place]) -> None:
         """`places` may have rows of a predecessor. Other partitions have none."""
-        self._lanes = {place: Lane() for place in places}
+        self._queues = {place: PartitionQueue() for place in places}
 
     def add(self, numbered: Rows) -> None:
         """Add rows that were numbered just now, sorted by partition and sequence number."""
         for place, rows in groupby(numbered, key=place_of):
-            if place not in self._lanes:
-                self._lanes[place] = Lane()
-                self._lanes[place].more = False
-            self._lanes[place].add(list(rows))
+            if place not in self._queues:
+                self._queues[place] = PartitionQueue()
+                self._queues[place].more = False
+            self._queues[place].add(list(rows))
 
     def unloaded(self, now: float) -> list[Place]:
         """Partitions whose next rows have to be loaded before a batch can be sent."""
-        return [p for p, lane in self._lanes.items() if lane.more and not lane.rows and lane.is_free(now)]
+        return [p for p, queue in self._queues.items() if queue.more and not queue.rows and queue.is_free(now)]
 
     def load(self, places: Iterable[Place], found: Rows) -> None:
         """Set the rows of unloaded partitions: the lowest ones, at most `ROWS_MAX` of each, sorted like those of
         `add`."""
         loaded = {place: list(rows) for place, rows in groupby(found, key=place_of)}
         for place in places:
-            lane = self._lanes[place]
-            lane.rows = loaded.get(place, [])
-            lane.more = len(lane.rows) >= ROWS_MAX
-            if not lane.rows:  # nothing to retry
-                lane.failures, lane.retry_at = 0, 0.0
+            queue = self._queues[place]
+            queue.rows = loaded.get(place, [])
+            queue.more = len(queue.rows) >= ROWS_MAX
+            if not queue.rows:  # nothing to retry
+                queue.failures, queue.retry_at = 0, 0.0
 
     def start(self, now: float) -> list[tuple[Place, Rows]]:
         """Begin to send: the rows of which a batch may be sent now, per partition. Each ends with `acknowledge` or
         `fail`."""
-        ready = [(place, lane) for place, lane in self._lanes.items() if lane.rows and lane.is_free(now)]
-        for _, lane in ready:
-            lane.sending = True
-        return [(place, list(lane.rows)) for place, lane in ready]
+        ready = [(place, queue) for place, queue in self._queues.items() if queue.rows and queue.is_free(now)]
+        for _, queue in ready:
+            queue.sending = True
+        return [(place, list(queue.rows)) for place, queue in ready]
 
     def acknowledge(self, place: Place, count: int) -> Rows:
         """Record that the batch of a partition was acknowledged; returns its rows, the first `count` ones."""
-        lane = self._lanes[place]
-        done, lane.rows = lane.rows[:count], lane.rows[count:]
-        lane.sending, lane.failures, lane.retry_at = False, 0, 0.0
+        queue = self._queues[place]
+        done, queue.rows = queue.rows[:count], queue.rows[count:]
+        queue.sending, queue.failures, queue.retry_at = False, 0, 0.0
         return done
 
     def fail(self, place: Place, now: float) -> None:
         """Record that the batch of a partition failed. Its rows are loaded again, so that those of many partitions do
         not fill the memory during an outage."""
-        lane = self._lanes[place]
-        lane.rows, lane.more, lane.sending = [], True, False
-        lane.failed_at = lane.failed_at if lane.failures else now
-        lane.retry_at = now + RETRY_SECONDS[min(lane.failures, len(RETRY_SECONDS) - 1)]
-        lane.failures += 1
+        queue = self._queues[place]
+        queue.rows, queue.more, queue.sending = [], True, False
+        queue.failed_at = queue.failed_at if queue.failures else now
+        queue.retry_at = now + RETRY_SECONDS[min(queue.failures, len(RETRY_SECONDS) - 1)]
+        queue.failures += 1
 
     def failures(self, place: Place) -> int:
         """Batches of a partition that failed in a row."""
-        return self._lanes[place].failures
+        return self._queues[place].failures
 
     def failing(self, since: float = inf) -> list[Place]:
         """Partitions whose last batch failed, and whose failures began by `since`."""
-        return [place for place, lane in self._lanes.items() if lane.failures and lane.failed_at <= since]
+        return [place for place, queue in self._queues.items() if queue.failures and queue.failed_at <= since]
 
     def next_retry_at(self) -> float | None:
         """Time of the next retry of a failed partition; None if none waits for one."""
-        return min((lane.retry_at for lane in self._lanes.values() if lane.failures and not lane.sending), default=None)
+        return min(
+            (queue.retry_at for queue in self._queues.values() if queue.failures and not queue.sending), default=None
+        )
