@@ -9,6 +9,7 @@ import contextlib
 import math
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
@@ -16,7 +17,7 @@ import msgspec
 
 from slipway_common.base.clock import utc_now
 from slipway_local.check import evidence
-from slipway_local.check.evidence import Evidence
+from slipway_local.check.evidence import Evidence, Published
 from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_local.servers.postgres import give, unprivileged_account
 from slipway_simulator import facts
@@ -183,7 +184,7 @@ def judge(found: Evidence, events: int, course: Course) -> Verdict:
     envelopes = [record.envelope for record in found.published if record.envelope is not None]
     times = [envelope.time.timestamp() for envelope in envelopes if envelope.sequence_number is not None]
     lost = sum(course.copied_at < time < course.restored_at for time in times)
-    dropped = numbers_used_twice(found) + revisions_used_twice(found)
+    dropped = numbers_used_twice(found.published) + revisions_used_twice(found.published)
     problems = [
         text
         for is_so, text in (
@@ -204,11 +205,11 @@ def judge(found: Evidence, events: int, course: Course) -> Verdict:
     return Verdict(figures, problems)
 
 
-def numbers_used_twice(found: Evidence) -> int:
+def numbers_used_twice(published: Sequence[Published]) -> int:
     """Events whose sequence number an earlier event of the same source and partition has."""
     first: dict[tuple[str, str, int, int], str] = {}
     twice = 0
-    for record in sorted(found.published, key=lambda record: record.offset):
+    for record in sorted(published, key=lambda record: record.offset):
         envelope = record.envelope
         if envelope is not None and envelope.sequence_number is not None:
             place = envelope.sequence_source, record.topic, record.partition, envelope.sequence_number
@@ -216,15 +217,16 @@ def numbers_used_twice(found: Evidence) -> int:
     return twice
 
 
-def revisions_used_twice(found: Evidence) -> int:
-    """Events whose revision is not above that of an earlier event of the same subject."""
-    newest: dict[tuple[str, str, str], tuple[int, str]] = {}
+def revisions_used_twice(published: Sequence[Published]) -> int:
+    """Events that are new and whose revision is not above that of an earlier event of the same subject."""
+    newest: dict[tuple[str, str, str], int] = {}
+    ids: set[str] = set()
     twice = 0
-    for record in sorted(found.published, key=lambda record: record.offset):
+    for record in sorted(published, key=lambda record: record.offset):
         envelope = record.envelope
-        if envelope is not None and envelope.revision is not None:
+        if envelope is not None and envelope.revision is not None and envelope.id not in ids:
+            ids.add(envelope.id)
             subject = envelope.source, record.topic, envelope.subject
-            revision, event_id = newest.get(subject, (-1, ""))
-            twice += envelope.revision <= revision and envelope.id != event_id
-            newest[subject] = max(newest.get(subject, (-1, "")), (envelope.revision, envelope.id))
+            twice += envelope.revision <= newest.get(subject, -1)
+            newest[subject] = max(newest.get(subject, -1), envelope.revision)
     return twice

@@ -1,10 +1,19 @@
-"""Drills: their arguments, and the mutants with which they have to fail."""
+"""Drills: their arguments, the mutants with which they have to fail, and what they lose and count."""
 
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
 
+from slipway_common.events.lease import LeaseExpired, LeaseGranted
+from slipway_common.events.topics import LEASE_LIFECYCLE
+from slipway_common.messaging.envelope import Envelope
+from slipway_local.check.evidence import Published
 from tests.drills.__main__ import DRILLS, parse_arguments
+from tests.drills.lost_grant import Loss
+from tests.drills.restore import numbers_used_twice, revisions_used_twice
 from tests.tools.mutants import ROOT, rows_of
 
 
@@ -33,3 +42,55 @@ def test_arguments() -> None:
 def test_bad_arguments(given: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse_arguments(given)
+
+
+AT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def test_which_grants_are_lost() -> None:
+    """The first lease loses every grant and the first event of its end; the second only its first grant."""
+    loss = Loss(Random(1))
+
+    def is_lost(lease_id: str, type_: type[LeaseGranted | LeaseExpired]) -> bool:
+        known = {"lease_pool_id": "p", "lease_id": lease_id, "request_id": "r", "units": 1}
+        granted = {"fencing_token": 1, "expires_at": AT, "hold_until": AT, "waited_seconds": 0.0}
+        event = known | (granted if type_ is LeaseGranted else {})
+        return loss.loses(LEASE_LIFECYCLE, type_.type, msgspec.json.encode(event))
+
+    assert [is_lost("a", LeaseGranted), is_lost("b", LeaseGranted)] == [True, True]
+    assert [is_lost("a", LeaseGranted), is_lost("b", LeaseGranted)] == [True, False]
+    assert [is_lost("a", LeaseExpired), is_lost("a", LeaseExpired)] == [True, False]
+    assert is_lost("b", LeaseExpired) is False
+    assert [loss.number(LeaseGranted), loss.number(LeaseExpired)] == [2, 1]
+
+
+def published(offset: int, source: str, number: int, revision: int, event_id: str) -> Published:
+    envelope = Envelope(
+        id=event_id,
+        type="t",
+        source="/slipway/a",
+        subject="s",
+        time=AT,
+        sequence_number=number,
+        previous=number - 1,
+        sequence_source=source,
+        revision=revision,
+    )
+    return Published("topic", 0, offset, envelope, None)
+
+
+#       records as (source, number, revision, id), numbers used twice, revisions used twice
+DROPPED = [
+    ([("x", 1, 1, "a"), ("x", 2, 2, "b")], 0, 0),
+    ([("x", 1, 1, "a"), ("x", 2, 2, "b"), ("x", 1, 1, "a")], 0, 0),  # sent again
+    ([("x", 1, 1, "a"), ("x", 1, 1, "a")], 0, 0),
+    ([("x", 1, 1, "a"), ("x", 2, 2, "b"), ("x", 2, 3, "c")], 1, 0),
+    ([("x", 1, 5, "a"), ("y", 1, 5, "b"), ("y", 2, 6, "c")], 0, 1),
+]
+
+
+@pytest.mark.parametrize(("records", "numbers", "revisions"), DROPPED)
+def test_events_that_consumers_drop(records: list[tuple[str, int, int, str]], numbers: int, revisions: int) -> None:
+    """A number or a revision that consumers have seen, for another event."""
+    found = [published(offset, *record) for offset, record in enumerate(records)]
+    assert (numbers_used_twice(found), revisions_used_twice(found)) == (numbers, revisions)
