@@ -1,7 +1,7 @@
 """A topic whose partitions have no leader any more: it was deleted, so that no batch for it is ever acknowledged.
 
 Events of that topic are written all the time. An outside reader of all other topics measures from an event's commit to
-its arrival. Once the topic exists again, the events that were held back are published.
+its arrival. Once the topic exists again, the events that were held back are published, each of them.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.events.topics import POOL_LIFECYCLE, TOPICS
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import decode
+from slipway_local.check import evidence
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
 from tests.drills.declared import Account, Pool, declaration
 from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch
@@ -99,7 +100,7 @@ async def play(harness: Harness) -> Verdict:
         with contextlib.suppress(NotReached):
             await harness.until(lambda: are_done(deployment, "builds", TASKS), "all tasks are done")
         beside = [seconds for at, seconds in delays.seen if began <= at <= until]
-    return judge(sound, beside, waiting, done(deployment, "builds"))
+    return judge(sound, beside, waiting, await arrived(deployment), done(deployment, "builds"))
 
 
 async def poke(deployment: Deployment) -> None:
@@ -119,7 +120,19 @@ async def delete_topic(deployment: Deployment) -> None:
         await admin.close()
 
 
-def judge(sound: list[float], beside: list[float], waiting: int, finished: int) -> Verdict:
+async def arrived(deployment: Deployment) -> int:
+    """Number of events on the bad topic, which was empty when it was created again; repeats count once."""
+    found = await evidence.gather(
+        ledger_path=deployment.ledger,
+        kafka=deployment.kafka,
+        prefix=deployment.prefix,
+        database_url=deployment.database_url,
+        settle_seconds=0.0,
+    )
+    return len({p.envelope.id for p in found.published if p.topic == BAD.name and p.envelope is not None})
+
+
+def judge(sound: list[float], beside: list[float], waiting: int, published: int, finished: int) -> Verdict:
     """Compare the delays of the other topics with what is allowed, and with those before."""
     problems = []
     worst = max(beside, default=0.0)
@@ -127,7 +140,9 @@ def judge(sound: list[float], beside: list[float], waiting: int, finished: int) 
         problems.append(f"an event of another topic arrived after {worst:.1f} s, at most {DELAY_SECONDS_MAX:g} allowed")
     if finished < TASKS:
         problems.append(f"{TASKS - finished} of {TASKS} tasks were not done beside the bad topic")
+    if published < waiting:
+        problems.append(f"{waiting - published} of the {waiting} events that were held back are lost")
     if len(beside) < EVENTS_MIN or not waiting:
         problems.append(f"{len(beside)} events beside, {waiting} of the bad topic waiting: the drill proves nothing")
     delays = f"other topics' delay {worst:.2f} s (before: {max(sound):.2f})"
-    return Verdict(f"{delays} in {len(beside)} events, {waiting} held back", problems)
+    return Verdict(f"{delays} in {len(beside)} events, {waiting} held back, {published} published", problems)
