@@ -41,14 +41,23 @@ _idle: dict[tuple[str, str], list[str]] = {}
 async def empty_database(server: EmbeddedPostgres, service: str) -> AsyncIterator[str]:
     """URL of an empty database for one test; after an error in the block it is not used again."""
     idle = _idle.setdefault((server.url(), service), [])
-    url = idle.pop() if idle else await _new(server, service)
+    url = idle.pop() if idle else ""
+    if url:
+        await _empty(url, service)
+    else:
+        url = await _new(server, service)
     yield url
+    idle.append(url)
+
+
+async def _empty(url: str, service: str) -> None:
+    """Empty a database just before it is used again: the server may have been restarted since, and would not be the one
+    on which it was compared."""
     superuser = await asyncpg.connect(url)
     try:
         await superuser.execute(EMPTY.format(schema=postgres.schema_of(service)))
     finally:
         await superuser.close()
-    idle.append(url)
 
 
 async def _new(server: EmbeddedPostgres, service: str) -> str:
