@@ -20,7 +20,7 @@ from tests.drills.harness import Harness, Verdict, add_tasks, fetch, played
 OUTAGE_SECONDS = 1200.0
 JUMP = "1 hour"
 BUSY, BOOTING = 4, 3
-# Shorter than an outage, and longer than what counts of it: five real seconds, and the time until workers are heard.
+# Shorter than an outage, longer than what counts of it: five real seconds, and the time until workers have reported.
 SECONDS = {"unresponsive_timeout_seconds": 1190.0, "boot_timeout_seconds": 1190.0}
 TASK_SECONDS = 20_000.0  # longer than the drill
 PASSES_SECONDS = 2.0  # real: several passes over the deadlines

@@ -120,7 +120,7 @@ async def test_a_restored_database_drops_nothing(place: Place) -> None:
             lost = [f"lost {n}" for n in range(5)]
             await until(_has(place, subject, ["before", *lost, "after"]), f"the events of {subject}")
     (renewal,) = renewals.seen
-    assert "of this database, which knows of" in renewal.reason
+    assert "of this database, whose last is" in renewal.reason
     assert await place.gaps() == []
     newest: dict[str, int] = {}
     for envelope in await envelopes(place):

@@ -1,5 +1,5 @@
 """Deadlines of workers across an outage of PostgreSQL or the provisioner, or a jump of the database's clock: only the
-time in which a worker could have been heard counts."""
+time in which a worker could have reported counts."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -105,9 +105,9 @@ async def test_slow_passes_suspend_no_deadline(provisioner: Provisioner) -> None
     assert seconds == 20 * (900 / 5 + 1)
 
 
-async def test_an_idle_worker_has_to_be_heard_after_an_outage(provisioner: Provisioner) -> None:
+async def test_an_idle_worker_has_to_be_seen_after_an_outage(provisioner: Provisioner) -> None:
     """It may have claimed a task meanwhile. One that polls and has claimed nothing is stopped as usual."""
-    heard, _ = [await register(provisioner, worker) for worker in await provisioner.starting(2)]
+    seen, _ = [await register(provisioner, worker) for worker in await provisioner.starting(2)]
     await provisioner.demand(report(0, at=1))
     await provisioner.set_clock(119)
     await provisioner.jump_clock(OUTAGE_SECONDS)
@@ -116,7 +116,7 @@ async def test_an_idle_worker_has_to_be_heard_after_an_outage(provisioner: Provi
     await provisioner.sweep_now()
     await provisioner.plan()
     assert await reasons(provisioner) == []
-    await heard.get("/should-terminate")
+    await seen.get("/should-terminate")
     await provisioner.sweep_now()
     await provisioner.plan()
     assert await reasons(provisioner) == ["more workers than wanted"]
@@ -199,7 +199,7 @@ async def test_silence_that_is_confirmed(provisioner: Provisioner, tmp_path: Pat
     assert await provisioner.states() == {"running": 29, "stopping": 11}
 
 
-async def test_silent_workers_that_are_heard_again(provisioner: Provisioner) -> None:
+async def test_silent_workers_that_are_in_contact_again(provisioner: Provisioner) -> None:
     await silent(provisioner, 11, 40)
     await provisioner.events()
     await provisioner.database.execute("UPDATE worker SET last_seen_at = $1", after(902))

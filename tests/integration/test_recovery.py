@@ -323,7 +323,7 @@ async def test_instances_are_terminated_or_left_as_decided(provisioner: Provisio
     [
         (stray("i-1"), "it has no tag of a launch batch"),
         (stray("i-1", new_id(), "gone@123456"), "its launch config gone@123456 is unknown or archived"),
-        (stray("i-1", new_id(), ""), "its launch config without a tag is unknown or archived"),
+        (stray("i-1", new_id(), ""), "it has no tag of a launch config"),
     ],
 )
 async def test_what_cannot_be_adopted_is_left(
@@ -378,7 +378,7 @@ async def test_a_person_says_that_the_database_was_restored(provisioner: Provisi
     await provisioner.declare()
     async with administrator(provisioner, tmp_path) as client:
         assert (await client.post("/restored", json={"reason": "a drill"})).status_code == 200
-        assert (await shown(provisioner))["restored"] == "restored, says admin: a drill"
+        assert (await shown(provisioner))["restored"] == "restored, reported by admin: a drill"
         async with provisioner.database.acquire() as db, db.transaction():
             assert await configs.startable(db, revision_id()) is None
         raised = [alert.kind for alert in await provisioner.published(AlertRaised)]

@@ -22,8 +22,8 @@ CASES: list[tuple[dict[Place, int], dict[Place, dict[str, int]], str]] = [
     ({("t", 0): 7}, {("t", 0): {"b": 3}}, ""),  # the rest was not sent yet, or has been deleted
     ({("t", 0): 7}, {}, ""),  # an empty topic, or a new cluster
     ({("t", 0): 7}, {("t", 0): {"a": 99, "b": 7}}, ""),  # before the last restore, or sent late by a zombie
-    ({("t", 0): 7}, {("t", 0): {"b": 8}}, "t/0 has event 8 of this database, which knows of 7"),
-    ({}, {("u", 0): {"b": 1}}, "u/0 has event 1 of this database, which knows of 0"),
+    ({("t", 0): 7}, {("t", 0): {"b": 8}}, "t/0 has sequence number 8 of this database, whose last is 7"),
+    ({}, {("u", 0): {"b": 1}}, "u/0 has sequence number 1 of this database, whose last is 0"),
     ({("t", 0): 7}, {("t", 0): {"c": 1}}, "t/0 has events of incarnation c, unknown to this database"),
 ]
 

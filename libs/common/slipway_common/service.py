@@ -98,8 +98,8 @@ class Service:
     ) -> None:
         """`runtime` is passed if other objects need it before the service exists. `work` is done by the leader only.
         `schema_minimum` is the oldest schema revision that this code supports; newer ones are accepted. `renewed` is
-        called in the transaction that renews the incarnation of the database, and when a person says that it was
-        restored."""
+        called in the transaction that renews the incarnation of the database, and when a person reports a
+        restore."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]

@@ -63,8 +63,8 @@ NOTHING: Final[Mapping[str, datetime]] = MappingProxyType({})
 class Admissions(msgspec.Struct, frozen=True, kw_only=True):
     """Admission transactions of this process, and the objects that they share.
 
-    `receiving(lease_pool_id)` tells until when its commands were received: while they are not, none of the deadlines
-    passes that they could move, and no request lapses.
+    `receiving(lease_pool_id)` returns the downtimes of its commands: while they are not received, no deadline passes
+    that they could move, and no request lapses.
     """
 
     terms: BrokerTerms

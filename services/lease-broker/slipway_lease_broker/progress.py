@@ -67,7 +67,9 @@ class RequestProgress:
         for way, at in until.items():
             before, known = self._receptions.get(way), after[name_of(way)]
             if before is not None and known.downtimes != before[0].downtimes:
-                LOG.warning("leases get more time after a downtime", way=name_of(way), downtime=known.downtimes[-1])
+                LOG.warning(
+                    "lease deadlines are postponed by a downtime", way=name_of(way), downtime=known.downtimes[-1]
+                )
             self._receptions[way] = known, at
         return False
 

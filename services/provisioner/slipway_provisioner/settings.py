@@ -50,7 +50,7 @@ class Settings(SignalSettings):
     """Launches while the lease-broker is unavailable: `wait` for it, or `safe`: start unleased at its last granted
     pace, each reported and charged later."""
     lease_broker_url: str = ""
-    """URL of the lease-broker. While it answers there it is only away from Kafka, and nothing starts unleased
+    """URL of the lease-broker. While it answers there it is only cut off from Kafka, and nothing starts unleased
     [default: it is not asked]."""
     calls_in_flight_max: int = 64
     """Largest number of concurrent provider calls of one replica."""

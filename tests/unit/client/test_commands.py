@@ -125,7 +125,7 @@ def test_pauses_are_lifted(services: Services, url: str) -> None:
 
 
 ACCOUNT_COMMANDS = [
-    ("retire", f"account {ID} is retired; 2 machines may still run there\n"),
+    ("retire", f"account {ID} is retired; 2 machines may still run there: `slipway account show {ID}`\n"),
     ("reinstate", f"account {ID} is reinstated; it launches again once it answers\n"),
     ("confirm-unresponsive", f"11 unresponsive workers of account {ID} asked to stop\n"),
 ]

@@ -304,7 +304,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "silent workers",
         {"accounts": [ACCOUNT | {"silent": True}]},
         FAIL,
-        "accounts too many workers of sim-a are silent; none is stopped for it",
+        "accounts so many workers of sim-a are silent that none is stopped",
         "once they are known to be dead: slipway account confirm-unresponsive sim-a",
     ),
     (

@@ -22,8 +22,8 @@ ORPHAN: dict[str, Any] = {
 KNOWN = ORPHAN | {"instance_id": "i-1", "action": "adopt", "why": "it becomes a worker of zone-a@3f2c9a"}
 STRANGE = ORPHAN | {"instance_id": "i-2", "action": "leave", "why": "it has no tag of a launch batch"}
 RESTORED: dict[str, Any] = {
-    "unconfirmed": "restored, says me: backup of 03:00",
-    "restored": "restored, says me: backup of 03:00",
+    "unconfirmed": "restored, reported by me: backup of 03:00",
+    "restored": "restored, reported by me: backup of 03:00",
     "orphans": [KNOWN, STRANGE],
     "missing": [
         {
@@ -126,7 +126,7 @@ def test_an_unknown_instance_is_refused(stub: Stub, url: str) -> None:
 def test_nothing_to_confirm(stub: Stub, url: str) -> None:
     stub.answer = RECOVERY
     done = slipway(url, "db", "confirm")
-    assert (done.exit_code, done.stdout) == (0, "no instance without a row\n")
+    assert (done.exit_code, done.stdout) == (0, "no orphan instances\n")
     assert slipway(url, "doctor", "--after-restore").exit_code == 0
 
 
@@ -135,7 +135,7 @@ def test_differences_after_a_restore(stub: Stub, url: str) -> None:
     shown = slipway(url, "doctor", "--after-restore")
     assert shown.exit_code == 3
     lines = shown.stdout.splitlines()
-    assert lines[0] == "launching is stopped: restored, says me: backup of 03:00"
+    assert lines[0] == "launching is stopped: restored, reported by me: backup of 03:00"
     headings = [line for line in lines if line.partition(":")[2].strip() in {"2", "1", "none"}]
     assert [line.rpartition(": ")[2] for line in headings] == ["2", "1", "none", "1"]
     assert lines[-1] == "remedy: slipway db confirm"

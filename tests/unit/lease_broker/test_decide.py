@@ -135,7 +135,7 @@ def test_an_incomplete_database_grants_nothing(seconds: float | None, granted: i
     assert sum(lease.units for lease in decision.granted) == granted
     if not granted:
         assert decision.wake_at == until
-        assert decision.waiting == {"r": "the database was restored: leases that it lacks are given up first"}
+        assert decision.waiting == {"r": "the database was restored; leases that it lacks have to end first"}
 
 
 #          lease at NOW                                                    becomes          held after

@@ -30,7 +30,7 @@ def test_more_than_a_fifth_and_more_than_ten(registered: int, silent: int, impla
 
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_a_larger_account_is_never_less_plausible(silent: int, others: int) -> None:
-    """With more workers that are heard, the same silence is at most as implausible; a small one never is."""
+    """With more workers in contact, the same silence is at most as implausible; a small one never is."""
     account = silence(silent + others, silent)
     assert silence(silent + others + 1, silent).implausible <= account.implausible
     assert silent > 10 or not account.implausible

@@ -171,7 +171,7 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
         Wait(None),
         1,
     ),
-    ("given up, and heard again", (*REPORTED, give_up(12.0), talk(72.0)), {}, 72.0, Renew(TASK), None),
+    ("given up, and answered again", (*REPORTED, give_up(12.0), talk(72.0)), {}, 72.0, Renew(TASK), None),
     ("given up while idle", (give_up(12.0),), {}, 12.0, Wait(None), 1),
     ("a task that comes then is not taken", (give_up(12.0), take(12.0)), {}, 12.0, Wait(None), 1),
     ("stop signal twice while idle", (signal(12.0), signal(13.0)), {}, 13.0, Wait(None), None),

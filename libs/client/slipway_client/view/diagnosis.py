@@ -81,7 +81,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
     for name, answer in seen.services.items():
         found.extend(_service(name, answer, seen.now))
     if seen.deployment is not None:
-        found.append(Finding(OK, "deployment", f"{seen.deployment['id']} is the tag of every machine"))
+        found.append(Finding(OK, "deployment", f"{seen.deployment['id']}, the tag of all its machines"))
     if statuses:
         found.extend(_versions(statuses, seen.own_version))
     found.extend(_clocks(seen.services))
@@ -317,13 +317,14 @@ def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding
             detail = f"{id_} is retired; {count(account['may_still_run'], 'machine')} may still run there"
             yield Finding(NOTE, "accounts", detail, f"slipway account show {id_}")
     elif account["unreachable"]:
-        since = moments.clock(moments.at(account["unanswered_since"]), now) if account["unanswered_since"] else "long"
+        began = account["unanswered_since"]
+        since = f" since {moments.clock(moments.at(began), now)}" if began else ""
         open_ = f"{count(account['unknown_calls'], 'unknown call')}, {count(account['leaving'], 'worker')} to terminate"
         remedy = f"if it will never answer again: slipway account retire {id_} --reason …"
-        yield Finding(FAIL, "accounts", f"{id_} has not answered since {since}: {open_}", remedy)
+        yield Finding(FAIL, "accounts", f"{id_} has not answered{since}: {open_}", remedy)
     if account["silent"]:
         remedy = f"once they are known to be dead: slipway account confirm-unresponsive {id_} --reason …"
-        yield Finding(FAIL, "accounts", f"too many workers of {id_} are silent; none is stopped for it", remedy)
+        yield Finding(FAIL, "accounts", f"so many workers of {id_} are silent that none is stopped", remedy)
 
 
 def _drains(seen: Gathered) -> Iterable[Finding]:

@@ -88,7 +88,7 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     """Next call to the provisioner."""
     if worker.refused or worker.stopped or (worker.leaving and not (worker.registered or worker.rejoining)):
         return Wait(None)
-    # A task outlives an outage: without calls the worker would be taken for dead once the provisioner is back.
+    # A task outlives an outage: without calls a provisioner that is back would stop the worker as unresponsive.
     since, goes_on = worker.backoff.since, worker.gave_up and bool(worker.task_id)
     give_up_at = None if since is None or goes_on else since + worker.settings.give_up_seconds
     if give_up_at is not None and give_up_at <= now:

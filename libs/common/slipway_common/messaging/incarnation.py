@@ -2,9 +2,9 @@
 
 A database that was restored, or whose standby took over without the newest commits, would use sequence numbers and
 revisions again, and consumers would drop its new events as duplicates. So the relay compares the rows with the log
-before it sends anything: the log ahead of the rows means that commits were lost. Then, and when a person says that the
-database was restored, a new incarnation begins: with sequence numbers of its own, with revisions above all earlier
-ones, and with a hook by which the service stops what must wait for a person.
+before it sends anything: the log ahead of the rows means that commits were lost. Then, and when a person reports a
+restore, a new incarnation begins: with sequence numbers of its own, with revisions above all earlier ones, and with a
+hook by which the service stops what must wait for a person.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ TRUSTED: Final = "SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_
 class Incarnation(msgspec.Struct, frozen=True):
     """The incarnation of a database, and the reason why it was renewed; empty for the first. `former` are earlier ones.
 
-    Revisions of subjects are above `revision_base`. `requested`: why a person wants a new one; None if nobody does."""
+    Revisions of subjects are above `revision_base`. `requested`: why a person wants a new one, or None."""
 
     id: str
     reason: str
@@ -106,12 +106,12 @@ class Log(Protocol):
 def lost_commits(known: Incarnation, positions: Mapping[Place, int], sent: Sent) -> str:
     """Evidence that the database has lost commits: the log is ahead of its rows; empty if there is none.
 
-    `positions` are the last numbers that it assigned. Events of a former incarnation say nothing."""
+    `positions` are the last numbers that it assigned. Events of a former incarnation are no evidence."""
     for (topic, partition), found in sorted(sent.numbers.items()):
         for incarnation, number in sorted(found.items()):
             assigned = positions.get((topic, partition), 0)
             if incarnation == known.id and number > assigned:
-                return f"{topic}/{partition} has event {number} of this database, which knows of {assigned}"
+                return f"{topic}/{partition} has sequence number {number} of this database, whose last is {assigned}"
             if incarnation != known.id and incarnation not in known.former:
                 return f"{topic}/{partition} has events of incarnation {incarnation}, unknown to this database"
     return ""
@@ -176,7 +176,12 @@ async def compare(
         await db.execute(RAISE_SUBJECTS)
         await db.execute(FORGET_POSITIONS)
         await db.execute(COMPARED)
-    LOG.error("the database has lost commits: new incarnation", incarnation=renewal.id, former=known.id, reason=reason)
+    LOG.error(
+        "the database was restored or has lost commits: new incarnation",
+        incarnation=renewal.id,
+        former=known.id,
+        reason=reason,
+    )
     return renewal
 
 

@@ -88,7 +88,7 @@ def apply_command(
     over_kafka: bool = False,
 ) -> None:
     """Apply one command of `owner`; an `admin` may act for every owner. With a `gang_id` a request starts together
-    with the others of that gang. `over_kafka` tells how the command came, otherwise over HTTP. Raises BadEvent for a
+    with the others of that gang. `over_kafka`: the command came over Kafka, not over HTTP. Raises BadEvent for a
     command that can never be applied."""
     pool = ledger.pools.get(command.lease_pool_id)
     if pool is None:
@@ -491,7 +491,7 @@ def refusal(lease: Lease | None, denial: Denial | None) -> str:
 def lost_answers(
     pool: LeasePool, lease: Lease | None, command: LeaseConfirmRequested | LeaseRenewRequested, now: datetime
 ) -> list[LeaseLost | LeaseReleased | LeaseExpired]:
-    """Tell a holder again that its lease has ended: it may not have received the event.
+    """Events for a holder whose lease has ended: it may not have received them.
 
     A stale token on a live lease gets no answer either, since the answer would reach the true holder. An unknown lease
     is lost: it was granted before a backup was restored.

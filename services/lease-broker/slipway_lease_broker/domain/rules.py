@@ -108,7 +108,7 @@ def pause_of_provider(given: Conditions, request: Request) -> Verdict | None:
 def restore_of_database(given: Conditions, request: Request) -> Verdict | None:
     if not given.pool.incomplete(given.now):
         return None
-    reason = "the database was restored: leases that it lacks are given up first"
+    reason = "the database was restored; leases that it lacks have to end first"
     return Verdict(0, reason, Blocks.ALL, given.pool.incomplete_until)
 
 

@@ -27,8 +27,8 @@ RESTORED: Final = Statement(
 
 
 async def restored(tx: Connection, token_base: int) -> None:
-    """Let no lease expire and grant none for one TTL, in which the holders of leases that the database may lack renew
-    them in vain and give them up. Fencing tokens continue above `token_base`."""
+    """Let no lease expire and grant none for one TTL. In it the holders of leases that the database may lack fail to
+    renew them, and give them up. Fencing tokens continue above `token_base`."""
     await tx.execute(RESTORED.text, *RESTORED.arguments(base=token_base))
 
 

@@ -46,7 +46,7 @@ async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str,
 
 
 async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
-    """Stop workers without contact, but for accounts where too many are silent; False if there are none."""
+    """Stop unresponsive workers, except in accounts where too many are silent; False if there are none."""
     silences = await deadlines.silences(tx, timeout_seconds)
     for silence in silences:
         if silence.implausible != silence.kept and await accounts.record_silence(
@@ -63,7 +63,7 @@ async def stop_confirmed(tx: Connection, account_id: str, timeout_seconds: float
 
 
 async def _stop_silent(tx: Connection, last_contact: Mapping[str, datetime], reason: str) -> int:
-    """Stop those that have not been in contact since; returns their number."""
+    """Stop those that have had no contact since; returns their number."""
     locked = await workers.lock(tx, sorted(last_contact))
     unresponsive = [w for w in locked if w.last_seen_at == last_contact[w.id]]
     now = await pools.now(tx)

@@ -56,7 +56,7 @@ async def unanswered(tx: Connection, account_id: str, *, after_seconds: float, u
 
 
 async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> None:
-    """Retire an account that does not answer: nobody calls it any more, and what it left open is settled.
+    """Retire an account that does not answer: no call is made in it any more, and what it left open is settled.
 
     Raises UnknownAccount and StillReachable.
     """
@@ -73,7 +73,7 @@ async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> No
 
 
 async def reinstate(tx: Connection, account_id: str, *, reason: str, by: str) -> None:
-    """Call a retired account again. Once it answers, the instance reaper terminates what was left there.
+    """Resume calls to a retired account. Once it answers, the instance reaper terminates what was left there.
 
     Raises UnknownAccount and NotRetired.
     """

@@ -1,4 +1,4 @@
-"""Recovery of a restored database: launching stops until a person has decided about what runs without a row.
+"""Recovery of a restored database: launching stops until a person has decided about orphan instances.
 
 Lock order of a confirmation: orphan instances, revisions, batches, workers, launch stop guard.
 """
@@ -61,8 +61,8 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
         subject_kind="service",
         subject_id="provisioner",
         kind="database-restored",
-        summary=f"the database has lost commits: {renewal.reason}",
-        effect="nothing is launched and no machine is ended; running machines go on",
+        summary=f"the database was restored or has lost commits: {renewal.reason}",
+        effect="nothing is launched or terminated; running machines continue",
         doing="lists what runs in every account, and waits for a person to confirm",
         command="slipway doctor --after-restore",
     )
@@ -105,12 +105,15 @@ async def confirm(tx: Connection, chosen: Decisions, *, by: str) -> Confirmed:
 
 
 async def _adopt(tx: Connection, found: Sequence[Orphan], by: str) -> None:
-    """Give each instance a worker. No stage of a start ends by it: it is no evidence about its launch config."""
+    """Give each instance a worker. That ends no stage of a start: it is no evidence about a launch config."""
     revisions = await recovery.lock_revisions(tx, {orphan.launch_config_id for orphan in found})
     ended = await recovery.ended(tx, found)
     for orphan in found:
         if obstacle := cannot_adopt(orphan, revisions.get(orphan.launch_config_id), ended):
-            raise CannotAdopt(f"instance {orphan.instance_id} of {orphan.account_id}: {obstacle}")
+            raise CannotAdopt(
+                f"instance {orphan.instance_id} of {orphan.account_id}: {obstacle}. Nothing was changed; leave or "
+                "terminate it instead"
+            )
     now = await pools.now(tx)
     made: list[Worker] = []
     decided: dict[str, str] = {}

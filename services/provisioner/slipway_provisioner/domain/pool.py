@@ -61,8 +61,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """A running worker without a task, for as long as it has been since `since`. Downtime is left out: nobody could be
-    heard then."""
+    """A running worker without a task, for as long as it has been since `since`. Downtime is left out: no report
+    could be received then."""
 
     worker_id: str
     config_id: str

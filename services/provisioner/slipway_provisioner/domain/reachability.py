@@ -39,13 +39,13 @@ def machine(worker: Worker) -> Machine:
 
 
 def given_up(worker: Worker, now: datetime) -> Change:
-    """Stop waiting for the outcome of a worker's call. It is replaced, so that its machine has to leave should there be
-    one: no stage has ended."""
+    """Stop waiting for the outcome of a worker's call. The worker is replaced, so a machine that appears later has to
+    leave. No stage has ended."""
     return stopping(worker, f"account {worker.account_id} does not answer", now)
 
 
 def settled(worker: Worker, now: datetime) -> Change:
-    """End a worker whose machine nobody can reach. That is no evidence about its start."""
+    """End a worker whose machine cannot be reached. That is no evidence about its start."""
     reason = f"{UNREACHABLE}: account {worker.account_id} is retired"
     if worker.instance_id is None:
         return launch_failed(worker, Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", UNREACHABLE), now)
@@ -65,9 +65,9 @@ def raised(account_id: str, *, calls: int, now: datetime) -> AlertRaised:
         subject_id=account_id,
         kind=ALERT,
         summary=f"account {account_id} does not answer",
-        effect=f"{calls} {'call has' if calls == 1 else 'calls have'} an unknown outcome; leaving workers keep room",
+        effect=f"{calls} {'call has' if calls == 1 else 'calls have'} an unknown outcome; leaving workers still count",
         doing="launches in other accounts, and lists this one again until it answers",
-        command=f"slipway account retire {account_id} --reason …  # if it will not answer again: frees that room",
+        command=f"slipway account retire {account_id} --reason …  # if it will not answer again",
         since=now,
     )
 

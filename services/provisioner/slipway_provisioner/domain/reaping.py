@@ -16,12 +16,12 @@ from slipway_provisioner.domain.recovery import Action, Orphan
 from slipway_provisioner.domain.workers import Worker
 
 IMPLAUSIBLE_SHARE: Final = 0.2  # a larger share of missing or orphan instances in one pass suggests a broken listing
-ORPHANS_MAX: Final = 20  # of a pass; more are ended only if they are few among the instances of the account
+ORPHANS_MAX: Final = 20  # of a pass; more are terminated only if they are few among the instances of the account
 UNKNOWN_BATCH: Final = "its launch batch is unknown to this database"
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """An orphan instance that only a person may end, and the reason."""
+    """An orphan instance that waits for a person, and the reason."""
 
     instance: Instance
     reason: str
@@ -94,9 +94,9 @@ def _judged(
 ) -> tuple[list[str], list[Kept]]:
     """Orphans to terminate, and those that are kept for a person."""
     reasons = {orphan.instance_id: orphan.reason for orphan in asked}
-    condemned = {orphan.instance_id for orphan in asked if orphan.decision == Action.TERMINATE}
-    decided = [i for i in found if i.id in condemned]
-    open_ = [i for i in found if i.id not in condemned]
+    to_terminate = {orphan.instance_id for orphan in asked if orphan.decision == Action.TERMINATE}
+    decided = [i for i in found if i.id in to_terminate]
+    open_ = [i for i in found if i.id not in to_terminate]
     known = [i for i in open_ if i.batch_id in batches and i.id not in reasons]
     kept = [Kept(i, UNKNOWN_BATCH) for i in open_ if i.batch_id not in batches]
     kept += [Kept(i, reasons[i.id]) for i in open_ if i.batch_id in batches and i.id in reasons]

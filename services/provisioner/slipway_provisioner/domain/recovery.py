@@ -20,8 +20,8 @@ class Action(StrEnum):
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
-    """An orphan instance that only a person may end, as of the newest pass over its account. `decision` is a person's,
-    empty before it."""
+    """An orphan instance that waits for a person, as of the newest pass over its account. `decision` is empty until it
+    is made."""
 
     account_id: str
     instance_id: str
@@ -79,9 +79,10 @@ def cannot_adopt(orphan: Orphan, revision: LiveRevision | None, ended: Collectio
     """Reason why an instance cannot become a worker; empty if it can."""
     if not UUID.fullmatch(orphan.batch_id):
         return "it has no tag of a launch batch"
+    if not orphan.launch_config_id:
+        return "it has no tag of a launch config"
     if revision is None:
-        name = orphan.launch_config_id or "without a tag"
-        return f"its launch config {name} is unknown or archived"
+        return f"its launch config {orphan.launch_config_id} is unknown or archived"
     if revision.account_id != orphan.account_id:
         return f"its launch config {revision.id} is of account {revision.account_id}"
     if (orphan.account_id, orphan.instance_id) in ended:

@@ -10,8 +10,8 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert
 SILENT_SHARE_MAX: Final = 0.2
 SILENT_WORKERS_MAX: Final = 10
 SILENT_PART: Final = 0.5
-"""Part of the time-out after which a worker counts as silent. Workers that lose their connection together were heard at
-different moments, so that they are overdue one after another, but silent by the time that the first is overdue."""
+"""Part of the time-out after which a worker counts as silent. Workers that lose their connection together had their
+last contact at different times: they are overdue one after another, but all silent once the first is overdue."""
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,10 @@ def alert(silence: Silence) -> Alert:
         subject_kind="account",
         subject_id=account_id,
         kind="workers-silent",
-        summary=f"{count} are silent" if problem else f"the workers of {account_id} are heard again, or were stopped",
-        effect="they count as serving, and are not replaced",
-        doing="stops none of them as unresponsive until it is confirmed",
+        summary=f"{count} are silent"
+        if problem
+        else f"the workers of {account_id} are in contact again, or were stopped",
+        effect="they count as serving and are not replaced",
+        doing="stops none of them before a person has confirmed that they are dead",
         command=f"slipway account confirm-unresponsive {account_id} --reason …  # once they are known to be dead",
     )

@@ -161,8 +161,8 @@ def seen_running(worker: Worker, now: datetime) -> Change:
 
 
 def adopted(worker: Worker, now: datetime) -> Change:
-    """An instance that runs without a row is taken over. No stage of its start ends, then or later, and it counts as
-    heard from: its agent has to find that its token is unknown, and registers again."""
+    """Take over an orphan instance. No stage of its start ends, then or later. It counts as just seen, since its agent
+    has yet to find that its token is unknown, and to register again."""
     after = _to(worker, "registered", registered_at=now, first_claimed_at=now, idle_since=now, last_seen_at=now)
     return after, events.WorkerRegistered(
         **_ids(worker), instance_id=worker.instance_id or "", boot_seconds=0.0, outcome=NO_OUTCOME

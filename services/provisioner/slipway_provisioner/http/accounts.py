@@ -28,9 +28,15 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
         409,
         "account-reachable",
         "The account answers",
-        "account {} answers, or has not been silent for long: its workers can be terminated. Nothing was changed",
+        "account {} answers, or has done so recently: terminate its workers instead, or retry once "
+        "`slipway account ls` shows it as unreachable. Nothing was changed",
     ),
-    reachability.NotRetired: (409, "account-not-retired", "The account is not retired", "account {} is not retired"),
+    reachability.NotRetired: (
+        409,
+        "account-not-retired",
+        "The account is not retired",
+        "account {} is not retired. Nothing was changed",
+    ),
 }
 
 
@@ -54,8 +60,8 @@ async def get_account(account_id: str, db: DatabaseDep) -> dict[str, Any]:
 async def retire_account(
     account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
 ) -> dict[str, Any]:
-    """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, their
-    room is free, and the machines that may still run there are listed. Nobody calls it until it is reinstated."""
+    """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, so
+    that other accounts launch in their place. No call is made in it until it is reinstated."""
     settings = request.app.state.settings
     async with db.acquire() as connection:
         await _change(connection, lambda: reachability.retire(connection, account_id, reason=body.reason, by=by))
@@ -70,7 +76,7 @@ async def retire_account(
 async def reinstate_account(
     account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
 ) -> dict[str, Any]:
-    """Call a retired account again. Once it answers, it launches again, and what was left there is terminated."""
+    """Resume calls to a retired account. Once it answers, it launches again, and what was left there is terminated."""
     async with db.acquire() as connection:
         await _change(connection, lambda: reachability.reinstate(connection, account_id, reason=body.reason, by=by))
         (account,) = await store.accounts(connection, account_id)

@@ -46,8 +46,8 @@ async def get_deployment(db: DatabaseDep) -> dict[str, Any]:
 
 @router.get("/recovery")
 async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
-    """Return why nothing is launched after a restore, and the differences between the rows and what runs, as of the
-    newest pass of the instance reaper over each account."""
+    """Return the reason why nothing is launched after a restore, and the differences between the rows and what runs, as
+    of the newest pass of the instance reaper over each account."""
     async with db.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
         found = await orphans.listed(connection)
         revisions = await recovery.revisions(connection, {orphan.launch_config_id for orphan in found})
@@ -69,8 +69,8 @@ async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
 async def confirm(
     body: Confirmation, request: Request, db: DatabaseDep, by: Annotated[str, Depends(require("restores:write"))]
 ) -> dict[str, Any]:
-    """Decide about orphan instances and start launching again. After it, the instance reaper ends what has no worker,
-    apart from instances that wait for a decision."""
+    """Decide about orphan instances and start launching again. From then on the instance reaper terminates orphan
+    instances, except for those that wait for a decision."""
     chosen = {(each.account_id, each.instance_id): each.action for each in body.instances}
     try:
         async with db.acquire() as connection, connection.transaction():

@@ -1,7 +1,7 @@
 """Worker deadlines: boot timeouts, idle and unresponsive workers, and instances that outlive the stop grace period.
 
-Deadlines for hearing from a worker count only time in which it could have been heard: each pass records itself, and the
-time between two passes that are far apart is downtime, after an outage as after a jump of the database's clock.
+Deadlines of workers count only time in which their reports could be received: each pass records itself, and the time
+between two passes that are far apart is downtime, after an outage as after a jump of the database's clock.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """Workers past a deadline: read without locks, as candidates. Deadlines count uptime: the time up to the newest pass,
-less the downtime between passes, in which nobody could be heard."""
+less the downtime between passes, in which no report could be received."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,7 +15,7 @@ from slipway_provisioner.store import accounts
 from slipway_provisioner.store.tables import FINISHING, in_states, states
 
 # A pass is recorded before the deadlines are read. The time between two passes beyond the regular $1 is downtime: so
-# slow passes suspend no deadline for ever. Downtime ahead of the clock was recorded before the clock was set back.
+# slow passes do not suspend deadlines. Downtime ahead of the clock was recorded before the clock was set back.
 RECORD: Final = """
 WITH pass AS (
     INSERT INTO deadline_pass (at) VALUES (slipway_clock())
@@ -26,8 +26,8 @@ outdated AS (
 INSERT INTO downtime (from_at, until_at)
 SELECT previous_at + $1 * interval '1 s', at FROM pass WHERE at > previous_at + $1 * interval '1 s'
 RETURNING extract(epoch FROM until_at - from_at)::float8"""
-# A worker that has not been heard since the newest downtime may have claimed a task meanwhile, so that it is not known
-# to be idle. Workers without an agent are never heard.
+# A worker that has not been seen since the newest downtime may have claimed a task meanwhile, so that it is not known
+# to be idle. Workers without an agent are never seen.
 SEEN_SINCE_DOWNTIME: Final = "NOT EXISTS (SELECT FROM downtime d WHERE d.until_at > w.last_seen_at)"
 # Within $1 after a downtime only what was settled before it counts as old.
 LISTED: Final = """

@@ -44,9 +44,9 @@ async def record(tx: Connection, pool_id: str, plan: Plan) -> str:
 
 
 async def adopted(tx: Connection, pool_id: str, *, by: str) -> str:
-    """Store the decision of a person to adopt instances that ran without a row; returns its id."""
+    """Store the decision of a person to adopt orphan instances; returns its id."""
     decision_id = new_id()
-    reason = f"instances without a row were adopted by {by}"
+    reason = f"orphan instances were adopted by {by}"
     values = INSERT.arguments(id=decision_id, pool_id=pool_id, launched=0, reason=reason, details={"reason": reason})
     await tx.execute(INSERT.text, *values)
     return decision_id

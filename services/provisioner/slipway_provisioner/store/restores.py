@@ -1,4 +1,4 @@
-"""Restores of the database: nothing is launched or ended until a person has confirmed its state."""
+"""Restores of the database: nothing is launched or terminated until a person has confirmed its state."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ UPDATE launch_config SET revision = greatest(revision, $1) + 1 WHERE id IN (
 
 
 async def unconfirmed(db: Connection) -> str:
-    """Reason why instances may neither be launched nor ended; empty if the state of the database is trusted."""
+    """Reason why instances may neither be launched nor terminated; empty if the state of the database is trusted."""
     reason: str = await db.fetchval(UNCONFIRMED)
     return reason
 

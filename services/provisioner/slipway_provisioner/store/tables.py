@@ -277,8 +277,8 @@ CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAG
 $$"""
 metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
 
-# Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart nobody
-# could be heard: that time is downtime.
+# Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no
+# report could be received: that time is downtime.
 deadline_pass = Table(
     "deadline_pass",
     metadata,
@@ -530,7 +530,7 @@ claim = Table(
 Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
 
-# Orphan instances that only a person may end, as of the newest pass of the instance reaper, and what was decided.
+# Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 orphan_instance = Table(
     "orphan_instance",
     metadata,

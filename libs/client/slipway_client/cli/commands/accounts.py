@@ -47,7 +47,7 @@ MACHINES: Final[tuple[Field, ...]] = (
 def list_accounts(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List accounts
 
-    `unknown_calls` are launch calls whose outcome nobody knows yet, `may_still_run` machines left in a retired account.
+    `unknown_calls` are launch calls of unknown outcome, `may_still_run` the machines left in a retired account.
 
     \b
     Example:
@@ -76,17 +76,18 @@ def show_account(context: typer.Context, account: AccountId, output: AsOutput = 
 
 @app.command("retire")
 def retire_account(context: typer.Context, account: AccountId, reason: Reason) -> None:
-    """Retire an account that never answers again
+    """Retire an account that will not answer again
 
-    Settles its unknown calls and leaving workers as unreachable, frees their room, and lists what may still run there.
-    Nobody calls it until `slipway account reinstate`. Refused while it answers.
+    Settles its unknown calls and leaving workers as unreachable, so that other accounts launch in their place. No call
+    is made in it until `slipway account reinstate`. Refused while it answers.
 
     \b
     Example:
       slipway account retire aws-old --reason "the account was closed"
     """
     row = context.obj.post("provisioner", path("accounts", account, "retire"), {"reason": reason})
-    print(f"account {row['id']} is retired; {count(row['may_still_run'], 'machine')} may still run there")
+    left = f"; {count(row['may_still_run'], 'machine')} may still run there: `slipway account show {row['id']}`"
+    print(f"account {row['id']} is retired{left if row['may_still_run'] else ''}")
 
 
 @app.command("reinstate")
@@ -107,8 +108,8 @@ def reinstate_account(context: typer.Context, account: AccountId, reason: Reason
 def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Reason) -> None:
     """Stop the unresponsive workers of an account
 
-    Slipway stops none by itself while over a fifth of an account's workers, and over 10, are silent: they may only be
-    cut off from it, and go on with their tasks. Confirm once they are known to be dead.
+    Slipway stops none by itself while over a fifth of an account's workers, and over 10, are silent: they may be cut
+    off from it and still run their tasks. Confirm once they are known to be dead.
 
     \b
     Example:

@@ -123,7 +123,7 @@ def adopt(
 ) -> None:
     """Reset the position of stopped partitions
 
-    For use after a Kafka cluster or a topic was replaced. With --all, of every partition that the service has stopped.
+    For use after a Kafka cluster or a topic was replaced. With --all, every partition that the service has stopped.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ Recovery = Mapping[str, Any]
 
 
 class Action(StrEnum):
-    """Decision about an instance without a row. An adopted one gets a worker."""
+    """Decision about an orphan instance. An adopted one gets a worker."""
 
     ADOPT, LEAVE, TERMINATE = "adopt", "leave", "terminate"
 
@@ -59,10 +59,10 @@ LOST_CLAIMS: Final[tuple[Field, ...]] = (
 )
 # Name of each list of differences, its columns, and its heading.
 DIFFERENCES: Final[tuple[tuple[str, Sequence[Field], str], ...]] = (
-    ("orphans", ORPHANS, "Instances without a row"),
-    ("missing", MISSING, "Workers whose instance is not listed (marked lost once the restore is confirmed)"),
+    ("orphans", ORPHANS, "Orphan instances, without a row"),
+    ("missing", MISSING, "Missing instances (their workers are marked lost after the confirmation)"),
     ("open_calls", OPEN_CALLS, "Launch calls of unknown outcome (looked up by their tags)"),
-    ("lost_claims", LOST_CLAIMS, "Tasks that run without a claim (their workers report it again)"),
+    ("lost_claims", LOST_CLAIMS, "Running tasks without a claim (their workers report it again)"),
 )
 Instances = list[str] | None
 
@@ -72,8 +72,8 @@ def restored(context: typer.Context, reason: Reason) -> None:
     """Record that the database was restored
 
     For a database that was restored or has lost commits. Each service begins a new incarnation of its events. Nothing
-    is launched and no machine is ended until `slipway db confirm`; leases are held for one TTL. A service that finds
-    Kafka ahead of its database does the same by itself.
+    is launched or terminated until `slipway db confirm`; no lease expires for one TTL. A service that finds Kafka
+    ahead of its database does the same by itself.
 
     \b
     Example:
@@ -88,19 +88,18 @@ def restored(context: typer.Context, reason: Reason) -> None:
 @app.command("confirm")
 def confirm(
     context: typer.Context,
-    others: Annotated[
-        Action | None, typer.Option("--all", help="Action for all instances [default: as proposed]")
-    ] = None,
+    others: Annotated[Action | None, typer.Option("--all", help="Action for all others [default: as proposed]")] = None,
     adopt: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to adopt; repeatable")] = None,
-    leave: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to leave alone; repeatable")] = None,
-    terminate: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to end; repeatable")] = None,
+    leave: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to leave running; repeatable")] = None,
+    terminate: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to terminate; repeatable")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirmation [default: only print]")] = False,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Confirm decisions about instances without a row
+    """Confirm decisions about orphan instances
 
-    Prints what becomes of each: adopt (it gets a worker), leave, or terminate. With --yes this is done, and launching
-    starts again after a restore. Exit code 4 without --yes, if there is something to confirm.
+    Orphan instances run without a row. Prints the action for each: adopt (it gets a worker), leave or terminate. With
+    --yes the actions are taken, and after a restore launching starts again. Exit code 4 without --yes, if there is
+    something to confirm.
 
     \b
     Examples:
@@ -115,10 +114,10 @@ def confirm(
     }
     known = {row["instance_id"] for row in found["orphans"]}
     if unknown := sorted(given.keys() - known):
-        raise typer.BadParameter(f"not among the instances without a row: {', '.join(unknown)}")
+        raise typer.BadParameter(f"no orphan instance: {', '.join(unknown)}; `slipway db confirm` lists them")
     rows = [_chosen(row, given, others) for row in found["orphans"]]
     if output is Output.TABLE:
-        show(rows, ORPHANS, output, nothing="no instance without a row")
+        show(rows, ORPHANS, output, nothing="no orphan instances")
         _warn(found)
     if not (rows or found["restored"]):
         if output is Output.JSON:
@@ -137,11 +136,12 @@ def confirm(
     if output is Output.JSON:
         as_json({"instances": rows, "done": done})
         return
-    print(f"{done['adopted']} adopted, {done['left']} left, {done['terminating']} to be terminated by the next pass")
+    terminating = f"{done['terminating']} to be terminated by the next pass of the instance reaper"
+    print(f"{done['adopted']} adopted, {done['left']} left running, {terminating}")
     if done["restore"]:
         print("launching starts again")
     if done["open"]:
-        print(f"{done['open']} found meanwhile: run `slipway db confirm` again")
+        print(f"{done['open']} more were found meanwhile: run `slipway db confirm` again")
 
 
 def _chosen(row: Mapping[str, Any], given: Mapping[str, Action], others: Action | None) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
 def _warn(found: Recovery) -> None:
     if found["not_listed"]:
         names = printable(", ".join(found["not_listed"]))
-        print(f"not listed since the restore, so that more may run there: {names}")
+        print(f"accounts not listed since the restore, where more may run: {names}")
 
 
 def differences(api: Api, output: Output) -> bool:

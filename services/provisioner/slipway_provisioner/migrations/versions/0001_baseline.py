@@ -100,8 +100,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
     ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$;
--- Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart nobody
--- could be heard: that time is downtime.
+-- Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no
+-- report could be received: that time is downtime.
 CREATE TABLE deadline_pass (
     id boolean PRIMARY KEY DEFAULT true CHECK (id), at timestamptz NOT NULL, previous_at timestamptz
 );
@@ -215,7 +215,7 @@ CREATE TABLE claim (
 );
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
--- Orphan instances that only a person may end, as of the newest pass of the instance reaper, and what was decided.
+-- Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 CREATE TABLE orphan_instance (
     account_id text NOT NULL, instance_id text NOT NULL, batch_id text NOT NULL, launch_config_id text NOT NULL,
     created_at timestamptz NOT NULL, found_at timestamptz NOT NULL DEFAULT slipway_clock(), reason text NOT NULL,
