@@ -31,6 +31,7 @@ POSITIONS = " + ".join(
     f"(SELECT coalesce(sum(sequence_number), 0)::bigint FROM {service.replace('-', '_')}.relay_position)"
     for service in SERVICES
 )
+UNSENT = 20  # events that may have waited in the outbox at the time of the copy
 HELD_SECONDS = 120.0  # product time of the reaper's passes and plans before the confirmation
 SECONDS = {"call_timeout_seconds": 40.0, "visibility_seconds": 5.0}
 
@@ -66,6 +67,7 @@ async def play(harness: Harness, *, launches: int, events: int) -> Verdict:
     files = Files(deployment)
     await files.keep()
     course = Course(copied_at=utc_now().timestamp())
+    await deployment.supervisor.restart("postgres")
     harness.log("the files of PostgreSQL are copied")
     await forgotten(harness, deployment, launches, events)
     await harness.product_seconds(harness.rng.uniform(0.0, TASK_SECONDS))
@@ -103,7 +105,7 @@ async def forgotten(harness: Harness, deployment: Deployment, launches: int, eve
 
     async def are_enough() -> bool:
         launched = len(created(played(deployment))) - before[0]
-        return launched >= launches + BUSY and await published(deployment) - before[1] >= events
+        return launched >= launches + BUSY and await published(deployment) - before[1] >= events + UNSENT
 
     await add_tasks(deployment, "long", BUSY, LONG_SECONDS)
     await add_tasks(deployment, "builds", launches, TASK_SECONDS)
@@ -128,7 +130,7 @@ async def confirm(deployment: Deployment) -> dict[str, str]:
 
 
 class Files:
-    """The files of the deployment's embedded PostgreSQL."""
+    """The files of the deployment's embedded PostgreSQL, which is not started again here."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -136,13 +138,12 @@ class Files:
         self.copy = self.folder.with_name("copy")
 
     async def keep(self) -> None:
-        """Copy the files of the crashed server, and start it again."""
+        """Crash the server, and copy its files."""
         await self.deployment.supervisor.kill("postgres")
         copy(self.folder, self.copy)
-        await self.deployment.supervisor.restart("postgres")
 
     async def put_back(self) -> None:
-        """Crash the server, and put the copy in place of its files; it is not started."""
+        """Crash the server, and put the copy in place of its files."""
         await self.deployment.supervisor.kill("postgres")
         shutil.rmtree(self.folder)
         copy(self.copy, self.folder)
