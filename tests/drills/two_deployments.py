@@ -4,7 +4,9 @@ Each has machines there, and one that no worker owns, which its instance reaper 
 the account several times: they must never terminate a machine of the other, nor list one.
 """
 
+import asyncio
 from collections import Counter
+from itertools import chain
 
 from slipway_common.events.alert import AlertRaised
 from slipway_local.check import evidence
@@ -21,7 +23,7 @@ BATCH = "SELECT id FROM provisioner.launch_batch WHERE account_id = 'shared' ORD
 ALERTS = ("orphans-kept", "implausible-listing")
 NEVER_REGISTERS = "silent"
 # A reaper judges instances only once their call is settled.
-SECONDS = {"reap_seconds": 20.0, "call_timeout_seconds": 100.0, "visibility_seconds": 5.0}
+SECONDS = {"reap_seconds": 20.0, "call_timeout_seconds": 60.0, "visibility_seconds": 5.0}
 
 
 async def play(harness: Harness) -> Verdict:
@@ -54,7 +56,7 @@ async def play(harness: Harness) -> Verdict:
             return all(after - earlier >= PASSES for after, earlier in zip(now, before, strict=True))
 
         await harness.until(have_passed, f"{PASSES} passes of each instance reaper")
-        alerts = [alert for deployment in both for alert in await raised(deployment)]
+        alerts = [*chain(*await asyncio.gather(*(raised(deployment) for deployment in both)))]
     return judge(played(first), alerts)
 
 
