@@ -1,4 +1,4 @@
-"""A lease-broker that is away from Kafka alone, while machines boot and others want to start.
+"""A lease-broker that is cut off from Kafka alone, while machines boot and others want to start.
 
 The machines' holder renews its leases over Kafka, so that the renewals wait there; over HTTP people acquire all that is
 free. The leases must not end meanwhile, nor be granted again, neither while the proxy is cut nor when it is restored.

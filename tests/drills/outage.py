@@ -48,7 +48,7 @@ async def play(harness: Harness) -> Verdict:
         await harness.until(partial(created, deployment, "good", number), f"{BOOTING} more machines boot")
         down_at = utc_now().timestamp()
         await deployment.supervisor.kill(part)
-        harness.log(f"{part} is away for {OUTAGE_SECONDS / 60:g} product minutes")
+        harness.log(f"{part} is killed, and stays down for {OUTAGE_SECONDS / 60:g} product minutes")
         await harness.product_seconds(OUTAGE_SECONDS * harness.rng.uniform(1.0, 1.05))
         outages.append((down_at, utc_now().timestamp()))
         await deployment.supervisor.restart(part)

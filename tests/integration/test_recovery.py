@@ -72,7 +72,7 @@ async def confirmed(client: httpx2.AsyncClient, **actions: str) -> dict[str, Any
     return done
 
 
-def stray(name: str, batch_id: str = "", config: str | None = None) -> Instance:
+def orphan(name: str, batch_id: str = "", config: str | None = None) -> Instance:
     """A running instance that nothing here has launched."""
     return Instance(
         id=name,
@@ -112,7 +112,7 @@ async def test_what_was_launched_after_the_restored_state_is_shown(provisioner: 
     await provisioner.starting(1)
     await provisioner.expire()
     await restored(provisioner)
-    provisioner.cloud.live["i-9999"] = msgspec.structs.replace(stray("i-9999"), created_at=after(1000))
+    provisioner.cloud.live["i-9999"] = msgspec.structs.replace(orphan("i-9999"), created_at=after(1000))
     await provisioner.set_clock(2000)
     await provisioner.reap()
     found = await shown(provisioner)
@@ -135,7 +135,7 @@ async def test_a_batch_outlives_its_instances(provisioner: Provisioner) -> None:
 async def test_orphan_instances_are_ended_while_launching_is_stopped(provisioner: Provisioner) -> None:
     """They cost money for nothing."""
     (worker,) = await provisioner.starting(1)
-    provisioner.cloud.live["i-9999"] = stray("i-9999", worker.batch_id or "")
+    provisioner.cloud.live["i-9999"] = orphan("i-9999", worker.batch_id or "")
     await in_transaction(
         provisioner, lambda db: launch_stops.put(db, "all", "", reason="a drill", by="test", until=None)
     )
@@ -154,7 +154,7 @@ async def test_nothing_starts_or_ends_before_the_confirmation(provisioner: Provi
     one, two, *_ = await provisioner.workers()
     for worker in (one, two):
         await provisioner.register(worker.instance_id or "", worker.batch_id)
-    provisioner.cloud.live["i-9999"] = stray("i-9999", one.batch_id or "")
+    provisioner.cloud.live["i-9999"] = orphan("i-9999", one.batch_id or "")
     await restored(provisioner)
     await provisioner.events()
     async with administrator(provisioner, tmp_path) as client:
@@ -290,7 +290,7 @@ async def test_instances_are_terminated_or_left_as_decided(provisioner: Provisio
     """A decision holds over passes and failing calls; what is left alone stays, without an alert."""
     await provisioner.declare()
     for name in ("i-1", "i-2", "i-3"):
-        provisioner.cloud.live[name] = stray(name, new_id())
+        provisioner.cloud.live[name] = orphan(name, new_id())
     await provisioner.set_clock(100)
     await provisioner.reap()
     await provisioner.events()
@@ -321,9 +321,9 @@ async def test_instances_are_terminated_or_left_as_decided(provisioner: Provisio
 @pytest.mark.parametrize(
     ("instance", "why"),
     [
-        (stray("i-1"), "it has no tag of a launch batch"),
-        (stray("i-1", new_id(), "gone@123456"), "its launch config gone@123456 is unknown or archived"),
-        (stray("i-1", new_id(), ""), "it has no tag of a launch config"),
+        (orphan("i-1"), "it has no tag of a launch batch"),
+        (orphan("i-1", new_id(), "gone@123456"), "its launch config gone@123456 is unknown or archived"),
+        (orphan("i-1", new_id(), ""), "it has no tag of a launch config"),
     ],
 )
 async def test_what_cannot_be_adopted_is_left(

@@ -107,8 +107,10 @@ LIMIT = [(20, 0, True), (21, 0, False), (21, 83, False), (21, 84, True), (100, 4
 @pytest.mark.parametrize(("orphans", "workers", "terminated"), LIMIT)
 def test_too_many_orphans_wait_for_a_person(orphans: int, workers: int, terminated: bool) -> None:
     """More than 20, and more than 20 % of the instances: none is terminated, and each is kept with the reason."""
-    strays, mine = ([listed(f"{name}{n}") for n in range(number)] for name, number in (("o", orphans), ("m", workers)))
-    findings = found([*strays, *mine], [worker(i.id) for i in mine])
+    orphan_instances, mine = (
+        [listed(f"{name}{n}") for n in range(number)] for name, number in (("o", orphans), ("m", workers))
+    )
+    findings = found([*orphan_instances, *mine], [worker(i.id) for i in mine])
     assert (len(findings.orphans), len(findings.kept)) == ((orphans, 0) if terminated else (0, orphans))
     assert {each.reason for each in findings.kept} <= {
         f"{orphans} of {orphans + workers} instances have no worker, too many for one pass"
@@ -117,20 +119,20 @@ def test_too_many_orphans_wait_for_a_person(orphans: int, workers: int, terminat
 
 def test_what_a_person_has_decided_is_terminated() -> None:
     """Of any batch, and in any number; the others are kept."""
-    strays = [listed(f"o{n}", batch=["", "b"][n % 2]) for n in range(120)]
-    ids = [i.id for i in strays]
-    condemned = [question(name, "terminate") for name in ids]
-    everything = found(strays, [], asked=condemned)
+    orphan_instances = [listed(f"o{n}", batch=["", "b"][n % 2]) for n in range(120)]
+    ids = [i.id for i in orphan_instances]
+    to_terminate = [question(name, "terminate") for name in ids]
+    everything = found(orphan_instances, [], asked=to_terminate)
     assert (everything.orphans, everything.kept) == (ids, [])
-    half = found(strays, [], asked=condemned[:60])
+    half = found(orphan_instances, [], asked=to_terminate[:60])
     assert (half.orphans, [each.instance.id for each in half.kept]) == (ids[:60], [*ids[60::2], *ids[61::2]])
     assert found([listed("mine")], [worker("mine")], asked=[question("mine", "terminate")]).orphans == []
 
 
 def test_a_question_stays_open() -> None:
     """Instances that a person was asked about are not terminated because there are fewer of them by now."""
-    strays = [listed(f"o{n}") for n in range(5)]
-    findings = found(strays, [], asked=[question("o1"), question("o2", "leave"), question("o3", "terminate")])
+    orphan_instances = [listed(f"o{n}") for n in range(5)]
+    findings = found(orphan_instances, [], asked=[question("o1"), question("o2", "leave"), question("o3", "terminate")])
     assert sorted(findings.orphans) == ["o0", "o3", "o4"]
     assert [(each.instance.id, each.reason) for each in findings.kept] == [("o1", "too many"), ("o2", "too many")]
 
@@ -142,17 +144,17 @@ def test_nothing_is_terminated_before_a_restore_is_confirmed(
     instances: list[tuple[str, bool, bool]], ours: bool
 ) -> None:
     """Each orphan is either terminated or kept, never both, and all are kept until the confirmation."""
-    strays = [listed(f"o{n}", batch=batch) for n, (batch, _, _) in enumerate(instances)]
-    doomed = [i for i, (_, is_doomed, _) in zip(strays, instances, strict=True) if is_doomed]
-    condemned = [question(i.id, "terminate") for i in doomed]
-    mine = [worker(i.id) for i, (_, _, bound) in zip(strays, instances, strict=True) if bound]
-    free = {i.id for i in strays} - {w.instance_id for w in mine}
-    trusted = found(strays, mine, ours=ours, asked=condemned)
+    orphan_instances = [listed(f"o{n}", batch=batch) for n, (batch, _, _) in enumerate(instances)]
+    chosen = [i for i, (_, is_chosen, _) in zip(orphan_instances, instances, strict=True) if is_chosen]
+    to_terminate = [question(i.id, "terminate") for i in chosen]
+    mine = [worker(i.id) for i, (_, _, bound) in zip(orphan_instances, instances, strict=True) if bound]
+    free = {i.id for i in orphan_instances} - {w.instance_id for w in mine}
+    trusted = found(orphan_instances, mine, ours=ours, asked=to_terminate)
     assert sorted([*trusted.orphans, *(each.instance.id for each in trusted.kept)]) == (sorted(free) if ours else [])
-    assert {i.id for i in strays if i.batch_id != "b"} & set(trusted.orphans) <= {
-        each.instance_id for each in condemned
+    assert {i.id for i in orphan_instances if i.batch_id != "b"} & set(trusted.orphans) <= {
+        each.instance_id for each in to_terminate
     }
-    restored = found(strays, mine, ours=ours, asked=condemned, unconfirmed="restored")
+    restored = found(orphan_instances, mine, ours=ours, asked=to_terminate, unconfirmed="restored")
     assert restored.orphans == []
     assert {each.instance.id for each in restored.kept} == (free if ours else set())
 

@@ -87,26 +87,26 @@ class Channel:
 
 
 class Producers:
-    """Producers of one relay: one for sound partitions, one for trials of those whose last batch failed, and those that
+    """Producers of one relay: one for most partitions, one for retries of those whose last batch failed, and those that
     are not used any more but still wait for answers."""
 
     def __init__(self, open_producer: Callable[[], Awaitable[Any]]) -> None:
         self._open = open_producer
-        self._channels: dict[bool, Channel] = {}  # trial or not
-        self._retired: list[Channel] = []
+        self._channels: dict[bool, Channel] = {}  # retry or not
+        self._replaced: list[Channel] = []
         self._closing: set[asyncio.Task[None]] = set()
 
-    def channel(self, now: float, *, trial: bool) -> Channel:
-        """The producer to send with; opened when it is first used. One that waits for an overdue answer is retired."""
-        if trial in self._channels and self._channels[trial].waited_seconds(now) > OVERDUE_SECONDS:
-            self._retired.append(self._channels.pop(trial))
-        if trial not in self._channels:
-            self._channels[trial] = Channel(self._open)
-        return self._channels[trial]
+    def channel(self, now: float, *, retry: bool) -> Channel:
+        """The producer to send with; opened when it is first used. One that waits for an overdue answer is replaced."""
+        if retry in self._channels and self._channels[retry].waited_seconds(now) > OVERDUE_SECONDS:
+            self._replaced.append(self._channels.pop(retry))
+        if retry not in self._channels:
+            self._channels[retry] = Channel(self._open)
+        return self._channels[retry]
 
     def take(self, now: float) -> list[asyncio.Task[int]]:
-        """Batches that ended; those that were not answered at all are cancelled. Retires producers with a failed batch,
-        and closes the retired ones that have nothing left to wait for."""
+        """Batches that ended; those without any answer are cancelled. Replaces producers with a failed batch,
+        and closes the replaced ones that have nothing left to wait for."""
         ended = []
         for channel in self._all():
             for task in [task for task, began in channel.sends.items() if now - began > ABANDONED_SECONDS]:
@@ -115,10 +115,10 @@ class Producers:
             for task in done:
                 del channel.sends[task]
             if any(task.cancelling() or task.exception() is not None for task in done):
-                self._retire(channel)
+                self._replace(channel)
             ended += done
-        for channel in [channel for channel in self._retired if not channel.sends]:
-            self._retired.remove(channel)
+        for channel in [channel for channel in self._replaced if not channel.sends]:
+            self._replaced.remove(channel)
             self._start_closing(channel)
         return ended
 
@@ -132,7 +132,7 @@ class Producers:
         ]
 
     def check_opened(self) -> None:
-        """Raise the error of a producer for sound partitions that could not be opened: no broker answers."""
+        """Raise the error of the producer for most partitions if it could not be opened: no broker answers."""
         channel = self._channels.get(False)
         if channel is not None and channel.opening.done():
             channel.opening.result()
@@ -141,18 +141,18 @@ class Producers:
         """End all batches in flight, and close all producers."""
         for channel in self._all():
             self._start_closing(channel)
-        self._channels, self._retired = {}, []
+        self._channels, self._replaced = {}, []
         if self._closing:
             await asyncio.wait(self._closing)
 
     def _all(self) -> list[Channel]:
-        return [*self._channels.values(), *self._retired]
+        return [*self._channels.values(), *self._replaced]
 
-    def _retire(self, channel: Channel) -> None:
-        for trial, used in list(self._channels.items()):
+    def _replace(self, channel: Channel) -> None:
+        for retry, used in list(self._channels.items()):
             if used is channel:
-                del self._channels[trial]
-                self._retired.append(channel)
+                del self._channels[retry]
+                self._replaced.append(channel)
 
     def _start_closing(self, channel: Channel) -> None:
         task = asyncio.create_task(channel.close())

@@ -170,7 +170,7 @@ class Relay:
             await db.execute(PING)
             producers = Producers(partial(open_producer, self.kafka))
             try:
-                await self._check_all_partitions(await producers.channel(0.0, trial=False).opening)
+                await self._check_all_partitions(await producers.channel(0.0, retry=False).opening)
                 current = await self._compare(db)
                 checked_at = monotonic_seconds()
                 places = [(row["topic"], row["partition"]) for row in await db.fetch(PLACES)]
@@ -298,7 +298,7 @@ class Publication:
         now = self._clock()
         started = []
         for place, rows in self._queues.start(now):
-            channel = self._producers.channel(now, trial=self._queues.failures(place) > 0)
+            channel = self._producers.channel(now, retry=self._queues.failures(place) > 0)
             task = channel.send(self._sending(rows), now)
             self._places[task] = place
             started.append(task)

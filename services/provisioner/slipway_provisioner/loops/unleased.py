@@ -1,7 +1,7 @@
 """Unleased launches: while the lease-broker is unavailable, admits intents without a lease at the last granted pace.
 
 Each is reported to the broker in the same transaction, so that it is charged once the broker reads the topic. A broker
-that answers over HTTP is only away from Kafka: it cannot charge what starts beside it, so nothing does.
+that answers over HTTP is only cut off from Kafka: it could not charge unleased launches, so there are none.
 """
 
 from collections.abc import Awaitable, Callable

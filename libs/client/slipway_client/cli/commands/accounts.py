@@ -108,8 +108,8 @@ def reinstate_account(context: typer.Context, account: AccountId, reason: Reason
 def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Reason) -> None:
     """Stop the unresponsive workers of an account
 
-    Slipway stops none by itself while over a fifth of an account's workers, and over 10, are silent: they may be cut
-    off from it and still run their tasks. Confirm once they are known to be dead.
+    Slipway stops none by itself while over a fifth of an account's workers, and over 10, are silent: they may only
+    be cut off, and still run their tasks. Confirm once they are known to be dead.
 
     \b
     Example:
