@@ -94,7 +94,8 @@ class Deployment:
         self.id = ""  # drawn by the migration
         self.ledger = folder / "ledger.jsonl"
         self.token = new_secret()
-        self.http = httpx2.AsyncClient(timeout=30.0)  # a busy machine answers late
+        # A busy machine answers late. A service may close an idle connection just when it is used again.
+        self.http = httpx2.AsyncClient(timeout=30.0, limits=httpx2.Limits(max_keepalive_connections=0))
 
     @property
     def call_settle_seconds(self) -> float:
@@ -175,7 +176,7 @@ class Deployment:
             self.database_url = await self.postgres_server.create_database(name)
         for service in SERVICES:
             await migrate.upgrade(self.database_url, service)
-        db = await asyncpg.connect(self.database_url, timeout=10)
+        db = await asyncpg.connect(self.database_url, timeout=30)
         try:
             self.id = await db.fetchval("SELECT id FROM provisioner.deployment")
         finally:
