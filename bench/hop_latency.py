@@ -95,7 +95,6 @@ async def measure(place: Place) -> HopLatency:
         Consumer(SERVICE, WORKER_LIFECYCLE, handle),
         prefix=place.prefix,
         instance="",
-        cluster=await kafka.cluster_id(place.kafka.bootstrap),
         wake=wake,
     )
     await broker.start()

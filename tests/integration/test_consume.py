@@ -413,8 +413,9 @@ async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) ->
     """Positions of another cluster stop the partition and raise an alert until an operator adopts a new position."""
     monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
     await place.create(WORKER_LIFECYCLE)
-    async with member(place, instance="0", cluster="the-old-one"):
+    async with member(place, instance="0"):
         pass
+    await place.database.execute("UPDATE consumed SET cluster_id = 'the-old-one'")
     async with publisher(place) as publish:
         await publish.send(report("w1", "a"), partition=0)
         joined = await join(place, instance="0")

@@ -380,7 +380,6 @@ async def join(
     topic: Topic = WORKER_LIFECYCLE,
     database: Database = None,
     instance: str = "",
-    cluster: str | None = None,
     session_seconds: float = 10.0,
 ) -> Member:
     """Start a group member; by default one that the group removes as soon as it stops."""
@@ -391,7 +390,6 @@ async def join(
         Consumer(SERVICE, topic, handle),
         prefix=place.prefix,
         instance=instance,
-        cluster=cluster or await kafka.cluster_id(place.kafka.bootstrap),
         wake=lambda: None,
         heartbeat_seconds=0.1,
         session_seconds=session_seconds,

@@ -96,7 +96,6 @@ async def consume(url: str, bootstrap: str, prefix: str) -> None:
         Consumer(SERVICE, WORKER_LIFECYCLE, record_slowly),
         prefix=prefix,
         instance=INSTANCE,
-        cluster=await kafka.cluster_id(bootstrap),
         wake=lambda: None,
         heartbeat_seconds=0.1,
     )

@@ -240,7 +240,6 @@ class Service:
         while True:
             broker = kafka.connect(settings.kafka, self.name)
             try:
-                cluster = await kafka.cluster_id(settings.kafka)
                 runtime.subscriptions = [
                     kafka.Subscription(
                         broker,
@@ -248,7 +247,6 @@ class Service:
                         consumer,
                         prefix=settings.topic_prefix,
                         instance=settings.instance,
-                        cluster=cluster,
                         wake=runtime.wake,
                     )
                     for consumer in self.consumers

@@ -25,7 +25,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import group
 from slipway_common.messaging.consume import Consumer, Fenced, Owned, apply, claim, reread
-from slipway_common.messaging.partitions import Partitions
+from slipway_common.messaging.partitions import Partitions, cluster_of
 from slipway_common.observability.telemetry import logger
 
 LOG = logger(__name__)
@@ -81,13 +81,12 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
         *,
         prefix: str,
         instance: str,
-        cluster: str,
         wake: Callable[[], None],
         session_seconds: float = 10.0,
         heartbeat_seconds: float = 1.0,
     ) -> None:
         """`instance` names the replica for static membership; if empty, partitions move as soon as it leaves."""
-        super().__init__(database, consumer, prefix=prefix, cluster=cluster, wake=wake)
+        super().__init__(database, consumer, prefix=prefix, cluster="", wake=wake)
         self.session_seconds = session_seconds
         self.failures: dict[int, int] = {}  # partition → consecutive failures
         self._tables: tuple[dict[int, Any], ...] = (
@@ -181,6 +180,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
     async def _try_claim(self, partition: int) -> bool:
         """Raise the epoch, check the position, seek, then own. False if only an operator can resume the partition."""
         tp = self.at(partition)
+        self.cluster = await cluster_of(self.client)  # a group that was assigned anew may be of another cluster
         async with self.database.acquire() as db:
             claimed, cluster = await claim(db, self.consumer.topic.name, partition, self.cluster)
         begin = (await self.client.beginning_offsets([tp]))[tp]

@@ -23,7 +23,7 @@ from slipway_common.events.topics import group
 from slipway_common.messaging import kafka, leadership
 from slipway_common.messaging.consume import Consumer, Owned, Place, Portion, reread_all
 from slipway_common.messaging.leadership import Leadership, LeadershipLost, LeaderStatus, Work
-from slipway_common.messaging.partitions import Partitions, closed, partitions_of, was_cancelled
+from slipway_common.messaging.partitions import Partitions, closed, cluster_of, partitions_of, was_cancelled
 from slipway_common.observability.telemetry import logger
 
 LOG = logger(__name__)
@@ -68,6 +68,7 @@ class LeaderLoop:
         self._reached = 0.0
         self._read_to: dict[Place, tuple[float, float]] = {}  # time of the newest record applied; when (monotonic)
         self._broker_answered_at = self._checked_at = monotonic_seconds()
+        self._replaced = False  # the broker, by one of another cluster
         for reading in self.readings:
             for table in (reading.assigned, reading.owned, reading.targets, reading.sought, reading.stopped):
                 table.clear()
@@ -190,6 +191,8 @@ class LeaderLoop:
             while not self._stopping.is_set():
                 if self._broker_silence_seconds() > BROKER_TIMEOUT_SECONDS:
                     raise Transient(f"the broker has not answered for {BROKER_TIMEOUT_SECONDS:g} s")
+                if self._replaced:
+                    raise Transient("the broker belongs to another cluster now")
                 try:
                     await self._step(database)
                 except LeadershipLost:
@@ -302,7 +305,8 @@ class LeaderLoop:
     # Broker.
 
     async def _monitor_broker(self) -> None:
-        """Commit positions to Kafka for lag tools (best effort, never read back) and track that the broker answers."""
+        """Commit positions to Kafka for lag tools (best effort, never read back) and track that the broker answers, and
+        that it is of the same cluster."""
         reported: dict[str, dict[int, int]] = {}
         while True:
             await asyncio.sleep(kafka.REPORT_SECONDS)
@@ -314,6 +318,7 @@ class LeaderLoop:
                         reported[reading.name] = positions
                 await self.readings[0].ends()
                 self._broker_answered_at = monotonic_seconds()
+                self._replaced = await cluster_of(self._client) != self._cluster
             except (KafkaError, TimeoutError, OSError) as error:
                 LOG.info("broker unavailable", error=repr(error))
 

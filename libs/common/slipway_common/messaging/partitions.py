@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
@@ -25,6 +26,15 @@ END_OFFSETS_SECONDS: Final = 2.0
 async def partitions_of(client: Any, name: str) -> list[int]:
     """Partitions of a topic, from a consumer's metadata. Waits for the topic; raises KafkaError if it never appears."""
     return sorted(await client._client._wait_on_metadata(name))
+
+
+async def cluster_of(consumer: Any) -> str:
+    """Id of the cluster that a consumer is connected to now; another one may have taken its address. Raises KafkaError
+    if it is unavailable."""
+    client = consumer._client
+    if (node := client.get_random_node()) is None:
+        raise KafkaConnectionError("no broker is known")
+    return str((await client.send(node, MetadataRequest([]))).cluster_id)
 
 
 def was_cancelled(error: BaseException) -> bool:
