@@ -18,7 +18,7 @@ from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.loops import plan
-from slipway_provisioner.store import configs, launch_stops
+from slipway_provisioner.store import configs, instances, launch_stops
 from tests.support.provisioner import (
     START,
     Provisioner,
@@ -316,6 +316,60 @@ async def test_instances_are_terminated_or_left_as_decided(provisioner: Provisio
         await provisioner.reap()
         assert sorted(provisioner.cloud.live) == ["i-2", "i-3"]
         assert await provisioner.published(AlertRaised) == []
+
+
+async def asked_about(provisioner: Provisioner) -> None:
+    """An instance of a known batch that a pass has asked about, since a restore was not confirmed."""
+    (worker,) = await provisioner.starting(1)
+    provisioner.cloud.live["i-9999"] = orphan("i-9999", worker.batch_id or "")
+    await restored(provisioner)
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    await provisioner.events()
+
+
+async def test_a_listing_that_lacks_an_instance_answers_no_question(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It stays for as long as the provider confirms by id that it exists, and so does what a person has decided."""
+    await asked_about(provisioner)
+    async with administrator(provisioner, tmp_path) as client:
+        await confirmed(client)
+        for second, hidden in ((200, {"i-9999"}), (300, set())):
+            provisioner.cloud.hidden = hidden
+            await provisioner.set_clock(second)
+            await provisioner.reap()
+        assert await provisioner.published(AlertRaised) == []
+        assert [row["decision"] for row in (await shown(provisioner))["orphans"]] == [""]
+        await confirmed(client, i_9999="leave")
+        for second, hidden in ((400, {"i-9999"}), (500, set())):
+            provisioner.cloud.hidden = hidden
+            await provisioner.set_clock(second)
+            await provisioner.reap()
+    assert [row["decision"] for row in (await shown(provisioner))["orphans"]] == ["leave"]
+    assert provisioner.cloud.terminated == []
+
+
+async def test_an_instance_that_is_adopted_during_a_pass(
+    provisioner: Provisioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that has read the workers before it was adopted does not end it."""
+    await asked_about(provisioner)
+    async with administrator(provisioner, tmp_path) as client:
+        await confirmed(client)
+        read = instances.bound
+
+        async def and_adopted(*arguments: Any) -> Any:
+            rows = await read(*arguments)
+            await confirmed(client, i_9999="adopt")
+            return rows
+
+        monkeypatch.setattr(instances, "bound", and_adopted)
+        await provisioner.set_clock(200)
+        await provisioner.reap()
+        monkeypatch.undo()
+        await provisioner.set_clock(300)
+        await provisioner.reap()
+    assert provisioner.cloud.terminated == []
+    assert (await shown(provisioner))["orphans"] == []
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,23 @@ async def test_leaving_workers_of_a_retired_account(provisioner: Provisioner, cl
         assert clouds.terminated == []
 
 
+async def test_an_account_that_is_reinstated_in_vain(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) -> None:
+    """The alert is raised again until it answers. What it left a month ago is ended then, since its batch is known."""
+    await die(provisioner, clouds)
+    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+        await client.post(f"/accounts/{DEAD}/retire", json={"reason": "closed"})
+        assert [type(alert) for alert in await alerts(provisioner)] == [AlertRaised, AlertResolved]
+        await provisioner.set_clock(30 * 86400)
+        await provisioner.sweep()
+        await client.post(f"/accounts/{DEAD}/reinstate", json={"reason": "reopened"})
+        assert [type(alert) for alert in await alerts(provisioner)] == [AlertRaised]
+    clouds.dead.clear()
+    await provisioner.set_clock(30 * 86400 + 100)
+    await provisioner.reap()
+    assert [type(alert) for alert in await alerts(provisioner)] == [AlertResolved]
+    assert set(clouds.terminated) == clouds.of[DEAD] != set()
+
+
 @pytest.mark.parametrize("command", ["retire", "reinstate", "confirm-unresponsive"])
 async def test_refused_commands(provisioner: Provisioner, tmp_path: Path, command: str) -> None:
     async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:

@@ -1032,7 +1032,7 @@ async def test_a_decision_during_a_pass_is_kept(provisioner: Provisioner) -> Non
 
     async def record(db: Connection) -> Any:
         await instances.record_missing(db, "sim-a", [])
-        return await orphans.record(db, "sim-a", kept, ending=[])
+        return await orphans.record(db, "sim-a", kept, remaining=[])
 
     async def decide(db: Connection, name: str, action: Action) -> None:
         await recovery.confirm(db, {("sim-a", name): action}, by="me")
@@ -1063,7 +1063,7 @@ async def test_an_instance_is_adopted_once(provisioner: Provisioner) -> None:
         return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")
 
     async def record(db: Connection) -> None:
-        await orphans.record(db, "sim-a", [Kept(instance, "unknown")], ending=[])
+        await orphans.record(db, "sim-a", [Kept(instance, "unknown")], remaining=[])
 
     await in_transaction(provisioner, record)
     async with provisioner.database.acquire() as db:

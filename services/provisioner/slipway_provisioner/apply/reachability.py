@@ -73,7 +73,8 @@ async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> No
 
 
 async def reinstate(tx: Connection, account_id: str, *, reason: str, by: str) -> None:
-    """Resume calls to a retired account. Once it answers, the instance reaper terminates what was left there.
+    """Resume calls to a retired account. Once it answers, the instance reaper terminates what was left there. If it
+    does not answer, the alert is raised again.
 
     Raises UnknownAccount and NotRetired.
     """
@@ -84,6 +85,8 @@ async def reinstate(tx: Connection, account_id: str, *, reason: str, by: str) ->
         raise NotRetired(account_id)
     await reachability.set_retired(tx, account_id, retired=False)
     await audit.command(tx, "account", account_id, "reinstate", by=by, retired=False, reason=reason)
+    if standing["unreachable"]:
+        await outbox.enqueue(tx, [raised(account_id, calls=0, now=await pools.now(tx))])
 
 
 async def settle_calls(tx: Connection) -> bool:

@@ -37,11 +37,11 @@ async def record_running(tx: Connection, account_id: str, instance_ids: Sequence
     return [event for _, event in changes]
 
 
-async def keep(tx: Connection, account_id: str, findings: Findings) -> None:
-    """Store missing instances, and the orphan instances that wait for a person. Raise an alert when there are more of
-    these, and resolve it once none waits any more."""
+async def keep(tx: Connection, account_id: str, findings: Findings, *, unlisted: Sequence[str]) -> None:
+    """Store missing instances, and the orphan instances that wait for a person; `unlisted` ones still exist. Raise an
+    alert when there are more of these, and resolve it once none waits any more."""
     await instances.record_missing(tx, account_id, findings.missing)
-    before, now = await orphans.record(tx, account_id, findings.kept, ending=findings.orphans)
+    before, now = await orphans.record(tx, account_id, findings.kept, remaining=[*findings.orphans, *unlisted])
     if now > before:
         await outbox.enqueue(tx, [kept_alert(account_id, now, findings.kept)])
     elif before and not now:

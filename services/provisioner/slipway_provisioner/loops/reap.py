@@ -45,10 +45,10 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     async with database.acquire() as db:
         # Before the workers: those that a confirmation adopts are read if it has been given.
         unconfirmed = await restores.unconfirmed(db)
+        asked = await orphans.of_account(db, account.id)
         # Batches before workers: the instances of a batch that is known here are bound when the workers are read.
         states = await batches.states(db, sorted({i.batch_id for i in listed}))
         rows = await instances.bound(db, account.id, [i.id for i in listed])
-        asked = await orphans.of_account(db, account.id)
     findings = compare(
         listed,
         rows,
@@ -60,8 +60,11 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         unconfirmed=unconfirmed,
     )
     if matches:
+        present = {i.id for i in listed}
+        absent = [orphan.instance_id for orphan in asked if orphan.instance_id not in present]
+        unlisted = [id_ for id_ in absent if not await _is_gone(account, provider, id_)]
         async with database.acquire() as db, db.transaction():
-            await reaping.keep(db, account.id, findings)
+            await reaping.keep(db, account.id, findings, unlisted=unlisted)
     if unconfirmed:
         return await _passed(database, account, listed, findings)
     await _terminate_orphans(account, provider, findings.orphans)
@@ -102,16 +105,19 @@ async def _terminate_orphans(account: Account, provider: Provider, orphans: Sequ
 
 
 async def _confirmed(account: Account, provider: Provider, missing: Sequence[Worker]) -> list[Worker]:
-    """Missing workers whose instance the provider confirms to be gone by id. A listing alone is no proof."""
-    gone = []
-    for worker in missing:
-        try:
-            if not await provider.exists(account, worker.instance_id or ""):
-                gone.append(worker)
-        except OutcomeUnknown as error:
-            LOG.warning("looking up the missing instance failed", instance=worker.instance_id, error=str(error))
+    """Missing workers whose instance is gone."""
+    gone = [worker for worker in missing if await _is_gone(account, provider, worker.instance_id or "")]
     metrics.REAPED.labels(account.id, "missing").inc(len(gone))
     return gone
+
+
+async def _is_gone(account: Account, provider: Provider, instance_id: str) -> bool:
+    """True if the provider confirms by id that an instance is gone. A listing alone is no proof."""
+    try:
+        return not await provider.exists(account, instance_id)
+    except OutcomeUnknown as error:
+        LOG.warning("looking up an instance that is not listed failed", instance=instance_id, error=str(error))
+        return False
 
 
 async def _report_listing_problem(database: Database, account: Account, findings: Findings) -> None:

@@ -39,9 +39,10 @@ ADOPTED: Final = Statement(sa.delete(orphan_instance).where(_OF_ACCOUNT, O.insta
 OF_ACCOUNT: Final = Statement(sa.select(*FIELDS).where(_OF_ACCOUNT).order_by(O.instance_id))
 
 
-async def record(tx: Connection, account_id: str, kept: Sequence[Kept], *, ending: Sequence[str]) -> tuple[int, int]:
+async def record(tx: Connection, account_id: str, kept: Sequence[Kept], *, remaining: Sequence[str]) -> tuple[int, int]:
     """Store the orphan instances that a pass has kept, in place of those of the pass before; their decisions stay.
-    Those that it is `ending` stay until they are not listed any more, so that a failed call is repeated.
+    Those before that are `remaining` stay too: the pass ends them, which may fail, or its listing lacks them although
+    they exist.
 
     Returns how many waited for a decision before and how many do now.
     """
@@ -58,10 +59,11 @@ async def record(tx: Connection, account_id: str, kept: Sequence[Kept], *, endin
         for each in sorted(kept, key=lambda each: each.instance.id)
     ]
     ids = [orphan.instance_id for orphan in found]
-    await tx.execute(FORGET.text, *FORGET.arguments(account_id=account_id, ids=[*ids, *ending]))
+    await tx.execute(FORGET.text, *FORGET.arguments(account_id=account_id, ids=[*ids, *remaining]))
     await tx.execute(RECORD.text, *RECORD.rows(found))
     decided = {orphan.instance_id for orphan in before if orphan.decision}
-    return len(before) - len(decided), len(set(ids) - decided)
+    waiting = {orphan.instance_id for orphan in before} - decided
+    return len(waiting), len({*ids, *waiting.intersection(remaining)} - decided)
 
 
 async def of_account(db: Connection, account_id: str) -> list[Orphan]:

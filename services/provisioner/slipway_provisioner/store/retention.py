@@ -42,6 +42,7 @@ DELETE_OLD: Final = (
             launch_batch.c.state == BatchState.KNOWN,
             _older(launch_batch.c.known_at, 14),
             ~sa.exists().where(worker.c.batch_id == launch_batch.c.id),
+            ~sa.exists().where(unreachable_machine.c.batch_id == launch_batch.c.id),
             ~sa.exists().where(orphan_instance.c.batch_id == sa.cast(launch_batch.c.id, sa.Text)),
         )
     ),
