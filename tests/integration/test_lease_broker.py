@@ -1296,3 +1296,13 @@ async def test_a_process_that_is_cut_off_before_it_has_recorded_anything(broker:
     async with broker.pool.acquire() as db, db.transaction():
         recorded = await reception.record(db, {"3": 0.0})
     assert recorded["3"].downtimes == (Downtime(after(0), after(20)),)
+
+
+async def test_a_clock_that_is_set_back_hides_no_downtime(broker: Broker) -> None:
+    """A jump ahead is downtime; once the clock is set back only what is behind it is, and the next one is noticed."""
+    async with broker.pool.acquire() as db:
+        for seconds, downtimes in ((0, []), (3600, [(0, 3600)]), (3, [(0, 3)]), (63, [(0, 3), (3, 63)])):
+            await broker.set_clock(seconds)
+            async with db.transaction():
+                recorded = await reception.record(db, {"3": 0.0})
+            assert recorded["3"].downtimes == tuple(Downtime(after(began), after(ended)) for began, ended in downtimes)

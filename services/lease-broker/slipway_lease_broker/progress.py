@@ -66,7 +66,7 @@ class RequestProgress:
             after = await reception.record(db, {name_of(way): now - at for way, at in until.items()})
         for way, at in until.items():
             before, known = self._receptions.get(way), after[name_of(way)]
-            if before is not None and known.downtimes != before[0].downtimes:
+            if before is not None and known.downtimes and known.downtimes != before[0].downtimes:
                 LOG.warning(
                     "lease deadlines are postponed by a downtime", way=name_of(way), downtime=known.downtimes[-1]
                 )

@@ -63,6 +63,18 @@ def continued(before: Reception | None, until: datetime) -> Reception:
     return Reception(until, downtimes)
 
 
+def set_back(before: Reception, until: datetime, now: datetime) -> Reception:
+    """The reception once the clock is `now`, when everything sent by `until` has been received.
+
+    Nothing was received in the future: the clock has been set back since. Otherwise no downtime would be noticed before
+    it is where it was, and one that it has jumped over would postpone deadlines.
+    """
+    if before.received_until <= now:
+        return before
+    downtimes = (Downtime(one.began_at, min(one.ended_at, until)) for one in before.downtimes if one.began_at < until)
+    return Reception(until, tuple(downtimes))
+
+
 def downtime_since(downtimes: Sequence[Downtime], since: datetime) -> timedelta:
     """Length of the downtimes after `since`."""
     return sum((one.ended_at - max(one.began_at, since) for one in downtimes if one.ended_at > since), timedelta())

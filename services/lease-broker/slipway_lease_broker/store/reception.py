@@ -9,7 +9,7 @@ from sqlalchemy import any_, select, update
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
-from slipway_lease_broker.domain.reception import Reception, continued
+from slipway_lease_broker.domain.reception import Reception, continued, set_back
 from slipway_lease_broker.store.pools import clock
 from slipway_lease_broker.store.tables import reception
 
@@ -51,11 +51,12 @@ async def record(tx: Connection, ages: Mapping[str, float]) -> dict[str, Recepti
 def _continued(rows: Sequence[Any], now: datetime, ages: Mapping[str, float]) -> tuple[dict[str, Reception], list[str]]:
     """The stored receptions as of now, and the ways in whose rows have to be written."""
     before = {row["way"]: msgspec.convert(dict(row), Reception) for row in rows}
-    after = {way: continued(known, now - timedelta(seconds=ages[way])) for way, known in before.items()}
+    until = {way: now - timedelta(seconds=ages[way]) for way in before}
+    after = {way: continued(set_back(known, until[way], now), until[way]) for way, known in before.items()}
     changed = [
         way
         for way, known in before.items()
         if after[way].downtimes != known.downtimes
-        or (after[way].received_until - known.received_until).total_seconds() >= SAVE_SECONDS
+        or abs((after[way].received_until - known.received_until).total_seconds()) >= SAVE_SECONDS
     ]
     return after, changed

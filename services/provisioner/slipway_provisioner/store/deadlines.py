@@ -15,14 +15,17 @@ from slipway_provisioner.store import accounts
 from slipway_provisioner.store.tables import FINISHING, in_states, states
 
 # A pass is recorded before the deadlines are read. The time between two passes beyond the regular $1 is downtime: so
-# slow passes do not suspend deadlines. Downtime ahead of the clock was recorded before the clock was set back.
+# slow passes do not suspend deadlines. Downtime ahead of the clock was recorded before the clock was set back; the part
+# of it that is behind the clock still counts.
 RECORD: Final = """
 WITH pass AS (
     INSERT INTO deadline_pass (at) VALUES (slipway_clock())
     ON CONFLICT (id) DO UPDATE SET at = slipway_clock(), previous_at = deadline_pass.at
     RETURNING at, previous_at),
 outdated AS (
-    DELETE FROM downtime d USING pass WHERE d.until_at > pass.at OR d.until_at < pass.at - interval '30 days')
+    DELETE FROM downtime d USING pass WHERE d.from_at >= pass.at OR d.until_at < pass.at - interval '30 days'),
+shortened AS (
+    UPDATE downtime d SET until_at = pass.at FROM pass WHERE d.from_at < pass.at AND d.until_at > pass.at)
 INSERT INTO downtime (from_at, until_at)
 SELECT previous_at + $1 * interval '1 s', at FROM pass WHERE at > previous_at + $1 * interval '1 s'
 RETURNING extract(epoch FROM until_at - from_at)::float8"""

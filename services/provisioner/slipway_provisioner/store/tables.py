@@ -286,7 +286,8 @@ deadline_pass = Table(
     required("at", TIME),
     Column("previous_at", TIME),
 )
-downtime = Table("downtime", metadata, Column("from_at", TIME, primary_key=True), required("until_at", TIME))
+# Found by its end, so that a deadline costs no more with a year of downtimes.
+downtime = Table("downtime", metadata, required("from_at", TIME), Column("until_at", TIME, primary_key=True))
 
 # Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
 # registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a

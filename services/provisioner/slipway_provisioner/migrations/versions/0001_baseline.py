@@ -105,7 +105,8 @@ $$;
 CREATE TABLE deadline_pass (
     id boolean PRIMARY KEY DEFAULT true CHECK (id), at timestamptz NOT NULL, previous_at timestamptz
 );
-CREATE TABLE downtime (from_at timestamptz PRIMARY KEY, until_at timestamptz NOT NULL);
+-- Found by its end, so that a deadline costs no more with a year of downtimes.
+CREATE TABLE downtime (from_at timestamptz NOT NULL, until_at timestamptz PRIMARY KEY);
 -- Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is
 -- not known before the next one.
 CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAGE sql STABLE AS $$
