@@ -123,6 +123,12 @@ def test_an_unknown_instance_is_refused(stub: Stub, url: str) -> None:
     assert "i-7" in refused.output
 
 
+def test_two_actions_for_an_instance_are_refused(stub: Stub, url: str) -> None:
+    refused = slipway(url, "db", "confirm", "--adopt", "i-1", "--terminate", "i-1", "--yes")
+    assert (refused.exit_code, stub.received) == (2, [])
+    assert "i-1" in refused.output
+
+
 def test_nothing_to_confirm(stub: Stub, url: str) -> None:
     stub.answer = RECOVERY
     done = slipway(url, "db", "confirm")

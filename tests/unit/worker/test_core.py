@@ -47,6 +47,7 @@ CALLS: list[tuple[str, Worker, float, object]] = [
     ("just unanswered", UNANSWERED, 10.0, Wait(10.0 + FIRST_RETRY_SECONDS / 2)),
     ("unanswered", UNANSWERED, 10.0 + FIRST_RETRY_SECONDS, Register()),
     ("unanswered for too long", UNANSWERED, 910.0, GiveUp()),
+    ("until a restore is confirmed", core.postponed(UNANSWERED, 900.0, 0.0), 910.0, Register()),
     ("in a task", core.unanswered(REPORTED, 20.0, 0.0), 920.0, GiveUp()),
     ("given up in a task", core.gave_up(core.unanswered(REPORTED, 20.0, 0.0), "why"), 920.0, Poll(heartbeat=True)),
     (

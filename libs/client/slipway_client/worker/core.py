@@ -127,6 +127,13 @@ def unanswered(worker: Worker, now: float, chance: float) -> Worker:
     return replace(worker, backoff=next_backoff(worker.backoff, now, chance))
 
 
+def postponed(worker: Worker, now: float, chance: float) -> Worker:
+    """Apply an answer to try again once a restored database is confirmed. The provisioner is available, however long
+    that takes, so that the worker does not give up."""
+    after = unanswered(worker, now, chance)
+    return replace(after, backoff=replace(after.backoff, since=now))
+
+
 def request_poll(worker: Worker) -> Worker:
     """Ask at once whether to leave."""
     return replace(worker, poll_requested=worker.registered and not (worker.refused or worker.stopped))

@@ -156,7 +156,8 @@ async def _perform(
     except NoAnswer as error:
         if worker().backoff.since is None:
             log(f"provisioner unavailable, retrying: {error}")
-        worker_changed(core.unanswered(worker(), monotonic_seconds(), rng.random()))
+        after = core.postponed if error.problem == "unconfirmed" else core.unanswered
+        worker_changed(after(worker(), monotonic_seconds(), rng.random()))
     except Refusal as error:
         log(str(error))
         worker_changed(core.refused(worker(), str(error)))

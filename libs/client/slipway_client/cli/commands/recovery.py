@@ -107,11 +107,13 @@ def confirm(
       slipway db confirm --terminate i-0abc --yes
     """
     found = context.obj.get("provisioner", "/recovery")
-    given = {
-        instance: action
-        for action, ids in ((Action.ADOPT, adopt), (Action.LEAVE, leave), (Action.TERMINATE, terminate))
-        for instance in ids or ()
-    }
+    given: dict[str, Action] = {}
+    for action, ids in ((Action.ADOPT, adopt), (Action.LEAVE, leave), (Action.TERMINATE, terminate)):
+        for instance in ids or ():
+            if given.setdefault(instance, action) is not action:
+                raise typer.BadParameter(
+                    f"two actions for {instance}: {given[instance]} and {action}; give one of them"
+                )
     known = {row["instance_id"] for row in found["orphans"]}
     if unknown := sorted(given.keys() - known):
         raise typer.BadParameter(f"no orphan instance: {', '.join(unknown)}; `slipway db confirm` lists them")
