@@ -29,8 +29,8 @@ class ReplacedLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for `units`. Repeating a request id keeps the request from lapsing, and is answered with where it stands:
-    each of its leases again, with its grant or its end, then LeaseQueued with the units that wait.
+    """Request for `units`. Repeating a request id keeps the request from lapsing. The answer is each of its leases
+    again, with its grant or its end, then LeaseQueued with the units that wait.
 
     `priority` is 0 to 9, 9 first. A `whole` request is never granted in part. `hold_seconds` may shorten the pool's
     hold.
@@ -109,9 +109,9 @@ class LeaseUnleasedReported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
-    """Units of the request that wait because none is free. `position` is 1 for the head of the queue.
+    """Units of a request that wait because none is free. `position` is 1 for the head of the queue.
 
-    The answer to a repeated request has position 0; with 0 units nothing of it waits any more.
+    In the answer to a repeated request `position` is 0; 0 `units` then mean that nothing of it waits.
     """
 
     type: ClassVar[str] = "io.slipway.lease.queued.v1"

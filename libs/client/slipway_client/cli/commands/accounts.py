@@ -71,7 +71,7 @@ def show_account(context: typer.Context, account: AccountId, output: AsOutput = 
         return
     pairs({name: value for name, value in row.items() if name != "machines" and value not in (None, "")}, now())
     print()
-    show(row["machines"], MACHINES, output, nothing="no machines are left", drop=("batch", "launch config"))
+    show(row["machines"], MACHINES, output, nothing="no retirement left a machine", drop=("batch", "launch config"))
 
 
 @app.command("retire")
