@@ -41,8 +41,8 @@ OF_ACCOUNT: Final = Statement(sa.select(*FIELDS).where(_OF_ACCOUNT).order_by(O.i
 
 async def record(tx: Connection, account_id: str, kept: Sequence[Kept], *, remaining: Sequence[str]) -> tuple[int, int]:
     """Store the orphan instances that a pass has kept, in place of those of the pass before; their decisions stay.
-    Those before that are `remaining` stay too: the pass ends them, which may fail, or its listing lacks them although
-    they exist.
+    Those before that are `remaining` stay too: the pass terminates them, which may fail, or its listing lacks them
+    although they exist.
 
     Returns how many waited for a decision before and how many do now.
     """
