@@ -136,6 +136,15 @@ def test_nothing_to_confirm(stub: Stub, url: str) -> None:
     assert slipway(url, "doctor", "--after-restore").exit_code == 0
 
 
+def test_what_was_decided_before_needs_no_confirmation(stub: Stub, url: str) -> None:
+    """It is shown, and changed only by a new decision."""
+    stub.answer = RECOVERY | {"orphans": [STRANGE | {"decision": "leave"}]}
+    done = slipway(url, "db", "confirm", "--yes")
+    assert (done.exit_code, "i-2" in done.stdout, stub.received) == (0, True, [])
+    assert slipway(url, "db", "confirm").exit_code == 0
+    assert slipway(url, "db", "confirm", "--terminate", "i-2").exit_code == 4
+
+
 def test_differences_after_a_restore(stub: Stub, url: str) -> None:
     """All of them are shown, and a person has to act."""
     shown = slipway(url, "doctor", "--after-restore")

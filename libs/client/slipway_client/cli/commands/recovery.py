@@ -121,9 +121,10 @@ def confirm(
     if output is Output.TABLE:
         show(rows, ORPHANS, output, nothing="no orphan instances")
         _warn(found)
-    if not (rows or found["restored"]):
+    undecided = any(not row["decision"] for row in found["orphans"])
+    if not (undecided or given or others or found["restored"]):
         if output is Output.JSON:
-            as_json({"instances": [], "done": None})
+            as_json({"instances": rows, "done": None})
         return
     if not yes:
         if output is Output.JSON:
