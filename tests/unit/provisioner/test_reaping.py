@@ -137,6 +137,14 @@ def test_a_question_stays_open() -> None:
     assert [(each.instance.id, each.reason) for each in findings.kept] == [("o1", "too many"), ("o2", "too many")]
 
 
+def test_a_question_stays_open_once_another_instance_of_the_batch_is_adopted() -> None:
+    """The batch is known then, and so is a young instance of it that was asked about, or decided upon, before."""
+    siblings = [listed(name, age=10) for name in ("open", "leave", "terminate", "new")]
+    asked = [question("open"), question("leave", "leave"), question("terminate", "terminate")]
+    findings = found([*siblings, listed("adopted", age=10)], [worker("adopted", age=10)], asked=asked)
+    assert (findings.orphans, [each.instance.id for each in findings.kept]) == (["terminate"], ["open", "leave"])
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["", "b", "other"]), st.booleans(), st.booleans()), max_size=60), st.booleans()
 )

@@ -54,7 +54,8 @@ def compare(
     unless the outcome of its batch is unknown. Instances younger than `settled_seconds`, and those whose worker stopped
     that recently, are no orphans: they end by themselves, or are found in a later pass. Those of an unknown batch are
     orphans at any age, since a batch is committed before its call, and what a restored database has lost is younger
-    than its newest pass. The listing of another account (`identity_matches` is false) yields no orphans.
+    than its newest pass; so are those that an earlier pass has `asked` about, whose batch is known once another of its
+    instances is adopted. The listing of another account (`identity_matches` is false) yields no orphans.
 
     An orphan is kept for a person if its batch is unknown, if there are too many, or while a restore is `unconfirmed`
     (the reason). Those that an earlier pass has `asked` about stay so, for its reason, whatever their number is now,
@@ -63,11 +64,12 @@ def compare(
     young = listed_at - timedelta(seconds=settled_seconds)
     bound = {w.instance_id for w in workers if w.ended_at is None or w.ended_at >= young}
     live = [w for w in workers if w.state in LIVE]
+    questions = {orphan.instance_id for orphan in asked}
     found = [
         i
         for i in listed
         if i.id not in bound
-        and (i.batch_id not in batches or i.created_at < young)
+        and (i.batch_id not in batches or i.id in questions or i.created_at < young)
         and batches.get(i.batch_id) != BatchState.CALLING
     ]
     orphans, kept = _judged(found if identity_matches else [], len(listed), batches, asked, unconfirmed)
