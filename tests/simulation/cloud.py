@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -17,6 +17,15 @@ from slipway_simulator.cloud import decide_create, latency_seconds
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Reply, ScenarioLoaded
 from slipway_simulator.scenario import Scenario
 from slipway_simulator.world import World
+
+
+class Waiting(msgspec.Struct):
+    """A call that takes effect at `due_at`; its reply waits for the step `answer`."""
+
+    due_at: float
+    call: Call
+    request: CreateRequest
+    reply: Reply | None = None
 
 
 class Machine(msgspec.Struct):
@@ -37,8 +46,9 @@ class Machine(msgspec.Struct):
 
 
 class Cloud(Provider):
-    """Provider of all accounts: calls take effect and are answered after a latency. Accounts that are `dead` answer no
-    call, some of which take effect. `interrupted`: tasks whose machine was terminated by a call."""
+    """Provider of all accounts. Calls take effect after a latency and are answered by a step; while it is `late`, they
+    take effect with the answer, which may be after they were looked up. Accounts that are `dead` answer no call, some
+    of which take effect. `interrupted`: tasks whose machine was terminated by a call."""
 
     def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
         self.now = now
@@ -46,7 +56,8 @@ class Cloud(Provider):
         self.world = World()
         self.facts: list[Fact] = []
         self.machines: dict[str, Machine] = {}
-        self.waiting: dict[asyncio.Task[Any], tuple[float, Call, CreateRequest]] = {}
+        self.waiting: dict[asyncio.Task[Any], Waiting] = {}
+        self.late = False
         self.arrived: dict[asyncio.Task[Any], asyncio.Future[Reply]] = {}
         self.dead: set[str] = set()
         self.unanswered = 0
@@ -111,7 +122,7 @@ class Cloud(Provider):
             reply = self.effect(call, request)
         else:
             latency = latency_seconds(self.world.cloud, account.id, self.chance)
-            self.waiting[task] = (self.now() + latency, call, request)
+            self.waiting[task] = Waiting(self.now() + latency, call, request)
             self.arrived[task] = asyncio.get_running_loop().create_future()
             reply = await self.arrived[task]
         if reply.lost:
@@ -132,18 +143,33 @@ class Cloud(Provider):
         assert isinstance(reply, Reply)
         return reply
 
+    async def called(self, calls: Set[asyncio.Task[None]]) -> None:
+        """Wait until each of some calls waits for its answer or has ended; raises what ended it."""
+        await asyncio.sleep(0)  # they start
+        if ended := calls - self.waiting.keys():
+            await asyncio.wait(ended)
+            for call in ended:
+                call.result()
+
+    def apply_calls(self) -> None:
+        """Let due calls take effect, unless they are late."""
+        for waiting in self.waiting.values():
+            if not self.late and waiting.reply is None and waiting.due_at <= self.now():
+                waiting.reply = self.effect(waiting.call, waiting.request)
+
     async def answer(self) -> None:
-        """Apply and answer all due calls, one after another."""
-        for task in [task for task, (at, _, _) in self.waiting.items() if at <= self.now()]:
-            _, call, request = self.waiting.pop(task)
-            self.arrived.pop(task).set_result(self.effect(call, request))
+        """Answer all due calls, one after another."""
+        for task in [task for task, waiting in self.waiting.items() if waiting.due_at <= self.now()]:
+            waiting = self.waiting.pop(task)
+            self.arrived.pop(task).set_result(waiting.reply or self.effect(waiting.call, waiting.request))
             await asyncio.wait({task})
+            task.result()
 
     def forget_caller(self) -> None:
         """Drop the calls of a process that died; some of them still take effect."""
-        for _, call, request in self.waiting.values():
-            if self.chance.random() < 0.5:
-                self.effect(call, request)
+        for waiting in self.waiting.values():
+            if waiting.reply is None and self.chance.random() < 0.5:
+                self.effect(waiting.call, waiting.request)
         self.waiting.clear()
         self.arrived.clear()
 

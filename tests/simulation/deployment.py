@@ -60,7 +60,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep
+from slipway_provisioner.loops import contact, expire, launch, plan, reap, resolve, roll_out, sweep
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
@@ -89,10 +89,47 @@ SKEW_SECONDS: Final = 3.0  # largest difference of a database's clock from the m
 REPORT_SECONDS: Final = 10.0
 STEPS_SECONDS: Final = 120.0
 """Longest time between two steps of one kind that is no downtime."""
+# Steps of a round, in the order in which they follow from each other: a report, a plan, a lease, a launch, a weight.
+# A machine registers, takes its task and reports that in one round.
+ROUND: Final = (
+    "answer",
+    *("machines",) * 3,
+    "report",
+    POOL_DEMAND.name,
+    "resolve",
+    "expire",
+    "end",
+    "reap",
+    "sweep",
+    "roll-out",
+    "plan",
+    "resend-requests",
+    "provisioner relay",
+    LEASE_REQUEST.name,
+    "decide",
+    "lease-broker relay",
+    LEASE_LIFECYCLE.name,
+    "launch",
+    "provisioner relay",
+    "turn",
+    "weight-calculator relay",
+    "view",
+    LAUNCH_CONFIG_SIGNAL.name,
+)
 TEMPLATE: Final = "simulation_template"
-SIZE: Final = 3  # of each pool of connections
+SIZE: Final = 1  # of each pool of connections: what is done at once takes turns, in an order that a seed repeats
 _databases = count(1)
 _templates: set[str] = set()  # servers with that database
+
+
+class Untimed:
+    """The part of asyncio that the launcher uses. The cloud decides when a call ends, however long a step takes."""
+
+    create_task = staticmethod(asyncio.create_task)
+
+    @staticmethod
+    def timeout(_: float) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class Crash(BaseException):
@@ -130,6 +167,7 @@ class Deployment:
         self.body = declared(**pool)
         self.crashing = 0.0
         self.crash_in = 0
+        self.is_calm = False
         self.deaths: Counter[str] = Counter()
         self.launches_stopped = False
         self.tasks_at: list[float] = []
@@ -237,12 +275,12 @@ class Deployment:
             ("lease-broker", "decide", lambda: self.decide.step(broker)),
             ("", "report", self.report),
             ("", "machines", self.machines.act),
-            ("", "answer", self.cloud.answer),
+            ("provisioner", "answer", self.cloud.answer),
         ]
         for name in SERVICES:
             if name == "lease-broker" and self.cut_off:
                 continue
-            steps.append((name, "relay", partial(self.relay, name)))
+            steps.append((name, f"{name} relay", partial(self.relay, name)))
             for consumer in self.consumers[name]:
                 for partition in range(PARTITIONS):
                     at = self.owned.get((name, consumer.topic.name, partition), Owned(0, 0)).next_offset
@@ -250,10 +288,10 @@ class Deployment:
                         steps.append((name, consumer.topic.name, partial(self.consume, consumer, partition)))
         return steps
 
-    async def step(self) -> str:
-        """Execute one random step; return its name, with † if its process died."""
-        service, name, act = self.chance.choice(self.steps())
-        return f"{service} {name}" + ("" if await self.survives(service, act) else " †")
+    async def step(self) -> None:
+        """Execute one random step, in which its process may die."""
+        service, _, act = self.chance.choice(self.steps())
+        await self.survives(service, act)
 
     async def survives(self, service: str, act: Callable[[], Awaitable[Any]]) -> bool:
         """Execute a step, in which a process of `service` may die at a commit; False if it did."""
@@ -277,6 +315,14 @@ class Deployment:
             await act()
             self.receive()
 
+    async def round(self) -> None:
+        """Execute all steps in the order in which they follow from each other."""
+        for name in ROUND:
+            for _, found, act in self.steps():
+                if found == name:
+                    await act()
+                    self.receive()
+
     async def kill(self, service: str) -> None:
         """Kill a service's process and start a new one."""
         self.deaths[service] += 1
@@ -293,12 +339,15 @@ class Deployment:
         self.elapsed += seconds
         now = START + timedelta(seconds=self.elapsed)
         await self.databases["provisioner"].execute("UPDATE public.simulated_clock SET at = $1", now)
+        self.cloud.apply_calls()
         while self.tasks_at and self.tasks_at[0] <= self.elapsed:
             self.cloud.pending.append(f"task-{self.tasks_at.pop(0):.3f}")
 
     async def launch(self) -> None:
+        """Start calls, each of which waits for its answer, or ends here if its account is dead."""
+        before = set(self.launcher.calls)
         await self.launcher.launch_next(self.databases["provisioner"])
-        await asyncio.sleep(0)  # the calls start
+        await self.cloud.called(self.launcher.calls - before)
 
     async def resolve(self) -> None:
         """Run in a task whose calls the cloud answers at once, since no other step runs meanwhile."""
@@ -358,7 +407,7 @@ class Deployment:
             for partition in range(PARTITIONS):
                 owned = self.read[topic.name, partition]
                 back = min(owned.next_offset, self.chance.choice((0, 0, 0, 2)))
-                limit = back + self.chance.choice((0, 0, 1, 30))
+                limit = back + (30 if self.is_calm else self.chance.choice((0, 0, 1, 30)))
                 records = self.log.read(topic.name, partition, owned.next_offset - back, limit)
                 if len(records) > back:
                     portions.append(consume.Portion(topic, partition, owned, records))
@@ -448,7 +497,8 @@ class Deployment:
         self.launches_stopped = not self.launches_stopped
 
     async def calm_down(self) -> None:
-        """End all faults, launch stops, pauses and roll-outs."""
+        """End all faults, launch stops, pauses and roll-outs; the calculator reads all records from now on."""
+        self.is_calm = True
         self.crashing = self.log.lost_acknowledgements = 0.0
         self.cut_off_between = (0.0, 0.0)
         self.cloud.world.faults = ()
@@ -528,6 +578,9 @@ async def deployment_on(
     monkeypatch.setattr(ids, "secrets", Secrets)
     monkeypatch.setattr(ids, "random_bytes", lambda size: chance.getrandbits(8 * size).to_bytes(size, "big"))
     monkeypatch.setattr(ids, "_last_ms", 0)
+    for module in (contact, launch, reap, resolve):
+        monkeypatch.setattr(module, "monotonic_seconds", lambda: deployment.elapsed)
+    monkeypatch.setattr(launch, "asyncio", Untimed)
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     monkeypatch.setattr(reception, "DOWNTIME_SECONDS", STEPS_SECONDS)
     monkeypatch.setattr(expire, "REGULAR_PASS_SECONDS", STEPS_SECONDS)
@@ -557,6 +610,9 @@ async def migrated(server: EmbeddedPostgres) -> str:
             await migrate.upgrade(url, service)
         admin = await asyncpg.connect(url)
         await admin.execute(CLOCK)
+        for service in SERVICES:  # what a migration draws at random
+            await admin.execute(f"UPDATE {postgres.schema_of(service)}.incarnation SET id = md5('{service}')")
+        await admin.execute("UPDATE provisioner.deployment SET id = 'slipway-simulated'")
         await admin.close()
         _templates.add(server.url())
     return TEMPLATE

@@ -9,6 +9,7 @@ import contextlib
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
@@ -60,6 +61,7 @@ class Report(msgspec.Struct, frozen=True):
     seed: int
     found: frozenset[str]
     broken: str
+    digest: str = ""  # of everything that happened in the cloud
 
 
 def scenario(seed: int, faults: str) -> Scenario:
@@ -77,13 +79,15 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
             deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
+            deployment.cloud.late = True
             deployment.tasks_at = arrivals(deployment.chance, TASKS, 600)
             if seed % CUT_OFF_EVERY == 0:
                 begin = deployment.chance.uniform(100, 500)
                 deployment.cut_off_between = (begin, begin + deployment.chance.uniform(*CUT_OFF_SECONDS))
             outages = Outages(deployment, seed)
             broken = await broken_by(deployment, seed, outages, steps=STEPS, tasks=TASKS)
-            return Report(seed, faults_of(deployment) | outages.found | frozenset(+deployment.operator.made), broken)
+            found = faults_of(deployment) | outages.found | frozenset(+deployment.operator.made)
+            return Report(seed, found, broken, digest(deployment))
 
 
 async def play_quietly(server: EmbeddedPostgres, seed: int) -> str:
@@ -155,7 +159,7 @@ async def settle(deployment: Deployment, tasks: int) -> None:
     provisioner, broker = deployment.databases["provisioner"], deployment.databases["lease-broker"]
     for _ in range(SETTLED_WITHIN):
         before = len(deployment.cloud.facts)
-        await deployment.everything()
+        await deployment.round()
         await checker.check()
         seconds = ROUND_SECONDS[len(deployment.cloud.facts) == before]
         if len(deployment.cloud.done) == tasks and not deployment.cloud.machines:
@@ -189,6 +193,11 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
     found |= {"cut off"} if any(known.downtimes for known in deployment.receptions.values()) else set()
     return frozenset(found)
+
+
+def digest(deployment: Deployment) -> str:
+    """Digest of everything that happened in the cloud: two runs of a seed have the same."""
+    return sha256(msgspec.json.encode(deployment.cloud.facts)).hexdigest()[:12]
 
 
 def calls(deployment: Deployment) -> list[tuple[float, str, str]]:

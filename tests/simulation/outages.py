@@ -1,6 +1,7 @@
 """Outages of a simulated deployment: lost lease events, PostgreSQL away for a quarter of an hour, an account that does
 not answer."""
 
+from math import inf
 from random import Random
 from typing import Final
 
@@ -12,6 +13,7 @@ from tests.simulation.deployment import SERVICES, Deployment
 EVERY: Final = 3  # seeds
 DARK_SECONDS: Final = 900.0
 DEAD_SECONDS: Final = (200.0, 900.0)
+RETIRES_EVERY_SECONDS: Final = 20.0  # it is refused while the account answers
 LOST: Final = 0.1  # share of lease events
 TICK_SECONDS: Final = 10.0
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
@@ -31,7 +33,7 @@ class Outages:
         begin = chance.uniform(60, 400)
         dead = seed % EVERY == 2
         self.dead_between = (begin, begin + chance.uniform(*DEAD_SECONDS)) if dead else (0.0, 0.0)
-        self.retires = chance.random() < 0.5
+        self.retires_at = 0.0 if chance.random() < 0.5 else inf
 
     async def act(self) -> None:
         """Begin and end what is due."""
@@ -42,9 +44,11 @@ class Outages:
             self.found.add("darkness")
         begin, end = self.dead_between
         deployment.cloud.dead = {SECOND_ACCOUNT} if begin <= deployment.elapsed < end else set()
-        if deployment.cloud.dead and self.retires and await command(deployment, "retire"):
-            self.retires = False
-            self.found.add("retired")
+        if deployment.cloud.dead and deployment.elapsed >= self.retires_at:
+            self.retires_at = deployment.elapsed + RETIRES_EVERY_SECONDS
+            if await command(deployment, "retire"):
+                self.retires_at = inf
+                self.found.add("retired")
         if deployment.cloud.unanswered:
             self.found.add("dead account")
         if deployment.lost:

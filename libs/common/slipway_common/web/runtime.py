@@ -1,9 +1,8 @@
 """State of a running service, and the FastAPI dependencies that give routes access to it."""
 
 import asyncio
-from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import Topic
@@ -70,8 +69,10 @@ def runtime_of(request: Request) -> Runtime:
     return runtime
 
 
-def database(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Database:
-    """FastAPI dependency: the database; raises Problem 503 until the service has started."""
+async def database(request: Request) -> Database:
+    """FastAPI dependency: the database; raises Problem 503 until the service has started. Not a plain function, which
+    would run in a thread."""
+    runtime = runtime_of(request)
     if runtime.database is None:
         raise Problem(503, "starting", "The service is starting", "try again in a moment")
     return runtime.database
