@@ -76,11 +76,11 @@ class Cloud(Provider):
 
     def terminate_now(self, instance_id: str, by: Any) -> None:
         """Terminate an instance; its task, if any, waits again."""
-        if (machine := self.machines.pop(instance_id, None)) is not None:
-            if machine.task:
-                self.pending.appendleft(machine.task)
-                self.interrupted += [machine.task] if by == "api" else []
-            self.record(list(world.end_instance(self.world, instance_id, by, now=self.now())))
+        machine = self.machines.pop(instance_id, None)  # None: of another deployment
+        if machine is not None and machine.task:
+            self.pending.appendleft(machine.task)
+            self.interrupted += [machine.task] if by == "api" else []
+        self.record(list(world.end_instance(self.world, instance_id, by, now=self.now())))
 
     @property
     def claimed(self) -> int:

@@ -116,6 +116,7 @@ ROUND: Final = (
     "view",
     LAUNCH_CONFIG_SIGNAL.name,
 )
+DEPLOYMENT: Final = "slipway-simulated"
 TEMPLATE: Final = "simulation_template"
 SIZE: Final = 1  # of each pool of connections: what is done at once takes turns, in an order that a seed repeats
 _databases = count(1)
@@ -149,6 +150,7 @@ class Deployment:
         tokens: Path,
         **pool: Any,
     ) -> None:
+        self.id = DEPLOYMENT
         self.name = name
         self.chance = chance
         self.elapsed = 0.0
@@ -461,6 +463,11 @@ class Deployment:
         self.skews[service] = ahead_seconds
         await self.databases[service].execute(SKEWED.format(skew=ahead_seconds))
 
+    async def turn_clocks(self, seconds: float) -> None:
+        """Turn the clocks of all databases, as when one server's clock is set."""
+        for service in SERVICES:
+            await self.set_clock(service, self.skews[service] + seconds)
+
     # Queue
 
     async def report(self) -> None:
@@ -612,7 +619,7 @@ async def migrated(server: EmbeddedPostgres) -> str:
         await admin.execute(CLOCK)
         for service in SERVICES:  # what a migration draws at random
             await admin.execute(f"UPDATE {postgres.schema_of(service)}.incarnation SET id = md5('{service}')")
-        await admin.execute("UPDATE provisioner.deployment SET id = 'slipway-simulated'")
+        await admin.execute(f"UPDATE provisioner.deployment SET id = '{DEPLOYMENT}'")
         await admin.close()
         _templates.add(server.url())
     return TEMPLATE

@@ -5,10 +5,9 @@ boots, launch stops, a lease-broker that is cut off from Kafka, and the outages 
 commands.py.
 """
 
-import contextlib
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Coroutine
 from hashlib import sha256
 from random import Random
 from typing import Any, Final
@@ -20,7 +19,7 @@ from slipway_common.events.lifecycle import LIVE
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store.tables import states
-from slipway_simulator.facts import Call, InstanceCreated, Reply
+from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
@@ -29,7 +28,7 @@ from tests.simulation.outages import Outages
 
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
-    | {"lost lease event", "darkness", "dead account", "retired"}
+    | {"lost lease event", "darkness", "dead account", "retired", "older database", "clock set", "second deployment"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
@@ -39,8 +38,6 @@ FAULTS: Final = (
 )
 TASKS: Final = 32
 STEPS: Final = 700
-QUIET_TASKS: Final = 20
-QUIET_STEPS: Final = 250
 ROUND_SECONDS: Final = (20.0, 30.0)
 """Time between two rounds of all steps while a history settles: after one in which the cloud had something to do, and
 after another one."""
@@ -85,47 +82,22 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
                 begin = deployment.chance.uniform(100, 500)
                 deployment.cut_off_between = (begin, begin + deployment.chance.uniform(*CUT_OFF_SECONDS))
             outages = Outages(deployment, seed)
-            broken = await broken_by(deployment, seed, outages, steps=STEPS, tasks=TASKS)
+            broken = await broken_by(deployment, seed, _with_faults(deployment, outages))
             found = faults_of(deployment) | outages.found | frozenset(+deployment.operator.made)
             return Report(seed, found, broken, digest(deployment))
 
 
-async def play_quietly(server: EmbeddedPostgres, seed: int) -> str:
-    """Play a history without faults and commands; returns the invariant that it broke, or an empty text."""
-    with pytest.MonkeyPatch.context() as patch:
-        async with quiet_deployment_on(server, patch, seed) as deployment:
-            broken = await broken_by(deployment, seed, steps=QUIET_STEPS, tasks=QUIET_TASKS)
-            if not broken and (count := instances(deployment)) != QUIET_TASKS:
-                broken = f"seed {seed} without faults: 2: {count} machines for {QUIET_TASKS} tasks"
-            return broken
+async def _with_faults(deployment: Deployment, outages: Outages) -> None:
+    await run(deployment, STEPS, outages)
+    await outages.end()
+    await settle(deployment, TASKS)
+    await judge(deployment)
 
 
-@contextlib.asynccontextmanager
-async def quiet_deployment_on(
-    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> AsyncIterator[Deployment]:
-    """Deployment without faults, with some tasks in the first minutes."""
-    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": False}
-    async with deployment_on(server, monkeypatch, seed, scenario(seed, ""), **pool) as deployment:
-        deployment.tasks_at = arrivals(deployment.chance, QUIET_TASKS, 200)
-        yield deployment
-
-
-def instances(deployment: Deployment) -> int:
-    """Number of instances that the cloud has created."""
-    return sum(isinstance(fact, InstanceCreated) for fact in deployment.cloud.facts)
-
-
-async def broken_by(
-    deployment: Deployment, seed: int, outages: Outages | None = None, *, steps: int, tasks: int
-) -> str:
+async def broken_by(deployment: Deployment, seed: int, history: Coroutine[Any, Any, None]) -> str:
     """Play a history to its end; returns the invariant that it broke, or an empty text."""
     try:
-        await run(deployment, steps, outages)
-        if outages is not None:
-            await outages.end()
-        await settle(deployment, tasks)
-        await judge(deployment)
+        await history
     except Exception as error:
         if not isinstance(error, AssertionError):
             traceback.print_exc()
@@ -152,31 +124,46 @@ async def run(deployment: Deployment, steps: int, outages: Outages | None = None
     await checker.check()
 
 
-async def settle(deployment: Deployment, tasks: int) -> None:
-    """End all faults and run until all tasks are done and no worker, drain, lease or record is left."""
-    await deployment.calm_down()
-    checker = Checker(deployment)
-    provisioner, broker = deployment.databases["provisioner"], deployment.databases["lease-broker"]
+async def settle(deployment: Deployment, tasks: int, *others: Deployment) -> None:
+    """End all faults and run until all tasks are done and no worker, drain, lease or record is left. `others` share the
+    cloud, and have as many tasks."""
+    checkers = {each: Checker(each) for each in (deployment, *others)}
+    for each in checkers:
+        await each.calm_down()
     for _ in range(SETTLED_WITHIN):
         before = len(deployment.cloud.facts)
-        await deployment.round()
-        await checker.check()
-        seconds = ROUND_SECONDS[len(deployment.cloud.facts) == before]
-        if len(deployment.cloud.done) == tasks and not deployment.cloud.machines:
-            left = await provisioner.fetchval(LEFT)
-            held = await broker.fetchval("SELECT count(*) FROM leases WHERE ended_at IS NULL")
-            waiting = [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
-            if not (left or held or deployment.unread() or any(waiting)):
-                return
-            # If only records are left, more time would add others.
-            seconds = DRAIN_ROUND_SECONDS if left or held else 0.0
-        await deployment.pass_time(seconds)
-    cloud = deployment.cloud
+        for each, checker in checkers.items():
+            await each.round()
+            await checker.check()
+        waits = [await _waits_seconds(each, tasks, idle=len(each.cloud.facts) == before) for each in checkers]
+        seconds = [wait for wait in waits if wait is not None]
+        if not seconds:
+            return
+        for each in checkers:
+            await each.pass_time(min(seconds))
+    raise AssertionError("not settled: " + "; ".join([await _describe(each, tasks) for each in checkers]))
+
+
+async def _waits_seconds(deployment: Deployment, tasks: int, *, idle: bool) -> float | None:
+    """Time to the next round; None if nothing is left."""
+    if len(deployment.cloud.done) < tasks or deployment.cloud.machines:
+        return ROUND_SECONDS[idle]
+    left = await deployment.databases["provisioner"].fetchval(LEFT)
+    held = await deployment.databases["lease-broker"].fetchval("SELECT count(*) FROM leases WHERE ended_at IS NULL")
+    if left or held:
+        return DRAIN_ROUND_SECONDS
+    waiting = [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
+    return 0.0 if deployment.unread() or any(waiting) else None  # more time would add other records
+
+
+async def _describe(deployment: Deployment, tasks: int) -> str:
+    """State of a deployment that does not settle."""
+    cloud, provisioner = deployment.cloud, deployment.databases["provisioner"]
     counts = await provisioner.fetch("SELECT state, count(*) FROM worker GROUP BY state")
     revisions = await provisioner.fetch("SELECT id, state, drain_until FROM launch_config WHERE state <> 'archived'")
-    raise AssertionError(
-        f"not settled: {len(cloud.done)} of {tasks} tasks done, {len(cloud.pending)} pending, "
-        f"{list(cloud.machines.values())}, workers {counts}, revisions {revisions}"
+    return (
+        f"{len(cloud.done)} of {tasks} tasks done, {len(cloud.pending)} pending, {list(cloud.machines.values())}, "
+        f"workers {counts}, revisions {revisions}"
     )
 
 
@@ -198,11 +185,6 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
 def digest(deployment: Deployment) -> str:
     """Digest of everything that happened in the cloud: two runs of a seed have the same."""
     return sha256(msgspec.json.encode(deployment.cloud.facts)).hexdigest()[:12]
-
-
-def calls(deployment: Deployment) -> list[tuple[float, str, str]]:
-    """Time, revision and batch of each create call."""
-    return [(fact.at, fact.config, fact.batch) for fact in deployment.cloud.facts if isinstance(fact, Call)]
 
 
 def arrivals(chance: Random, number: int, over_seconds: float) -> list[float]:

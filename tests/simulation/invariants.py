@@ -1,6 +1,7 @@
 """Invariants of a simulated history: those that hold after every step, and those of the whole history."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -16,17 +17,16 @@ from tests.simulation.deployment import SERVICES, STEPS_SECONDS, Deployment, as_
 
 MAX_CAPACITY: Final = 12
 LIMIT: Final = 8
-COUNTS: Final = f"""
-SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
-    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving FROM worker"""
 # Revisions with their starts (batches) and live workers; `launching`: it may start, as far as its own state decides.
 REVISIONS: Final = f"""
 SELECT c.id, c.name, c.state, c.drain_from, n.current_id = c.id AS current, n.declared AND NOT n.paused AS wanted,
     (SELECT count(*) FROM launch_batch b WHERE b.launch_config_id = c.id) AS batches,
-    (SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id AND w.state IN ({states(LIVE)})) AS live
-FROM launch_config c JOIN launch_config_name n ON n.name = c.name"""
-
-
+    count(w) FILTER (WHERE w.state IN ({states(SERVING)})) AS serving,
+    count(w) FILTER (WHERE w.state IN ({states(LEAVING)})) AS leaving,
+    count(w) FILTER (WHERE w.state IN ({states(LIVE)})) AS live
+FROM launch_config c JOIN launch_config_name n ON n.name = c.name LEFT JOIN worker w ON w.launch_config_id = c.id
+GROUP BY c.id, n.name"""
+TOKENS: Final = "SELECT id, token FROM launch_batch"
 # Leases that ended because no command extended them, and when.
 OVERDUE_LEASES: Final = """
 SELECT id, extended_at, CASE WHEN state = 'lost' THEN counted_until - interval '70 s' ELSE ended_at END AS ended_at
@@ -46,19 +46,21 @@ class Checker:
 
     async def check(self) -> None:
         provisioner, broker = self.deployment.databases["provisioner"], self.deployment.databases["lease-broker"]
-        serving, leaving = await provisioner.fetchrow(COUNTS)
+        rows = await provisioner.fetch(REVISIONS)
+        serving, leaving = (sum(row[name] for row in rows) for name in ("serving", "leaving"))
         assert serving <= MAX_CAPACITY, "1: serving workers exceed the maximum"
         assert serving + leaving <= MAX_CAPACITY, "1: serving and stopping workers exceed maximum + minimum"
         await self._check_machines()
         held = await broker.fetchval("SELECT coalesce(sum(units), 0) FROM leases WHERE ended_at IS NULL")
         assert held <= max(LIMIT, self.held), "1: granted above the limit"
         self.held = held
-        calls = [fact for fact in self.deployment.cloud.facts[self.calls :] if isinstance(fact, Call)]
+        new = self.deployment.cloud.facts[self.calls :]
+        calls = [fact for fact in new if isinstance(fact, Call) and fact.deployment == self.deployment.id]
         self.calls = len(self.deployment.cloud.facts)
-        for call in calls:
-            intents = "SELECT count(*) FROM launch_batch WHERE id = $1::uuid AND token = $2"
-            assert await provisioner.fetchval(intents, call.batch, call.token), "3: a call without an intent"
-        await self._check_revisions(calls)
+        if calls:
+            tokens = {(str(row["id"]), row["token"]) for row in await provisioner.fetch(TOKENS)}
+            assert {(call.batch, call.token) for call in calls} <= tokens, "3: a call without an intent"
+        self._check_revisions(rows, calls)
 
     async def _check_machines(self) -> None:
         """Count the machines of the cloud that work for us, however many rows there are."""
@@ -69,8 +71,7 @@ class Checker:
             working -= {row["instance_id"] for row in given_up}
         assert len(working) <= MAX_CAPACITY, "1: registered machines exceed the maximum"
 
-    async def _check_revisions(self, calls: list[Call]) -> None:
-        rows = await self.deployment.databases["provisioner"].fetch(REVISIONS)
+    def _check_revisions(self, rows: Sequence[Mapping[str, Any]], calls: list[Call]) -> None:
         assert not calls or not self.deployment.launches_stopped, "8: a call during a launch stop"
         draining = {row["id"]: (row["drain_from"], row["batches"]) for row in rows if row["state"] != "active"}
         live: Counter[str] = Counter()

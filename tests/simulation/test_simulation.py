@@ -4,34 +4,24 @@ The invariants hold after every step, and all work completes once the faults end
 provider plugin process) is not covered, since there is no plugin process.
 """
 
-from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_simulator.facts import Call, InstanceCreated, Terminated
-from tests.simulation.deployment import SERVICES, SKEW_SECONDS, deployment_on
-from tests.simulation.history import (
-    ALL_COMMANDS,
-    ALL_FAULTS,
-    FAULTS,
-    QUIET_STEPS,
-    QUIET_TASKS,
-    Report,
-    arrivals,
-    calls,
-    instances,
-    play,
+from tests.simulation.deployment import SERVICES, SKEW_SECONDS
+from tests.simulation.history import ALL_COMMANDS, ALL_FAULTS, Report, play
+from tests.simulation.quiet import (
+    HOUR_SECONDS,
+    beside,
+    deployment_beside,
     quiet_deployment_on,
-    run,
-    scenario,
-    settle,
+    restored,
+    set_clocks,
+    undisturbed,
 )
-from tests.simulation.invariants import LIMIT, MAX_CAPACITY, judge, judge_losses
-from tests.simulation.restores import Backup, confirm
-from tests.simulation.run import missing, seeds_of, summarise
+from tests.simulation.run import missing, play_both, seeds_of, summarise
 
 # Selected seeds, to which one that failed is added. Together their histories have all faults and commands.
 SELECTED: Final = [int(line) for line in Path(__file__).with_name("seeds.txt").read_text().split()]
@@ -41,7 +31,7 @@ FOUND: Final[dict[int, frozenset[str]]] = {}  # seed → faults and commands of 
 @pytest.mark.parametrize("seed", SELECTED)
 async def test_history(postgres: EmbeddedPostgres, seed: int) -> None:
     """Histories of the seeds in seeds.txt."""
-    report = await play(postgres, seed)
+    report = await play_both(postgres, seed)
     assert report.broken == ""
     FOUND[seed] = report.found
 
@@ -52,18 +42,10 @@ def test_histories_have_all_faults_and_commands() -> None:
     assert len(FOUND) < len(SELECTED) or (ALL_FAULTS | ALL_COMMANDS) - found == set()
 
 
-async def test_a_seed_is_one_history(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same seed gives the same calls to the cloud, at the same times and with the same replies."""
-    histories = []
-    for _ in range(2):
-        with monkeypatch.context() as patch:
-            pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": False}
-            async with deployment_on(postgres, patch, 11, scenario(11, FAULTS), **pool) as deployment:
-                deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
-                deployment.tasks_at = arrivals(deployment.chance, 10, 30)
-                await run(deployment, 400)
-                histories.append(calls(deployment))
-    assert histories[0] == histories[1] != []
+async def test_a_seed_is_one_history(postgres: EmbeddedPostgres) -> None:
+    """The same seed gives the same facts of the cloud: calls, replies, machines and their ends, at the same times."""
+    first, second = [await play(postgres, 11) for _ in range(2)]
+    assert first == second
 
 
 @pytest.mark.parametrize("ahead_seconds", [-SKEW_SECONDS, 0.0, SKEW_SECONDS])
@@ -75,56 +57,30 @@ async def test_one_task_one_machine(
     async with quiet_deployment_on(postgres, monkeypatch, 7) as deployment:
         for service in SERVICES:
             await deployment.set_clock(service, ahead_seconds)
-        await run(deployment, QUIET_STEPS)
-        await settle(deployment, QUIET_TASKS)
-        assert instances(deployment) == QUIET_TASKS
-        await judge(deployment)
+        await undisturbed(deployment)
+
+
+@pytest.mark.parametrize("seconds", [HOUR_SECONDS, -HOUR_SECONDS])
+async def test_a_clock_that_is_set_ends_nothing(
+    postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The databases' clock is wrong by an hour for a minute: no machine, lease or boot ends by it."""
+    async with quiet_deployment_on(postgres, monkeypatch, 7) as deployment:
+        await set_clocks(deployment, seconds)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_an_older_database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A restore loses launches, claims and events. Nothing is launched or terminated before a person confirms; then all
-    tasks run, each on one machine, and no consumer has dropped an event or found a gap."""
-    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2)}
-    async with deployment_on(postgres, monkeypatch, seed, scenario(seed, ""), **pool) as deployment:
-        deployment.tasks_at = arrivals(deployment.chance, 24, 500)
-        backup, facts = Backup(postgres, deployment), deployment.cloud.facts
-        await run(deployment, 250)
-        await backup.make()
-        await run(deployment, 250)
-        await backup.restore()
-        known = len(facts)
-        for _ in range(150):
-            await deployment.step()
-            await deployment.pass_time(deployment.chance.uniform(0, 4))
-        found = await confirm(deployment)
-        assert found["orphans"], "the backup has all machines"
-        assert [fact for fact in facts[known:] if isinstance(fact, Call)] == []
-        assert {fact.by for fact in facts[known:] if isinstance(fact, Terminated)} <= {"self"}
-        await settle(deployment, 24)
-        assert instances(deployment) == 24
-        await judge_losses(deployment)
+    async with quiet_deployment_on(postgres, monkeypatch, seed) as deployment:
+        await restored(postgres, deployment)
 
 
 async def test_a_second_deployment_in_the_account(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two deployments launch, list and reap in one account: each runs its tasks on as many machines of its own."""
-    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": False}
     async with (
-        deployment_on(postgres, monkeypatch, 1, scenario(1, ""), **pool) as one,
-        deployment_on(postgres, monkeypatch, 2, scenario(2, ""), **pool) as other,
+        quiet_deployment_on(postgres, monkeypatch, 1) as one,
+        deployment_beside(postgres, monkeypatch, one, 1) as other,
     ):
-        other.cloud.world, other.cloud.facts = one.cloud.world, one.cloud.facts
-        await other.databases["provisioner"].execute("UPDATE deployment SET id = 'slipway-other'")
-        for each in (one, other):
-            await each.declare(LIMIT)
-            each.tasks_at = arrivals(each.chance, 10, 300)
-        for _ in range(60):
-            for each in (one, other):
-                await each.everything()
-                await each.pass_time(15)
-        created = Counter(fact.deployment for fact in one.cloud.facts if isinstance(fact, InstanceCreated))
-        assert sorted(created.values()) == [10, 10]
-        assert [len(each.cloud.done) for each in (one, other)] == [10, 10]
+        await beside(one, other)
 
 
 @pytest.mark.parametrize("given", [{"SEEDS": "0"}, {"SEED": "x"}, {"FULL": "yes"}])
@@ -136,19 +92,19 @@ def test_wrong_arguments_are_refused(given: dict[str, str]) -> None:
 def test_arguments() -> None:
     assert seeds_of({"SEEDS": "3"}) == [1, 2, 3]
     assert seeds_of({"SEED": "7", "SEEDS": "3"}) == [7]
-    assert len(seeds_of({"FULL": "1"})) == 500
+    assert len(seeds_of({"FULL": "1"})) == 1000
 
 
 def test_a_broken_history_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    good = [Report(seed, ALL_FAULTS | ALL_COMMANDS, "") for seed in range(1, 11)]
+    good = [Report(seed, ALL_FAULTS | ALL_COMMANDS, "") for seed in range(1, 25)]
     assert summarise(good) == 0
-    assert capsys.readouterr().out.endswith("\n10 histories, 0 broken\n")
-    assert summarise([*good, Report(11, frozenset(), "seed 11 at 3.0 s: 4: events and rows differ")]) == 1
-    assert "PROBLEM seed 11 at 3.0 s" in (out := capsys.readouterr().out)
-    assert out.endswith("\n11 histories, 1 broken\n")
+    assert capsys.readouterr().out.endswith("\n24 seeds, 0 broken\n")
+    assert summarise([*good, Report(25, frozenset(), "seed 25 at 3.0 s: 4: events and rows differ")]) == 1
+    assert "PROBLEM seed 25 at 3.0 s" in (out := capsys.readouterr().out)
+    assert out.endswith("\n25 seeds, 1 broken\n")
 
 
 def test_many_histories_without_a_command_are_rejected() -> None:
-    lacking = [Report(seed, ALL_FAULTS | ALL_COMMANDS - {"rollback"}, "") for seed in range(1, 11)]
+    lacking = [Report(seed, ALL_FAULTS | ALL_COMMANDS - {"rollback"}, "") for seed in range(1, 25)]
     assert missing(lacking) == ["rollback"]
-    assert missing(lacking[:9]) == [], "few seeds may lack some"
+    assert missing(lacking[:23]) == [], "few seeds may lack some"
