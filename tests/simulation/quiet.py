@@ -162,6 +162,8 @@ async def beside(one: Deployment, other: Deployment) -> None:
     await settle(one, TASKS_BESIDE, other)
     for each in (one, other):
         await judge_losses(each)
+        listed = await each.databases["provisioner"].fetchval("SELECT count(*) FROM orphan_instance")
+        assert listed == 0, f"3: {listed} machines of another deployment were found"
     check_machines(one, TASKS_BESIDE, deployments=2)
 
 
