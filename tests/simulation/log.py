@@ -49,7 +49,7 @@ class Log:
         return Batch()
 
     async def partitions_for(self, topic: str) -> set[int]:
-        return set(range(PARTITIONS))
+        return set(range(1 if topic.endswith(".dlq") else PARTITIONS))
 
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> "asyncio.Future[None]":
         for row in batch.rows:

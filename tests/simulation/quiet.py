@@ -1,4 +1,4 @@
-"""Histories without faults but for one: an older database, clocks that are set, or a second deployment in the account.
+"""Histories without faults but for one: an older database, a second deployment in the account, or clocks that are set.
 
 The seed decides which, or none. All work completes, and there are as many machines as tasks, by the cloud's facts.
 """
@@ -18,9 +18,8 @@ from tests.simulation.invariants import LIMIT, MAX_CAPACITY, OVERDUE_LEASES, jud
 from tests.simulation.restores import Backup, confirm
 
 OLDER_DATABASE: Final = "older database"
-CLOCK_SET: Final = "clock set"
 SECOND_DEPLOYMENT: Final = "second deployment"
-KINDS: Final = (OLDER_DATABASE, CLOCK_SET, SECOND_DEPLOYMENT, "")  # by the seed
+KINDS: Final = (OLDER_DATABASE, "", SECOND_DEPLOYMENT)  # by the seed
 TASKS: Final = 16
 ARRIVE_SECONDS: Final = 200.0
 STEPS: Final = 180
@@ -41,8 +40,6 @@ async def play_quietly(server: EmbeddedPostgres, seed: int) -> Report:
                 if kind == SECOND_DEPLOYMENT:
                     async with deployment_beside(server, patch, deployment, seed) as other:
                         await beside(deployment, other)
-                elif kind == CLOCK_SET:
-                    await set_clocks(deployment, HOUR_SECONDS if seed // len(KINDS) % 2 else -HOUR_SECONDS)
                 elif kind == OLDER_DATABASE:
                     await restored(server, deployment)
                 else:
