@@ -274,6 +274,7 @@ async def test_terminating_idle_and_busy_workers(provisioner: Provisioner, tmp_p
     assert await send_report(provisioner, idle, "heartbeat") == {
         "terminate": True,
         "reason": "terminated by admin: drill",
+        "has_task": False,
     }
     assert (await send_report(provisioner, idle, "stopped", at=at(0)))["terminate"]
     await provisioner.set_clock(119)
