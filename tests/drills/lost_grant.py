@@ -2,7 +2,7 @@
 
 A mirror of the lease-broker's topics loses the first grant of some leases by the seed, and all grants of others until
 these leases have ended, with the first event of that end. The repeated requests have to be answered, so that every
-task gets a machine and no intent waits for ever.
+task gets one machine and no intent waits for ever.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ from slipway_common.events.lease import LeaseExpired, LeaseGranted
 from slipway_common.events.topics import LEASE_LIFECYCLE, Topic
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS
+from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch, played
 from tests.e2e.mirror import Mirror
 
 SOUND, GRANTED_AGAIN, ENDED = "sound", "granted again", "ended"
@@ -89,13 +90,16 @@ async def play(harness: Harness) -> Verdict:
             )
         (waiting,) = await fetch(deployment, WAITING)
     finished, wedged = done(deployment, "builds"), waiting["workers"]
+    machines = sum(isinstance(fact, facts.InstanceCreated) for fact in played(deployment))
     problems = []
     if finished < TASKS:
         problems.append(f"{TASKS - finished} of {TASKS} tasks were never done")
+    if machines > TASKS:
+        problems.append(f"{machines} machines for {TASKS} tasks")
     if wedged:
         problems.append(f"{wedged} workers wait for a grant")
     grants, ends = loss.number(LeaseGranted), loss.number(LeaseExpired)
     if grants < 2 or not ends:
         problems.append(f"{grants} leases lost a grant, and {ends} their end: the drill proves nothing")
-    figures = f"{grants} grants lost, {ends} ends lost, tasks done {finished} of {TASKS}, wedged {wedged}"
-    return Verdict(figures, problems)
+    lost = f"{grants} grants lost, {ends} ends lost"
+    return Verdict(f"{lost}, tasks done {finished} of {TASKS}, machines {machines}, wedged {wedged}", problems)
