@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from typer.testing import CliRunner
 
 from slipway_client.cli.main import app
@@ -46,6 +46,7 @@ class Stub:
 
     def __init__(self) -> None:
         self.answer = RESTORED
+        self.unavailable = ""
         self.received: list[tuple[str, str, dict[str, Any]]] = []
         self.app = FastAPI()
 
@@ -62,8 +63,19 @@ class Stub:
 
         @self.app.post("/{service}/restored")
         async def restored(service: str, body: dict[str, Any]) -> dict[str, Any]:
+            if service == self.unavailable:
+                raise HTTPException(503)
             self.received.append((service, "restored", body))
             return {"restored": True}
+
+        @self.app.post("/provisioner/start-launching")
+        async def start_launching() -> dict[str, Any]:
+            return {"was_stopped": False}
+
+        @self.app.get("/provisioner/launch-stops")
+        async def launch_stops() -> dict[str, Any]:
+            stop = {"scope": "restore", "scope_id": "", "by": "provisioner", "reason": "restored", "until": None}
+            return {"items": [stop]}
 
 
 @pytest.fixture
@@ -87,6 +99,25 @@ def test_a_restore_is_recorded_in_every_service(stub: Stub, url: str) -> None:
     assert (done.exit_code, "launching is stopped" in done.stdout) == (0, True)
     services = ["provisioner", "lease-broker", "weight-calculator"]
     assert stub.received == [(service, "restored", {"reason": "backup of 03:00"}) for service in services]
+
+
+def test_a_restore_that_some_services_have_not_recorded(stub: Stub, url: str) -> None:
+    """The command says which have, and that it can be repeated."""
+    stub.unavailable = "weight-calculator"
+    partly = slipway(url, "db", "restored", "--reason", "r")
+    assert (partly.exit_code, partly.stdout) == (1, "provisioner: new incarnation\nlease-broker: new incarnation\n")
+    assert "Then repeat this command; another new incarnation of provisioner and lease-broker does" in partly.stderr
+    stub.unavailable = "provisioner"
+    assert "repeat this command" not in slipway(url, "db", "restored", "--reason", "r").stderr
+
+
+def test_no_other_command_lifts_the_stop_of_a_restore(url: str) -> None:
+    """It says what is still in force, and which command lifts it."""
+    assert slipway(url, "start-launching").stdout.splitlines() == [
+        "launches were not stopped everywhere",
+        "still in force: launching is stopped everywhere by provisioner: restored",
+        "remedy: slipway doctor --after-restore; then slipway db confirm",
+    ]
 
 
 def test_nothing_is_confirmed_without_yes(stub: Stub, url: str) -> None:

@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from slipway_client.cli import options
-from slipway_client.cli.options import For, Reason, Until, pools, until_text
+from slipway_client.cli.options import For, Reason, Until, now, pools, until_text
+from slipway_client.view import phrases
+from slipway_common.base.sanitize import printable
 
 OfAccount = Annotated[str | None, typer.Option("--account", metavar="ACCOUNT", help="Account [default: all]")]
 InPool = Annotated[
@@ -40,7 +42,7 @@ def stop_launching(
 def start_launching(context: typer.Context, account: OfAccount = None, pool: InPool = None) -> None:
     """Lift a launch stop
 
-    Other launch stops stay in force: `slipway doctor` lists them.
+    Other launch stops stay in force and are printed with the command that lifts each.
 
     \b
     Examples:
@@ -52,6 +54,9 @@ def start_launching(context: typer.Context, account: OfAccount = None, pool: InP
     answer = context.obj.post("provisioner", "/start-launching", body)
     where = _where(scope, scope_id)
     print(f"launches resumed {where}" if answer["was_stopped"] else f"launches were not stopped {where}")
+    for stop in context.obj.get("provisioner", "/launch-stops")["items"]:
+        print(printable(f"still in force: {phrases.launch_stop(stop, now())}"))
+        print(f"remedy: {phrases.start_launching(stop)}")
 
 
 def _scope(account: str | None, pool: str | None) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import typer
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.options import AsOutput, Reason, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, show
-from slipway_client.transport.http import Api
+from slipway_client.transport.http import Api, Failed
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
@@ -79,8 +79,15 @@ def restored(context: typer.Context, reason: Reason) -> None:
     Example:
       slipway db restored --reason "restored from the backup of 03:00"
     """
-    for service in SERVICES:
-        context.obj.post(service, "/restored", {"reason": reason})
+    for number, service in enumerate(SERVICES):
+        try:
+            context.obj.post(service, "/restored", {"reason": reason})
+        except Failed as error:
+            if not number:
+                raise
+            done = " and ".join(SERVICES[:number])
+            advice = f"Then repeat this command; another new incarnation of {done} does no harm."
+            raise Failed(f"{error}\n{advice}") from error
         print(f"{service}: new incarnation")
     print("launching is stopped; `slipway doctor --after-restore` shows the differences")
 
