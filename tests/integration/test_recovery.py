@@ -399,6 +399,25 @@ async def test_what_cannot_be_adopted_is_left(
     assert await provisioner.workers() == []
 
 
+async def test_a_confirmation_waits_for_every_listing(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Machines of an account that was not listed would be launched a second time. A person may name the account, and
+    nothing is launched in a retired one."""
+    await provisioner.declare()
+    await restored(provisioner)
+    async with administrator(provisioner, tmp_path, scopes=("restores:write", "accounts:write")) as client:
+        refused = await client.post("/recovery/confirm", json={"instances": []})
+        assert refused.status_code == 409
+        assert refused.json()["type"] == "urn:slipway:problem:not-listed"
+        assert "sim-a not listed since the restore" in refused.json()["detail"]
+        assert (await shown(provisioner))["restored"] == "restored"
+        answer = await client.post("/recovery/confirm", json={"instances": [], "unlisted": ["sim-a"]})
+        assert (answer.status_code, answer.json()["restore"]) == (200, True)
+        await restored(provisioner)
+        await provisioner.database.execute("UPDATE account SET retired = true")
+        assert (await client.post("/recovery/confirm", json={"instances": []})).status_code == 200
+        assert (await shown(provisioner))["restored"] == ""
+
+
 async def test_differences(provisioner: Provisioner) -> None:
     """Instances without a row, rows without an instance, open calls, lost claims, and accounts not listed yet."""
     await provisioner.starting(2)
@@ -440,6 +459,8 @@ async def test_a_person_says_that_the_database_was_restored(provisioner: Provisi
         refused = await client.post("/recovery/confirm", json={"instances": []})
         assert refused.status_code == 503  # the relay has not begun the new incarnation
         await provisioner.database.execute("UPDATE incarnation SET requested = NULL")
+        await provisioner.set_clock(100)
+        await provisioner.reap()
         assert (await confirmed(client))["restore"] is True
         assert [alert.kind for alert in await provisioner.published(AlertResolved)] == ["database-restored"]
         assert (await shown(provisioner))["restored"] == ""

@@ -148,6 +148,13 @@ def test_what_is_confirmed(stub: Stub, url: str, options: tuple[str, ...], actio
     assert [each["instance_id"] for each in body["instances"]] == ["i-1", "i-2"]
 
 
+def test_accounts_that_need_no_listing(stub: Stub, url: str) -> None:
+    """None by default; those named by a person."""
+    slipway(url, "db", "confirm", "--yes")
+    slipway(url, "db", "confirm", "--yes", "--unlisted", "sim-b", "--unlisted", "sim-c")
+    assert [body["unlisted"] for _, _, body in stub.received] == [[], ["sim-b", "sim-c"]]
+
+
 def test_an_unknown_instance_is_refused(stub: Stub, url: str) -> None:
     refused = slipway(url, "db", "confirm", "--terminate", "i-7", "--yes")
     assert (refused.exit_code, stub.received) == (2, [])

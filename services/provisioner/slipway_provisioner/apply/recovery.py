@@ -3,7 +3,7 @@
 Lock order of a confirmation: orphan instances, revisions, batches, workers, launch stop guard.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -49,6 +49,10 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     restore: bool
 
 
+class NotListed(Exception):
+    """Accounts have not been listed since the restore; the text names them. Nothing was changed."""
+
+
 class CannotAdopt(Exception):
     """An instance cannot become a worker; the text names it and the reason. Nothing was changed."""
 
@@ -69,9 +73,12 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
     await outbox.enqueue(tx, [alert])
 
 
-async def confirm(tx: Connection, chosen: Decisions, *, by: str) -> Confirmed:
+async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str] = (), by: str) -> Confirmed:
     """Adopt, leave or terminate orphan instances, and start launching again. Decisions about instances that do not wait
-    any more are ignored, and instances without a decision still wait. Raises CannotAdopt."""
+    any more are ignored, and instances without a decision still wait. `unlisted`: accounts that need not have been
+    listed since the restore. Raises NotListed and CannotAdopt."""
+    if unknown := sorted(set(await recovery.not_listed(tx)) - set(unlisted)):
+        raise NotListed(", ".join(unknown))
     waiting = [orphan for orphan in await orphans.lock_all(tx) if _key(orphan) in chosen]
     actions = {action: [each for each in waiting if chosen[_key(each)] is action] for action in Action}
     await _adopt(tx, actions[Action.ADOPT], by)

@@ -31,11 +31,13 @@ class Choice(BaseModel):
 
 
 class Confirmation(BaseModel):
-    """Decisions about orphan instances. Those without one still wait."""
+    """Decisions about orphan instances. Those without one still wait. `unlisted`: accounts to confirm although
+    they have not been listed since the restore."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instances: tuple[Choice, ...] = Field((), max_length=INSTANCES_MAX)
+    unlisted: tuple[str, ...] = Field((), max_length=INSTANCES_MAX)
 
 
 @router.get("/deployment")
@@ -77,7 +79,13 @@ async def confirm(
             if not await incarnation.is_trusted(connection):
                 detail = f"{restores.NOT_COMPARED}, or since it was restored; try again"
                 raise Problem(503, "unconfirmed", "The state of the database is unknown", detail)
-            confirmed = await apply.confirm(connection, chosen, by=by)
+            confirmed = await apply.confirm(connection, chosen, unlisted=body.unlisted, by=by)
+    except apply.NotListed as error:
+        detail = (
+            f"{error} not listed since the restore: machines that run there would be launched a second time; nothing "
+            "was changed. Wait for the instance reaper, or name each account as unlisted"
+        )
+        raise Problem(409, "not-listed", "The instance reaper has not listed every account", detail) from error
     except apply.CannotAdopt as error:
         raise Problem(409, "cannot-adopt", "The instance cannot be adopted", str(error)) from error
     wake(request)

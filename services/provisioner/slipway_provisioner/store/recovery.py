@@ -37,10 +37,12 @@ SELECT pool_id, source, claimed FROM demand
 WHERE claimed > 0 AND observed_at + valid_for_seconds * interval '1 s' > slipway_clock()"""
 CLAIMS: Final = """
 SELECT pool_id, source, count(*)::int AS known FROM claim WHERE ended_at IS NULL GROUP BY pool_id, source"""
-# Accounts without a completed pass of the instance reaper since the restore: what runs there is unknown.
+# Accounts without a completed pass of the instance reaper since the restore: what runs there is unknown. In a retired
+# one nothing is launched.
 NOT_LISTED: Final = """
 SELECT a.id FROM account a, launch_stop s
-WHERE s.scope = 'restore' AND NOT a.removed AND (a.passes = 0 OR a.passed_at < s.at) ORDER BY a.id"""
+WHERE s.scope = 'restore' AND NOT a.removed AND NOT a.retired
+    AND (a.passes = 0 OR a.passed_at < s.at) ORDER BY a.id"""
 
 
 async def revisions(db: Connection, ids: Collection[str]) -> dict[str, LiveRevision]:
@@ -84,5 +86,5 @@ async def lost(db: Connection) -> list[LostClaims]:
 
 
 async def not_listed(db: Connection) -> list[str]:
-    """Accounts that the instance reaper has not listed since the restore."""
+    """Accounts that the instance reaper has not listed since the restore, without retired ones."""
     return [row["id"] for row in await db.fetch(NOT_LISTED)]

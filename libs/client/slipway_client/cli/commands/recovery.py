@@ -64,7 +64,7 @@ DIFFERENCES: Final[tuple[tuple[str, Sequence[Field], str], ...]] = (
     ("open_calls", OPEN_CALLS, "Launch calls of unknown outcome (looked up by their tags)"),
     ("lost_claims", LOST_CLAIMS, "Running tasks without a claim (their workers report it again)"),
 )
-Instances = list[str] | None
+Names = list[str] | None
 
 
 @app.command("restored")
@@ -96,17 +96,19 @@ def restored(context: typer.Context, reason: Reason) -> None:
 def confirm(
     context: typer.Context,
     others: Annotated[Action | None, typer.Option("--all", help="Action for all others [default: as proposed]")] = None,
-    adopt: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to adopt; repeatable")] = None,
-    leave: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to leave running; repeatable")] = None,
-    terminate: Annotated[Instances, typer.Option(metavar="INSTANCE", help="Instance to terminate; repeatable")] = None,
+    adopt: Annotated[Names, typer.Option(metavar="INSTANCE", help="Instance to adopt; repeatable")] = None,
+    leave: Annotated[Names, typer.Option(metavar="INSTANCE", help="Instance to leave running; repeatable")] = None,
+    terminate: Annotated[Names, typer.Option(metavar="INSTANCE", help="Instance to terminate; repeatable")] = None,
+    unlisted: Annotated[Names, typer.Option(metavar="ACCOUNT", help="Account without a listing; repeatable")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirmation [default: only print]")] = False,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """Confirm decisions about orphan instances
 
     Orphan instances run without a row. Prints the action for each: adopt (it gets a worker), leave or terminate. With
-    --yes the actions are taken, and after a restore launching starts again. Exit code 4 without --yes, if there is
-    something to confirm.
+    --yes the actions are taken, and after a restore launching starts again. That is refused until every account has
+    been listed since the restore, but for those named by --unlisted. Exit code 4 without --yes, if there is something
+    to confirm.
 
     \b
     Examples:
@@ -141,7 +143,8 @@ def confirm(
             print(f"nothing was changed; with --yes: {_counted(rows)}{then}")
         raise typer.Exit(CONFIRMATION)
     names = ("account_id", "instance_id", "action")
-    body = {"instances": [{name: row[name] for name in names} for row in rows]}
+    instances = [{name: row[name] for name in names} for row in rows]
+    body = {"instances": instances, "unlisted": unlisted or []}
     done = context.obj.post("provisioner", "/recovery/confirm", body)
     if output is Output.JSON:
         as_json({"instances": rows, "done": done})
