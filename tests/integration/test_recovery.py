@@ -272,6 +272,24 @@ async def test_adopted_instances_are_workers(provisioner: Provisioner, tmp_path:
     assert (await shown(provisioner))["orphans"] == []
 
 
+async def test_an_adoption_cancels_the_intents_that_were_decided_without_it(
+    provisioner: Provisioner, tmp_path: Path
+) -> None:
+    """Otherwise they would launch a second machine for each. The next decision requests only what is missing."""
+    await provisioner.starting(3)
+    await forgotten(provisioner)
+    await provisioner.set_clock(100)
+    await provisioner.demand(report(0, 4, at=100))
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 4}
+    await provisioner.reap()
+    async with administrator(provisioner, tmp_path) as client:
+        await confirmed(client, **{name.replace("-", "_"): "adopt" for name in provisioner.cloud.live})
+    assert await provisioner.states() == {"stopped": 4, "running": 3}
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 4, "running": 3, "requested": 1}
+
+
 async def test_an_adopted_agent_registers_again(provisioner: Provisioner, tmp_path: Path) -> None:
     """With the secret of its batch; its heartbeat then says that its claim is unknown, and it may report it."""
     await adopted(provisioner, tmp_path, 1)

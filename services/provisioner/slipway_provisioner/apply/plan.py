@@ -33,7 +33,7 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     if plan.units:
         await pools.record_draws(tx, pool_id, plan.units)
     if plan.cancel:
-        await _cancel(tx, plan.cancel, plan.details["reason"], now)
+        await cancel(tx, plan.cancel, plan.details["reason"], now)
     await _stop(tx, plan, now)
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
@@ -75,7 +75,7 @@ async def _stop(tx: Connection, plan: Plan, now: datetime) -> None:
     await workers.save(tx, [stopping_idle(w, reasons[w.id], now) for w in idle])
 
 
-async def _cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:
+async def cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:
     """Cancel waiting intents, and withdraw their units from the queue or release them. Leases and requests are locked
     before workers, as everywhere, since a grant may be binding them at this moment. Rows locked by others are left to
     the next plan."""

@@ -1,6 +1,7 @@
 """Recovery of a restored database: launching stops until a person has decided about orphan instances.
 
-Lock order of a confirmation: orphan instances, revisions, batches, workers, launch stop guard.
+Lock order of a confirmation: orphan instances, pools, revisions, leases and lease requests, batches, workers, launch
+stop guard.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from slipway_common.events.lifecycle import State
 from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_common.observability.telemetry import current_trace
+from slipway_provisioner.apply.plan import cancel
 from slipway_provisioner.apply.reaping import kept_alert
 from slipway_provisioner.domain.recovery import Action, LiveRevision, Orphan, by_batch, cannot_adopt
 from slipway_provisioner.domain.workers import Worker, adopted
@@ -112,8 +114,12 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
 
 
 async def _adopt(tx: Connection, found: Sequence[Orphan], by: str) -> None:
-    """Give each instance a worker. That ends no stage of a start: it is no evidence about a launch config."""
-    revisions = await recovery.lock_revisions(tx, {orphan.launch_config_id for orphan in found})
+    """Give each instance a worker. That ends no stage of a start: it is no evidence about a launch config. The waiting
+    intents of its pool are cancelled, since they were decided without it; the next decision requests those missing."""
+    config_ids = {orphan.launch_config_id for orphan in found}
+    pool_ids = {revision.pool_id for revision in (await recovery.revisions(tx, config_ids)).values()}
+    await recovery.lock_pools(tx, pool_ids)
+    revisions = await recovery.lock_revisions(tx, config_ids)
     ended = await recovery.ended(tx, found)
     for orphan in found:
         if obstacle := cannot_adopt(orphan, revisions.get(orphan.launch_config_id), ended):
@@ -122,6 +128,7 @@ async def _adopt(tx: Connection, found: Sequence[Orphan], by: str) -> None:
                 "terminate it instead"
             )
     now = await pools.now(tx)
+    await cancel(tx, await recovery.waiting_of(tx, pool_ids), "instances were adopted", now)
     made: list[Worker] = []
     decided: dict[str, str] = {}
     for batch_id, each in by_batch(found).items():

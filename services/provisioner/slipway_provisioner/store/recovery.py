@@ -7,15 +7,26 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array
+from slipway_common.events.lifecycle import WAITING
 from slipway_provisioner.domain.launching import BatchState, call_body
 from slipway_provisioner.domain.recovery import LiveRevision, LostClaims, Orphan, lost_claims
-from slipway_provisioner.store.tables import launch_config, metadata
+from slipway_provisioner.store.tables import in_states, launch_config, metadata, worker, worker_pool
 
 C: Final = launch_config.c
 _REVISIONS: Final = sa.select(C.id, C.pool_id, C.account_id, C.image_revision).where(
     C.id == sa.any_(array("ids", C.id)), C.state != "archived"
 )
 REVISIONS: Final = Statement(_REVISIONS.order_by(C.id))
+POOLS: Final = worker_pool.c
+LOCK_POOLS: Final = Statement(
+    sa.select(POOLS.id).where(POOLS.id == sa.any_(array("ids", POOLS.id))).order_by(POOLS.id).with_for_update()
+)
+W: Final = worker.c
+WAITING_OF: Final = Statement(
+    sa.select(sa.cast(W.id, sa.Text).label("id"))
+    .where(W.pool_id == sa.any_(array("pool_ids", W.pool_id)), in_states(WAITING))
+    .order_by(W.id)
+)
 LOCK_REVISIONS: Final = Statement(_REVISIONS.order_by(C.id).with_for_update(read=True))
 BODY: Final = Statement(
     sa.select(
@@ -51,8 +62,20 @@ async def revisions(db: Connection, ids: Collection[str]) -> dict[str, LiveRevis
     return {row["id"]: LiveRevision(**row) for row in rows}
 
 
+async def lock_pools(tx: Connection, ids: Collection[str]) -> None:
+    """Lock pools, so that none is planned before the transaction ends."""
+    await tx.fetch(LOCK_POOLS.text, *LOCK_POOLS.arguments(ids=sorted(ids)))
+
+
+async def waiting_of(tx: Connection, pool_ids: Collection[str]) -> list[str]:
+    """Ids of the intents of pools that wait for a lease or their call."""
+    rows = await tx.fetch(WAITING_OF.text, *WAITING_OF.arguments(pool_ids=sorted(pool_ids)))
+    return [row["id"] for row in rows]
+
+
 async def lock_revisions(tx: Connection, ids: Collection[str]) -> dict[str, LiveRevision]:
-    """The same, locked so that none is archived before the transaction ends."""
+    """Revisions of launch configs that are not archived, by id, locked so that none is archived before the transaction
+    ends."""
     rows = await tx.fetch(LOCK_REVISIONS.text, *LOCK_REVISIONS.arguments(ids=sorted(ids)))
     return {row["id"]: LiveRevision(**row) for row in rows}
 
