@@ -37,7 +37,7 @@ FAULTS: Final = (
     "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
 )
 TASKS: Final = 32
-STEPS: Final = 700
+STEPS: Final = 450
 ROUND_SECONDS: Final = (20.0, 30.0)
 """Time between two rounds of all steps while a history settles: after one in which the cloud had something to do, and
 after another one."""

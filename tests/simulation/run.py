@@ -3,7 +3,6 @@
 Each process has an embedded PostgreSQL of its own. PROCESSES limits their number.
 """
 
-import asyncio
 import gc
 import logging
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+import uvloop
 
 from slipway_common.service import GARBAGE_OBJECTS
 from slipway_local.servers.guard import guard
@@ -80,7 +80,7 @@ def play_in_process(seeds: Sequence[int]) -> list[Report]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
-    return asyncio.run(play_all(seeds))
+    return uvloop.run(play_all(seeds))
 
 
 def missing(reports: Sequence[Report]) -> list[str]:

@@ -55,7 +55,7 @@ def next_step(wrapped: Wrapped, now: float) -> StartAgent | Drain | Kill | Leave
         return StartAgent() if worker.registered and not worker.leaving and not worker.refused else Wait(None)
     # A running job is finished first, also one that began just as the agent was drained: the provisioner decides
     # whether it takes too long. The job of a worker that was refused is not waited for.
-    if wrapped.killed or (worker.task_id and not worker.disowned):
+    if wrapped.killed or (worker.task_id and not worker.refused):
         return Wait(None)
     if wrapped.drained_at is None:
         return Drain() if worker.refused or worker.leaving else Wait(None)

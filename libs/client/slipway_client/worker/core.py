@@ -28,11 +28,11 @@ class Report(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as its provisioner knows it once all `reports` are acknowledged.
 
-    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made. `gave_up`: the
-    provisioner has been unavailable for too long; calls go on while a task runs. `stopped`: the last report was
-    acknowledged. `poll_requested`: a caller waits for a fresh answer on whether to leave. `claim` is the report of the
-    current task. `rejoining`: the provisioner did not know the worker, which registers again, and has not answered a
-    report since.
+    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made, after which a task is no
+    longer its own. `gave_up`: the provisioner has been unavailable for too long; calls go on while a task runs.
+    `stopped`: the last report was acknowledged. `poll_requested`: a caller waits for a fresh answer on whether to
+    leave. `claim` is the report of the current task. `rejoining`: the provisioner did not know the worker, which
+    registers again, and has not answered a report since.
     """
 
     settings: Settings
@@ -48,11 +48,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     poll_requested: bool = False
     polled_at: float = 0.0
     backoff: Backoff = Backoff()
-
-    @property
-    def disowned(self) -> bool:
-        """True if the provisioner refused this worker: its task is no longer its own."""
-        return bool(self.refused) and not self.gave_up
 
 
 class Register(msgspec.Struct, frozen=True):

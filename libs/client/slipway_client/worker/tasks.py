@@ -128,7 +128,7 @@ def _between_tasks(run: Run, now: float) -> Work:
 
 def _end_at(run: Run) -> float | None:
     """Time at which the task has to be terminated; None while it may go on."""
-    if run.lost or run.worker.disowned or run.signals > 1:
+    if run.lost or run.worker.refused or run.signals > 1:
         return 0.0
     ends: list[float] = []
     if run.signals:

@@ -20,11 +20,13 @@ async def stop_overdue_boots(tx: Connection, timeout_seconds: float, providers: 
     """Stop workers whose instance did not register in time; False if there are none."""
     ids = await deadlines.overdue_boots(tx, timeout_seconds)
     boots = [worker for worker in await workers.lock(tx, ids) if worker.state in IN_FLIGHT["boot"]]
+    if not boots:
+        return False
     consoles = await _consoles(tx, boots, providers)
     now = await pools.now(tx)
     failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
     await workers.save(tx, failed)
-    return bool(failed)
+    return True
 
 
 async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str, Provider]) -> bool:
@@ -33,6 +35,8 @@ async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str,
     locked = await workers.lock(tx, sorted(despite_demand))
     # A worker that claimed and finished a task before the lock was taken has a newer `idle_since`.
     idle = [w for w in locked if w.state in REGISTERED and w.idle_since == despite_demand[w.id].since]
+    if not idle:
+        return False
     consoles = await _consoles(tx, idle, providers)
     now = await pools.now(tx)
     given_up = [
@@ -42,7 +46,7 @@ async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str,
         for w in idle
     ]
     await workers.save(tx, given_up)
-    return bool(given_up)
+    return True
 
 
 async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
@@ -66,6 +70,8 @@ async def _stop_silent(tx: Connection, last_contact: Mapping[str, datetime], rea
     """Stop those that have had no contact since; returns their number."""
     locked = await workers.lock(tx, sorted(last_contact))
     unresponsive = [w for w in locked if w.last_seen_at == last_contact[w.id]]
+    if not unresponsive:
+        return 0
     now = await pools.now(tx)
     await workers.save(tx, [stopping(w, reason, now) for w in unresponsive if w.state in REGISTERED])
     await workers.save_without_events(tx, [hastened(w, reason, now) for w in unresponsive if w.is_finishing])

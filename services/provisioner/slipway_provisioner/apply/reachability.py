@@ -92,6 +92,8 @@ async def reinstate(tx: Connection, account_id: str, *, reason: str, by: str) ->
 async def settle_calls(tx: Connection) -> bool:
     """Settle some unknown calls of retired accounts; False if there are none."""
     calls = await reachability.lock_retired_calls(tx)
+    if not calls:
+        return False
     now = await pools.now(tx)
     for batch_id in calls:
         intents = await workers.lock_batch(tx, batch_id)
@@ -100,15 +102,17 @@ async def settle_calls(tx: Connection) -> bool:
         changes = [settled(worker, now) for worker in await release(tx, left, UNREACHABLE)]
         await workers.save(tx, changes)
         await batches.known(tx, batch_id, UNREACHABLE)
-    return bool(calls)
+    return True
 
 
 async def settle_workers(tx: Connection, grace_seconds: float) -> bool:
     """Settle some workers of retired accounts that were asked to stop; False if there are none."""
     ids = await reachability.retired_workers(tx, grace_seconds)
     leaving = [w for w in await workers.lock(tx, ids) if w.state in ASKED_TO_STOP and w.instance_id is not None]
+    if not leaving:
+        return False
     now = await pools.now(tx)
     await demand.close_claims(tx, [worker.id for worker in leaving], now)
     await reachability.record(tx, [machine(worker) for worker in leaving])
     await workers.save(tx, [settled(worker, now) for worker in await release(tx, leaving, UNREACHABLE)])
-    return bool(leaving)
+    return True

@@ -111,6 +111,8 @@ async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None
 
 async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False) -> list[Worker]:
     """Lock workers in id order; with `skip_locked` only those that no other transaction has locked."""
+    if not ids:
+        return []
     statement = LOCK_FREE if skip_locked else LOCK
     return [from_row(row) for row in await tx.fetch(statement.text, *statement.arguments(ids=ids))]
 
