@@ -121,7 +121,7 @@ tables: $(READY) ## Migrated schema of each service, compared with the schema ma
 structure: $(READY) ## Largest files, classes and functions, files per layer, import cycles, checked against limits
 	@$(RUN) -m $(BROKEN) tests.tools.structure
 
-simulate: $(READY) ## Seeded histories of three services: SEEDS=20 or SEED=7, FULL=1 for 1,000; ONLY=weights SEEDS=100: a calculator killed at its commits
+simulate: $(READY) ## Seeded histories of three services: SEEDS=20, SEED=7, or both for 20 from 7 on; FULL=1 for 1,000; ONLY=weights SEEDS=100: a calculator killed at its commits
 	@$(if $(filter-out weights,$(ONLY)),echo "ONLY=$(ONLY): unknown simulation; expected weights" >&2; exit 2)
 	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,tests.simulation.run)
 

@@ -1,4 +1,5 @@
-"""`make simulate`: seeded histories of three services, on all processors: SEEDS=20 or SEED=7, FULL=1 for 1,000 seeds.
+"""`make simulate`: seeded histories of three services, on all processors: SEEDS=20, SEED=7, both for 20
+seeds from 7 on, FULL=1 for 1,000.
 
 Each process has an embedded PostgreSQL of its own. PROCESSES limits their number.
 """
@@ -9,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,9 +25,9 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
 from tests.simulation.history import ALL_COMMANDS, ALL_FAULTS, Report, play
 from tests.simulation.quiet import play_quietly
+from tests.simulation.seeds import seeds_of
 
 SEEDS: Final = 24
-FULL_SEEDS: Final = 1000
 # A server that lives for one run. A history has few rows, and each of its statements is executed many times.
 FAST: Final = {
     "fsync": "off",
@@ -38,18 +39,6 @@ FAST: Final = {
 }
 ENOUGH_SEEDS: Final = 24
 """Number of seeds whose histories together have all faults and commands."""
-
-
-def seeds_of(environment: Mapping[str, str]) -> list[int]:
-    """Seeds to play: SEED=n that one, SEEDS=N the first N from 1. Raises ValueError."""
-    for name in ("SEED", "SEEDS"):
-        if (text := environment.get(name, "")) and not (text.isdecimal() and int(text)):
-            raise ValueError(f"{name}={text}: expected a positive integer")
-    if (full := environment.get("FULL", "")) not in ("", "1"):
-        raise ValueError(f"FULL={full}: must be 1 or unset")
-    if seed := environment.get("SEED"):
-        return [int(seed)]
-    return [*range(1, int(environment.get("SEEDS") or (FULL_SEEDS if full else SEEDS)) + 1)]
 
 
 async def play_all(seeds: Sequence[int]) -> list[Report]:
@@ -106,7 +95,7 @@ def summarise(reports: Sequence[Report]) -> int:
 
 def main() -> int:
     try:
-        seeds = seeds_of(os.environ)
+        seeds = seeds_of(os.environ, default=SEEDS)
         processes = min(len(seeds), int(os.environ.get("PROCESSES") or os.cpu_count() or 1))
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -21,7 +21,8 @@ from tests.simulation.quiet import (
     set_clocks,
     undisturbed,
 )
-from tests.simulation.run import missing, play_both, seeds_of, summarise
+from tests.simulation.run import missing, play_both, summarise
+from tests.simulation.seeds import seeds_of
 
 # Selected seeds, to which one that failed is added. Together their histories have all faults and commands.
 SELECTED: Final = [int(line) for line in Path(__file__).with_name("seeds.txt").read_text().split()]
@@ -80,16 +81,13 @@ async def test_a_second_deployment_in_the_account(postgres: EmbeddedPostgres, mo
         await beside(one, other)
 
 
-@pytest.mark.parametrize("given", [{"SEEDS": "0"}, {"SEED": "x"}, {"FULL": "yes"}])
-def test_wrong_arguments_are_refused(given: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"expected a positive integer|must be 1"):
-        seeds_of(given)
-
-
 def test_arguments() -> None:
-    assert seeds_of({"SEEDS": "3"}) == [1, 2, 3]
-    assert seeds_of({"SEED": "7", "SEEDS": "3"}) == [7]
-    assert len(seeds_of({"FULL": "1"})) == 1000
+    """Those of each simulation; the errors are tested with the other one's command."""
+    assert seeds_of({"SEEDS": "3"}, default=24) == [1, 2, 3]
+    assert seeds_of({"SEED": "7", "SEEDS": "3"}, default=24) == [7, 8, 9]
+    assert seeds_of({"SEED": "7"}, default=24) == [7]
+    assert len(seeds_of({}, default=24)) == 24
+    assert len(seeds_of({"FULL": "1"}, default=24)) == 1000
 
 
 def test_a_broken_history_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:

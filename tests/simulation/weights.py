@@ -25,6 +25,7 @@ from slipway_local.servers.child import Child
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.simulation.seeds import InvalidArgument, seeds_of
 from tests.simulation.weights_images import RECORDING
 from tests.simulation.weights_judge import judge
 from tests.simulation.weights_life import BEFORE, SERVICE, SET_CLOCK, START, WHERE, Crash, Exit, run_process
@@ -32,7 +33,6 @@ from tests.simulation.weights_log import History
 from tests.support.weight_calculator import SETTABLE_CLOCK
 
 SEEDS: Final = 100
-SEEDS_FULL: Final = 1000
 SEEDS_SUFFICIENT: Final = 25  # with this many seeds, every kind of crash and every count must occur
 PROCESSES: Final = min(os.cpu_count() or 2, 8)
 TEMPLATE: Final = "weights_template"
@@ -162,26 +162,6 @@ def missing(crashes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
     return nowhere + [f"no {name}" for name, count in counts.items() if not count]
 
 
-class InvalidArgument(ValueError):
-    """An invalid argument of the command; the text names it and its valid values."""
-
-
-def seeds_of(environment: Mapping[str, str]) -> list[int]:
-    """The seeds to run. Raises InvalidArgument."""
-
-    def number(name: str, default: int, least: int) -> int:
-        text = environment.get(name) or str(default)
-        if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise InvalidArgument(f"{name}={text}: must be a whole number of at least {least}")
-        return int(text)
-
-    if environment.get("SEED"):
-        return [number("SEED", 0, 0)]
-    if (full := environment.get("FULL") or "0") not in ("0", "1"):
-        raise InvalidArgument(f"FULL={full}: must be 1 or unset")
-    return list(range(1, (SEEDS_FULL if full == "1" else number("SEEDS", SEEDS, 1)) + 1))
-
-
 async def run_seeds(supervisor: Supervisor, seeds: Sequence[int], *, aloud: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="slipway-weights-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
@@ -195,7 +175,7 @@ async def run_seeds(supervisor: Supervisor, seeds: Sequence[int], *, aloud: bool
 
 def main() -> int:
     try:
-        seeds = seeds_of(os.environ)
+        seeds = seeds_of(os.environ, default=SEEDS)
     except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 2
