@@ -272,7 +272,9 @@ async def test_a_worker_with_two_tasks(scene: Scene) -> None:
         await until(lambda: ("claim", "task-2") in scene.queue.calls, "the second task runs")
         task = await until(agent.task)
         assert (os.getsid(task), environment(task)["SLIPWAY_TASK_ID"]) == (agent.pid, "task-2")
-        assert [pid for pid, group in agent.groups().items() if group != task] == [agent.pid], "of the first task"
+        await until(
+            lambda: {pid for pid, group in agent.groups().items() if group != task} == {agent.pid}, "it is alone"
+        )
         seen = "".join(
             Path(f"/proc/{pid}/{what}").read_text() for pid in (agent.pid, task) for what in ("environ", "cmdline")
         )

@@ -1084,6 +1084,34 @@ async def test_an_instance_is_adopted_once(provisioner: Provisioner) -> None:
     assert await provisioner.states() == {}
 
 
+@locking("store.recovery.LOCK_POOLS")
+async def test_no_plan_misses_an_adoption(provisioner: Provisioner) -> None:
+    """A plan under way commits first, so that its intents are cancelled; the pool is not planned during an adoption."""
+    await provisioner.declare()
+    instance = Instance(id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, running=True)
+
+    async def adopt(db: Connection) -> recovery.Confirmed:
+        return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")
+
+    await in_transaction(provisioner, lambda db: orphans.record(db, "sim-a", [Kept(instance, "unknown")], remaining=[]))
+    await provisioner.demand(report(1))
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            assert await pools.claim_dirty(db) is not None
+            adopting = provisioner.start(in_transaction(provisioner, adopt))
+            await provisioner.until_waiting(adopting)
+        await adopting
+        await provisioner.database.execute("DELETE FROM worker")
+        await in_transaction(
+            provisioner, lambda other: orphans.record(other, "sim-a", [Kept(instance, "unknown")], remaining=[])
+        )
+        async with db.transaction():
+            await adopt(db)
+            assert not await provisioner.plan_step()
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 1}
+
+
 @locking("store.restores.RAISE_REVISIONS", "store.restores.REPUBLISH")
 async def test_no_start_misses_a_restore(provisioner: Provisioner) -> None:
     """A start under way commits first; one that begins while the restore is recorded launches nothing."""
