@@ -150,7 +150,7 @@ async def test_an_idle_worker_is_given_up_by_uptime(provisioner: Provisioner) ->
 
 
 async def test_the_grace_period_of_a_stop_is_uptime(provisioner: Provisioner) -> None:
-    """A busy worker that was asked to stop before an outage can still hear of it and finish its task."""
+    """A busy worker that was asked to stop before an outage can still receive the request and finish its task."""
     (worker,) = await provisioner.starting()
     await register(provisioner, worker)
     await provisioner.set_clock(901)

@@ -1,7 +1,6 @@
 """Declarations beside each other, starts, pauses and weight records: two sessions for every locking statement."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
@@ -11,10 +10,8 @@ import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import OwnedByAnother
 from slipway_common.events.weight import SharedWindow
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import declaration
 from slipway_provisioner.domain.declaration import DeclarationRefused
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs, declarations, pauses
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 from tests.support.provisioner import (
@@ -22,7 +19,6 @@ from tests.support.provisioner import (
     apply_body,
     declared,
     in_transaction,
-    provisioner_on,
     revision_id,
     stopped_at,
     weight,
@@ -31,16 +27,6 @@ from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_st
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
-        assert await provisioner.database.fetchval(deadlocks) == 0
 
 
 def only_pools(*pools: dict[str, Any], owner: str = "test") -> dict[str, Any]:

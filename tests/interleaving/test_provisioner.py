@@ -5,7 +5,7 @@ import asyncio
 import inspect
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -95,16 +95,6 @@ from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_st
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
-        assert await provisioner.database.fetchval(deadlocks) == 0
 
 
 async def gone(provisioner: Provisioner, worker_ids: Sequence[str]) -> None:

@@ -3,7 +3,6 @@ statement."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
@@ -14,10 +13,8 @@ from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_common.events.weight import SharedWindow, StageHealth
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import roll_out
 from slipway_provisioner.domain.roll_out import Drain
-from slipway_provisioner.loops import plan
 from slipway_provisioner.loops.roll_out import roll_out_next
 from slipway_provisioner.store import configs, roll_outs
 from slipway_provisioner.store.declarations import ChangedMeanwhile
@@ -26,7 +23,6 @@ from tests.support.provisioner import (
     Provisioner,
     declared,
     in_transaction,
-    provisioner_on,
     report,
     revision_id,
     stopped_at,
@@ -39,16 +35,6 @@ ZONE_A: Final = Name("linux", "zone-a")
 OLD: Final = revision_id()
 NEW: Final = revision_id(image="linux-2")
 LOCKS: Final = ("store.roll_outs.LOCK_POOL", "store.roll_outs.LOCK_NAME", "store.roll_outs.LOCK_CONFIGS")
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
-        assert await provisioner.database.fetchval(deadlocks) == 0
 
 
 def with_image(image: str, *names: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Accounts that stop answering, answer and are retired, beside each other and beside replies: two sessions for every
 locking statement."""
 
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
@@ -10,28 +9,16 @@ import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.worker import WorkerLaunched, WorkerLaunchFailed, WorkerLost, WorkerStopping
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import reachability
 from slipway_provisioner.domain.reachability import machine
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import reachability as store
 from slipway_provisioner.store.batches import Batch
-from tests.support.provisioner import Provisioner, in_transaction, provisioner_on, stopped_at
+from tests.support.provisioner import Provisioner, in_transaction, stopped_at
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
 CALLS: Final = ("store.reachability._UNKNOWN", "store.reachability.OPEN_CALLS")
 RETIRED: Final = ("store.reachability._UNKNOWN", "store.reachability.RETIRED_CALLS", "store.reachability.RECORD")
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
-        assert await provisioner.database.fetchval(deadlocks) == 0
 
 
 async def in_flight(provisioner: Provisioner) -> Batch:

@@ -1,5 +1,4 @@
-"""Comparison of a database with the log that it has written: lost commits are found, and nothing else is taken for
-them."""
+"""Comparison of a database with the log that it has written: it finds lost commits, and no others."""
 
 import pytest
 from aiokafka import TopicPartition
@@ -34,7 +33,7 @@ def test_evidence(positions: dict[Place, int], log: dict[Place, dict[str, int]],
 
 
 def test_leaders() -> None:
-    """A partition without a leader is told from one that does not exist, to which nothing was sent."""
+    """A partition without a leader is distinguished from one that does not exist, to which nothing was sent."""
     cluster = ClusterMetadata()
     partitions = [(0, 0, 1, [1], [1]), (5, 1, -1, [1], [])]  # error, partition, leader, replicas, in sync
     cluster.update_metadata(MetadataResponse_v1([(1, "here", 9092, None)], 1, [(0, "t", False, partitions)]))
