@@ -476,6 +476,8 @@ async def test_a_person_says_that_the_database_was_restored(provisioner: Provisi
         assert raised == ["database-restored"]
         refused = await client.post("/recovery/confirm", json={"instances": []})
         assert refused.status_code == 503  # the relay has not begun the new incarnation
+        assert "Kafka has to be reachable" in refused.json()["detail"]
+        assert (await shown(provisioner))["compared"] is False
         await provisioner.database.execute("UPDATE incarnation SET requested = NULL")
         await provisioner.set_clock(100)
         await provisioner.reap()

@@ -297,6 +297,7 @@ DEPLOYMENT: dict[str, Any] = {"id": "slipway-4be1c07d2a9f4e10", "incarnation": "
 RECOVERY: dict[str, Any] = {
     "unconfirmed": "",
     "restored": "",
+    "compared": True,
     "orphans": [],
     "missing": [],
     "open_calls": [],

@@ -36,6 +36,7 @@ RESTORED: dict[str, Any] = {
         }
     ],
     "open_calls": [],
+    "compared": True,
     "lost_claims": [{"pool_id": "linux", "source": "q", "claimed": 5, "known": 2}],
     "not_listed": ["sim-b"],
 }
@@ -153,6 +154,38 @@ def test_accounts_that_need_no_listing(stub: Stub, url: str) -> None:
     slipway(url, "db", "confirm", "--yes")
     slipway(url, "db", "confirm", "--yes", "--unlisted", "sim-b", "--unlisted", "sim-c")
     assert [body["unlisted"] for _, _, body in stub.received] == [[], ["sim-b", "sim-c"]]
+
+
+def test_what_would_be_refused_is_said_before(stub: Stub, url: str) -> None:
+    """An account without a listing needs its name; a database that is not compared with Kafka needs Kafka."""
+    stub.answer = RESTORED | {"compared": False}
+    unlisted, not_compared = "409 not-listed unless `--unlisted ACCOUNT` names each", "503 unconfirmed: the database"
+    for command in (("db", "confirm"), ("doctor", "--after-restore")):
+        shown = slipway(url, *command).stdout
+        assert (unlisted in shown, not_compared in shown, "`slipway doctor`" in shown) == (True, True, True)
+    stub.answer = RESTORED
+    shown = slipway(url, "db", "confirm", "--unlisted", "sim-b").stdout
+    assert (unlisted in shown, not_compared in shown, "sim-b" in shown) == (False, False, False)
+
+
+def test_a_confirmation_as_json(stub: Stub, url: str) -> None:
+    """With what a confirmation depends on."""
+    for option, done in (("--yes", True), ("--all", False)):
+        rest = () if done else ("leave",)
+        answer = json.loads(slipway(url, "db", "confirm", option, *rest, "-o", "json").stdout)
+        assert {name: answer[name] for name in ("restored", "compared", "not_listed")} == {
+            "restored": RESTORED["restored"],
+            "compared": True,
+            "not_listed": ["sim-b"],
+        }
+        assert (answer["done"] is not None) == done
+
+
+def test_a_database_that_is_not_compared_yet(stub: Stub, url: str) -> None:
+    """Nothing is to be confirmed: Kafka has to be reachable."""
+    stub.answer = RECOVERY | {"unconfirmed": "the database has not been compared", "compared": False}
+    shown = slipway(url, "doctor", "--after-restore")
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (3, "remedy: make Kafka reachable (`slipway doctor`)")
 
 
 def test_an_unknown_instance_is_refused(stub: Stub, url: str) -> None:

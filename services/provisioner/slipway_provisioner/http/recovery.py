@@ -49,7 +49,8 @@ async def get_deployment(db: DatabaseDep) -> dict[str, Any]:
 @router.get("/recovery")
 async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
     """Return the reason why nothing is launched after a restore, and the differences between the rows and what runs, as
-    of the newest pass of the instance reaper over each account."""
+    of the newest pass of the instance reaper over each account. A confirmation is refused unless the database is
+    `compared` with Kafka, and while accounts are `not_listed`."""
     async with db.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
         found = await orphans.listed(connection)
         revisions = await recovery.revisions(connection, {orphan.launch_config_id for orphan in found})
@@ -57,6 +58,7 @@ async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
         return {
             "unconfirmed": await restores.unconfirmed(connection),
             "restored": await restores.stop(connection),
+            "compared": await incarnation.is_trusted(connection),
             "orphans": [
                 msgspec.structs.asdict(each.orphan) | {"action": each.action, "why": each.why} for each in proposed
             ],
@@ -77,7 +79,10 @@ async def confirm(
     try:
         async with db.acquire() as connection, connection.transaction():
             if not await incarnation.is_trusted(connection):
-                detail = f"{restores.NOT_COMPARED}, or since it was restored; try again"
+                detail = (
+                    f"{restores.NOT_COMPARED}, or since it was restored; nothing was changed. Kafka has to be "
+                    "reachable for that: `slipway doctor` shows if it is. Then try again"
+                )
                 raise Problem(503, "unconfirmed", "The state of the database is unknown", detail)
             confirmed = await apply.confirm(connection, chosen, unlisted=body.unlisted, by=by)
     except apply.NotListed as error:

@@ -1,6 +1,6 @@
 """`slipway db`: recovery after a restore of the database, and its part of `slipway doctor`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -129,16 +129,17 @@ def confirm(
     rows = [_chosen(row, given, others) for row in found["orphans"]]
     if output is Output.TABLE:
         show(rows, ORPHANS, output, nothing="no orphan instances")
-        _warn(found)
+    answer = {"instances": rows} | {name: found[name] for name in ("restored", "compared", "not_listed")}
     undecided = any(not row["decision"] for row in found["orphans"])
     if not (undecided or given or others or found["restored"]):
         if output is Output.JSON:
-            as_json({"instances": rows, "done": None})
+            as_json(answer | {"done": None})
         return
     if not yes:
         if output is Output.JSON:
-            as_json({"instances": rows, "done": None})
+            as_json(answer | {"done": None})
         else:
+            _print_refusals(found, unlisted or ())
             then = "; launching starts again" if found["restored"] else ""
             print(f"nothing was changed; with --yes: {_counted(rows)}{then}")
         raise typer.Exit(CONFIRMATION)
@@ -147,7 +148,7 @@ def confirm(
     body = {"instances": instances, "unlisted": unlisted or []}
     done = context.obj.post("provisioner", "/recovery/confirm", body)
     if output is Output.JSON:
-        as_json({"instances": rows, "done": done})
+        as_json(answer | {"done": done})
         return
     terminating = f"{done['terminating']} to be terminated by the next pass of the instance reaper"
     print(f"{done['adopted']} adopted, {done['left']} left running, {terminating}")
@@ -168,10 +169,16 @@ def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{action} {number}" for action, number in numbers)
 
 
-def _warn(found: Recovery) -> None:
-    if found["not_listed"]:
-        names = printable(", ".join(found["not_listed"]))
+def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
+    """Print why a confirmation would be refused now, and what to do about it."""
+    if not found["compared"]:
+        reason = "the database has not been compared with Kafka since its server started, or since it was restored"
+        print(f"a confirmation is refused with 503 unconfirmed: {reason}")
+        print("remedy: make Kafka reachable (`slipway doctor`), then try again")
+    if unknown := [name for name in found["not_listed"] if name not in unlisted]:
+        names = printable(", ".join(unknown))
         print(f"accounts not listed since the restore, where more may run: {names}")
+        print("a confirmation is refused with 409 not-listed unless `--unlisted ACCOUNT` names each of them")
 
 
 def differences(api: Api, output: Output) -> bool:
@@ -186,7 +193,9 @@ def differences(api: Api, output: Output) -> bool:
             print(f"\n{heading}: {len(found[name]) or 'none'}")
             if found[name]:
                 show(found[name], fields, output, nothing="")
-        _warn(found)
-        if reason:
+        if found["restored"]:
+            _print_refusals(found)
             print("\nremedy: slipway db confirm")
+        elif reason:
+            print("\nremedy: make Kafka reachable (`slipway doctor`)")
     return bool(found["unconfirmed"] or any(not row["decision"] for row in found["orphans"]))
