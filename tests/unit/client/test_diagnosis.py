@@ -182,10 +182,17 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     ),
     (
         "not ready",
-        of_provisioner(ready=False, reasons=["no schema"]),
+        of_provisioner(ready=False, reasons=["workers is not caught up"]),
         FAIL,
-        "provisioner not ready: no schema",
-        "log",
+        "provisioner not ready: workers is not caught up",
+        "read its log",
+    ),
+    (
+        "no database",
+        of_provisioner(ready=False, reasons=["the database is unavailable"]),
+        FAIL,
+        "provisioner not ready: the database is unavailable",
+        "check that PostgreSQL runs and that the service can reach it; then read the log",
     ),
     (
         "versions",

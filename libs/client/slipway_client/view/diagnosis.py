@@ -30,6 +30,10 @@ OUTBOX_SECONDS: Final = 10.0  # a relay sends within milliseconds
 LAG_EVENTS: Final = 1000
 CONFIG_TRIPPED, POOL_TRIPPED = "config-tripped", "pool-tripped"  # kinds of alerts
 NAMED: Final = 3  # similar objects named in one finding
+DATABASE_REMEDY: Final = (
+    "check that PostgreSQL runs and that the service can reach it; then read the log of the service; if its schema is "
+    "missing, run its migrations"
+)
 
 
 class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +135,8 @@ def _service(name: str, answer: ServiceAnswer, now: datetime) -> Iterable[Findin
         yield Finding(OK, name, detail + _leadership(status.get("leadership"), now))
         return
     for reason in status["reasons"] or ["it gives no reason"]:
-        yield Finding(FAIL, name, f"not ready: {reason}", "read its log; if its schema is missing, run its migrations")
+        remedy = DATABASE_REMEDY if "the database is unavailable" in reason else "read its log"
+        yield Finding(FAIL, name, f"not ready: {reason}", remedy)
 
 
 def _leadership(leadership: Mapping[str, Any] | None, now: datetime) -> str:
