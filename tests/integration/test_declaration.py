@@ -895,7 +895,10 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
         assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
         assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
         unknown = await client.get("/audit?kind=worker")
-        assert (unknown.status_code, "'account', 'pool' or 'config'" in unknown.json()["detail"]) == (422, True)
+        assert (unknown.status_code, "'account', 'pool', 'config' or 'database'" in unknown.json()["detail"]) == (
+            422,
+            True,
+        )
         for since, found in (("12:00:00Z", of_pool), ("12:00:01Z", [])):
             query = {"since": f"2026-01-01T{since}", "kind": "pool"}
             assert (await client.get("/audit", params=query)).json()["items"] == found

@@ -190,12 +190,12 @@ async def test_a_person_renews_the_incarnation(place: Place) -> None:
         await enqueue(place.database, report("w0", "before"))
         await until_empty(place)
         async with place.database.acquire() as db, db.transaction():
-            await incarnation.request(db, "restored", renewals)
+            await incarnation.request(db, "a backup", renewals, by="me")
         await until(lambda: place.database.fetchval(incarnation.TRUSTED), "the relay has compared")
         await enqueue(place.database, report("w0", "after"))
         await until_empty(place)
     requested, renewed = renewals.seen
-    assert (requested.reason, renewed.reason) == ("restored", "restored")
+    assert requested.reason == renewed.reason == "restored, reported by me: a backup"
     before, *_, after = [envelope.sequence_source for envelope in await envelopes(place)]
     assert before.endswith(requested.id)
     assert after.endswith(renewed.id)

@@ -456,6 +456,34 @@ async def test_differences(provisioner: Provisioner) -> None:
     assert (found["lost_claims"], found["not_listed"]) == ([lost], [])
 
 
+async def test_audit_of_a_restore(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It has who reported and who confirmed, and each orphan instance; the relay's own finding too, but not again what
+    the relay does after a report."""
+    await provisioner.starting(1)
+    batch_id = (await provisioner.worker()).batch_id
+    await forgotten(provisioner)
+    provisioner.cloud.live["i-9998"] = orphan("i-9998", batch_id or "")
+    await restored(provisioner, "the log is ahead")
+    async with administrator(provisioner, tmp_path) as client:
+        assert (await client.post("/restored", json={"reason": "a backup"})).status_code == 200
+        await restored(provisioner, "restored, reported by admin: a backup")
+        await provisioner.database.execute("UPDATE incarnation SET requested = NULL")
+        await provisioner.set_clock(100)
+        await provisioner.reap()
+        await confirmed(client, i_0001="adopt", i_9998="leave")
+        rows = (await client.get("/audit?limit=5")).json()["items"]
+        of_database = (await client.get("/audit?kind=database")).json()["items"]
+    reason = "restored, reported by admin: a backup"
+    assert [(row["kind"], row["action"], row["by"], row["after"]) for row in reversed(rows)] == [
+        ("database", "restored", "provisioner", {"reason": "the log is ahead"}),
+        ("database", "restored", "admin", {"reason": reason}),
+        ("account", "adopt instances", "admin", {"reason": "confirmed", "instances": ["i-0001"]}),
+        ("account", "leave instances", "admin", {"reason": "confirmed", "instances": ["i-9998"]}),
+        ("database", "confirm", "admin", {"reason": reason, "unlisted": None}),
+    ]
+    assert [row["action"] for row in of_database] == ["confirm", "restored", "restored"]
+
+
 async def test_restored_without_a_right(provisioner: Provisioner, tmp_path: Path) -> None:
     """A token without the scope can neither record a restore nor confirm one."""
     async with administrator(provisioner, tmp_path, scopes=("launching:stop",)) as client:

@@ -526,7 +526,7 @@ async def test_a_person_and_the_relay_renew_at_once(pair: Pair) -> None:
     """The incarnation is renewed once, and the request is done with it."""
     first = await incarnation.get(pair.a)
     async with pair.a.transaction():
-        await incarnation.request(pair.a, "a person says so", incarnation.stop_nothing)
+        await incarnation.request(pair.a, "a backup", incarnation.stop_nothing, by="me")
         renewing = await pair.b_waits(renewal(pair.b))
     renewed = await renewing
     stored = await incarnation.get(pair.a)

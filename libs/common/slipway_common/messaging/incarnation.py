@@ -56,13 +56,15 @@ TRUSTED: Final = "SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_
 class Incarnation(msgspec.Struct, frozen=True):
     """The incarnation of a database, and the reason why it was renewed; empty for the first. `former` are earlier ones.
 
-    Revisions of subjects are above `revision_base`. `requested`: why a person wants a new one, or None."""
+    Revisions of subjects are above `revision_base`. `requested`: why a person wants a new one, or None. `by`: the
+    person who reports a restore just now; empty in a renewal by the relay."""
 
     id: str
     reason: str
     former: tuple[str, ...]
     revision_base: int
     requested: str | None
+    by: str = ""
 
     def source(self, service: str) -> str:
         """Source of the sequence numbers of a service's events."""
@@ -137,11 +139,12 @@ async def is_trusted(db: Connection) -> bool:
     return trusted
 
 
-async def request(tx: Connection, reason: str, renewed: Renewed) -> None:
-    """Record that the database was restored. Its effects begin now; the relay renews the incarnation before it sends
-    anything else."""
-    await tx.execute(REQUEST, reason)
-    await renewed(tx, msgspec.structs.replace(await get(tx), reason=reason))
+async def request(tx: Connection, reason: str, renewed: Renewed, *, by: str) -> None:
+    """Record a person's report that the database was restored. Its effects begin now; the relay renews the incarnation
+    before it sends anything else."""
+    reported = f"restored, reported by {by}: {reason}"
+    await tx.execute(REQUEST, reported)
+    await renewed(tx, msgspec.structs.replace(await get(tx), reason=reported, by=by))
 
 
 async def compare(

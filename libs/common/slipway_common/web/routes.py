@@ -73,7 +73,7 @@ async def restored(
 ) -> dict[str, Any]:
     """Record that the database was restored or has lost commits. Its events continue under a new incarnation."""
     async with db.acquire() as connection, connection.transaction():
-        await incarnation.request(connection, f"restored, reported by {by}: {body.reason}", request.app.state.renewed)
+        await incarnation.request(connection, body.reason, request.app.state.renewed, by=by)
     wake(request)
     return {"restored": True}
 

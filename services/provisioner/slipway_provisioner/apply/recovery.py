@@ -60,7 +60,11 @@ class CannotAdopt(Exception):
 
 
 async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
-    """Stop launching and terminating, since the database has lost commits, and raise the alert."""
+    """Stop launching and terminating, since the database has lost commits, and raise the alert. The audit has each
+    report of a person, and a renewal by the relay unless it follows a report."""
+    if renewal.by or await restores.stop(tx) != renewal.reason:
+        by = renewal.by or "provisioner"
+        await audit.command(tx, "database", "provisioner", "restored", by=by, reason=renewal.reason)
     await restores.begin(tx, renewal.reason, revision_base=renewal.revision_base)
     alert = AlertRaised(
         dedup_key=KEY,
@@ -84,18 +88,23 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
     waiting = [orphan for orphan in await orphans.lock_all(tx) if _key(orphan) in chosen]
     actions = {action: [each for each in waiting if chosen[_key(each)] is action] for action in Action}
     await _adopt(tx, actions[Action.ADOPT], by)
-    for action in (Action.LEAVE, Action.TERMINATE):
+    for action in Action:
         for account_id in sorted({orphan.account_id for orphan in actions[action]}):
             ids = [orphan.instance_id for orphan in actions[action] if orphan.account_id == account_id]
-            await orphans.decide(tx, account_id, ids, action)
+            if action is not Action.ADOPT:
+                await orphans.decide(tx, account_id, ids, action)
             await audit.command(
                 tx, "account", account_id, f"{action} instances", by=by, reason="confirmed", instances=ids
             )
     still_open = [orphan.account_id for orphan in await orphans.listed(tx) if not orphan.decision]
     done = {orphan.account_id for orphan in waiting if not orphan.decision} - set(still_open)
     await outbox.enqueue(tx, [kept_alert(account_id, 0) for account_id in sorted(done)])
+    reason = await restores.stop(tx)
     restored = await restores.confirm(tx)
     if restored:
+        await audit.command(
+            tx, "database", "provisioner", "confirm", by=by, reason=reason, unlisted=sorted(unlisted) or None
+        )
         resolved = AlertResolved(
             dedup_key=KEY,
             subject_kind="service",

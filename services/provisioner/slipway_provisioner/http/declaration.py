@@ -37,7 +37,7 @@ BODY_BYTES_MAX: Final = 128_000_000
 LINE_BYTES_MAX: Final = 20_000_000
 ONLY_POOL: Final = "worker_pools[0]"
 LINES: Final = "application/x-ndjson"
-AUDITED: Final = {"account": "account", "pool": "worker pool", "config": "launch config"}
+AUDITED: Final = {"account": "account", "pool": "worker pool", "config": "launch config", "database": "database"}
 """Kinds of audited objects, as a query names them and as rows do."""
 LINES_PER_TURN: Final = 5
 """Lines that are read before other tasks of this process get their turn."""
@@ -275,13 +275,13 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
 @router.get("/audit")
 async def get_audit(
     db: DatabaseDep,
-    kind: Literal["account", "pool", "config"] | None = None,
+    kind: Literal["account", "pool", "config", "database"] | None = None,
     id_: Annotated[str | None, Query(alias="id")] = None,
     since: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """List changes of declared objects, the newest first: at, by, action, reason, kind (account, pool or config),
-    subject_id, result, and the fields that changed `before` and `after`."""
+    """List changes of declared objects and restores of the database, the newest first: at, by, action, reason, kind
+    (account, pool, config or database), subject_id, result, and the fields that changed `before` and `after`."""
     stored = AUDITED[kind] if kind is not None else None
     rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
     shown = {name: kind for kind, name in AUDITED.items()}

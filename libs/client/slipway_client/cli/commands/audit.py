@@ -1,4 +1,4 @@
-"""`slipway audit`: who changed which declared object."""
+"""`slipway audit`: who changed which declared object, and who reported and confirmed restores."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,12 +13,13 @@ from slipway_client.view import moments
 
 
 class AuditedKind(StrEnum):
-    """Kinds of declared objects."""
+    """Kinds of declared objects, and the database with its restores."""
 
     ACCOUNT = "account"
     POOL = "pool"
     CONFIG = "config"
     LEASE_POOL = "lease-pool"
+    DATABASE = "database"
 
 
 OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the objects [default: all]")]
@@ -39,8 +40,9 @@ def audit(
 ) -> None:
     """List changes of declared objects, and who made them
 
-    Declarations and commands on accounts, pools, launch configs and lease pools, the newest first. They are kept for
-    400 days. With -o json the changed fields before and after.
+    Declarations and commands on accounts, pools, launch configs and lease pools, restores of the database, and
+    decisions about orphan instances, the newest first. They are kept for 400 days. With -o json the changed fields
+    before and after.
 
     \b
     Examples:
