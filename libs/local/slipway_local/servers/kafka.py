@@ -5,9 +5,12 @@ jars.py provides the jars, java.py the Java, child.py the process.
 
 import asyncio
 import base64
+import hashlib
 import os
+import re
 import secrets
 import shutil
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Final
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from slipway_local.servers.cache import build_once, to_the_end
 from slipway_local.servers.child import Child, StartFailed
 from slipway_local.servers.jars import BROKER_FILES, classpath, ensure_jars
 from slipway_local.servers.java import ClassArchive, Java, find_java
@@ -23,6 +27,7 @@ from slipway_local.servers.ports import free_ports
 
 # For a small footprint and a quick start, at the cost of peak throughput: only the C1 compiler, the serial collector.
 JVM_OPTIONS: Final = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+IDS: Final = re.compile(r"^(cluster\.id|directory\.id)=.*", re.MULTILINE)  # in meta.properties of formatted storage
 START_SECONDS: Final = 90.0  # 2 to 4 s on an idle machine, more beside other tests
 
 # The quorum is static (`controller.quorum.voters`). A dynamic one writes the controller's port into the formatted
@@ -94,7 +99,7 @@ class EmbeddedKafka:
         return self._data_dir / "kafka.log"
 
     async def start(self) -> None:
-        """Start the broker; return when it answers metadata requests. Downloads jars and formats storage if needed."""
+        """Start the broker; return when it answers metadata requests. Downloads jars on first use."""
         jars = await ensure_jars()
         if self.java is None:
             self.java = await asyncio.to_thread(find_java)
@@ -105,11 +110,10 @@ class EmbeddedKafka:
         path = classpath(jars)
         self._archive = ClassArchive(self.java, JVM_OPTIONS, path, jars)
         if not self._storage.exists():
-            await self._format(path)
+            await to_the_end(lambda: self._copy_formatted(jars, path))
         class_list = self._data_dir / "classes.list"
-        self._child = self._java_child(
-            self.name, path, self._archive.options(class_list), "kafka.Kafka", self._write_settings(self._storage)
-        )
+        command = self._command(*self._archive.options(class_list), "kafka.Kafka", self._write_settings(self._storage))
+        self._child = Child(self.name, command, log=self.log, env={**os.environ, "CLASSPATH": path})
         self._child.start()
         await self._child.ready(self._answers, START_SECONDS)
         self._archive.make(class_list)
@@ -146,37 +150,34 @@ class EmbeddedKafka:
         path.write_text(self._template.format(port=self._port, controller_port=self._controller_port, storage=storage))
         return path
 
-    async def _format(self, path: str) -> None:
-        """Format the storage with a new cluster id, under a temporary name, so that a killed format leaves nothing."""
+    def _copy_formatted(self, jars: Path, path: str) -> None:
+        """Copy formatted storage under new ids; blocks. A killed copy leaves no storage."""
         unfinished = self._storage.with_name("unformatted")
         shutil.rmtree(unfinished, ignore_errors=True)
-        settings = self._write_settings(unfinished)
-        assert self._archive is not None
-        tool = self._java_child(
-            "format of Kafka's storage",
-            path,
-            self._archive.options(),
-            "kafka.tools.StorageTool",
-            "format",
-            "--cluster-id",
-            new_cluster_id(),
-            "--config",
-            settings,
-        )
-        tool.start()
-        try:
-            if await tool.wait() != 0:
-                raise StartFailed(f"Kafka's storage could not be formatted{tool.log_tail()}")
-        finally:
-            await tool.kill()
+        shutil.copytree(self._formatted(jars, path), unfinished)
+        properties = unfinished / "meta.properties"
+        properties.write_text(IDS.sub(lambda found: f"{found[1]}={new_id()}", properties.read_text()))
         unfinished.rename(self._storage)
-        settings.unlink()
 
-    def _java_child(self, name: str, path: str, options: list[str], *arguments: str | Path) -> Child:
+    def _formatted(self, jars: Path, path: str) -> Path:
+        """Freshly formatted storage to copy from, built once per version and settings; blocks."""
+        key = hashlib.sha256(self._template.encode()).hexdigest()[:12]
+        return build_once(jars / f"storage-{key}", lambda folder: self._format(folder, path))
+
+    def _format(self, folder: Path, path: str) -> None:
+        settings = self._write_settings(folder)
+        argv = self._command("kafka.tools.StorageTool", "format", "--cluster-id", new_id(), "--config", settings)
+        try:
+            done = subprocess.run(argv, env={**os.environ, "CLASSPATH": path}, capture_output=True, text=True)
+        finally:
+            settings.unlink()
+        if done.returncode != 0:
+            raise StartFailed(f"Kafka's storage could not be formatted\n{done.stdout}{done.stderr}")
+
+    def _command(self, *arguments: str | Path) -> list[str | Path]:
         assert self.java is not None
         logging_file = f"-Dlog4j2.configurationFile={BROKER_FILES / 'log4j2.properties'}"
-        argv = [self.java.executable, *JVM_OPTIONS, *options, logging_file, *arguments]
-        return Child(name, argv, log=self.log, env={**os.environ, "CLASSPATH": path})
+        return [self.java.executable, *JVM_OPTIONS, logging_file, *arguments]
 
     async def _answers(self) -> bool:
         """True if a metadata answer names a broker; the port is open earlier."""
@@ -196,12 +197,12 @@ class EmbeddedKafka:
             await self._archive.abandon()
 
 
-def new_cluster_id() -> str:
-    """A random cluster id. It never begins with `-`, because Kafka's tools would parse it as an option."""
+def new_id() -> str:
+    """A random id of Kafka's. It never begins with `-`, because Kafka's tools would parse it as an option."""
 
-    while (cluster_id := base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")).startswith("-"):
+    while (drawn := base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")).startswith("-"):
         pass
-    return cluster_id
+    return drawn
 
 
 async def accepts_connections(port: int) -> bool:
