@@ -443,7 +443,8 @@ class Deployment:
         now = self.now("lease-broker")
         for (service, topic, partition), owned in self.owned.items():
             if service == "lease-broker" and owned.next_offset >= self.log.end(topic, partition):
-                self.receptions[partition] = reception.continued(self.receptions.get(partition), now)
+                known = self.receptions.get(partition)
+                self.receptions[partition] = reception.continued(known and reception.set_back(known, now, now), now)
 
     def receiving(self, lease_pool_id: str) -> Receiving:
         """Downtimes of the lease-broker's ways in."""
