@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.lease import LeaseConfirmed, LeaseRenewRequested, LeaseRequested
+from slipway_common.events.pool import PoolUpdated
 from slipway_common.events.worker import WorkerLaunched, WorkerRegistered, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
@@ -103,6 +106,65 @@ async def test_a_clock_that_is_set_back_after_an_outage(provisioner: Provisioner
     await provisioner.jump_clock(OUTAGE_SECONDS - 3)
     await provisioner.expire()
     assert await provisioner.states() == {"running": 1, "starting": 1}
+
+
+async def test_leases_and_requests_after_a_clock_was_set_back(provisioner: Provisioner) -> None:
+    """What was sent in the future is sent again: a lease is renewed and a request repeated, as if it were due."""
+    first, second = await provisioner.requested(2, "zone-a", "zone-b")
+    grant = provisioner.granted(first, hold_until=after(7200))
+    confirmed = LeaseConfirmed(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=1, expires_at=after(300)
+    )
+    await provisioner.leases(grant, confirmed)
+    for seconds in (3600, 10):
+        await provisioner.jump_clock(seconds)
+        await provisioner.expire()
+        await provisioner.resend_requests()
+        events = await provisioner.events()
+        assert [event.lease_id for event in events if isinstance(event, LeaseRenewRequested)] == [grant.lease_id]
+        assert [e.request_id for e in events if isinstance(e, LeaseRequested)] == [second.request_id]
+
+
+async def test_a_short_lease_after_a_clock_was_set_back(provisioner: Provisioner) -> None:
+    """A renewal that was requested in the future is requested again before the lease is used."""
+    (request,) = await provisioner.requested()
+    await provisioner.leases(provisioner.granted(request, expires_at=after(16)))
+    for seconds in (3600, 6):
+        await provisioner.jump_clock(seconds)
+        await provisioner.launch()
+        assert len(await provisioner.published(LeaseRenewRequested)) == 1
+    assert provisioner.cloud.calls == []
+
+
+async def test_instances_after_a_clock_was_set_back(provisioner: Provisioner) -> None:
+    """The reaper and the terminations that it confirms go on, and do not wait until the clock is where it was."""
+    overdue, _ = await provisioner.starting(2)
+    listed = provisioner.cloud.live
+    orphan = msgspec.structs.replace(listed[overdue.instance_id or ""], id="i-orphan", created_at=after(-3600))
+    await provisioner.set_clock(901)
+    await provisioner.expire()
+    provisioner.cloud.failing = set(listed)
+    await provisioner.jump_clock(3600)
+    await provisioner.terminate_instances()
+    await provisioner.reap()
+    assert provisioner.cloud.terminated == []
+    provisioner.cloud.failing = set()
+    await provisioner.jump_clock(902)
+    await provisioner.terminate_instances()
+    assert sorted(provisioner.cloud.terminated) == ["i-0001", "i-0002"]
+    listed[orphan.id] = orphan
+    await provisioner.reap()
+    assert provisioner.cloud.terminated[2:] == ["i-orphan"]
+
+
+async def test_sweeps_after_a_clock_was_set_back(provisioner: Provisioner) -> None:
+    """Every pool is swept again, whenever the last sweep seems to have been."""
+    await provisioner.declare()
+    for seconds in (3600, 10):
+        await provisioner.jump_clock(seconds)
+        await provisioner.events()
+        await provisioner.sweep()
+        assert len(await provisioner.published(PoolUpdated)) == 1
 
 
 async def test_slow_passes_suspend_no_deadline(provisioner: Provisioner) -> None:

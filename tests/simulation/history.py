@@ -29,6 +29,7 @@ from tests.simulation.outages import Outages
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
     | {"lost lease event", "darkness", "dead account", "retired", "older database", "second deployment"}
+    | {"set clocks"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}

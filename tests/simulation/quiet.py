@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import pytest
 
+from slipway_common.events.topics import POOL_DEMAND
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.loops import expire
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Terminated
 from tests.simulation.deployment import Deployment, deployment_on
 from tests.simulation.history import Report, arrivals, broken_by, digest, run, scenario, settle
@@ -19,15 +21,19 @@ from tests.simulation.restores import Backup, confirm
 
 OLDER_DATABASE: Final = "older database"
 SECOND_DEPLOYMENT: Final = "second deployment"
-KINDS: Final = (OLDER_DATABASE, "", SECOND_DEPLOYMENT)  # by the seed
+SET_CLOCKS: Final = "set clocks"
+KINDS: Final = (OLDER_DATABASE, SET_CLOCKS, SECOND_DEPLOYMENT, "")  # by the seed
 TASKS: Final = 16
 ARRIVE_SECONDS: Final = 200.0
 STEPS: Final = 100
 TASKS_BESIDE: Final = 8  # of each of two deployments
 REACHED_WITHIN: Final = 40  # rounds
 ROUND_SECONDS: Final = 10.0
+TURNED_ROUND_SECONDS: Final = 20.0
 HOUR_SECONDS: Final = 3600.0
 OTHER_ID: Final = "slipway-other"
+DISCARD_EARLY_REPORTS: Final = f"""
+DELETE FROM dead_letter WHERE topic = '{POOL_DEMAND.name}' AND reason LIKE '%in the future'"""
 
 
 async def play_quietly(server: EmbeddedPostgres, seed: int) -> Report:
@@ -42,6 +48,8 @@ async def play_quietly(server: EmbeddedPostgres, seed: int) -> Report:
                         await beside(deployment, other)
                 elif kind == OLDER_DATABASE:
                     await restored(server, deployment)
+                elif kind == SET_CLOCKS:
+                    await set_clocks(deployment, -HOUR_SECONDS if seed // len(KINDS) % 2 else HOUR_SECONDS)
                 else:
                     await undisturbed(deployment)
 
@@ -96,15 +104,19 @@ async def undisturbed(deployment: Deployment, steps: int = STEPS) -> None:
 async def set_clocks(deployment: Deployment, seconds: float) -> None:
     """Set the clocks of all databases by some seconds while tasks run, and back after a minute.
 
-    Nothing is terminated or charged for it, and the leases of holders that renew them live.
+    Nothing is terminated or charged for it, and the leases of holders that renew them live. Demand reports from the
+    future of a clock are refused.
     """
     await run(deployment, STEPS)
     await until(deployment, lambda: deployment.cloud.claimed > 0)
-    for turn in (seconds, -seconds):
-        await deployment.turn_clocks(turn)
-        for _ in range(3):
-            await deployment.everything()
-            await deployment.pass_time(20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expire, "REGULAR_PASS_SECONDS", TURNED_ROUND_SECONDS)  # a jump counts as no more of uptime
+        for turn in (seconds, -seconds):
+            await deployment.turn_clocks(turn)
+            for _ in range(3):
+                await deployment.everything()
+                await deployment.pass_time(TURNED_ROUND_SECONDS)
+    await deployment.databases["provisioner"].execute(DISCARD_EARLY_REPORTS)
     await settle(deployment, TASKS)
     await judge(deployment)
     check_machines(deployment, TASKS)

@@ -13,10 +13,12 @@ _COLUMNS: Final = tuple(account.c[name] for name in Account.__struct_fields__ if
 _DEPLOYMENT: Final = sa.select(deployment.c.id).scalar_subquery().label("deployment")
 FIELDS: Final = (*_COLUMNS, _DEPLOYMENT)
 GET: Final = Statement(sa.select(*FIELDS).where(account.c.id == sa.bindparam("id")))
+# A pass in the future was recorded before the clock was set back.
 DUE: Final = f"""
 UPDATE account SET reaped_at = slipway_clock() WHERE id = (
     SELECT id FROM account
-    WHERE NOT retired AND (reaped_at IS NULL OR reaped_at < slipway_clock() - $1 * interval '1 s')
+    WHERE NOT retired AND (reaped_at IS NULL
+        OR reaped_at NOT BETWEEN slipway_clock() - $1 * interval '1 s' AND slipway_clock())
     ORDER BY reaped_at NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING {names(_COLUMNS)}, (SELECT id FROM deployment) AS deployment"""
 SET_LISTING_PROBLEM: Final = Statement(

@@ -49,12 +49,14 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 C: Final = lease.c
 FIELDS: Final = C[Lease.__struct_fields__]
-# Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
+# Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others. What
+# was sent in the future was sent before the clock was set back, and is due again, here and below.
 CANDIDATES: Final = f"""
 SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id
 JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
-    AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
+    AND (l.expires_at > slipway_clock() + $2 * interval '1 s'
+        OR l.renewed_at NOT BETWEEN slipway_clock() - $3 * interval '1 s' AND slipway_clock())
     AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))
 ORDER BY l.fencing_token LIMIT $1"""
 _ID: Final = C.id == sa.bindparam("lease_id")
@@ -99,12 +101,16 @@ _RENEWED: Final = C["id", "lease_pool_id", "fencing_token", "traceparent"]
 RENEWABLE: Final = f"""
 UPDATE lease SET renewed_at = slipway_clock() WHERE id IN (
     SELECT id FROM lease
-    WHERE state = '{LeaseState.CONFIRMED}' AND renewed_at < slipway_clock() - ttl_seconds / 3 * interval '1 s'
+    WHERE state = '{LeaseState.CONFIRMED}'
+        AND renewed_at NOT BETWEEN slipway_clock() - ttl_seconds / 3 * interval '1 s' AND slipway_clock()
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING {names(_RENEWED)}"""
 RENEW_ONE: Final = Statement(
     sa.update(lease)
-    .where(_ID, C.renewed_at < sa.func.slipway_clock() - seconds("renewal_pending"))
+    .where(
+        _ID,
+        ~C.renewed_at.between(sa.func.slipway_clock() - seconds("renewal_pending"), sa.func.slipway_clock()),
+    )
     .values(renewed_at=sa.func.slipway_clock())
     .returning(*_RENEWED)
 )
@@ -140,7 +146,8 @@ TAKE: Final = Statement(
 DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
-    SELECT id FROM lease_request WHERE sent_at < slipway_clock() - make_interval(secs => $1)
+    SELECT id FROM lease_request
+    WHERE sent_at NOT BETWEEN slipway_clock() - make_interval(secs => $1) AND slipway_clock()
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
     SELECT count(*) FROM worker w

@@ -16,9 +16,11 @@ from slipway_provisioner.store.declarations import POOL_STATE
 P: Final = tables.worker_pool.c
 N: Final = tables.launch_config_name.c
 C: Final = tables.launch_config.c
+# A sweep in the future was recorded before the clock was set back.
 NEXT_TO_SWEEP: Final = """
 UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
-    SELECT id FROM worker_pool WHERE swept_at < slipway_clock() - $1 * interval '1 s' AND NOT deleted
+    SELECT id FROM worker_pool WHERE swept_at NOT BETWEEN slipway_clock() - $1 * interval '1 s' AND slipway_clock()
+        AND NOT deleted
     ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id"""
 STATE_OF_POOL: Final = Statement(sa.select(*POOL_STATE).where(P.id == sa.bindparam("pool_id")))
