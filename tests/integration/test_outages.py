@@ -109,7 +109,7 @@ async def test_a_clock_that_is_set_back_after_an_outage(provisioner: Provisioner
 
 
 async def test_leases_and_requests_after_a_clock_was_set_back(provisioner: Provisioner) -> None:
-    """What was sent in the future is sent again: a lease is renewed and a request repeated, as if it were due."""
+    """Commands of the future are sent again: a lease is renewed and a request repeated, as if they were due."""
     first, second = await provisioner.requested(2, "zone-a", "zone-b")
     grant = provisioner.granted(first, hold_until=after(7200))
     confirmed = LeaseConfirmed(
