@@ -205,7 +205,8 @@ async def test_retire(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) 
         await launch(provisioner)
         assert await states(provisioner) == {DEAD: {"stopping": 2}, "sim-b": {"starting": 2}}
         answer = await client.post(f"/accounts/{DEAD}/retire", json=retire)
-        assert (answer.status_code, answer.json()["may_still_run"]) == (200, 2)
+        assert (answer.status_code, answer.json()["may_still_run"], answer.json()["was_retired"]) == (200, 2, False)
+        assert (await client.post(f"/accounts/{DEAD}/retire", json=retire)).json()["was_retired"] is True
         await launch(provisioner)
         assert await states(provisioner) == {"sim-b": {"starting": 4}}
         batches = [worker.batch_id for worker in await provisioner.workers() if worker.account_id == DEAD]

@@ -374,6 +374,7 @@ class Services:
                 "state": "stopping",
                 "was_stopped": body.get("scope") != "pool",
                 "configs": [CONFIG_ID],
+                "was_retired": body.get("reason") == "again",
                 "may_still_run": 2,
                 "stopped": 11,
             }

@@ -139,10 +139,17 @@ def test_commands_on_an_account(services: Services, url: str, command: str, prin
     assert services.received == [(f"accounts/ci/a/{command}", {"reason": "closed"})]
 
 
+def test_an_account_that_is_retired_twice(url: str) -> None:
+    again = slipway("account", "retire", "ci/a", "--reason", "again", url=url).stdout
+    assert again.startswith(f"account {ID} is retired already, and nothing was changed; 2 machines")
+
+
 def test_an_account_with_what_may_still_run(url: str) -> None:
     shown = slipway("account", "show", "sim-a", url=url).stdout.splitlines()
     assert shown[0].split() == ["id", "sim-a"]
-    assert shown[-1].split()[:4] == [ID, "linux", CONFIG_ID, "unknown"]
+    assert shown[-2].split()[:5] == [ID, "linux", CONFIG_ID, "unknown", TWIN]
+    assert AT not in shown[-2]
+    assert shown[-1].endswith("tag slipway-batch=BATCH")
 
 
 @pytest.mark.parametrize(

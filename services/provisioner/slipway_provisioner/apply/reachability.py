@@ -55,8 +55,9 @@ async def unanswered(tx: Connection, account_id: str, *, after_seconds: float, u
         await outbox.enqueue(tx, [raised(account_id, calls=len(open_calls), now=now)])
 
 
-async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> None:
-    """Retire an account that does not answer: no call is made in it any more, and what it left open is settled.
+async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> bool:
+    """Retire an account that does not answer: no call is made in it any more, and what it left open is settled. True if
+    it was retired already: then nothing changes.
 
     Raises UnknownAccount and StillReachable.
     """
@@ -64,12 +65,13 @@ async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> No
     if standing is None:
         raise UnknownAccount(account_id)
     if standing["retired"]:
-        return
+        return True
     if not standing["unreachable"]:
         raise StillReachable(account_id)
     await reachability.set_retired(tx, account_id, retired=True)
     await audit.command(tx, "account", account_id, "retire", by=by, retired=True, reason=reason)
     await outbox.enqueue(tx, [resolved(account_id, f"account {account_id} is retired: {reason}")])
+    return False
 
 
 async def reinstate(tx: Connection, account_id: str, *, reason: str, by: str) -> None:

@@ -1,7 +1,7 @@
 """Routes for people: accounts, those that do not answer, and workers that are silent together."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 
@@ -12,6 +12,8 @@ from slipway_common.web.runtime import database, wake
 from slipway_provisioner.apply import expiry, reachability
 from slipway_provisioner.http.pools import ReasonBody
 from slipway_provisioner.store import reachability as store
+
+Answer = TypeVar("Answer")
 
 router = APIRouter(prefix="/accounts", tags=["accounts"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -61,15 +63,18 @@ async def retire_account(
     account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
 ) -> dict[str, Any]:
     """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, so
-    that other accounts launch in their place. No call is made in it until it is reinstated."""
+    that other accounts launch in their place. No call is made in it until it is reinstated. `was_retired` is true if it
+    was retired already."""
     settings = request.app.state.settings
     async with db.acquire() as connection:
-        await _change(connection, lambda: reachability.retire(connection, account_id, reason=body.reason, by=by))
+        was_retired = await _change(
+            connection, lambda: reachability.retire(connection, account_id, reason=body.reason, by=by)
+        )
         await _until_done(connection, lambda: reachability.settle_calls(connection))
         await _until_done(connection, lambda: reachability.settle_workers(connection, settings.stop_grace_seconds))
         (account,) = await store.accounts(connection, account_id)
     wake(request)
-    return account
+    return account | {"was_retired": was_retired}
 
 
 @router.post("/{account_id:id}/reinstate")
@@ -106,10 +111,10 @@ async def confirm_unresponsive(
     return {"id": account_id, "stopped": stopped}
 
 
-async def _change(db: Connection, act: Callable[[], Awaitable[None]]) -> None:
+async def _change(db: Connection, act: Callable[[], Awaitable[Answer]]) -> Answer:
     try:
         async with db.transaction():
-            await act()
+            return await act()
     except tuple(REFUSALS) as error:
         raise _refused(error) from error
 

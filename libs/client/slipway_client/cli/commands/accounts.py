@@ -8,6 +8,7 @@ import typer
 from slipway_client.cli.options import AsOutput, Reason, accounts, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
+from slipway_client.view import moments
 from slipway_client.view.phrases import count
 
 app = noun("Manage provider accounts")
@@ -39,7 +40,7 @@ MACHINES: Final[tuple[Field, ...]] = (
     ("launch config", lambda row: row["launch_config_id"]),
     ("instance", lambda row: row["instance_id"] or "unknown"),
     ("batch", lambda row: row["batch_id"]),
-    "since",
+    ("since", lambda row: moments.clock(moments.at(row["since"]), now())),
 )
 
 
@@ -71,7 +72,9 @@ def show_account(context: typer.Context, account: AccountId, output: AsOutput = 
         return
     pairs({name: value for name, value in row.items() if name != "machines" and value not in (None, "")}, now())
     print()
-    show(row["machines"], MACHINES, output, nothing="no retirement left a machine", drop=("batch", "launch config"))
+    show(row["machines"], MACHINES, output, nothing="no retirement left a machine", drop=("launch config", "pool"))
+    if any(machine["instance_id"] is None for machine in row["machines"]):
+        print("unknown: the call may have launched it; look in the provider's console for the tag slipway-batch=BATCH")
 
 
 @app.command("retire")
@@ -87,7 +90,8 @@ def retire_account(context: typer.Context, account: AccountId, reason: Reason) -
     """
     row = context.obj.post("provisioner", path("accounts", account, "retire"), {"reason": reason})
     left = f"; {count(row['may_still_run'], 'machine')} may still run there: `slipway account show {row['id']}`"
-    print(f"account {row['id']} is retired{left if row['may_still_run'] else ''}")
+    already = " already, and nothing was changed" if row["was_retired"] else ""
+    print(f"account {row['id']} is retired{already}{left if row['may_still_run'] else ''}")
 
 
 @app.command("reinstate")
