@@ -102,6 +102,12 @@ def test_a_restore_is_recorded_in_every_service(stub: Stub, url: str) -> None:
     assert stub.received == [(service, "restored", {"reason": "backup of 03:00"}) for service in services]
 
 
+def test_a_restore_without_a_reason(stub: Stub, url: str) -> None:
+    refused = slipway(url, "db", "restored", "--reason", " ")
+    assert (refused.exit_code, stub.received) == (2, [])
+    assert "it is empty; say why" in refused.stderr
+
+
 def test_a_restore_that_some_services_have_not_recorded(stub: Stub, url: str) -> None:
     """The command says which have, and that it can be repeated."""
     stub.unavailable = "weight-calculator"

@@ -103,6 +103,12 @@ accounts: Final = _completion("provisioner", "/accounts", lambda row: f"{row['pr
 lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
 
 
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise typer.BadParameter("it is empty; say why, for those who read the record later")
+    return text
+
+
 AsOutput = Annotated[Output, typer.Option("-o", "--output", help="Output format")]
 PoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the worker pool", autocompletion=pools)]
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="Name of the launch config", autocompletion=configs)]
@@ -119,7 +125,7 @@ OfPool = Annotated[
 OfLeasePool = Annotated[
     str | None, typer.Option("--pool", metavar="POOL", help="Lease pool [default: all]", autocompletion=lease_pools)
 ]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded with the change")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded with the change", callback=_reason)]
 OptionalReason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Reason, recorded with the change [default: none]")
 ]

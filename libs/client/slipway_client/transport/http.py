@@ -191,9 +191,11 @@ def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
         text = f"{service} answered {status} to {answer.request.method} {path}: is it a Slipway service?"
         return Failed(text, status=answer.status_code, path=path)
     slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
-    is_invalid = slug == "invalid-declaration"  # whose detail is the first of its errors
-    lines = [": ".join(str(problem[part]) for part in ("title", "detail")[: 2 - is_invalid] if problem.get(part))]
-    for entry in problem.get("errors", []):
+    is_invalid = slug == "invalid-declaration"
+    errors = problem.get("errors", [])
+    repeated = bool(errors) and slug in ("invalid-declaration", "invalid-request")  # the detail is the first error
+    lines = [": ".join(str(problem[part]) for part in ("title", "detail")[: 2 - repeated] if problem.get(part))]
+    for entry in errors:
         lines.append(
             "  " + ": ".join(str(entry[part]) for part in ("document", "where", "path", "reason") if entry.get(part))
         )
