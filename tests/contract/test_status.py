@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+import msgspec
 import pytest
 
 import slipway_provisioner
+from slipway_common.base.ids import hash_secret
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.service import VERSION, Service, ServiceSettings
@@ -160,3 +162,36 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
         "reason": "stored position 9 of cluster x",
     }
     assert up["stopped_partitions"] == [stopped]
+
+
+async def test_stopped_partitions_are_adopted_with_a_right(tmp_path: Path) -> None:
+    """One of them, or all, by a token with the scope alone; a topic that is not consumed is told from one that is."""
+
+    class Adopting(Consuming):
+        async def adopt(self, partition: int, *, at_end: bool) -> int:
+            del self.stopped[partition]
+            return 40 if at_end else 0
+
+    consuming: Any = Adopting()
+    tokens = tmp_path / "tokens.yaml"
+    entry = {"name": "ann", "sha256": hash_secret("secret"), "scopes": ["positions:write"]}
+    tokens.write_bytes(msgspec.json.encode([entry]))
+    settings = ServiceSettings(database_url="postgresql://nowhere", kafka="nowhere:2", tokens_file=tokens)
+    service = Service(SERVICE, settings, consumes={WORKER_LIFECYCLE: record_words})
+    service.runtime.subscriptions = [consuming]
+    transport = httpx2.ASGITransport(app=service.app())
+    of = {"topic": WORKER_LIFECYCLE.name, "at": "begin"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        assert (await client.post("/positions/adopt-all", json={"at": "end"})).status_code == 401
+        client.headers["Authorization"] = "Bearer secret"
+        refused = [
+            (await client.post("/positions/adopt", json=body)).json()["detail"]
+            for body in (of | {"partition": 0}, of | {"partition": 1, "topic": "nothing"})
+        ]
+        both = [await client.post("/positions/adopt-all", json={"at": "end"}) for _ in range(2)]
+    assert refused == [
+        f"{WORKER_LIFECYCLE.name}/0 is not stopped in this process",
+        f"this service does not consume topic nothing, but {WORKER_LIFECYCLE.name}",
+    ]
+    adopted = {"topic": WORKER_LIFECYCLE.name, "partition": 1, "next_offset": 40}
+    assert [answer.json()["items"] for answer in both] == [[adopted], []]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from slipway_client.cli.main import app
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
-from tests.support.answers import DEAD_LETTER, STOPPED_PARTITION, TOPIC, serving
+from tests.support.answers import DEAD_LETTER, NOWHERE, STOPPED_PARTITION, TOPIC, serving
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,12 @@ def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
         asked.append(("adopt", body))
         return {"topic": body["topic"], "partition": body["partition"], "next_offset": 41}
 
+    @service.post("/positions/adopt-all")
+    async def adopt_all(body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(("adopt-all", body))
+        place = {name: STOPPED_PARTITION[name] for name in ("topic", "partition")}
+        return {"items": [] if body["at"] == "end" else [place | {"next_offset": 0}]}
+
     with serving(service) as url:
         yield url
 
@@ -68,6 +74,24 @@ def test_a_stopped_partition_is_listed_and_adopted(url: str, asked: list[tuple[s
     adopted = slipway(url, "topics", "adopt", "lease-broker", TOPIC, "3", "--at", "begin")
     assert (adopted.exit_code, adopted.stdout) == (0, f"{TOPIC}/3 resumed at offset 41\n")
     assert asked[-1] == ("adopt", {"topic": TOPIC, "partition": 3, "at": "begin"})
+
+
+@pytest.mark.parametrize(("at", "printed"), [("begin", "resumed at offset 0\n"), ("end", "no partition is stopped\n")])
+def test_all_stopped_partitions_are_adopted(url: str, asked: list[tuple[str, Any]], at: str, printed: str) -> None:
+    """In one request, so that the right to do so is needed although nothing is stopped."""
+    adopted = slipway(url, "topics", "adopt", "lease-broker", "--all", "--at", at)
+    assert (adopted.exit_code, adopted.stdout.endswith(printed)) == (0, True)
+    assert asked[-1] == ("adopt-all", {"at": at})
+
+
+@pytest.mark.parametrize("command", [("topics", "stopped"), ("dlq", "ls")])
+def test_services_that_answer_are_shown_although_others_do_not(url: str, command: tuple[str, ...]) -> None:
+    """The command fails nevertheless, and names them."""
+    others = ["--provisioner", NOWHERE, "--weight-calculator", NOWHERE]
+    shown = CliRunner().invoke(app, ["--lease-broker", url, *others, *command])
+    assert (shown.exit_code, TOPIC in shown.stdout) == (1, True)
+    assert [name in shown.stderr for name in ("the provisioner at", "the weight-calculator at")] == [True, True]
+    assert "the lease-broker at" not in shown.stderr
 
 
 def test_only_services_that_consume_are_taken(url: str) -> None:

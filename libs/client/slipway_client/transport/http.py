@@ -25,6 +25,7 @@ ADVICE: Final = {
     "wrong-config-state": "`slipway lc ls` lists launch configs and their states",
     "unknown-decision": "`slipway pool show POOL` lists the latest decisions of a pool",
     "unknown-target": "`slipway pool ls` and `slipway lc ls` list pools and accounts",
+    "not-stopped": "`slipway topics stopped` lists the stopped partitions of every service",
     "owned-by-another": "--adopt takes it over; `metadata.owner` keeps the owner of a file that was renamed",
     "rollback-tripped": "`slipway why` explains the trip; --force rolls back to it nevertheless",
 }

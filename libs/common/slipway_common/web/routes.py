@@ -14,6 +14,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.leader_loop import NotLeader
+from slipway_common.messaging.partitions import Partitions
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
@@ -150,6 +151,14 @@ class Adoption(BaseModel):
     at: Literal["begin", "end"]
 
 
+class AdoptionOfAll(BaseModel):
+    """The end of the log to resume every stopped partition from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    at: Literal["begin", "end"]
+
+
 positions = APIRouter(prefix="/positions", tags=["positions"])
 
 
@@ -164,7 +173,27 @@ async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wante
     """Set a new position for a stopped partition; consumption resumes within seconds."""
     for reading in runtime.readings():
         if reading.consumer.topic.name == wanted.topic and wanted.partition in reading.stopped:
-            position = await reading.adopt(wanted.partition, at_end=wanted.at == "end")
-            return _json({"topic": wanted.topic, "partition": wanted.partition, "next_offset": position})
-    detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process; see GET /positions/stopped"
+            return _json(await _adopted(reading, wanted.partition, wanted.at))
+    known = sorted({reading.consumer.topic.name for reading in runtime.readings()})
+    if wanted.topic in known:
+        detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process"
+    else:
+        detail = f"this service does not consume topic {wanted.topic}, but {', '.join(known) or 'none now'}"
     raise Problem(409, "not-stopped", "The partition is not stopped", detail)
+
+
+@positions.post("/adopt-all", dependencies=[Depends(require("positions:write"))])
+async def adopt_all_positions(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: AdoptionOfAll) -> Response:
+    """Set a new position for every stopped partition of this process."""
+    items = [
+        await _adopted(reading, partition, wanted.at)
+        for reading in runtime.readings()
+        for partition in sorted(reading.stopped)
+        if partition in reading.stopped  # it may have been revoked while another one was adopted
+    ]
+    return _json({"items": items})
+
+
+async def _adopted(reading: Partitions, partition: int, at: str) -> dict[str, Any]:
+    position = await reading.adopt(partition, at_end=at == "end")
+    return {"topic": reading.consumer.topic.name, "partition": partition, "next_offset": position}

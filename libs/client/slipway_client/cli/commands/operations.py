@@ -1,6 +1,7 @@
 """`slipway dlq` and `slipway topics` commands: recovery by an operator. Each acts inside the consuming service, its
 first argument."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -8,7 +9,7 @@ import typer
 
 from slipway_client.cli.options import AsOutput, noun, now
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.http import Api
+from slipway_client.transport.http import Api, Failed
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
@@ -57,12 +58,25 @@ def list_dead(context: typer.Context, service: AnyService = None, output: AsOutp
     Example:
       slipway dlq ls provisioner
     """
-    show(_rows(context.obj, service, "/dead-letters"), LETTER_FIELDS, output, nothing="no dead letters")
+    _list(context.obj, service, "/dead-letters", LETTER_FIELDS, output, nothing="no dead letters")
 
 
-def _rows(api: Api, service: Consumer | None, path: str) -> list[dict[str, Any]]:
-    services = [service] if service else list(Consumer)
-    return [{"service": each.value, **row} for each in services for row in api.get(each.value, path)["items"]]
+def _list(
+    api: Api, service: Consumer | None, path: str, fields: Sequence[Field], output: Output, *, nothing: str
+) -> None:
+    """Show the rows of one service, or of all: those of services that answer, then the errors of the others."""
+    rows: list[dict[str, Any]] = []
+    errors: list[str] = []
+    for each in [service] if service else list(Consumer):
+        try:
+            rows += [{"service": each.value, **row} for row in api.get(each.value, path)["items"]]
+        except Failed as error:
+            if service:
+                raise
+            errors.append(str(error))
+    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+    if errors:
+        raise Failed("\n".join(errors))
 
 
 @dlq.command("replay")
@@ -105,7 +119,7 @@ def list_stopped(context: typer.Context, service: AnyService = None, output: AsO
     Example:
       slipway topics stopped lease-broker
     """
-    show(_rows(context.obj, service, "/positions/stopped"), STOPPED_FIELDS, output, nothing="no partition is stopped")
+    _list(context.obj, service, "/positions/stopped", STOPPED_FIELDS, output, nothing="no partition is stopped")
 
 
 @topics.command("adopt")
@@ -132,12 +146,12 @@ def adopt(
     """
     if all_ == (topic is not None) or (topic is None) != (partition is None):
         raise typer.BadParameter("give TOPIC and PARTITION, or --all")
-    stopped = [{"topic": topic, "partition": partition}]
     if all_:
-        stopped = _rows(context.obj, service, "/positions/stopped")
-        if not stopped:
-            print("no partition is stopped")
-    for row in stopped:
-        place = {name: row[name] for name in ("topic", "partition")}
-        answer = context.obj.post(service.value, "/positions/adopt", place | {"at": at.value})
-        print(f"{row['topic']}/{row['partition']} resumed at offset {answer['next_offset']}")
+        adopted = context.obj.post(service.value, "/positions/adopt-all", {"at": at.value})["items"]
+    else:
+        place = {"topic": topic, "partition": partition}
+        adopted = [context.obj.post(service.value, "/positions/adopt", place | {"at": at.value})]
+    for row in adopted:
+        print(f"{printable(row['topic'])}/{row['partition']} resumed at offset {row['next_offset']}")
+    if not adopted:
+        print("no partition is stopped")
