@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from slipway_common.base.ids import new_id
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.worker import WorkerLost, WorkerStopping
@@ -16,7 +17,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown
-from tests.support.provisioner import Cloud, Provisioner, administrator, declared, provisioner_on, report
+from tests.support.provisioner import START, Cloud, Provisioner, administrator, declared, provisioner_on, report
 
 DEAD = "sim-a"
 
@@ -227,6 +228,44 @@ async def test_retire(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) 
         await provisioner.reap()
         found = await account_of(client)
         assert (found["machines"], found["retired"], found["unreachable"]) == ([], False, False)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_nothing_is_asked_about_an_account_that_is_listed_no_more(
+    provisioner: Provisioner, clouds: Clouds, tmp_path: Path, removed: bool
+) -> None:
+    """Orphan and missing instances of a retired or a deleted account are forgotten with their alert; those of others
+    are not."""
+    await launch(provisioner)
+    for account in (DEAD, "sim-b"):
+        name = f"i-{account}"
+        clouds.live[name] = Instance(id=name, batch_id=new_id(), created_at=START, running=True)
+        clouds.of[account].add(name)
+    await provisioner.set_clock(100)
+    await provisioner.reap()
+    missing = "INSERT INTO missing_instance (account_id, worker_id) SELECT account_id, id FROM worker"
+    await provisioner.database.execute(f"{missing} WHERE account_id = $1", DEAD)
+    assert {alert.kind for alert in await alerts(provisioner)} == {"orphans-kept"}
+    assert await kept(provisioner) == [DEAD, "sim-b"]
+    if removed:
+        statement = "UPDATE missing_instance SET account_id = 'gone'; UPDATE orphan_instance SET account_id = 'gone' "
+        await provisioner.database.execute(f"{statement} WHERE account_id = '{DEAD}'")
+        await provisioner.expire()
+    else:
+        await provisioner.database.execute("UPDATE account SET unreachable = true WHERE id = $1", DEAD)
+        async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+            await client.post(f"/accounts/{DEAD}/retire", json={"reason": "closed"})
+    assert await kept(provisioner) == ["sim-b"]
+    assert await provisioner.database.fetchval("SELECT count(*) FROM missing_instance") == 0
+    resolved = [alert.subject_id for alert in await alerts(provisioner) if alert.kind == "orphans-kept"]
+    assert resolved == ["gone" if removed else DEAD]
+    assert clouds.terminated == []
+
+
+async def kept(provisioner: Provisioner) -> list[str]:
+    """Accounts of orphan instances that wait for a person."""
+    async with provisioner.client() as client:
+        return [row["account_id"] for row in (await client.get("/recovery")).json()["orphans"]]
 
 
 async def test_leaving_workers_of_a_retired_account(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) -> None:

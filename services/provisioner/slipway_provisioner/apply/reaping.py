@@ -48,6 +48,16 @@ async def keep(tx: Connection, account_id: str, findings: Findings, *, unlisted:
         await outbox.enqueue(tx, [kept_alert(account_id, 0)])
 
 
+async def forget_unlisted(tx: Connection) -> bool:
+    """Delete the orphan and missing instances of an account that is listed no more, since no pass would, and resolve
+    their alert; False if there are none."""
+    account_id = await orphans.unlisted_account(tx)
+    if account_id is None:
+        return False
+    await keep(tx, account_id, Findings(orphans=[], kept=[], missing=[], implausible=""), unlisted=())
+    return True
+
+
 def kept_alert(account_id: str, waiting: int, kept: Sequence[Kept] = ()) -> Alert:
     """Alert on the number of orphan instances that wait for a person; resolved if none does."""
     number = "1 orphan instance" if waiting == 1 else f"{waiting} orphan instances"

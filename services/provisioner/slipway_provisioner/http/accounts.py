@@ -9,7 +9,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
-from slipway_provisioner.apply import expiry, reachability
+from slipway_provisioner.apply import expiry, reachability, reaping
 from slipway_provisioner.http.pools import ReasonBody
 from slipway_provisioner.store import reachability as store
 
@@ -70,6 +70,7 @@ async def retire_account(
         was_retired = await _change(
             connection, lambda: reachability.retire(connection, account_id, reason=body.reason, by=by)
         )
+        await _until_done(connection, lambda: reaping.forget_unlisted(connection))
         await _until_done(connection, lambda: reachability.settle_calls(connection))
         await _until_done(connection, lambda: reachability.settle_workers(connection, settings.stop_grace_seconds))
         (account,) = await store.accounts(connection, account_id)

@@ -11,7 +11,7 @@ from typing import Final
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply import expiry, reachability
+from slipway_provisioner.apply import expiry, reachability, reaping
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, restores
@@ -46,12 +46,14 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         async with db.transaction():
             leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
         async with db.transaction():
+            kept = await reaping.forget_unlisted(db)
+        async with db.transaction():
             await pauses.resume_overdue(db)
         async with db.transaction():
             await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    return booting or idle or unresponsive or calls or leaving
+    return booting or idle or unresponsive or calls or leaving or kept
 
 
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:

@@ -36,6 +36,12 @@ DECIDE: Final = Statement(
     .values(decision=sa.bindparam("outcome"))
 )
 ADOPTED: Final = Statement(sa.delete(orphan_instance).where(_OF_ACCOUNT, O.instance_id == sa.bindparam("instance_id")))
+# Kept for an account that is listed no more: it is retired, or its removed row was deleted.
+UNLISTED: Final = """
+SELECT account_id FROM (
+    SELECT account_id FROM orphan_instance UNION SELECT account_id FROM missing_instance) AS kept
+WHERE NOT EXISTS (SELECT FROM account a WHERE a.id = kept.account_id AND NOT a.retired)
+ORDER BY account_id LIMIT 1"""
 OF_ACCOUNT: Final = Statement(sa.select(*FIELDS).where(_OF_ACCOUNT).order_by(O.instance_id))
 
 
@@ -78,6 +84,12 @@ async def listed(db: Connection) -> list[Orphan]:
 
 async def lock_all(tx: Connection) -> list[Orphan]:
     return [_orphan(row) for row in await tx.fetch(LOCK_ALL.text)]
+
+
+async def unlisted_account(db: Connection) -> str | None:
+    """An account that the instance reaper lists no more, of which orphan or missing instances are still stored."""
+    account_id: str | None = await db.fetchval(UNLISTED)
+    return account_id
 
 
 async def decide(tx: Connection, account_id: str, instance_ids: Sequence[str], action: Action) -> None:
