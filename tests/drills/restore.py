@@ -2,7 +2,8 @@
 
 The server's files are copied after a crash, put back later, and the server is started on them. Until a person
 confirms, nothing may be launched; no machine that is registered may be terminated at any time; no event may get a
-sequence number that consumers have seen. After the confirmation all tasks are done.
+sequence number that consumers have seen. After the confirmation all tasks are done, and no machine is launched for a
+task that has one.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_do
 BEFORE, BUSY = 8, 8
 TASK_SECONDS, LONG_SECONDS = 30.0, 1200.0
 NOTICED_SECONDS = 25.0  # real
+REPORTED_SECONDS = 2.0  # real; by then the reports of the queue count a task no more that has ended
 POSITIONS = " + ".join(
     f"(SELECT coalesce(sum(sequence_number), 0)::bigint FROM {service.replace('-', '_')}.relay_position)"
     for service in SERVICES
@@ -182,6 +184,7 @@ def judge(found: Evidence, events: int, course: Course) -> Verdict:
     }
     known = {row["instance_id"] for row in found.rows.workers}
     hidden = set(forgotten) - ended - course.shown - known
+    second = launched_twice(ledger, course.confirmed_at)
     envelopes = [record.envelope for record in found.published if record.envelope is not None]
     times = [envelope.time.timestamp() for envelope in envelopes if envelope.sequence_number is not None]
     lost = sum(course.copied_at < time < course.restored_at for time in times)
@@ -193,6 +196,7 @@ def judge(found: Evidence, events: int, course: Course) -> Verdict:
             (interrupted, f"{interrupted} tasks were interrupted"),
             (early, f"{early} launches before the confirmation"),
             (hidden, f"{len(hidden)} machines ran that the person who confirmed was not shown"),
+            (second, f"{second} machines were launched after the confirmation for tasks that had one"),
             (dropped, f"{dropped} events have a number or revision that consumers have seen: they drop them"),
             (lost < events, f"{lost} events since the copy, {events} required: the drill proves nothing"),
             (not set(forgotten) - ended, "no forgotten machine ran at the confirmation: the drill proves nothing"),
@@ -201,9 +205,22 @@ def judge(found: Evidence, events: int, course: Course) -> Verdict:
     ]
     figures = (
         f"{len(forgotten)} launches and {lost} events forgotten, "
-        f"healthy terminated {terminated}, events dropped silently {dropped}, launches before confirmation {early}"
+        f"healthy terminated {terminated}, events dropped silently {dropped}, launches before confirmation {early}, "
+        f"after it {len(created(ledger, course.confirmed_at))}, of which {second} for tasks that had a machine"
     )
     return Verdict(figures, problems)
+
+
+def launched_twice(ledger: Sequence[facts.Fact], confirmed_at: float) -> int:
+    """Machines created after the confirmation without a task for them, since each does one task. Those for tasks that
+    ended just before it are not counted: the newest report of the queue may have had these tasks still."""
+    served = {fact.instance_id for fact in ledger if isinstance(fact, facts.TaskStarted | facts.TaskClaimed)}
+    idle = sum(fact.instance_id not in served for fact in created(list(ledger), confirmed_at))
+    ended = sum(
+        isinstance(fact, facts.TaskEnded) and confirmed_at - REPORTED_SECONDS < fact.at <= confirmed_at
+        for fact in ledger
+    )
+    return max(0, idle - ended)
 
 
 def numbers_used_twice(published: Sequence[Published]) -> int:

@@ -11,9 +11,10 @@ from slipway_common.events.lease import LeaseExpired, LeaseGranted
 from slipway_common.events.topics import LEASE_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Published
+from slipway_simulator import facts
 from tests.drills.__main__ import DRILLS, parse_arguments
 from tests.drills.lost_grant import Loss
-from tests.drills.restore import numbers_used_twice, revisions_used_twice
+from tests.drills.restore import launched_twice, numbers_used_twice, revisions_used_twice
 from tests.tools.mutants import ROOT, rows_of
 
 
@@ -62,6 +63,48 @@ def test_which_grants_are_lost() -> None:
     assert [is_lost("a", LeaseExpired), is_lost("a", LeaseExpired)] == [True, False]
     assert is_lost("b", LeaseExpired) is False
     assert [loss.number(LeaseGranted), loss.number(LeaseExpired)] == [2, 1]
+
+
+def test_machines_launched_twice() -> None:
+    """Those created after the confirmation that did no task, but for each task that ended just before it."""
+
+    def machine(name: str, at: float) -> facts.InstanceCreated:
+        texts = dict.fromkeys(
+            (
+                "call_id",
+                "account",
+                "token",
+                "request",
+                "deployment",
+                "batch",
+                "config",
+                "zone",
+                "instance_type",
+                "image",
+            ),
+            "",
+        )
+        return facts.InstanceCreated(
+            at=at, instance_id=name, visible_at=at, boots_at=at, claims=True, user_data={}, **texts
+        )
+
+    def started(name: str, at: float) -> facts.TaskStarted:
+        return facts.TaskStarted(at=at, task_id=f"t-{name}", pool_id="p", instance_id=name, ends_at=None)
+
+    def ended(name: str, at: float) -> facts.TaskEnded:
+        return facts.TaskEnded(at=at, task_id=f"t-{name}", pool_id="p", instance_id=name, result="done")
+
+    ledger: list[facts.Fact] = [
+        machine("i-0", 10.0),
+        started("i-0", 20.0),
+        machine("i-1", 101.0),
+        started("i-1", 110.0),
+    ]
+    assert launched_twice(ledger, 100.0) == 0
+    twice = [*ledger, machine("i-2", 102.0)]
+    assert launched_twice(twice, 100.0) == 1
+    assert launched_twice([*twice, ended("i-0", 90.0)], 100.0) == 1
+    assert launched_twice([*twice, ended("i-0", 99.5)], 100.0) == 0
 
 
 def published(offset: int, source: str, number: int, revision: int, event_id: str) -> Published:
