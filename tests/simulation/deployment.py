@@ -85,6 +85,7 @@ GRANT SELECT, UPDATE ON public.simulated_clock TO PUBLIC"""
 SKEWED: Final = """
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
+HOLD_SECONDS: Final = 1200.0  # longest time of a lease, usually
 SKEW_SECONDS: Final = 3.0  # largest difference of a database's clock from the machines'
 REPORT_SECONDS: Final = 10.0
 STEPS_SECONDS: Final = 120.0
@@ -194,6 +195,7 @@ class Deployment:
         self.receptions: dict[int, Reception] = {}
         self.cut_off_between = (0.0, 0.0)
         self.lost_leases, self.lost = 0.0, 0
+        self.hold_seconds = HOLD_SECONDS
         for name in SERVICES:
             self.boot(name)
         self.service = build(self.settings)
@@ -523,7 +525,7 @@ class Deployment:
                     id="sim-a",
                     owner="test",
                     limit_units=limit,
-                    hold_seconds=1200,
+                    hold_seconds=self.hold_seconds,
                     ttl_seconds=300,
                     reserve_seconds=180,
                     policy=Policy(pacing="off"),

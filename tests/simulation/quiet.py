@@ -107,6 +107,7 @@ async def set_clocks(deployment: Deployment, seconds: float) -> None:
     Nothing is terminated or charged for it, and the leases of holders that renew them live. Demand reports from the
     future of a clock are refused.
     """
+    deployment.hold_seconds = 2 * HOUR_SECONDS  # no renewal moves the end of a hold
     await run(deployment, STEPS)
     await until(deployment, lambda: deployment.cloud.claimed > 0)
     with pytest.MonkeyPatch.context() as patch:

@@ -61,10 +61,13 @@ async def test_one_task_one_machine(
         await undisturbed(deployment)
 
 
-async def test_a_clock_that_is_set_ends_nothing(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The databases' clock is ahead by an hour for a minute: no machine, lease or boot ends by it."""
+@pytest.mark.parametrize("seconds", [HOUR_SECONDS, -HOUR_SECONDS])
+async def test_a_clock_that_is_set_ends_nothing(
+    postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The databases' clock is ahead or behind by an hour for a minute: no machine, lease or boot ends by it."""
     async with quiet_deployment_on(postgres, monkeypatch, 5) as deployment:
-        await set_clocks(deployment, HOUR_SECONDS)
+        await set_clocks(deployment, seconds)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
