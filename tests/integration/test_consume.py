@@ -132,6 +132,22 @@ async def test_poison_in_batch(place: Place) -> None:
     assert [subject for subject, *_ in await place.dead()] == ["w137"]
 
 
+async def test_text_above_the_limit_of_an_index(place: Place) -> None:
+    """A text that no row of an index can hold is an error of its record: a retry would fail forever."""
+    await place.database.execute("CREATE INDEX effect_word ON effect (word)")
+    await place.create(WORKER_LIFECYCLE)
+    random = Random(1)  # PostgreSQL compresses a text before it checks the limit
+    long = "".join(chr(random.randrange(0x4E00, 0x9FFF)) for _ in range(6000))
+    async with publisher(place) as publish, member(place):
+        for subject, word in [("w1", "a"), ("w2", long), ("w3", "b")]:
+            await publish.send(report(subject, word), partition=0)
+        await until_read(place, 3)
+        assert await place.effects() == {("w1", "a"): 1, ("w3", "b"): 1}
+        ((subject, state, reason),) = await place.dead()
+        assert (subject, state) == ("w2", "dead")
+        assert "ProgramLimitExceededError" in reason
+
+
 async def test_parked_behind_dead(place: Place) -> None:
     """Events that follow a dead event of their subject are parked, in the same batch and in later ones."""
     await place.create(WORKER_LIFECYCLE)

@@ -34,7 +34,9 @@ INFRASTRUCTURE: Final = (
     asyncpg.InternalClientError,
     Transient,
 )
-DATA_ERRORS: Final = ("22", "23")  # SQLSTATE classes: data exception, integrity constraint violation
+# SQLSTATE classes of data exceptions and integrity constraint violations, and the SQLSTATE of an exceeded limit, such
+# as that of an index row by a long text.
+DATA_ERRORS: Final = ("22", "23", "54000")
 
 
 def schema_of(service: str) -> str:
