@@ -1,14 +1,41 @@
 """Schemas made from tables equal the migrated ones, and every kind of difference is found."""
 
-from typing import Final
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from random import Random
+from string import ascii_letters, digits
+from typing import Any, Final
+from uuid import UUID
 
 import asyncpg
 import pytest
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Text,
+    UniqueConstraint,
+    Uuid,
+)
 
 from slipway_common.base.ids import new_id
+from slipway_common.base.text import KEY, NAME, WORD
+from slipway_common.database.sql import DIALECT
+from slipway_common.declaration.fields import ID_CHARACTERS_MAX
+from slipway_common.events.lease import LeaseGroup
 from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_lease_broker.domain.commands import UNITS_MAX
+from slipway_lease_broker.domain.spread import group_key
+from slipway_lease_broker.store import tables as broker
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.store import tables as provisioner
 from slipway_provisioner.store.tables import PERCENT_ENCODED, launch_config
+from slipway_weight_calculator.store import tables as calculator
 from tests.tools.tables import SERVICES, differences, made, migrated
 
 CHANGES: Final = """
@@ -62,3 +89,65 @@ async def test_generated_keys_are_those_of_the_calculator(postgres: EmbeddedPost
         "quota_key": quota_key("ci/a", "sim-1", instance_type).text,
         "credential_key": credential_key("ci/a").text,
     }
+
+
+# Bytes of texts in indexes that are no names, by column or by table and column.
+BYTES: Final = {
+    "stage": WORD.bytes,
+    "forgiven.pool_id": ID_CHARACTERS_MAX,
+    "subject": KEY.bytes,
+    "topic": 200,
+    "key": KEY.bytes + len("config/"),  # of what has health, a signal, an alert or a boot
+    "image_key": KEY.bytes,
+    "quota_key": KEY.bytes,
+    "credential_key": KEY.bytes,
+    "group_name": NAME.bytes + len(group_key(LeaseGroup(name="", size=UNITS_MAX, spread_seconds=86_399.123))),
+}
+VALUES: Final[dict[type[Any], Any]] = {
+    BigInteger: 2**63 - 1,
+    Integer: 2**31 - 1,
+    Double: 1e300,
+    Boolean: True,
+    Uuid: str(UUID(int=2**128 - 1)),
+    DateTime: datetime(2026, 1, 1, tzinfo=UTC),
+}
+
+
+def _indexed(tables: MetaData) -> Iterator[tuple[str, list[Column[Any]]]]:
+    """B-tree indexes of a schema, those of its constraints too."""
+    for table in tables.tables.values():
+        for index in table.indexes:
+            if index.dialect_kwargs.get("postgresql_using") != "brin":
+                yield str(index.name), list(index.columns)
+        for constraint in table.constraints:
+            if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint) and constraint.columns:
+                yield f"{table.name} {type(constraint).__name__}", list(constraint.columns)
+
+
+def _longest(column: Column[Any], rng: Random) -> Any:
+    """The longest value of a column. Random, because PostgreSQL compresses what is not."""
+    if isinstance(column.type, Text):
+        size = BYTES.get(f"{column.table.name}.{column.name}", BYTES.get(column.name, NAME.bytes))
+        return "".join(rng.choices(ascii_letters + digits, k=size))
+    return next(value for kind, value in VALUES.items() if isinstance(column.type, kind))
+
+
+@pytest.mark.parametrize("tables", [broker.metadata, calculator.metadata, provisioner.metadata])
+async def test_texts_within_their_limits_fit_into_every_index(postgres: EmbeddedPostgres, tables: MetaData) -> None:
+    rng, found = Random(1), list(_indexed(tables))
+    connection = await asyncpg.connect(await postgres.create_database(new_id()))
+    try:
+        for place, (name, columns) in enumerate(found):
+            types = ", ".join(f'"{column.name}" {column.type.compile(dialect=DIALECT)}' for column in columns)
+            await connection.execute(f"CREATE TABLE t{place} ({types})")
+            names = ", ".join(f'"{column.name}"' for column in columns)
+            await connection.execute(f"CREATE INDEX ON t{place} ({names})")
+            placeholders = ", ".join(f"${number}" for number in range(1, len(columns) + 1))
+            insert = f"INSERT INTO t{place} VALUES ({placeholders})"
+            try:
+                await connection.execute(insert, *(_longest(column, rng) for column in columns))
+            except asyncpg.ProgramLimitExceededError as error:
+                pytest.fail(f"{name}: {error}")
+    finally:
+        await connection.close()
+    assert len(found) > 10

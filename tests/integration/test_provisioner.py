@@ -1098,10 +1098,10 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
         422,
         "until-passed",
     ),
-    ("POST", "/launch-configs/zone-a/pause", {"reason": "\0"}, ("admin",), 422, "invalid-text"),
-    ("PUT", "/pools/linux/demand", demand_body(source="\0"), WRITE, 422, "invalid-text"),
-    ("GET", "/pools/%00", None, (), 422, "invalid-text"),
-    ("GET", "/workers?pool=%00", None, (), 422, "invalid-text"),
+    ("POST", "/launch-configs/zone-a/pause", {"reason": "\0"}, ("admin",), 422, "invalid-request"),
+    ("PUT", "/pools/linux/demand", demand_body(source="\0"), WRITE, 422, "invalid-request"),
+    ("GET", "/pools/%00", None, (), 422, "invalid-request"),
+    ("GET", "/workers?pool=%00", None, (), 422, "invalid-request"),
     ("GET", "/pools/unheard-of", None, (), 404, "unknown-pool"),
     ("GET", "/pools/unheard-of/decisions", None, (), 404, "unknown-pool"),
     ("GET", "/launch-configs?pool=unheard-of", None, (), 404, "unknown-pool"),
@@ -1208,7 +1208,7 @@ async def test_invalid_texts_of_machines(provisioner: Provisioner) -> None:
     before = await provisioner.worker()
     claim = {"task_id": "t\0", "source": "q", "at": after(0).isoformat()}
     for answer in (await client.post("/claimed", json=claim), await provisioner.register("\0", worker.batch_id)):
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:slipway:problem:invalid-text")
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:slipway:problem:invalid-request")
     assert await provisioner.worker() == before
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.text import NAME as NAME_LIMIT
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX, ID_PATTERN
 from slipway_common.declaration.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
 
@@ -17,7 +18,6 @@ from slipway_common.declaration.strict_yaml import Document, DocumentProblem, In
 TYPE: Final = re.compile(ID_PATTERN)
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 NAMES_MAX: Final = 10_000
-STATE_CHARACTERS_MAX: Final = 500
 IMPORTED: Final = {"type", "state", "names"}
 COUNTS: Final = ("min-count", "max-count")
 
@@ -70,7 +70,7 @@ class _Reader:
                 f"is not a valid lease pool ID: letters, digits and inner . _ - /; at most {ID_CHARACTERS_MAX}",
             )
             return
-        if not isinstance(state, str) or not 0 < len(state) <= STATE_CHARACTERS_MAX or "\0" in state:
+        if not isinstance(state, str) or not state or NAME_LIMIT.problem(state):
             self.wrong((*path, "state"), "must be a state such as free or dirty")
             return
         if self.states.setdefault(type_, state) != state:

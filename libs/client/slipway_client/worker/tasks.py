@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.worker import core
 from slipway_client.worker.core import Wait, Worker
+from slipway_common.base import text
 
 # Long poll of the queue for a task.
 WAIT_SECONDS: Final = 20.0
@@ -20,7 +21,7 @@ RENEWALS: Final = 3
 KILL_SECONDS: Final = 5.0
 
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Name = Annotated[text.Name, msgspec.Meta(min_length=1)]
 
 
 class Task(msgspec.Struct, frozen=True):

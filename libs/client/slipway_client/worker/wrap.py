@@ -25,6 +25,7 @@ from slipway_client.worker.user_data import UserData
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.process_group import CannotStart, Group, describe_exit
 from slipway_common.base.processes import own_identity
+from slipway_common.base.text import Name
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Limit for a fresh answer of the provisioner; after it the draining hook gets the last known one.
@@ -35,8 +36,8 @@ class HookCall(msgspec.Struct, frozen=True):
     """Call of a job hook."""
 
     hook: Literal["claimed", "idle", "draining"]
-    task_id: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    source: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] = "agent"
+    task_id: Name = ""
+    source: Annotated[Name, msgspec.Meta(min_length=1)] = "agent"
 
 
 async def wrap(user_data: UserData, command: Sequence[str], drain_signal: signal.Signals) -> int:

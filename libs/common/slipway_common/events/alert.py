@@ -5,6 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from slipway_common.base.percent import encoded
+from slipway_common.base.text import Key, Name, Note
 from slipway_common.events.time import Time
 
 
@@ -17,18 +18,18 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     and the locations of their console logs.
     """
 
-    dedup_key: str
-    subject_kind: str
-    subject_id: str
-    kind: str
-    summary: str
-    effect: str = ""
-    doing: str = ""
-    command: str = ""
+    dedup_key: Key
+    subject_kind: Name
+    subject_id: Key
+    kind: Name
+    summary: Note
+    effect: Note = ""
+    doing: Note = ""
+    command: Note = ""
     since: Time | None = None
-    cause: str = ""
-    severity: str = "page"
-    evidence: tuple[str, ...] = ()
+    cause: Note = ""
+    severity: Name = "page"
+    evidence: tuple[Note, ...] = ()
 
 
 def alert_key(service: str, kind: str, *subject: str) -> str:

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.base.text import Name, Note
 from slipway_common.events.time import Time
 
 
@@ -21,24 +22,24 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     after `freeze_after` unconfirmed starts.
     """
 
-    launch_config_id: str
-    name: str
-    pool_id: str
-    account_id: str
-    region: str
-    zone: str
-    instance_type: str
-    image_revision: str
+    launch_config_id: Name
+    name: Name
+    pool_id: Name
+    account_id: Name
+    region: Name
+    zone: Name
+    instance_type: Name
+    image_revision: Name
     base_weight: float
     price_factor: float
-    state: str
+    state: Name
     revision: int
     current: bool = True
     drain_until: Time | None = None
-    profile: str = "on-demand"
-    boot_evidence: str = "register"
-    claim_evidence: str = "hook"
-    on_bad_image: str = "probe"
+    profile: Name = "on-demand"
+    boot_evidence: Name = "register"
+    claim_evidence: Name = "hook"
+    on_bad_image: Name = "probe"
     freeze_after: int = 10
 
 
@@ -56,15 +57,15 @@ class LaunchConfigArchived(LaunchConfigState, frozen=True, kw_only=True):
 
 class LaunchConfigPaused(LaunchConfigState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.launch_config.paused.v1"
-    reason: str
-    by: str
+    reason: Note
+    by: Note
     until: Time | None = None
 
 
 class LaunchConfigResumed(LaunchConfigState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.launch_config.resumed.v1"
-    reason: str
-    by: str
+    reason: Note
+    by: Note
 
 
 class LaunchConfigDraining(LaunchConfigState, frozen=True, kw_only=True):
@@ -72,6 +73,6 @@ class LaunchConfigDraining(LaunchConfigState, frozen=True, kw_only=True):
     `drain_until` are terminated."""
 
     type: ClassVar[str] = "io.slipway.launch_config.draining.v1"
-    reason: str
-    by: str
+    reason: Note
+    by: Note
     terminate: bool = False

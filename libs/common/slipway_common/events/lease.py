@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.base.text import Name, Note
 from slipway_common.events.time import Time
 
 
@@ -15,7 +16,7 @@ class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group of requests whose starts are spread over `spread_seconds`: no two within spread / size. `member` counts
     from 0; without it members are numbered in order of arrival."""
 
-    name: str
+    name: Name
     size: int
     spread_seconds: float
     member: int | None = None
@@ -24,7 +25,7 @@ class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ReplacedLease(msgspec.Struct, frozen=True, kw_only=True):
     """The lease of an earlier attempt. It ends when the new request arrives, which inherits its age."""
 
-    lease_id: str
+    lease_id: Name
     fencing_token: int
 
 
@@ -37,11 +38,11 @@ class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.lease.requested.v1"
-    lease_pool_id: str
-    request_id: str
+    lease_pool_id: Name
+    request_id: Name
     units: int
-    tenant: str
-    operation: str = "launch"
+    tenant: Name
+    operation: Name = "launch"
     priority: int = 0
     whole: bool = False
     hold_seconds: float | None = None
@@ -53,8 +54,8 @@ class LeaseConfirmRequested(msgspec.Struct, frozen=True, kw_only=True):
     """Confirmation that the holder uses the lease: the reserve deadline ends and its ttl begins."""
 
     type: ClassVar[str] = "io.slipway.lease.confirm_requested.v1"
-    lease_pool_id: str
-    lease_id: str
+    lease_pool_id: Name
+    lease_id: Name
     fencing_token: int
 
 
@@ -63,31 +64,31 @@ class LeaseRenewRequested(msgspec.Struct, frozen=True, kw_only=True):
     progress does not change."""
 
     type: ClassVar[str] = "io.slipway.lease.renew_requested.v1"
-    lease_pool_id: str
-    lease_id: str
+    lease_pool_id: Name
+    lease_id: Name
     fencing_token: int
-    progress: str | None = None
+    progress: Note | None = None
 
 
 class LeaseCancelRequested(msgspec.Struct, frozen=True, kw_only=True):
     """Cancellation of waiting `units` of a request; granted units are released, not cancelled."""
 
     type: ClassVar[str] = "io.slipway.lease.cancel_requested.v1"
-    lease_pool_id: str
-    request_id: str
+    lease_pool_id: Name
+    request_id: Name
     units: int
-    reason: str
+    reason: Note
 
 
 class LeaseReleaseRequested(msgspec.Struct, frozen=True, kw_only=True):
     """Release of `units` of a lease. `throttled`, `retry_after_seconds` and `quota_remaining` are throttle evidence."""
 
     type: ClassVar[str] = "io.slipway.lease.release_requested.v1"
-    lease_pool_id: str
-    lease_id: str
+    lease_pool_id: Name
+    lease_id: Name
     fencing_token: int
     units: int
-    result: str
+    result: Note
     throttled: bool = False
     retry_after_seconds: float | None = None
     quota_remaining: int | None = None
@@ -99,13 +100,13 @@ class LeaseUnleasedReported(msgspec.Struct, frozen=True, kw_only=True):
     the id changes nothing."""
 
     type: ClassVar[str] = "io.slipway.lease.unleased_reported.v1"
-    lease_pool_id: str
-    lease_id: str
-    request_id: str
+    lease_pool_id: Name
+    lease_id: Name
+    request_id: Name
     units: int
-    tenant: str
+    tenant: Name
     started_at: Time
-    operation: str = "launch"
+    operation: Name = "launch"
 
 
 class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +116,8 @@ class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.lease.queued.v1"
-    lease_pool_id: str
-    request_id: str
+    lease_pool_id: Name
+    request_id: Name
     units: int
     position: int
 
@@ -131,26 +132,26 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.lease.granted.v1"
-    lease_pool_id: str
-    lease_id: str
-    request_id: str
+    lease_pool_id: Name
+    lease_id: Name
+    request_id: Name
     units: int
     fencing_token: int
     expires_at: Time
     hold_until: Time
     waited_seconds: float
-    mode: str = "enforce"
+    mode: Name = "enforce"
     advised_wait_seconds: float | None = None
-    reason: str = ""
-    owner: str = ""
+    reason: Note = ""
+    owner: Name = ""
 
 
 class LeaseConfirmed(msgspec.Struct, frozen=True, kw_only=True):
     """A lease was confirmed or renewed and is alive until `expires_at` (database clock of the broker)."""
 
     type: ClassVar[str] = "io.slipway.lease.confirmed.v1"
-    lease_pool_id: str
-    lease_id: str
+    lease_pool_id: Name
+    lease_id: Name
     fencing_token: int
     expires_at: Time
 
@@ -159,21 +160,21 @@ class LeaseReleased(msgspec.Struct, frozen=True, kw_only=True):
     """`units` were released and `remaining` are still held. `reason` is the holder's result, "hold" or "surplus"."""
 
     type: ClassVar[str] = "io.slipway.lease.released.v1"
-    lease_pool_id: str
-    lease_id: str
-    request_id: str
+    lease_pool_id: Name
+    lease_id: Name
+    request_id: Name
     units: int
     remaining: int
-    reason: str
+    reason: Note
 
 
 class LeaseExpired(msgspec.Struct, frozen=True, kw_only=True):
     """A lease was not confirmed before its reserve deadline; its units are free again."""
 
     type: ClassVar[str] = "io.slipway.lease.expired.v1"
-    lease_pool_id: str
-    lease_id: str
-    request_id: str
+    lease_pool_id: Name
+    lease_id: Name
+    request_id: Name
     units: int
 
 
@@ -182,9 +183,9 @@ class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
     flight."""
 
     type: ClassVar[str] = "io.slipway.lease.lost.v1"
-    lease_pool_id: str
-    lease_id: str
-    request_id: str
+    lease_pool_id: Name
+    lease_id: Name
+    request_id: Name
     units: int
     counted_until: Time
 
@@ -193,7 +194,7 @@ class LeaseLimitChanged(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of a lease pool changed."""
 
     type: ClassVar[str] = "io.slipway.lease.limit_changed.v1"
-    lease_pool_id: str
+    lease_pool_id: Name
     limit: int
     previous_limit: int | None
-    reason: str
+    reason: Note

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.base.text import Name, Note
 from slipway_common.events.time import Time
 
 
@@ -14,8 +15,8 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.pool.demand_reported.v1"
-    pool_id: str
-    source: str
+    pool_id: Name
+    source: Name
     pending: int
     claimed: int
     observed_at: Time
@@ -25,11 +26,11 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """Complete state of a worker pool (its topic is compacted)."""
 
-    pool_id: str
+    pool_id: Name
     min_capacity: int
     max_capacity: int
-    scaling_ratio: str
-    mode: str
+    scaling_ratio: Name
+    mode: Name
     paused: bool
     frozen: bool
     revision: int
@@ -45,29 +46,29 @@ class PoolUpdated(PoolState, frozen=True, kw_only=True):
 
 class PoolPaused(PoolState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.pool.paused.v1"
-    reason: str
-    by: str
+    reason: Note
+    by: Note
     until: Time | None = None
 
 
 class PoolResumed(PoolState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.pool.resumed.v1"
-    reason: str
-    by: str
+    reason: Note
+    by: Note
 
 
 class PoolFrozen(PoolState, frozen=True, kw_only=True):
     """Pool frozen. `by` is "provisioner" if a bad image caused it."""
 
     type: ClassVar[str] = "io.slipway.pool.frozen.v1"
-    reason: str
-    by: str = ""
+    reason: Note
+    by: Note = ""
 
 
 class PoolUnfrozen(PoolState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.pool.unfrozen.v1"
-    reason: str
-    by: str
+    reason: Note
+    by: Note
 
 
 class PoolRolledBack(PoolState, frozen=True, kw_only=True):
@@ -75,8 +76,8 @@ class PoolRolledBack(PoolState, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "io.slipway.pool.rolled_back.v1"
     to_revision: int
-    reason: str
-    by: str
+    reason: Note
+    by: Note
 
 
 class PoolDeleted(PoolState, frozen=True, kw_only=True):

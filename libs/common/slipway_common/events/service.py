@@ -4,12 +4,13 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.base.text import Name
 from slipway_common.events.time import Time
 
 
 class ServiceHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.service.heartbeat.v1"
-    service: str
-    instance: str
+    service: Name
+    instance: Name
     at: Time
-    version: str
+    version: Name

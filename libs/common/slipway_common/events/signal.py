@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from slipway_common.base.text import Name, Note
 from slipway_common.events.signal_kinds import KINDS, TARGETS, TTL_SECONDS
 from slipway_common.events.time import Time
 
@@ -23,11 +24,11 @@ class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
     __doc__ = f"A signal about a target; it expires after `ttl_seconds`.\n\n{fill(WORDS, 116)}"
 
     type: ClassVar[str] = "io.slipway.signal.raised.v1"
-    source: str
-    target_kind: str
-    target_id: str
-    kind: str
-    reason: str
+    source: Name
+    target_kind: Name
+    target_id: Name
+    kind: Name
+    reason: Note
     observed_at: Time
     ttl_seconds: float = TTL_SECONDS
     value: float | None = None

@@ -7,6 +7,7 @@ import msgspec
 
 from slipway_common.base.percent import encoded
 from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
+from slipway_common.events.decoding import EventDecoder
 
 DAY_MS: Final = 86_400_000
 MONITORS: Final = "monitors"  # external producers
@@ -196,7 +197,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
 )
 TOPIC_OF: Final = {event: topic for topic in TOPICS for event in topic.events}
 EVENT_OF: Final[dict[str, type[Any]]] = {event.type: event for event in TOPIC_OF}
-DECODERS: Final = {event.type: msgspec.json.Decoder(event) for event in TOPIC_OF}
+DECODERS: Final[dict[str, EventDecoder[Any]]] = {event.type: EventDecoder(event) for event in TOPIC_OF}
 CONSUMED: Final = tuple((topic, service) for topic in TOPICS for service in sorted(topic.consumers))
 
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from slipway_common.base.text import Key, Name, Note, Word
 from slipway_common.events.time import Time
 
 BOUNDLESS: Final = 1_000_000  # the window of a shared key that has a health state only
@@ -40,14 +41,14 @@ class SharedWindow(msgspec.Struct, frozen=True, kw_only=True):
     are late since the last success.
     """
 
-    kind: str
-    id: str
-    stage: str
+    kind: Word
+    id: Key
+    stage: Word
     version: int
     window: int
-    state: str = HEALTHY
+    state: Name = HEALTHY
     unconfirmed: int = 0
-    reason: str = ""
+    reason: Note = ""
 
 
 class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,23 +64,23 @@ class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.weight.changed.v1"
-    launch_config_id: str
-    name: str
-    pool_id: str
+    launch_config_id: Name
+    name: Name
+    pool_id: Name
     config_revision: int
     weight: float
     health: float
-    stages: dict[str, StageHealth]
-    state: str
-    tripped_stage: str | None = None
-    tripped_by: str = ""
-    tripped_by_id: str = ""
+    stages: dict[Name, StageHealth]
+    state: Name
+    tripped_stage: Name | None = None
+    tripped_by: Name = ""
+    tripped_by_id: Key = ""
     tripped_since: Time | None = None
     probe_permit: int | None = None
     probe_ready: bool = False
     next_probe_at: Time | None = None
-    reason: str
-    profile: str = "on-demand"
+    reason: Note
+    profile: Name = "on-demand"
     shared: tuple[SharedWindow, ...] = ()
-    signals: tuple[str, ...] = ()
-    offsets: dict[str, int] = msgspec.field(default_factory=dict)
+    signals: tuple[Note, ...] = ()
+    offsets: dict[Name, int] = msgspec.field(default_factory=dict)

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.base.text import Key, Name, Note
+
 
 class Stage(StrEnum):
     """Stages of a worker's start. A value from a newer sender decodes as UNKNOWN and has no effect."""
@@ -56,20 +58,20 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     result: Result
     scope: Scope = Scope.NOTHING
-    scope_key: str = ""
-    code: str = ""
+    scope_key: Key = ""
+    code: Name = ""
     classified: bool = True
-    sample: str = ""
+    sample: Note = ""
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Fields of every worker event. `probe_permit` is the number of the permit that a probe uses."""
 
-    worker_id: str
-    pool_id: str
-    launch_config_id: str
-    account_id: str
-    image_revision: str
+    worker_id: Name
+    pool_id: Name
+    launch_config_id: Name
+    account_id: Name
+    image_revision: Name
     probe_permit: int | None = None
 
 
@@ -77,7 +79,7 @@ class WorkerRequested(WorkerEvent, frozen=True, kw_only=True):
     """Intent and lease request are committed; the provider was not called yet."""
 
     type: ClassVar[str] = "io.slipway.worker.requested.v1"
-    decision_id: str
+    decision_id: Name
 
 
 class WorkerDelayed(WorkerEvent, frozen=True, kw_only=True):
@@ -87,7 +89,7 @@ class WorkerDelayed(WorkerEvent, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.worker.delayed.v1"
-    reason: str
+    reason: Note
 
 
 class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
@@ -98,11 +100,11 @@ class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.worker.launched.v1"
-    instance_id: str
-    batch_id: str
+    instance_id: Name
+    batch_id: Name
     looked_up: bool = False
     outcome: Outcome
-    console: str = ""
+    console: Note = ""
     leaving: bool = False
 
 
@@ -110,7 +112,7 @@ class WorkerLaunchFailed(WorkerEvent, frozen=True, kw_only=True):
     """The provider definitely refused the launch. Never published for a call of unknown outcome."""
 
     type: ClassVar[str] = "io.slipway.worker.launch_failed.v1"
-    batch_id: str
+    batch_id: Name
     outcome: Outcome
 
 
@@ -118,7 +120,7 @@ class WorkerRegistered(WorkerEvent, frozen=True, kw_only=True):
     """The worker registered with its batch secret."""
 
     type: ClassVar[str] = "io.slipway.worker.registered.v1"
-    instance_id: str
+    instance_id: Name
     boot_seconds: float
     outcome: Outcome
 
@@ -127,8 +129,8 @@ class WorkerClaimed(WorkerEvent, frozen=True, kw_only=True):
     """The worker claimed a task. `outcome` is set only on its first claim, which ends the claim stage."""
 
     type: ClassVar[str] = "io.slipway.worker.claimed.v1"
-    task_id: str
-    source: str
+    task_id: Name
+    source: Name
     outcome: Outcome | None = None
 
 
@@ -142,8 +144,8 @@ class WorkerErrorReported(WorkerEvent, frozen=True, kw_only=True):
     """Error reported by the worker; changes no state."""
 
     type: ClassVar[str] = "io.slipway.worker.error_reported.v1"
-    kind: str
-    detail: str
+    kind: Name
+    detail: Note
 
 
 class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
@@ -153,17 +155,17 @@ class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
     """
 
     type: ClassVar[str] = "io.slipway.worker.stopping.v1"
-    reason: str
+    reason: Note
     outcome: Outcome | None = None
-    instance_id: str = ""
-    console: str = ""
+    instance_id: Name = ""
+    console: Note = ""
 
 
 class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
     """The worker is confirmed gone, or was `cancelled` before the provider was called."""
 
     type: ClassVar[str] = "io.slipway.worker.stopped.v1"
-    reason: str
+    reason: Note
     cancelled: bool = False
 
 
@@ -171,6 +173,6 @@ class WorkerLost(WorkerEvent, frozen=True, kw_only=True):
     """The worker's instance disappeared without a request to stop it. `outcome` ends its current stage."""
 
     type: ClassVar[str] = "io.slipway.worker.lost.v1"
-    reason: str
+    reason: Note
     outcome: Outcome | None = None
-    instance_id: str = ""
+    instance_id: Name = ""

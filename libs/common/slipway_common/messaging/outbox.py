@@ -13,9 +13,9 @@ import msgspec
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
+from slipway_common.base.text import KEY
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import TOPIC_OF
-from slipway_common.messaging.records import SUBJECT_BYTES_MAX
+from slipway_common.events.topics import DECODERS, TOPIC_OF
 from slipway_common.observability.telemetry import child_of, current_trace
 
 # A row too large for a Kafka batch would block the relay forever, so it is refused before the commit.
@@ -62,7 +62,8 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     """Add events to the outbox of the caller's transaction, in order.
 
     `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
-    Raises BadEvent for an event that is too large for a batch, or whose subject is too long for its consumers.
+    Raises BadEvent for an event that no consumer would accept: it is too large for a batch, or one of its texts or its
+    subject is too long.
     """
     if not events:
         return
@@ -75,12 +76,23 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
             event, dead = event.event, True
         topic = TOPIC_OF[type(event)]
         value = None if dead else msgspec.json.encode(event)
-        if value is not None and len(value) > VALUE_BYTES_MAX:
-            raise BadEvent(f"{event.type} of {topic.subject(event)} has {len(value)} bytes; at most {VALUE_BYTES_MAX}")
         subject = topic.subject(event)
-        if len(subject) > SUBJECT_BYTES_MAX:  # no consumer would accept it
-            raise BadEvent(f"the subject of {event.type} has {len(subject)} bytes; at most {SUBJECT_BYTES_MAX}")
+        if wrong := KEY.problem(subject):
+            raise BadEvent(f"the subject of {event.type} {wrong}")
+        if value is not None and (wrong := refusal(event, value)):
+            raise BadEvent(f"{event.type} of {subject}: {wrong}")
         row = (new_id(), topic.name, event.type, subject, topic.key(event), value, child_of(parent))
         for column, cell in zip(columns, row, strict=True):
             column.append(cell)
     await tx.execute(ENQUEUE, *columns, at)
+
+
+def refusal(event: Any, value: bytes) -> str:
+    """Reason why no consumer would accept the event with this data; empty if they will."""
+    if len(value) > VALUE_BYTES_MAX:
+        return f"has {len(value)} bytes; at most {VALUE_BYTES_MAX}"
+    try:
+        DECODERS[event.type].decode(value)
+    except msgspec.DecodeError as error:
+        return str(error)
+    return ""

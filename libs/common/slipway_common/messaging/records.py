@@ -7,10 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.errors import BadEvent
+from slipway_common.base.text import KEY, NAME
 from slipway_common.events.topics import DECODERS
 from slipway_common.messaging.envelope import Envelope, decode, decode_data, of_relay
 
-SUBJECT_BYTES_MAX: Final = 1000  # two of them fit into one index row of PostgreSQL (2,704 bytes)
 BIGINT_MAX: Final = 2**63 - 1
 _KNOWN: Final = {type_.encode(): (type_, decoder.decode) for type_, decoder in DECODERS.items()}
 
@@ -83,8 +83,10 @@ def _read_fast(record: Record) -> Received | None:
         _, _, id_, type_, source, time, subject, sequence_source, number_, previous_, revision_, traceparent = (
             attributes
         )
-        texts = id_ + source + subject + sequence_source
-        if b"\0" in texts or len(texts) > SUBJECT_BYTES_MAX or not (id_ and source and subject):
+        names = id_ + source + sequence_source
+        if len(names) > NAME.characters or len(subject) > KEY.characters or b"\0" in names + subject:
+            return None
+        if not (id_ and source and subject):
             return None
         type_name, decode_value = _KNOWN[type_]
         number, previous, revision = int(number_), int(previous_), int(revision_)
@@ -118,17 +120,14 @@ def opened(record: Record) -> Envelope:
     """Decode the envelope of a record. Raises BadEvent, also for values that no column or index can store."""
     envelope = decode(record.headers, received_at=written_at(record))
     # Storing such a value would fail the transaction on every retry, so it is refused here.
-    texts = envelope.id + envelope.source + envelope.subject + envelope.sequence_source
-    if "\0" in texts or len(texts) > SUBJECT_BYTES_MAX // 4:
-        named = {
-            "id": envelope.id,
-            "source": envelope.source,
-            "subject": envelope.subject,
-            "slipwaysource": envelope.sequence_source,
-        }
-        for name, text in named.items():
-            if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
-                raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
+    for name, text, limit in (
+        ("id", envelope.id, NAME),
+        ("source", envelope.source, NAME),
+        ("subject", envelope.subject, KEY),
+        ("slipwaysource", envelope.sequence_source, NAME),
+    ):
+        if wrong := limit.problem(text):
+            raise BadEvent(f"ce_{name} {wrong}")
     for name, number in (
         ("number", envelope.sequence_number),
         ("previous", envelope.previous),
@@ -160,7 +159,7 @@ def received(record: Record, envelope: Envelope) -> Received:
     )
 
 
-def text_of(raw: bytes | None, characters_max: int = SUBJECT_BYTES_MAX // 4) -> str:
+def text_of(raw: bytes | None, characters_max: int = KEY.bytes // 4) -> str:
     """Untrusted bytes as text that every column and index can store."""
     return (raw or b"").decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[:characters_max]
 

@@ -15,10 +15,14 @@ from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.leader_loop import NotLeader
 from slipway_common.messaging.partitions import Partitions
+from slipway_common.messaging.records import BIGINT_MAX
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
 from slipway_common.web.status import Status, stopped_partitions
+from slipway_common.web.text import Name, Reason
+
+Partition = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 health = APIRouter(include_in_schema=False)
 
@@ -59,7 +63,7 @@ class Restored(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    reason: str = Field(min_length=1, max_length=500)
+    reason: Reason
 
 
 restores = APIRouter(prefix="/restored", tags=["restores"])
@@ -82,9 +86,9 @@ async def restored(
 class Letter(BaseModel):
     """Topic, partition and offset of a dead letter."""
 
-    topic: str
-    partition: int
-    offset: int
+    topic: Name
+    partition: Partition
+    offset: Annotated[int, Field(ge=0, le=BIGINT_MAX)]
 
 
 letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
@@ -94,8 +98,8 @@ Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
 @letters.get("")
 async def list_dead_letters(
     database: Annotated[Database, Depends(database)],
-    topic: str | None = None,
-    limit: Annotated[int, Query(le=1000)] = 100,
+    topic: Name | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
 
@@ -146,8 +150,8 @@ class Adoption(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    topic: str
-    partition: int
+    topic: Name
+    partition: Partition
     at: Literal["begin", "end"]
 
 

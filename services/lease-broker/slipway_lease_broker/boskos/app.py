@@ -18,12 +18,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.text import NAME
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Tokens, allows
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.boskos.calls import Caller, Calls, NotAvailable, Refused, Wanted, leased
-from slipway_lease_broker.domain.commands import TEXT_CHARACTERS_MAX, UNITS_MAX
+from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.slots import FREE, Slot, go_seconds
 from slipway_lease_broker.domain.terms import BrokerTerms
 
@@ -264,11 +265,9 @@ def _userdata(body: bytes) -> dict[str, str]:
 
 
 def _storable(name: str, value: str) -> str:
-    if len(value) > TEXT_CHARACTERS_MAX or "\0" in value:
-        # `names` is a list: the limit applies to each name.
-        if name == "names" and "\0" not in value and all(len(v) <= TEXT_CHARACTERS_MAX for v in value.split(",")):
-            return value
-        raise Refused(400, f"{name}: must have at most {TEXT_CHARACTERS_MAX} characters and no NUL")
+    for one in value.split(",") if name == "names" else [value]:
+        if wrong := NAME.problem(one):
+            raise Refused(400, f"{name} {wrong}")
     return value
 
 

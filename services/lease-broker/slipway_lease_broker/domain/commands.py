@@ -12,7 +12,6 @@ from typing import Final, TypeAlias
 import msgspec
 
 from slipway_common.base.errors import BadEvent
-from slipway_common.base.percent import encoded
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
@@ -57,10 +56,8 @@ LeaseCommand: TypeAlias = (
     | LeaseUnleasedReported
 )
 
-# PostgreSQL limits index keys to some 2,700 bytes, stores no NUL in text, and units are integer columns. A record
-# beyond these limits would fail forever and look like a database error, so it is refused here.
-TEXT_CHARACTERS_MAX: Final = 500
-ID_BYTES_MAX: Final = 900  # percent-encoded as in the subject of an event, which consumers accept up to 1,000 bytes
+# Units are integer columns. A record beyond these limits would fail forever and look like a database error, so it is
+# refused here.
 UNITS_MAX: Final = 1_000_000
 PRIORITY_MAX: Final = 9
 SECONDS_MAX: Final = 31_536_000
@@ -422,31 +419,24 @@ def check(command: LeaseCommand) -> None:
     """Raise BadEvent for values that no ledger can hold."""
     for name in command.__struct_fields__:
         value = getattr(command, name)
-        if isinstance(value, str):
-            _check_text(name, value)
-            if name.endswith("_id") and not value:
-                raise BadEvent(f"{name} is empty")
-            if name.endswith("_id") and (wrong := id_problem(value)):
-                raise BadEvent(f"{name}: {wrong}")
-        elif name == "units" and not 1 <= value <= UNITS_MAX:
+        if name.endswith("_id") and not value:
+            raise BadEvent(f"{name} is empty")
+        if name == "units" and not 1 <= value <= UNITS_MAX:
             raise BadEvent(f"units {value}: must be 1 to {UNITS_MAX}")
-        elif name.endswith("_seconds") and value is not None and not 0 <= value <= SECONDS_MAX:
+        if name.endswith("_seconds") and value is not None and not 0 <= value <= SECONDS_MAX:
             raise BadEvent(f"{name} {value:g}: must be 0 to {SECONDS_MAX}")
-        elif name == "quota_remaining" and value is not None and not 0 <= value <= QUOTA_MAX:
+        if name == "quota_remaining" and value is not None and not 0 <= value <= QUOTA_MAX:
             raise BadEvent(f"quota_remaining {value}: must be 0 to {QUOTA_MAX}")
     if isinstance(command, LeaseRequested):
         _check_request(command)
 
 
 def _check_request(command: LeaseRequested) -> None:
-    if command.replaces is not None:
-        _check_text("replaces.lease_id", command.replaces.lease_id)
     if not 0 <= command.priority <= PRIORITY_MAX:
         raise BadEvent(f"priority {command.priority}: must be 0 to {PRIORITY_MAX}, {PRIORITY_MAX} first")
     if command.hold_seconds is not None and command.hold_seconds <= 0:
         raise BadEvent(f"hold_seconds {command.hold_seconds:g}: must be above 0")
     if (group := command.group) is not None:
-        _check_text("group.name", group.name)
         if not group.name:
             raise BadEvent("group.name is empty")
         if not (1 <= group.size <= UNITS_MAX and 0 < group.spread_seconds <= SPREAD_SECONDS_MAX):
@@ -455,17 +445,6 @@ def _check_request(command: LeaseRequested) -> None:
             )
         if group.member is not None and not 0 <= group.member < group.size:
             raise BadEvent(f"group {group.name}: member {group.member} of {group.size}; members count from 0")
-
-
-def id_problem(value: str) -> str:
-    """Reason why an id cannot be the subject of an event; empty if it can."""
-    size = len(encoded(value))
-    return f"must have at most {ID_BYTES_MAX} bytes when percent-encoded, not {size}" if size > ID_BYTES_MAX else ""
-
-
-def _check_text(name: str, value: str) -> None:
-    if len(value) > TEXT_CHARACTERS_MAX or "\0" in value:
-        raise BadEvent(f"{name}: must have at most {TEXT_CHARACTERS_MAX} characters and no NUL, not {value[:50]!r}…")
 
 
 def is_late_evidence(pool: LeasePool, lease: Lease, command: LeaseReleaseRequested) -> bool:

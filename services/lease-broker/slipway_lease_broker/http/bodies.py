@@ -3,34 +3,20 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from fastapi import Path
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration.models import LeasePacing
-from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX, id_problem
+from slipway_common.web.text import Name, NameOrEmpty, Reason
+from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, UNITS_MAX
 
 WAIT_SECONDS_MAX: Final = 60.0
-NO_NUL: Final = r"^[^\x00]*$"
 
-Text = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 Units = Annotated[int, Field(strict=True, ge=1, le=UNITS_MAX)]
 Token = Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
 WaitSeconds = Annotated[
     float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after this time.")
 ]
-LeasePoolId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
-
-
-def _publishable(given: str) -> str:
-    if wrong := id_problem(given):
-        raise ValueError(wrong)
-    return given
-
-
-Published = AfterValidator(_publishable)
-LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL), Published]
-RequestId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL), Published]
 
 
 def _in_utc(at: datetime) -> datetime:
@@ -50,14 +36,14 @@ class Body(BaseModel):
 class Replaced(Body):
     """The lease of an earlier attempt. It ends when the new request arrives, which inherits its age."""
 
-    lease_id: Text
+    lease_id: Name
     fencing_token: Token
 
 
 class GroupBody(Body):
     """A group of requests with spread starts: no two start within spread_seconds / size."""
 
-    name: Text
+    name: Name
     size: Annotated[int, Field(strict=True, ge=1, le=100_000)]
     spread_seconds: Annotated[Seconds, Field(le=SPREAD_SECONDS_MAX)]
     member: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = None
@@ -70,10 +56,10 @@ class GroupBody(Body):
 
 
 class Acquire(Body):
-    request_id: Annotated[Text, Published, Field(description="Idempotency key: the same id is the same request.")]
+    request_id: Annotated[Name, Field(description="Idempotency key: the same id is the same request.")]
     units: Units = 1
-    operation: Text = "install"
-    tenant: Text | None = Field(None, description="Fair-share tenant [default: token name]")
+    operation: Name = "install"
+    tenant: Name | None = Field(None, description="Fair-share tenant [default: token name]")
     priority: Annotated[int, Field(strict=True, ge=0, le=9)] = 0
     wait_seconds: WaitSeconds = 0.0
     hold_seconds: Seconds | None = Field(None, description="Shortens the hold of the pool.")
@@ -87,7 +73,7 @@ class Prolong(Body):
 
 
 class Renew(Prolong):
-    progress: Text | None = Field(None, description="Any text that changes while the work progresses.")
+    progress: Reason | None = Field(None, description="Any text that changes while the work progresses.")
 
 
 class Release(Prolong):
@@ -97,7 +83,7 @@ class Release(Prolong):
     remaining: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)] | None = Field(
         None, description="Units to keep, instead of units. A repeated call changes nothing."
     )
-    result: Text = "done"
+    result: Reason = "done"
     throttled: bool = Field(False, strict=True, description="The provider throttled the operation.")
     retry_after_seconds: Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)] | None = None
     quota_remaining: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
@@ -110,7 +96,7 @@ class Release(Prolong):
 
 
 class WithReason(Body):
-    reason: Text
+    reason: Reason
 
 
 class TermsChange(WithReason):
@@ -127,7 +113,7 @@ class TermsChange(WithReason):
     pinned: Annotated[bool, Field(strict=True)] | None = Field(
         None, description="Pin the limit: only operators change it."
     )
-    confirm: Annotated[str, Field(max_length=100)] = Field("", description="Digest of a dangerous change.")
+    confirm: NameOrEmpty = Field("", description="Digest of a dangerous change.")
 
     def terms(self) -> dict[str, Any]:
         """The given terms, named as in a declaration."""
@@ -147,8 +133,8 @@ class Reported(Body):
 class StartBody(Body):
     """An operation that was started without a lease while the broker was unavailable."""
 
-    request_id: Annotated[Text, Published]
-    operation: Text = "install"
+    request_id: Name
+    operation: Name = "install"
     units: Units = 1
     started_at: Moment
 
@@ -160,14 +146,14 @@ class Starts(Body):
 class Member(Body):
     """One lease of a gang."""
 
-    pool: Text
+    pool: Name
     units: Units = 1
     hold_seconds: Seconds | None = None
 
 
 class GangBody(Body):
-    request_id: Annotated[Text, Published]
-    tenant: Text | None = None
-    operation: Text = "install"
+    request_id: Name
+    tenant: Name | None = None
+    operation: Name = "install"
     wait_seconds: WaitSeconds = 0.0
     members: Annotated[list[Member], Field(min_length=1, max_length=100)]

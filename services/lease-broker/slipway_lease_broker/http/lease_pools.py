@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
@@ -17,6 +17,7 @@ from slipway_common.web.access import require
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, NameOrEmpty, ReasonOrEmpty
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile
 from slipway_lease_broker.domain import declaration, ledger, unleased
@@ -27,7 +28,7 @@ from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
-from slipway_lease_broker.http.bodies import LeasePoolId, Moment, Reported, Starts, TermsChange, WithReason
+from slipway_lease_broker.http.bodies import Moment, Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import Caller, Operator
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
@@ -46,8 +47,8 @@ class Options(BaseModel):
     dry_run: bool = False
     prune: bool = False
     adopt: bool = False
-    confirm: Annotated[str, Field(max_length=100)] = ""
-    reason: Annotated[str, Field(max_length=500)] = ""
+    confirm: NameOrEmpty = ""
+    reason: ReasonOrEmpty = ""
 
 
 @router.put("/lease-pools", openapi_extra={"requestBody": declared.DOCUMENTED})
@@ -92,7 +93,7 @@ async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
 
 @router.patch("/lease-pools/{lease_pool_id:id}")
 async def change_lease_pool(
-    lease_pool_id: LeasePoolId, body: TermsChange, call: Operator, confirm: Annotated[str, Query(max_length=100)] = ""
+    lease_pool_id: Name, body: TermsChange, call: Operator, confirm: NameOrEmpty = ""
 ) -> Response:
     """Change terms of a lease pool until its next declaration. Leases stay held: with a lower limit the pool stops
     granting until usage falls. A limit that is more than doubled needs the digest of the refusal in `confirm`."""
@@ -122,13 +123,13 @@ async def change_lease_pool(
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/drain")
-async def drain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
+async def drain(lease_pool_id: Name, body: WithReason, call: Operator) -> Response:
     """Drain a lease pool: it grants nothing more, and leases stay held until they are released."""
     return await drained(call, lease_pool_id, Act(action=Action.DRAIN, by=call.name, reason=body.reason))
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/undrain")
-async def undrain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
+async def undrain(lease_pool_id: Name, body: WithReason, call: Operator) -> Response:
     """Undrain a lease pool: it grants again."""
     return await drained(call, lease_pool_id, Act(action=Action.UNDRAIN, by=call.name, reason=body.reason))
 
@@ -142,7 +143,7 @@ async def drained(call: Operator, lease_pool_id: str, act: Act) -> Response:
 
 
 @router.put("/lease-pools/{lease_pool_id:id}/units")
-async def report_units(lease_pool_id: LeasePoolId, body: Reported, call: Operator) -> Response:
+async def report_units(lease_pool_id: Name, body: Reported, call: Operator) -> Response:
     """Report the units that a derived limit follows. After `ttl_seconds` the last value holds, with an alert."""
     async with call.database.acquire() as db, db.transaction():
         pool, now = await lock(db, lease_pool_id)
@@ -160,7 +161,7 @@ async def report_units(lease_pool_id: LeasePoolId, body: Reported, call: Operato
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/unleased")
-async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller) -> Response:
+async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Response:
     """Count operations that were started without a lease while the broker was unavailable, until their hold ends. A
     repeated call changes nothing; the leases in the answer may be released like any other. A start time in the future
     counts as now, since the operation would otherwise never count."""
@@ -194,7 +195,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
 @router.get("/lease-pools/{lease_pool_id:id}/history")
 async def get_history(
     database: DatabaseDep,
-    lease_pool_id: LeasePoolId,
+    lease_pool_id: Name,
     since: Moment | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
 ) -> Response:
@@ -207,7 +208,7 @@ async def get_history(
 
 @router.get("/lease-pools/{lease_pool_id:id}/audit")
 async def get_audit(
-    database: DatabaseDep, lease_pool_id: LeasePoolId, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
+    database: DatabaseDep, lease_pool_id: Name, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
 ) -> Response:
     """List changes of a lease pool by people, newest first: who made each, by which action, and the changed fields
     before and after (`before` is null for a new pool)."""
@@ -219,7 +220,7 @@ async def get_audit(
 @router.get("/audit")
 async def get_audit_of_all(
     database: DatabaseDep,
-    lease_pool_id: Annotated[str | None, Query(alias="id")] = None,
+    lease_pool_id: Annotated[Name | None, Query(alias="id")] = None,
     since: Moment | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
@@ -232,7 +233,7 @@ async def get_audit_of_all(
 @router.get("/lease-pools/{lease_pool_id:id}/report")
 async def get_report(
     database: DatabaseDep,
-    lease_pool_id: LeasePoolId,
+    lease_pool_id: Name,
     since_seconds: Annotated[float, Query(gt=0, le=31_536_000)] = 86_400.0,
     limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     hold_seconds: Annotated[float | None, Query(gt=0, le=31_536_000)] = None,

@@ -20,6 +20,7 @@ from slipway_common.events.lease import (
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.access import Credentials, identify, permit
 from slipway_common.web.runtime import database
+from slipway_common.web.text import Name
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.exchange import Answer, Submission
 from slipway_lease_broker.domain.ledger import Lease
@@ -27,7 +28,7 @@ from slipway_lease_broker.domain.queue_status import queue_status
 from slipway_lease_broker.domain.refusals import Refusal, unknown_lease, unknown_lease_pool, unknown_request
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
-from slipway_lease_broker.http.bodies import Acquire, LeaseId, LeasePoolId, Prolong, Release, Renew, RequestId
+from slipway_lease_broker.http.bodies import Acquire, Prolong, Release, Renew
 from slipway_lease_broker.http.call import Call
 from slipway_lease_broker.http.callers import Caller
 from slipway_lease_broker.http.refusals import problem, refused
@@ -43,7 +44,7 @@ HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseReq
 @router.post(
     "/lease-pools/{lease_pool_id:id}/leases", responses={202: {"description": "The request waits in the queue."}}
 )
-async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, call: Caller) -> Response:
+async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Caller) -> Response:
     """Acquire a lease, or get a place in the queue after `wait_seconds`. A request id never gets a second lease: repeat
     the request with the same id after a lost answer, and to go on waiting."""
     call.may_write(lease_pool_id)
@@ -124,7 +125,7 @@ def wanted(lease_pool_id: str, body: Acquire, caller: str) -> LeaseRequested:
 
 @router.post("/leases/{lease_id:id}/renew")
 @router.post("/leases/{lease_id:id}/heartbeat")
-async def renew(lease_id: LeaseId, body: Renew, call: Caller) -> Response:
+async def renew(lease_id: Name, body: Renew, call: Caller) -> Response:
     """Renew a lease for its ttl. 410: the lease has ended, for the given reason; stop the work that it covers."""
     pool_id = await writable(call, lease_id)
     command = LeaseRenewRequested(
@@ -136,7 +137,7 @@ async def renew(lease_id: LeaseId, body: Renew, call: Caller) -> Response:
 
 
 @router.post("/leases/{lease_id:id}/confirm")
-async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
+async def confirm(lease_id: Name, body: Prolong, call: Caller) -> Response:
     """Confirm the use of a lease that was acquired with `confirm: false`, or granted while no caller waited."""
     pool_id = await writable(call, lease_id)
     command = LeaseConfirmRequested(lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token)
@@ -146,7 +147,7 @@ async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
 
 
 @router.post("/leases/{lease_id:id}/release")
-async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
+async def release(lease_id: Name, body: Release, call: Caller) -> Response:
     """Release a lease, or some of its units. A repeated release changes nothing, except with `units`: use `remaining`
     where an answer may be lost."""
     pool_id = await writable(call, lease_id)
@@ -186,8 +187,8 @@ async def list_leases(
     request: Request,
     credentials: Credentials,
     database: DatabaseDep,
-    pool: str | None = None,
-    tenant: str | None = None,
+    pool: Name | None = None,
+    tenant: Name | None = None,
     mine: bool = False,
     limit: Items = 1_000,
 ) -> Response:
@@ -201,7 +202,7 @@ async def list_leases(
 
 
 @router.get("/leases/{lease_id:id}")
-async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
+async def get_lease(database: DatabaseDep, lease_id: Name) -> Response:
     """Get a lease, also after its end."""
     found = await leases.named(database, [lease_id])
     if not found:
@@ -210,7 +211,7 @@ async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
 
 
 @router.get("/leases/{lease_id:id}/history")
-async def get_lease_history(database: DatabaseDep, lease_id: LeaseId) -> Response:
+async def get_lease_history(database: DatabaseDep, lease_id: Name) -> Response:
     """List the decisions about a lease with their reasons, oldest first."""
     if not await leases.named(database, [lease_id]):
         raise problem(unknown_lease(lease_id))
@@ -219,7 +220,7 @@ async def get_lease_history(database: DatabaseDep, lease_id: LeaseId) -> Respons
 
 @router.get("/lease-pools/{lease_pool_id:id}/requests")
 async def list_requests(
-    database: DatabaseDep, lease_pool_id: LeasePoolId, tenant: str | None = None, limit: Items = 1_000
+    database: DatabaseDep, lease_pool_id: Name, tenant: Name | None = None, limit: Items = 1_000
 ) -> Response:
     """List waiting requests: higher priorities first, then the longest wait."""
     if await answers.pool(database, lease_pool_id) is None:
@@ -229,7 +230,7 @@ async def list_requests(
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
-async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request_id: RequestId) -> Response:
+async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Name) -> Response:
     """Get a request with its position while it waits, and its leases once granted."""
     position = await answers.queue_position(database, lease_pool_id, request_id)
     if position is None:
@@ -252,7 +253,7 @@ async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request
 
 
 @router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
-async def cancel(lease_pool_id: LeasePoolId, request_id: RequestId, call: Caller) -> Response:
+async def cancel(lease_pool_id: Name, request_id: Name, call: Caller) -> Response:
     """Cancel a request; units granted in the meantime are released. A repeated call changes nothing."""
     call.may_write(lease_pool_id)
     command = LeaseCancelRequested(

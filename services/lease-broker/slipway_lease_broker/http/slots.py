@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from slipway_common.database.postgres import Connection, Database
@@ -14,28 +14,29 @@ from slipway_common.web.access import require
 from slipway_common.web.declaring import changed_meanwhile
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile, record, repeated
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.slots import Listed, SlotChange
-from slipway_lease_broker.http.bodies import Body, Seconds, Text
+from slipway_lease_broker.http.bodies import Body, Seconds
 from slipway_lease_broker.http.declared import terms
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.store import answers, pools, slots
 
 router = APIRouter()
 DatabaseDep = Annotated[Database, Depends(database)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+SlotName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 
 class ListedPool(Body):
     """The slots of one lease pool."""
 
     lease_pool: Id
-    state: Text = Field(rules.FREE, description="Initial state of new slots.")
-    names: Annotated[list[Name], Field(max_length=10_000)]
+    state: Name = Field(rules.FREE, description="Initial state of new slots.")
+    names: Annotated[list[SlotName], Field(max_length=10_000)]
 
 
 class Slots(Body):
@@ -47,7 +48,7 @@ class Slots(Body):
 
 
 @router.get("/slots")
-async def get_slots(database: DatabaseDep, pool: Annotated[str, Query(max_length=500)]) -> dict[str, Any]:
+async def get_slots(database: DatabaseDep, pool: Name) -> dict[str, Any]:
     """List the named slots of a lease pool. A slot whose lease has just ended may be shown as before."""
     if await answers.pool(database, pool) is None:
         raise problem(unknown_lease_pool(pool))

@@ -9,6 +9,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name
 from slipway_provisioner.apply import expiry, reachability, reaping
 from slipway_provisioner.http.pools import ReasonBody
 from slipway_provisioner.store import reachability as store
@@ -49,7 +50,7 @@ async def list_accounts(db: DatabaseDep) -> dict[str, Any]:
 
 
 @router.get("/{account_id:id}")
-async def get_account(account_id: str, db: DatabaseDep) -> dict[str, Any]:
+async def get_account(account_id: Name, db: DatabaseDep) -> dict[str, Any]:
     """Show one account, with the machines that may still run in it since it was retired."""
     async with db.acquire() as connection:
         found = await store.accounts(connection, account_id)
@@ -60,7 +61,7 @@ async def get_account(account_id: str, db: DatabaseDep) -> dict[str, Any]:
 
 @router.post("/{account_id:id}/retire")
 async def retire_account(
-    account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+    account_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
 ) -> dict[str, Any]:
     """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, so
     that other accounts launch in their place. No call is made in it until it is reinstated. `was_retired` is true if it
@@ -80,7 +81,7 @@ async def retire_account(
 
 @router.post("/{account_id:id}/reinstate")
 async def reinstate_account(
-    account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+    account_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
 ) -> dict[str, Any]:
     """Resume calls to a retired account. Once it answers, it launches again, and what was left there is terminated."""
     async with db.acquire() as connection:
@@ -92,7 +93,7 @@ async def reinstate_account(
 
 @router.post("/{account_id:id}/confirm-unresponsive")
 async def confirm_unresponsive(
-    account_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+    account_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
 ) -> dict[str, Any]:
     """Stop all unresponsive workers of an account, however many are silent. They are replaced, and their instances are
     terminated after the grace period."""

@@ -9,19 +9,20 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name
 from slipway_provisioner.http.pools import PauseBody, check_until, no_pool
 from slipway_provisioner.store import configs, pools, summaries
 
 router = APIRouter(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(require("launch-configs:write"))]
-Names = Annotated[list[str] | None, Query(alias="name", description="List these launch configs only.")]
+Names = Annotated[list[Name] | None, Query(alias="name", description="List these launch configs only.")]
 Archived = Annotated[bool, Query(alias="all", description="List archived revisions too.")]
 
 
 @router.get("")
 async def list_configs(
-    db: DatabaseDep, pool: str | None = None, names: Names = None, archived: Archived = False
+    db: DatabaseDep, pool: Name | None = None, names: Names = None, archived: Archived = False
 ) -> dict[str, Any]:
     """List the revisions of launch configs, archived ones only with `all`."""
     found = await summaries.configs(db, pool, names, archived=archived)
@@ -31,7 +32,7 @@ async def list_configs(
 
 
 @router.get("/{config:id}")
-async def get_config(config: str, db: DatabaseDep) -> dict[str, Any]:
+async def get_config(config: Name, db: DatabaseDep) -> dict[str, Any]:
     """Show one revision of a launch config, for a name the current one, with its settings, weight record and newest
     failures."""
     found = await summaries.config(db, config)
@@ -41,7 +42,7 @@ async def get_config(config: str, db: DatabaseDep) -> dict[str, Any]:
 
 
 @router.post("/{config:id}/pause")
-async def pause(config: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+async def pause(config: Name, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
     """Pause a launch config with all its revisions. No launch starts after the response; waiting intents are
     cancelled."""
     async with db.acquire() as connection, connection.transaction():
@@ -54,7 +55,7 @@ async def pause(config: str, body: PauseBody, request: Request, db: DatabaseDep,
 
 
 @router.post("/{config:id}/resume")
-async def resume(config: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+async def resume(config: Name, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         name = await _name(connection, config, "resume")
         if not await configs.resume(connection, name, reason=body.reason, by=by):

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query
 from slipway_common.database.postgres import Database
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
+from slipway_common.web.text import Name
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import decisions, pools
@@ -17,7 +18,7 @@ DatabaseDep = Annotated[Database, Depends(database)]
 
 @router.get("/pools/{pool_id:id}/decisions")
 async def list_decisions(
-    pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=1000)] = 20
+    pool_id: Name, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=1000)] = 20
 ) -> dict[str, Any]:
     """List the newest decisions, each with weights, windows, and launches or a reason per config."""
     if pool_id not in await pools.known(db, [pool_id]):
@@ -26,7 +27,7 @@ async def list_decisions(
 
 
 @router.get("/decisions/{decision_id:id}")
-async def get_decision(decision_id: str, db: DatabaseDep) -> dict[str, Any]:
+async def get_decision(decision_id: Name, db: DatabaseDep) -> dict[str, Any]:
     found = await decisions.get(db, decision_id) if UUID.fullmatch(decision_id) else None
     if found is None:
         detail = f"no decision {decision_id!r}; decisions are deleted after 7 days"

@@ -17,6 +17,7 @@ from slipway_common.web.access import require
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, NameOrEmpty, Reason, ReasonOrEmpty
 from slipway_provisioner.apply import declaration, rollback
 from slipway_provisioner.apply.declaration import PreconditionFailed
 from slipway_provisioner.apply.reading import SECTIONS, Declared, DeclaredReader
@@ -48,7 +49,7 @@ class RollOut(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    confirm: str = ""
+    confirm: NameOrEmpty = ""
     replace: Strategy = "natural"
     drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
     terminate: bool = False
@@ -74,7 +75,7 @@ class Edit(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     action: Literal["put", "set", "set-image"] = "put"
-    reason: str = Field("", max_length=500)
+    reason: ReasonOrEmpty = ""
 
 
 class RollbackBody(BaseModel):
@@ -90,9 +91,9 @@ class RollbackBody(BaseModel):
 
     to_revision: int | None = Field(None, ge=1, lt=1 << 63)
     whole: bool = False
-    reason: str = Field(min_length=1, max_length=500)
+    reason: Reason
     force: bool = False
-    confirm: str = ""
+    confirm: NameOrEmpty = ""
     replace: Strategy | None = None
     drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
     terminate: bool = False
@@ -154,7 +155,7 @@ async def put_declaration(
 @router.get("/declaration")
 async def get_declaration(
     db: DatabaseDep,
-    owner: str | None = None,
+    owner: NameOrEmpty | None = None,
     section: Annotated[str | None, Query(pattern="^(accounts|worker_pools)$")] = None,
 ) -> Response:
     """Export what is declared, as of one moment, or that of one owner or section: `accounts` and `worker_pools`, each a
@@ -169,7 +170,7 @@ async def get_declaration(
 
 
 @router.get("/pools/{pool_id:id}")
-async def get_pool(pool_id: str, db: DatabaseDep, response: Response) -> dict[str, Any]:
+async def get_pool(pool_id: Name, db: DatabaseDep, response: Response) -> dict[str, Any]:
     """Show a pool with what was declared (`declared`, `owner`). The ETag is the digest of it."""
     found = await summaries.pools(db, pool_id)
     stored = await declarations.declared_pool(db, pool_id)
@@ -181,7 +182,7 @@ async def get_pool(pool_id: str, db: DatabaseDep, response: Response) -> dict[st
 
 @router.put("/pools/{pool_id:id}")
 async def put_pool(
-    pool_id: str,
+    pool_id: Name,
     request: Request,
     db: DatabaseDep,
     by: Caller,
@@ -215,7 +216,7 @@ async def put_pool(
 
 @router.get("/pools/{pool_id:id}/history")
 async def get_history(
-    pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
+    pool_id: Name, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
 ) -> dict[str, Any]:
     """List the changes of a pool, the newest first: revision, at, by, action (apply, put, set, set-image or rollback),
     reason, to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and
@@ -228,7 +229,7 @@ async def get_history(
 
 
 @router.get("/pools/{pool_id:id}/rollback")
-async def preview_rollback(pool_id: str, db: DatabaseDep) -> Response:
+async def preview_rollback(pool_id: Name, db: DatabaseDep) -> Response:
     """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
     be refused (empty if it would not)."""
     if pool_id not in await pools.known(db, [pool_id]):
@@ -248,7 +249,7 @@ async def preview_rollback(pool_id: str, db: DatabaseDep) -> Response:
 
 
 @router.post("/pools/{pool_id:id}/rollback")
-async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
+async def roll_back(pool_id: Name, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
     """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
     and the `revisions` that are current then (name → revision and image).
 
@@ -276,7 +277,7 @@ async def roll_back(pool_id: str, body: RollbackBody, request: Request, db: Data
 async def get_audit(
     db: DatabaseDep,
     kind: Literal["account", "pool", "config", "database"] | None = None,
-    id_: Annotated[str | None, Query(alias="id")] = None,
+    id_: Annotated[Name | None, Query(alias="id")] = None,
     since: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:

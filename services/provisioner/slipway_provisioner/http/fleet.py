@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
@@ -12,6 +12,7 @@ from slipway_common.events.lifecycle import State
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, Reason
 from slipway_provisioner.apply import termination
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.timeline import timeline
@@ -28,7 +29,7 @@ OF_DECISION: Final = ("id", "at", "reason", "launched")
 class Termination(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    reason: str = Field(min_length=1, max_length=500)
+    reason: Reason
 
 
 def no_worker(worker_id: str) -> Problem:
@@ -39,7 +40,7 @@ def no_worker(worker_id: str) -> Problem:
 @router.get("")
 async def list_workers(
     db: DatabaseDep,
-    pool: str | None = None,
+    pool: Name | None = None,
     state: State | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
@@ -51,7 +52,7 @@ async def list_workers(
 
 
 @router.get("/{worker_id:id}")
-async def get_worker(worker_id: str, db: DatabaseDep) -> dict[str, Any]:
+async def get_worker(worker_id: Name, db: DatabaseDep) -> dict[str, Any]:
     """Show one worker with its timeline, decision, launch batch and lease."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
     if worker is None:
@@ -70,7 +71,7 @@ async def get_worker(worker_id: str, db: DatabaseDep) -> dict[str, Any]:
 
 @router.post("/{worker_id:id}/terminate")
 async def terminate(
-    worker_id: str,
+    worker_id: Name,
     body: Termination,
     request: Request,
     db: DatabaseDep,

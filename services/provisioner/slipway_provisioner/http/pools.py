@@ -11,6 +11,7 @@ from slipway_common.events.pool import DemandReported
 from slipway_common.web.access import Credentials, check, require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, NameOrEmpty, Reason
 from slipway_provisioner.apply import freezing
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
 from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
@@ -31,11 +32,11 @@ class DemandBody(Body):
     claimed: int = Field(0, ge=0, le=TASKS_MAX)
     observed_at: AwareDatetime
     valid_for_seconds: float = Field(300.0, gt=0, le=86_400)
-    source: str = Field(min_length=1, max_length=200)
+    source: Name
 
 
 class ReasonBody(Body):
-    reason: str = Field(min_length=1, max_length=500)
+    reason: Reason
 
 
 class PauseBody(ReasonBody):
@@ -44,7 +45,7 @@ class PauseBody(ReasonBody):
 
 class LaunchStopBody(PauseBody):
     scope: str = Field(pattern="^(all|account|pool)$")
-    scope_id: str = ""
+    scope_id: NameOrEmpty = ""
 
 
 def no_pool(pool_id: str) -> Problem:
@@ -58,7 +59,7 @@ async def list_pools(db: DatabaseDep) -> dict[str, Any]:
 
 @router.put("/pools/{pool_id:id}/demand")
 async def put_demand(
-    pool_id: str, body: DemandBody, request: Request, db: DatabaseDep, credentials: Credentials
+    pool_id: Name, body: DemandBody, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
     """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false)."""
     check(request, credentials, f"demand:write:{pool_id}")
@@ -77,7 +78,7 @@ async def put_demand(
 
 @router.post("/pools/{pool_id:id}/pause")
 async def pause_pool(
-    pool_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
     """Pause a pool. No launch starts after the response; waiting intents are cancelled, workers keep running."""
     async with db.acquire() as connection, connection.transaction():
@@ -90,7 +91,7 @@ async def pause_pool(
 
 @router.post("/pools/{pool_id:id}/resume")
 async def resume_pool(
-    pool_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
@@ -103,7 +104,7 @@ async def resume_pool(
 
 @router.post("/pools/{pool_id:id}/freeze")
 async def freeze_pool(
-    pool_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
     """Freeze a pool until it is unfrozen. No launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
@@ -117,7 +118,7 @@ async def freeze_pool(
 
 @router.post("/pools/{pool_id:id}/unfreeze")
 async def unfreeze_pool(
-    pool_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
     """Unfreeze a pool. An image that is still bad freezes it again after `freeze_after` more failed starts."""
     async with db.acquire() as connection, connection.transaction():

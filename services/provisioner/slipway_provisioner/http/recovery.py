@@ -11,6 +11,7 @@ from slipway_common.messaging import incarnation
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name
 from slipway_provisioner.apply import recovery as apply
 from slipway_provisioner.domain.recovery import Action, proposals
 from slipway_provisioner.store import deployment, orphans, recovery, restores
@@ -25,8 +26,8 @@ class Choice(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    account_id: str
-    instance_id: str
+    account_id: Name
+    instance_id: Name
     action: Action
 
 
@@ -37,7 +38,7 @@ class Confirmation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instances: tuple[Choice, ...] = Field((), max_length=INSTANCES_MAX)
-    unlisted: tuple[str, ...] = Field((), max_length=INSTANCES_MAX)
+    unlisted: tuple[Name, ...] = Field((), max_length=INSTANCES_MAX)
 
 
 @router.get("/deployment")

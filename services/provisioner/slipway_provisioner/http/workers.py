@@ -15,6 +15,7 @@ from slipway_common.events.lifecycle import IllegalTransition
 from slipway_common.web.access import Credentials, bearer
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, Note
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.reports import Agent, Answer
@@ -25,7 +26,6 @@ from slipway_provisioner.store import restores
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Text = Annotated[str, Field(min_length=1, max_length=200)]
 # Status, slug and title of each refusal; its text is the detail.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     registration.UnknownBatch: (404, "unknown-batch", "No such launch batch"),
@@ -49,13 +49,13 @@ class AgentBody(BaseModel):
 
 class Registration(AgentBody):
     batch_id: Annotated[str, Field(pattern=f"^{UUID.pattern}$")]
-    secret: Text
-    instance_id: Text
+    secret: Name
+    instance_id: Name
 
 
 class ClaimReport(AgentBody):
-    task_id: Text
-    source: Text
+    task_id: Name
+    source: Name
     at: AwareDatetime
 
 
@@ -64,8 +64,8 @@ class TimeReport(AgentBody):
 
 
 class ErrorReport(AgentBody):
-    kind: Text
-    detail: str = Field("", max_length=4000)
+    kind: Name
+    detail: Note = ""
 
 
 # Refusals that a restored database may give for lack of rows: agents try again until its state is confirmed.
@@ -121,7 +121,7 @@ async def register(body: Registration, request: Request, db: DatabaseDep) -> dic
 
 @router.post("/{worker_id:id}/claimed")
 async def claimed(
-    worker_id: str, body: ClaimReport, request: Request, db: DatabaseDep, credentials: Credentials
+    worker_id: Name, body: ClaimReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
     """Report the claim of a task, which ends with the next idle or stopped report."""
     async with _transaction(db) as tx:
@@ -133,7 +133,7 @@ async def claimed(
 
 @router.post("/{worker_id:id}/idle")
 async def idle(
-    worker_id: str, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
+    worker_id: Name, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
     """Report that the task has ended."""
     async with _transaction(db) as tx:
@@ -143,7 +143,7 @@ async def idle(
 
 
 @router.post("/{worker_id:id}/heartbeat")
-async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def heartbeat(worker_id: Name, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     """Return whether a worker must stop, and whether its task is known. An agent whose task is not reports its claim
     again: the database may have lost it."""
     async with _transaction(db) as tx:
@@ -152,7 +152,7 @@ async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -
 
 
 @router.get("/{worker_id:id}/should-terminate")
-async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def should_terminate(worker_id: Name, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     """Return whether a worker must stop, or leave after its task, and the standing of its revision, for agents that
     check between two tasks. Counts as a heartbeat."""
     async with _transaction(db) as tx:
@@ -168,7 +168,7 @@ async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credent
 
 
 @router.post("/{worker_id:id}/error")
-async def report_error(worker_id: str, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def report_error(worker_id: Name, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with _transaction(db) as tx:
         answer = await reports.error(tx, _agent(worker_id, credentials), body.kind, body.detail)
     return _answer(answer)
@@ -176,7 +176,7 @@ async def report_error(worker_id: str, body: ErrorReport, db: DatabaseDep, crede
 
 @router.post("/{worker_id:id}/stopped")
 async def has_stopped(
-    worker_id: str, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
+    worker_id: Name, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
     """Report that the machine stops by itself; its task, if any, has ended."""
     reason = "ended by itself"

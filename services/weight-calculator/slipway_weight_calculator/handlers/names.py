@@ -9,8 +9,6 @@ CHARACTERS_MAX: Final = 2600  # of all names together, percent-encoded; with a c
 
 
 def check(*texts: str) -> None:
-    """Raise BadEvent for a NUL character, which PostgreSQL cannot store, or too many characters."""
-    if any("\0" in text for text in texts) or len(encoded(*texts)) > CHARACTERS_MAX:
-        raise BadEvent(
-            f"names contain a NUL character or have more than {CHARACTERS_MAX} characters together, percent-encoded"
-        )
+    """Raise BadEvent for names with too many characters together."""
+    if len(encoded(*texts)) > CHARACTERS_MAX:
+        raise BadEvent(f"names have more than {CHARACTERS_MAX} characters together, percent-encoded")

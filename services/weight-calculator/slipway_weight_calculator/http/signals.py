@@ -10,8 +10,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
+from slipway_common.base.text import Name, Reason
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.fields import NAME_PATTERN
+from slipway_common.events.decoding import EventDecoder
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import TTL_SECONDS
 from slipway_common.events.time import Time
@@ -30,18 +32,18 @@ DatabaseDep = Annotated[Database, Depends(database)]
 
 STRUCTURED: Final = "application/cloudevents+json"
 ATTRIBUTES: Final = ("specversion", "type", "id", "source")
-Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+Word = Annotated[Name, msgspec.Meta(pattern=NAME_PATTERN)]
 
 
 class SignalBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of a request to raise a signal. `source` must be the caller's own name, or empty; `observed_at` defaults to
     now."""
 
-    target_kind: Name
-    target_id: Name
-    kind: Name
-    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
-    source: str = ""
+    target_kind: Word
+    target_id: Word
+    kind: Word
+    reason: Annotated[Reason, msgspec.Meta(min_length=1)]
+    source: Name = ""
     observed_at: Time | None = None
     ttl_seconds: float = TTL_SECONDS
     value: float | None = None
@@ -55,6 +57,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     type: str
     data: msgspec.Raw
+
+
+BODY: Final = EventDecoder(SignalBody)
 
 
 @router.post("/signals", status_code=202)
@@ -94,7 +99,7 @@ def _parse(request: Request, body: bytes) -> SignalBody:
             body = bytes(envelope.data)
         elif "ce-specversion" in request.headers or "ce-type" in request.headers:
             _check_attributes(*(request.headers.get(f"ce-{name}", "") for name in ATTRIBUTES))
-        return msgspec.json.decode(body, type=SignalBody)
+        return BODY.decode(body)
     except msgspec.ValidationError as error:
         raise Problem(422, "invalid-request", "The request is not valid", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

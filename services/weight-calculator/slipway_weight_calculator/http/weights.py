@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Response
 
 from slipway_common.database.postgres import Database
 from slipway_common.web.runtime import database
+from slipway_common.web.text import Name
 from slipway_weight_calculator.store import weights
 
 router = APIRouter(tags=["weights"])
@@ -14,7 +15,7 @@ router = APIRouter(tags=["weights"])
 
 @router.get("/weights")
 async def list_weights(
-    db: Annotated[Database, Depends(database)], pool: str | None = None, config: str | None = None, all: bool = False
+    db: Annotated[Database, Depends(database)], pool: Name | None = None, config: Name | None = None, all: bool = False
 ) -> Response:
     """List the newest weight record of each launch config's revision, of one worker pool, name or revision.
 

@@ -1,0 +1,53 @@
+"""Decoding of events, which refuses text that no consumer can store. Pure."""
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from slipway_common.base.text import Limit
+
+Event = TypeVar("Event")
+BACKSLASH: Final = ord("\\")
+
+
+class EventDecoder(Generic[Event]):
+    """Decoder of one type of events.
+
+    msgspec counts characters. NUL and characters of several bytes are looked for only in data that can have any: plain
+    ASCII without escapes cannot, and most data are that.
+    """
+
+    def __init__(self, event: type[Event]) -> None:
+        self._decode = msgspec.json.Decoder(event).decode
+        self._type = inspect.type_info(event)
+
+    def decode(self, value: bytes) -> Event:
+        """Decode JSON data. Raises msgspec.DecodeError, or UnicodeDecodeError."""
+        event = self._decode(value)
+        if (not value.isascii() or BACKSLASH in value) and (wrong := _wrong(event, self._type, "$")):
+            raise msgspec.ValidationError(wrong)
+        return event
+
+
+def _wrong(value: Any, kind: inspect.Type, path: str) -> str:
+    """Problem of the first text in a decoded value that cannot be stored, with its path; empty if there is none."""
+    parts: Iterable[tuple[Any, inspect.Type, str]] = ()
+    match kind:
+        case inspect.Metadata(
+            type=inspect.StrType(max_length=int(characters)), extra_json_schema={"x-max-bytes": size}
+        ):
+            reason = Limit(characters, size).problem(value)
+            return f"Text {reason} - at `{path}`" if reason else ""
+        case inspect.UnionType() if value is not None:
+            parts = ((value, one, path) for one in kind.types if not isinstance(one, inspect.NoneType))
+        case inspect.StructType():
+            parts = ((getattr(value, field.name), field.type, f"{path}.{field.encode_name}") for field in kind.fields)
+        case inspect.VarTupleType():
+            parts = ((item, kind.item_type, f"{path}[…]") for item in value)
+        case inspect.DictType():
+            keys = ((key, kind.key_type, f"key in {path}") for key in value)
+            parts = chain(keys, ((item, kind.value_type, f"{path}[…]") for item in value.values()))
+    return next(filter(None, (_wrong(*part) for part in parts)), "")
