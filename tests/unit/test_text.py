@@ -70,7 +70,7 @@ ENUMS = {"stage", "result", "scope"}
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.type)
 def test_consumers_refuse_text_that_cannot_be_stored(event: Any) -> None:
-    """Whatever its place: NUL, too many characters, or too many bytes of few characters; with a reason and the path."""
+    """NUL, too many characters, or too many bytes of few characters, at any place; the reason names it."""
     data, decoder = msgspec.to_builtins(event), DECODERS[event.type]
     assert decoder.decode(msgspec.json.encode(data)) == event
     for place in places(data):
