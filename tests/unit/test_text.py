@@ -60,7 +60,7 @@ def places(value: Any, path: Path = ()) -> Iterator[Path]:
 def changed(value: Any, path: Path, text: str) -> Any:
     if not path:
         return text
-    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy: Any = dict(value) if isinstance(value, dict) else list(value)
     copy[path[0]] = changed(value[path[0]], path[1:], text)
     return copy
 
