@@ -46,7 +46,6 @@ from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.progress import RequestProgress
 from slipway_lease_broker.store import gangs, history, past_leases, pools, reception
@@ -688,7 +687,7 @@ async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> No
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.set_clock(9 * 86_400)
-    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    await broker.prune()
     await broker.send(acquire_request("r"))
     assert [grant.lease_id for grant in await broker.grants()] == [lease.lease_id]
     assert await broker.held() == 1
@@ -710,7 +709,7 @@ async def test_a_lapsed_request_is_pruned(broker: Broker) -> None:
         assert await gangs.ready(db) == []
         assert {row.id: row.oldest_wait_seconds for row in await pools.overview(db)} == {"sim-a": None, "sim-b": None}
     await broker.set_clock(9 * 86_400)
-    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    await broker.prune()
     assert await broker.pool.fetchval("SELECT count(*) FROM requests WHERE id = 'gone'") == 0
     assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
 
@@ -801,7 +800,7 @@ async def test_tenants_and_groups_are_pruned(broker: Broker) -> None:
     assert await broker.grants() == []
 
     async def remembered() -> tuple[list[str], list[str]]:
-        await PruneLoop(ended_kept_days=0.8).step(broker.pool)
+        await broker.prune(ended_kept_days=0.8)
         tenants = await broker.pool.fetch("SELECT tenant FROM tenants ORDER BY tenant")
         groups = await broker.pool.fetch("SELECT name FROM groups")
         return [row["tenant"] for row in tenants], [row["name"] for row in groups]
@@ -1065,8 +1064,7 @@ async def test_past_leases_include_partial_releases(broker: Broker) -> None:
         (7, None): (),  # waits
     }
     await broker.set_clock(450)
-    async with broker.pool.acquire() as db:
-        await history.prune(db, "sim-a", older_than_seconds=0)
+    await broker.pool.execute("DELETE FROM history")
     assert [lease.returned for lease in await past()] == [(), (), (), ()]
 
 

@@ -124,11 +124,11 @@ async def test_a_batch_outlives_its_instances(provisioner: Provisioner) -> None:
     """The row of a batch is kept while a worker of it or an orphan instance is known, however old it is."""
     await provisioner.starting(1)
     await provisioner.set_clock(15 * 86400)
-    await provisioner.sweep()
+    await provisioner.prune()
     assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 1
     await provisioner.database.execute("DELETE FROM worker")
     await provisioner.set_clock(16 * 86400)
-    await provisioner.sweep()
+    await provisioner.prune()
     assert await provisioner.database.fetchval("SELECT count(*) FROM launch_batch") == 0
 
 

@@ -302,7 +302,7 @@ async def test_an_account_that_is_reinstated_in_vain(provisioner: Provisioner, c
         await client.post(f"/accounts/{DEAD}/retire", json={"reason": "closed"})
         assert [type(alert) for alert in await alerts(provisioner)] == [AlertRaised, AlertResolved]
         await provisioner.set_clock(30 * 86400)
-        await provisioner.sweep()
+        await provisioner.prune()
         await client.post(f"/accounts/{DEAD}/reinstate", json={"reason": "reopened"})
         assert [type(alert) for alert in await alerts(provisioner)] == [AlertRaised]
     clouds.dead.clear()

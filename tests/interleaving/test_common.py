@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 import slipway_common
-from slipway_common import service
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection
+from slipway_common.database.retention import DAY_SECONDS
 from slipway_common.events.topics import WORKER_LIFECYCLE
-from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay
+from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay, retention
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
 from slipway_common.messaging.dead_letters import Replayed
 from slipway_common.messaging.envelope import Envelope, encode
@@ -295,42 +295,63 @@ async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
     assert [row["r"] for row in revisions] == [list(range(1, 51))] * 20
 
 
-@locking("service.PRUNE_SUBJECTS", "messaging.outbox.ENQUEUE")
+LONG_AGO: Final = """
+UPDATE outbox_subject SET (created_at, touched_at)
+    = (slipway_clock() - interval '9 days', slipway_clock() - interval '9 days')"""
+EIGHT_DAYS: Final = 8 * DAY_SECONDS
+OLD_GAP: Final = """
+INSERT INTO gap (topic, partition, kind, detail, at)
+SELECT 't', 0, 'k', format('%s days ago', $1::int), slipway_clock() - make_interval(days => $1)"""
+
+
+@locking("messaging.retention.DELETE_SUBJECTS", "messaging.outbox.ENQUEUE")
 async def test_an_active_subject_is_not_pruned(pair: Pair) -> None:
-    """Pruning waits for the writer and rechecks: the subject is no longer old."""
+    """Pruning passes over a subject that a writer has locked."""
     await enqueue(pair.a, report("w1", "a"))
-    await pair.a.execute("UPDATE outbox_subject SET touched_at = slipway_clock() - interval '9 days'")
+    await pair.a.execute(LONG_AGO)
     async with pair.a.transaction():
         await outbox.enqueue(pair.a, [report("w1", "b")])
-        pruning = await pair.b_waits(pair.b.execute(service.PRUNE_SUBJECTS, [TOPIC]))
-    assert await pruning == "DELETE 0"
+        assert await pair.b.execute(retention.DELETE_SUBJECTS.text, EIGHT_DAYS) == "DELETE 0"
+    assert await pair.b.execute(retention.DELETE_SUBJECTS.text, EIGHT_DAYS) == "DELETE 0"
     assert await pair.a.fetchval("SELECT revision FROM outbox_subject") == 2
 
 
-@locking("service.PRUNE_SUBJECTS", "messaging.outbox.ENQUEUE")
+@locking("messaging.retention.DELETE_SUBJECTS", "messaging.outbox.ENQUEUE")
 async def test_an_event_during_the_pruning_of_its_subject(pair: Pair) -> None:
     """The writer waits for the deletion and restarts at revision 1; its event is not lost."""
     await enqueue(pair.a, report("w1", "a"))
-    await pair.a.execute("UPDATE outbox_subject SET touched_at = slipway_clock() - interval '9 days'")
+    await pair.a.execute(LONG_AGO)
     async with pair.a.transaction():
-        assert await pair.a.execute(service.PRUNE_SUBJECTS, [TOPIC]) == "DELETE 1"
+        assert await pair.a.execute(retention.DELETE_SUBJECTS.text, EIGHT_DAYS) == "DELETE 1"
         speaking = await pair.b_waits(enqueue(pair.b, report("w1", "b")))
     await speaking
     assert [row["revision"] for row in await pair.a.fetch("SELECT revision FROM outbox ORDER BY id")] == [1, 1]
 
 
-@locking("service.PRUNE_SEEN_EVENTS", "messaging.consume.RECORD_EVENT_IDS")
+@locking("messaging.retention.DELETE_SEEN_EVENTS", "messaging.consume.RECORD_EVENT_IDS")
 async def test_an_external_event_repeated_while_it_is_pruned(pair: Pair) -> None:
     """The repeat waits for the deletion and is then applied as new."""
     owned = await claim(pair.b)
     owned = await consume.apply(pair.b, CONSUMER, owned, [record(0, "a", numbered=False, event_id="one")])
     await pair.a.execute("UPDATE seen_event SET seen_at = slipway_clock() - interval '8 days'")
     async with pair.a.transaction():
-        assert await pair.a.execute(service.PRUNE_SEEN_EVENTS) == "DELETE 1"
+        assert await pair.a.execute(retention.DELETE_SEEN_EVENTS.text, 7 * DAY_SECONDS) == "DELETE 1"
         late = [record(1, "again", numbered=False, event_id="one")]
         repeat = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, late))
     await repeat
     assert await pair.words() == ["a", "again"]
+
+
+@locking("messaging.retention.DELETE_GAPS")
+async def test_gaps_are_pruned_twice_at_once(pair: Pair) -> None:
+    """The second waits for the rows of the first and deletes nothing else."""
+    for days in (61, 59):
+        await pair.a.execute(OLD_GAP, days)
+    async with pair.a.transaction():
+        assert await pair.a.execute(retention.DELETE_GAPS.text, 60 * DAY_SECONDS) == "DELETE 1"
+        second = await pair.b_waits(pair.b.execute(retention.DELETE_GAPS.text, 60 * DAY_SECONDS))
+    assert await second == "DELETE 0"
+    assert await pair.a.fetchval("SELECT array_agg(detail) FROM gap") == ["59 days ago"]
 
 
 # Sequence numbers.
@@ -447,6 +468,23 @@ async def test_a_replay_during_a_batch(pair: Pair) -> None:
         replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
     assert await replay == Replayed(3, 0)
     assert await pair.words() == ["a", "b", "c"]
+
+
+@locking("messaging.retention.DELETE_DEAD_LETTERS", "messaging.dead_letters.DELETE")
+async def test_dead_letters_are_pruned_beside_their_replay(pair: Pair) -> None:
+    """Pruning passes over those that are being replayed; a replay of those that are being pruned applies them once."""
+    await dead_letter(pair)
+    await pair.a.execute("UPDATE dead_letter SET at = slipway_clock() - interval '15 days'")
+    replayed = pair.a.transaction()
+    await replayed.start()
+    assert await dead_letters.replay(pair.a, CONSUMER, 0, 0) == Replayed(2, 0)
+    assert await pair.b.execute(retention.DELETE_DEAD_LETTERS.text, 14 * DAY_SECONDS) == "DELETE 0"
+    await replayed.rollback()
+    async with pair.a.transaction():
+        assert await pair.a.execute(retention.DELETE_DEAD_LETTERS.text, 14 * DAY_SECONDS) == "DELETE 2"
+        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
+    assert await replay == Replayed(2, 0)
+    assert await pair.words() == ["a", "b"]
 
 
 @locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.dead_letters.FAILED")

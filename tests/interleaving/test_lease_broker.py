@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 import slipway_lease_broker
+from slipway_common.database.postgres import Connection
+from slipway_common.database.retention import DAY_SECONDS
 from slipway_common.declaration.changes import ConfirmationRequired
 from slipway_common.events.lease import (
     LeaseConfirmed,
@@ -26,20 +28,32 @@ from slipway_common.events.lease import (
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action
 from slipway_lease_broker.domain.declaration import Declaration, Declared, change
+from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.reception import Downtime, Reception
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.loops.prune import AUDIT_KEPT_SECONDS, PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import answers, audit, gangs, pools, reception
+from slipway_lease_broker.store import answers, gangs, pools, reception, retention, slots
 from slipway_lease_broker.store import terms as live
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS
-from tests.support.lease_broker import Broker, acquire_request, after, broker_on, cancel, confirm, release, renew, terms
+from tests.support.lease_broker import (
+    PROVISIONER,
+    Broker,
+    acquire_request,
+    after,
+    broker_on,
+    cancel,
+    confirm,
+    release,
+    renew,
+    terms,
+)
 from tests.support.statements import Covered, locking_statements
 
 WAITING: Final = "SELECT count(*) FROM requests WHERE waiting_units > 0"
 APPLIED: Final = Act(action=Action.APPLY, by="ops", reason="test")
 SET: Final = Act(action=Action.SET, by="ops", reason="test")
+EIGHT_DAYS: Final = 8 * DAY_SECONDS
 locking: Final = Covered()
 
 
@@ -489,19 +503,25 @@ async def test_a_declaration_gives_up_when_its_pools_keep_changing(broker: Broke
     assert tuple(await broker.pool.fetchrow("SELECT limit_units, owner FROM lease_pools")) == (7, "")
 
 
-@locking("store.audit.PRUNE")
-async def test_the_audit_is_pruned_twice_at_once(broker: Broker) -> None:
+@locking("store.retention.DELETE_AUDIT", "store.retention.DELETE_ENTRIES")
+async def test_the_audit_and_the_history_are_pruned_twice_at_once(broker: Broker) -> None:
     """The second finds nothing left, and newer rows stay."""
     await apply.declare(broker.pool, of_owner("a.yaml", terms("old")), APPLIED)
-    await broker.set_clock(401 * 86_400)
+    await broker.send(acquire_request("old", pool="old"))
+    await broker.grants()
+    await broker.set_clock(61 * DAY_SECONDS)
     await apply.declare(broker.pool, of_owner("b.yaml", terms("new")), APPLIED)
+    await broker.send(acquire_request("new", pool="new"))
+    await broker.grants()
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            assert await audit.prune(db, older_than_seconds=AUDIT_KEPT_SECONDS) is False
-            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
+            assert await db.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 1"
+            await db.execute(retention.DELETE_ENTRIES.text, EIGHT_DAYS)
+            pruning = broker.start(broker.prune())
             await broker.until_waiting(pruning)
         await pruning
     assert [row["subject_id"] for row in await broker.pool.fetch("SELECT subject_id FROM audit")] == ["new"]
+    assert await broker.pool.fetchval("SELECT min(at) FROM history") == after(61 * DAY_SECONDS)
 
 
 @locking("store.pools.DECLARE")
@@ -534,40 +554,38 @@ async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> No
     assert [grant.units for grant in await broker.grants()] == [1]
 
 
-@locking("store.requests.PRUNE", "store.leases.PRUNE", "store.history.PRUNE")
+@locking("store.requests.LOCK", "store.retention.DELETE_REQUESTS", "store.retention.DELETE_LEASES", "store.pools.LOCK")
 async def test_a_repeated_request_is_not_pruned(broker: Broker) -> None:
-    """Pruning waits for the repetition and then sees it; a lease that ended long ago is deleted."""
+    """Pruning waits for nobody, not even for the lock of the lease pool. It passes over a request that is repeated just
+    then, and deletes a lease that ended long ago."""
     await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(release(lease))
-    await broker.set_clock(9 * 86_400)
-    async with broker.pool.acquire() as db:
-        async with db.transaction():
-            await broker.send_in(db, acquire_request("r"), renew(lease))
-            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
-            await broker.until_waiting(pruning)
-        await pruning
+    await broker.set_clock(9 * DAY_SECONDS)
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.send_in(db, acquire_request("r"), renew(lease))
+        await broker.prune()
+        await broker.prune()
     assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 1
     assert await broker.pool.fetchval("SELECT count(*) FROM leases") == 0
     assert await broker.pool.fetchval("SELECT count(*) FROM history") == 0
     assert await broker.grants() == []
 
 
-@locking("store.pools.LOCK", "store.requests.PRUNE")
+@locking("store.requests.LOCK", "store.retention.DELETE_REQUESTS")
 async def test_a_request_repeated_as_it_is_pruned(broker: Broker) -> None:
     """A repetition that finds its request being deleted waits for that, and is then a new request."""
     await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(release(lease))
-    await broker.set_clock(9 * 86_400)
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
-            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
-            await broker.until_waiting(pruning)
+    await broker.set_clock(9 * DAY_SECONDS)
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            assert await db.execute(retention.DELETE_LEASES.text, EIGHT_DAYS) == "DELETE 1"
+            assert await db.execute(retention.DELETE_REQUESTS.text, EIGHT_DAYS) == "DELETE 1"
             repeat = broker.start(broker.send(acquire_request("r")))
-            await broker.until_waiting(pruning, repeat)
-        await asyncio.gather(pruning, repeat)
+            await broker.until_waiting(repeat)
+        await repeat
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
 
 
@@ -664,46 +682,85 @@ async def test_a_gang_repeated_as_it_is_put_off(broker: Broker) -> None:
     assert (gang.requested_at, gang.last_requested_at) == (after(0), after(5))
 
 
-@locking("store.groups.PRUNE", "store.groups.SAVE", "store.tenants.PRUNE", "store.tenants.SAVE")
+@locking("store.retention.DELETE_GROUPS", "store.groups.SAVE", "store.retention.DELETE_TENANTS", "store.tenants.SAVE")
 async def test_a_group_and_a_tenant_that_are_used_as_they_are_pruned(broker: Broker) -> None:
-    """Pruning waits for their requests and then sees them: their rows stay, those of others are deleted."""
+    """Pruning passes over the rows of an open decision and deletes those of others. A decision that finds rows being
+    deleted waits for that and writes them again."""
     nightly = LeaseGroup(name="nightly", size=2, spread_seconds=60)
     await broker.send(acquire_request("r1", tenant="back", group=nightly), acquire_request("r2", 2, tenant="gone"))
-    first = await broker.grants()
-    assert await broker.pool.fetchval("SELECT count(*) FROM tenants") == 2
-    await broker.set_clock(9 * 86_400)
+    assert len(await broker.grants()) == 2
+    await broker.set_clock(9 * DAY_SECONDS)
     await broker.decide()
-    await broker.send(acquire_request("full", 3, tenant="gone"))
-    assert len(await broker.grants()) == 1
-    assert len(first) == 2
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.send_in(db, acquire_request("r3", tenant="back", group=nightly))
-            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
-            await broker.until_waiting(pruning)
-        await pruning
+            admission = broker.admissions.begin(db)
+            await admission.lock(["sim-a"])
+            again = acquire_request("r3", tenant="back", group=nightly)
+            await admission.apply([Submission(command=again, caller=PROVISIONER)])
+            await broker.prune()
+        assert await broker.pool.fetchval("SELECT array_agg(tenant) FROM tenants") == ["back"]
+        assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * DAY_SECONDS)
+        await broker.set_clock(18 * DAY_SECONDS)
+        await broker.decide()
+        async with db.transaction():
+            assert await db.execute(retention.DELETE_GROUPS.text, EIGHT_DAYS) == "DELETE 1"
+            assert await db.execute(retention.DELETE_TENANTS.text, EIGHT_DAYS) == "DELETE 1"
+            repeat = broker.start(broker.send(acquire_request("r4", tenant="back", group=nightly)))
+            await broker.until_waiting(repeat)
+        await repeat
+    assert [grant.request_id for grant in await broker.grants()] == ["r3", "r4"]
     assert await broker.pool.fetchval("SELECT array_agg(tenant) FROM tenants") == ["back"]
-    assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * 86_400)
+    assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(18 * DAY_SECONDS)
 
 
-@locking("store.gangs.PRUNE", "store.gangs.ADD")
+@locking("store.retention.DELETE_GANGS", "store.gangs.ADD")
 async def test_a_gang_repeated_as_it_is_pruned(broker: Broker) -> None:
     """Its row exists whenever its requests do."""
     await broker.request_gang("g", **{"sim-a": 1})
     (lease,) = await broker.grants()
     await broker.send(release(lease))
-    await broker.set_clock(9 * 86_400)
+    await broker.set_clock(9 * DAY_SECONDS)
     await broker.pool.execute("DELETE FROM requests")
-    async with broker.pool.acquire() as db, db.transaction():
-        await broker.request_gang_in(db, "g", **{"sim-a": 3})
-        forgetting = broker.start(gangs.prune(broker.pool, unused_for_seconds=8 * 86_400))
-        await broker.until_waiting(forgetting)
-    await forgetting
-    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 1
-    await broker.pool.execute("DELETE FROM requests")
-    await broker.set_clock(18 * 86_400)
-    await PruneLoop(ended_kept_days=8).step(broker.pool)
-    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.request_gang_in(db, "g", **{"sim-a": 3})
+            await broker.prune()
+        assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 1
+        await broker.pool.execute("DELETE FROM requests")
+        await broker.set_clock(18 * DAY_SECONDS)
+        async with db.transaction():
+            assert await db.execute(retention.DELETE_GANGS.text, EIGHT_DAYS) == "DELETE 1"
+            repeat = broker.start(broker.request_gang("g", **{"sim-a": 1}))
+            await broker.until_waiting(repeat)
+        await repeat
+    assert await broker.pool.fetchval("SELECT requested_at FROM gangs") == after(18 * DAY_SECONDS)
+
+
+@locking("store.retention.DELETE_SLOT_REQUESTS")
+async def test_a_slot_request_repeated_as_it_is_pruned(broker: Broker) -> None:
+    """Pruning passes over one that is being repeated; a repetition that finds it being deleted joins the queue anew."""
+
+    async def join(db: Connection, days: float) -> slots.Place:
+        now = after(days * DAY_SECONDS)
+        return await slots.join(db, "sim-a", "free", "ann", "r", slot_count=1, lease_request_id="l", now=now)
+
+    async def again() -> slots.Place:
+        async with broker.pool.acquire() as other:
+            return await join(other, 18)
+
+    async with broker.pool.acquire() as db:
+        first = await join(db, 0)
+        await broker.set_clock(9 * DAY_SECONDS)
+        async with db.transaction():
+            await join(db, 9)
+            await broker.prune()
+        assert await join(db, 9) == first
+        await broker.set_clock(18 * DAY_SECONDS)
+        async with db.transaction():
+            assert await db.execute(retention.DELETE_SLOT_REQUESTS.text, EIGHT_DAYS) == "DELETE 1"
+            joining = broker.start(again())
+            await broker.until_waiting(joining)
+        assert (await joining).place > first.place
 
 
 @locking("store.pools.CLAIM_UNVERIFIED", "store.pools.VERIFY")

@@ -74,6 +74,7 @@ from slipway_provisioner.store import (
     workers,
 )
 from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store.retention import DELETE_AUDIT, DELETE_STOPS
 from slipway_provisioner.store.tables import states
 from tests.support.provisioner import (
     START,
@@ -810,14 +811,14 @@ async def test_failures_add_up(provisioner: Provisioner) -> None:
             await workers.save(db, [launch_failed(worker, outcome, after(0)) for worker in some])
 
     halves = by_config[::2], by_config[::-2]
-    await asyncio.gather(*(fail(half) for half in halves), provisioner.database.fetch(outcomes.REPAIR))
+    await asyncio.gather(*(fail(half) for half in halves), provisioner.database.fetch(outcomes.REPAIR, "linux"))
     await provisioner.database.execute("UPDATE launch_batch SET state = 'known'")
     failed = Counter(worker.launch_config_id for worker in everybody)
     assert await failures(provisioner) == failed
     await provisioner.database.execute(
         "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = $1", revision_id()
     )
-    await asyncio.gather(*(provisioner.database.fetch(outcomes.REPAIR) for _ in range(3)))
+    await asyncio.gather(*(provisioner.database.fetch(outcomes.REPAIR, "linux") for _ in range(3)))
     assert await failures(provisioner) == failed
 
 
@@ -1166,38 +1167,112 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
         )
 
 
+@locking("store.sweeps.NEXT_TO_SWEEP")
+async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
+    await provisioner.declare()
+    await provisioner.events()
+    await provisioner.set_clock(601)
+    await asyncio.gather(*(provisioner.sweep() for _ in range(4)))
+    assert len(await provisioner.published(LaunchConfigUpdated)) == 1
+
+
 OLD_ROWS: Final = """
-INSERT INTO audit (at, by, action, kind, subject_id, result)
-SELECT slipway_clock() - interval '401 days', 'op', 'apply', 'account', 'a', 'created' FROM generate_series(1, 50);
+UPDATE worker SET state = 'stopped', ended_at = slipway_clock();
+UPDATE lease SET state = 'ended';
+DELETE FROM decision;
+DELETE FROM pool_revision;
+INSERT INTO decision (id, pool_id, at, last_at, launched, reason, details)
+VALUES (gen_random_uuid(), 'linux', slipway_clock(), slipway_clock(), 0, '', '{}');
+INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at, ended_at)
+VALUES (gen_random_uuid(), 's', 't', slipway_clock(), 'linux', slipway_clock(), slipway_clock());
+INSERT INTO unreachable_machine (worker_id, account_id, pool_id, launch_config_id)
+VALUES (gen_random_uuid(), 'sim-y', 'linux', 'a');
+INSERT INTO launch_stop (scope, scope_id, reason, by, until) VALUES ('pool', 'linux', 'drill', 'op', slipway_clock());
 INSERT INTO pool_revision (pool_id, revision, by, action, owner, revisions, spec, spec_digest, changes)
-SELECT 'linux', n, 'op', 'apply', '', '{}', '{}', '', '[]' FROM generate_series(100, 250) AS n;
+SELECT 'linux', n, 'op', 'apply', '', '{}', '{}', '', '[]' FROM generate_series(1, 11) AS n;
 INSERT INTO account (id, provider, region, identity, lease_pool_id, settings, removed)
 VALUES ('sim-z', 'simulated', 'r', 'i', 'sim-z', '{}', true)"""
-OLD_ROWS_LEFT: Final = """
-SELECT (SELECT count(*) FROM audit WHERE at < '2025-12-01') AS audited, (SELECT count(*) FROM pool_revision) AS kept,
-    (SELECT min(revision) FROM pool_revision) AS oldest, (SELECT count(*) FROM account) AS accounts"""
+PRUNED: Final = (
+    "claim",
+    "decision",
+    "worker",
+    "launch_batch",
+    "lease",
+    "unreachable_machine",
+    "launch_stop",
+    "pool_revision",
+    "account",
+)
+
+
+async def rows(provisioner: Provisioner) -> list[int]:
+    return [await provisioner.database.fetchval(f"SELECT count(*) FROM {table}") for table in PRUNED]
 
 
 @locking(
-    "store.sweeps.NEXT_TO_SWEEP",
-    "store.retention.DELETE_OLD",
-    "store.retention.DELETE_OLD_AUDIT",
-    "store.retention.DELETE_OLD_REVISIONS",
-    "store.retention.DELETE_REMOVED_ACCOUNTS",
+    "store.retention.DELETE_CLAIMS",
+    "store.retention.DELETE_DECISIONS",
+    "store.retention.DELETE_WORKERS",
+    "store.retention.DELETE_BATCHES",
+    "store.retention.DELETE_LEASES",
+    "store.retention.DELETE_UNREACHABLE",
+    "store.retention.DELETE_STOPS",
+    "store.retention.DELETE_REVISIONS",
+    "store.retention.DELETE_ACCOUNTS",
 )
-async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
-    """They delete old rows without a deadlock, and keep the newest hundred of a pool's history."""
-    await provisioner.starting(3)
+async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisioner) -> None:
+    """It waits for nobody, and deletes those rows in a later round. Two that prune at once do not wait for each other
+    either."""
+    await provisioner.starting(1)
     await provisioner.database.execute(OLD_ROWS)
-    await provisioner.database.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
-    await provisioner.database.execute("UPDATE lease SET state = 'ended'")
-    await provisioner.events()
-    await provisioner.set_clock(15 * 86_400)
-    await asyncio.gather(*(provisioner.sweep() for _ in range(4)))
-    assert len(await provisioner.published(LaunchConfigUpdated)) == 1
-    left = "SELECT (SELECT count(*) FROM worker) + (SELECT count(*) FROM launch_batch) + (SELECT count(*) FROM lease)"
-    assert await provisioner.database.fetchval(left) == 0
-    assert tuple(await provisioner.database.fetchrow(OLD_ROWS_LEFT)) == (0, 100, 151, 1)
+    await provisioner.set_clock(401 * 86_400)
+    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2]
+    async with provisioner.database.acquire() as db, db.transaction():
+        for table in PRUNED:
+            await db.execute(f"SELECT FROM {table} FOR UPDATE")
+        await provisioner.prune()
+        assert await rows(provisioner) == all_of_them
+    await asyncio.gather(*(provisioner.prune() for _ in range(3)))
+    await provisioner.prune()
+    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1]
+
+
+@locking("store.retention.DELETE_STOPS", "store.launch_stops.PUT")
+async def test_a_launch_stop_is_set_again_as_it_is_pruned(provisioner: Provisioner) -> None:
+    """The command waits for the deletion, and its stop is in force."""
+    await provisioner.declare()
+
+    async def put(db: Connection, until: float) -> None:
+        await launch_stops.put(db, "pool", "linux", reason="drill", by="op", until=after(until))
+
+    await in_transaction(provisioner, lambda db: put(db, 10))
+    await provisioner.set_clock(8 * 86_400)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            assert await db.execute(DELETE_STOPS.text, 7 * 86_400.0) == "DELETE 1"
+            putting = provisioner.start(in_transaction(provisioner, lambda db: put(db, 9 * 86_400)))
+            await provisioner.until_waiting(putting)
+        await putting
+        assert [stop["scope_id"] for stop in await launch_stops.in_force(db)] == ["linux"]
+
+
+OLD_AUDIT: Final = """
+INSERT INTO audit (at, by, action, kind, subject_id, result)
+SELECT slipway_clock() - make_interval(days => age), 'op', 'apply', 'account', 'a', 'created'
+FROM unnest('{61, 59}'::int[]) AS ages (age)"""
+
+
+@locking("store.retention.DELETE_AUDIT")
+async def test_the_audit_is_pruned_twice_at_once(provisioner: Provisioner) -> None:
+    """The second waits for the first and finds nothing left."""
+    await provisioner.database.execute(OLD_AUDIT)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            assert await db.execute(DELETE_AUDIT.text, 60 * 86_400.0) == "DELETE 1"
+            pruning = provisioner.start(provisioner.prune())
+            await provisioner.until_waiting(pruning)
+        await pruning
+    assert await provisioner.database.fetchval("SELECT count(*) FROM audit") == 1
 
 
 @locking("store.configs.RESUME_OVERDUE", "store.configs.RESUME", "store.configs.PAUSE")

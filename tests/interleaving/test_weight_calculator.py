@@ -9,13 +9,14 @@ import pytest
 
 import slipway_weight_calculator
 from slipway_common.database.postgres import Connection
+from slipway_common.database.retention import DAY_SECONDS
 from slipway_common.events.scopes import config_key
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leadership import LeadershipLost, Turn
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_weight_calculator.store import journal
+from slipway_weight_calculator.store.retention import DELETE_TURNS
 from tests.support.harness import until, until_waiting
 from tests.support.statements import Covered, locking_statements
 from tests.support.weight_calculator import Calculator, calculator_on, declared, failed, ok, stored
@@ -109,17 +110,14 @@ async def test_a_takeover_waits_for_the_current_turn(calculator: Calculator) -> 
         await former.turn([])
 
 
-@locking("store.journal.PRUNE")
+@locking("store.retention.DELETE_TURNS")
 async def test_two_prune_the_journal_beside_a_turn(calculator: Calculator) -> None:
-    """Every instance may prune: the second waits for the first and finds nothing; a turn waits for neither."""
+    """Every instance may prune: the second passes over what the first deletes, and a turn waits for neither."""
     await calculator.database.execute("UPDATE journal SET written_at = slipway_clock() - interval '8 days'")
-    async with calculator.database.acquire() as db:
-        async with db.transaction():
-            await journal.prune(db)
-            second = asyncio.create_task(journal.prune(calculator.database))
-            await until_waiting(calculator.database, second)
-            await calculator.consume(failed())
-        await second
+    async with calculator.database.acquire() as db, db.transaction():
+        assert await db.execute(DELETE_TURNS.text, 7 * DAY_SECONDS) == "DELETE 1"
+        await calculator.prune()
+        await calculator.consume(failed())
     assert len(await calculator.journal()) == 1
 
 

@@ -38,9 +38,11 @@ from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.store import gangs, pools
+from slipway_lease_broker.store.retention import RETENTION
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.databases import empty_database
+from tests.support.retention import prune_all
 
 SERVICE = "lease-broker"
 PROVISIONER: Final = "provisioner"  # source and owner of its commands
@@ -211,6 +213,9 @@ class Broker:
         """Decide, and return the grants."""
         await self.decide()
         return [event for event in await self.events() if isinstance(event, LeaseGranted)]
+
+    async def prune(self, **kept_days: float) -> None:
+        await prune_all(self.pool, RETENTION, **kept_days)
 
     async def set_clock(self, seconds: float) -> None:
         await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))

@@ -42,9 +42,11 @@ from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, workers
+from slipway_provisioner.store.retention import RETENTION
 from tests.support import harness
 from tests.support.databases import empty_database
 from tests.support.harness import PATIENCE_SECONDS, PATIENT
+from tests.support.retention import prune_all
 
 SERVICE: Final = "provisioner"
 START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -316,6 +318,9 @@ class Provisioner:
             self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
         ):
             pass
+
+    async def prune(self) -> None:
+        await prune_all(self.database, RETENTION)
 
     async def sweep_now(self) -> None:
         """Mark every pool dirty, as a sweep does."""

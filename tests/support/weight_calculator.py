@@ -39,9 +39,11 @@ from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.world import World, commit
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry
+from slipway_weight_calculator.store.retention import RETENTION
 from slipway_weight_calculator.store.world import TABLES
 from slipway_weight_calculator.work import TOPICS, Calculation, Folding
 from tests.support.harness import PATIENT
+from tests.support.retention import prune_all
 
 SERVICE: Final = "weight-calculator"
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
@@ -146,6 +148,9 @@ class Calculator:
         for portion in portions:
             self.positions[portion.topic.name, 0] = Owned(portion.owned.epoch, portion.end)
         return published
+
+    async def prune(self) -> None:
+        await prune_all(self.database, RETENTION)
 
     async def set_clock(self, seconds: float) -> None:
         await self.database.execute("UPDATE test_clock SET at = $1", after(seconds))

@@ -43,6 +43,7 @@ BOUNDED = {
     "loop",
     "service",
     "cause",
+    "table",
     "tenant",  # the 50 tenants of a lease pool with the highest usage
 }
 

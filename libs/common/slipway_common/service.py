@@ -21,6 +21,7 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
+from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.topics import TOPICS, Topic, compared_topics
@@ -31,6 +32,7 @@ from slipway_common.messaging.incarnation import Renewed, stop_nothing
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.leadership import Work
 from slipway_common.messaging.relay import Relay
+from slipway_common.messaging.retention import RETENTION
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
@@ -44,10 +46,6 @@ LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
-# The longest retention of a topic with external producers, and of one whose subjects end (plus a day).
-PRUNE_SEEN_EVENTS: Final = "DELETE FROM seen_event WHERE seen_at < slipway_clock() - interval '7 days'"
-PRUNE_SUBJECTS: Final = """
-DELETE FROM outbox_subject WHERE topic = ANY($1) AND touched_at < slipway_clock() - interval '8 days'"""
 
 
 class ServiceSettings(EnvironmentSettings):
@@ -93,10 +91,12 @@ class Service:
         routers: Sequence[APIRouter] = (),
         resources: Sequence[contextlib.AbstractAsyncContextManager[Any]] = (),
         state: Mapping[str, Any] | None = None,
+        retention: Retention = (),
         schema_minimum: str = "0001",
         renewed: Renewed | None = None,
     ) -> None:
         """`runtime` is passed if other objects need it before the service exists. `work` is done by the leader only.
+        `retention` is that of the service's own tables.
         `schema_minimum` is the oldest schema revision that this code supports; newer ones are accepted. `renewed` is
         called in the transaction that renews the incarnation of the database, and when a person reports a
         restore."""
@@ -114,6 +114,7 @@ class Service:
                 instance=settings.instance,
                 wake=self.runtime.wake,
             )
+        self.retention = (*RETENTION, *retention)
         self.loops = [*loops, *self._own_loops()]
         self.routers = routers
         self.resources = resources
@@ -296,7 +297,7 @@ class Service:
     def _own_loops(self) -> list[Loop]:
         return [
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
-            Loop("prune-messaging", self._prune, 600.0),
+            Loop(PRUNE_LOOP, PruneLoop(self.retention, self.settings).step, EVERY_SECONDS),
             Loop("watch-partitions", self._watch_partitions, 2.0),
             Loop(
                 "measure-service",
@@ -318,18 +319,6 @@ class Service:
             await outbox.enqueue(db, [beat])
         if self.runtime.relay is not None:
             self.runtime.relay.wake(database)
-        return False
-
-    _pruned_at = -1e9
-
-    async def _prune(self, database: Database) -> bool:
-        """Delete event ids and subject revisions that can no longer recur."""
-        if monotonic_seconds() - self._pruned_at < 600:
-            return False
-        self._pruned_at = monotonic_seconds()
-        ended = [topic.name for topic in TOPICS if not topic.compacted]
-        await database.execute(PRUNE_SEEN_EVENTS)
-        await database.execute(PRUNE_SUBJECTS, ended)
         return False
 
     async def _watch_partitions(self, database: Database) -> bool:

@@ -167,7 +167,7 @@ class AdmissionTx:
         request_keys = {(command.lease_pool_id, command.request_id) for command in [*of_requests, *unleased]}
         request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
         has_releases = any(isinstance(command, LeaseReleaseRequested) for command in commands)
-        known = await requests.named(self.tx, request_keys)
+        known = await requests.lock(self.tx, request_keys)
         self._ledger = Ledger(
             self.pools.values(),
             [*named, *(await self._granted_to(known) if granted else ())],

@@ -21,11 +21,11 @@ from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.http.known_leases import KnownLeases
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.progress import RECORD_SECONDS, RequestProgress
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store import gauges, terms
+from slipway_lease_broker.store.retention import RETENTION
 
 
 def build(settings: Settings) -> Service:
@@ -58,7 +58,6 @@ def build(settings: Settings) -> Service:
             Loop("reception", progress.record, RECORD_SECONDS),
             Loop("gangs", GangLoop(admissions).step, tick_seconds=1.0),
             Loop("sweep", sweep, tick_seconds=5.0),
-            Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
@@ -74,6 +73,7 @@ def build(settings: Settings) -> Service:
             "boskos": boskos,
             "body_bytes_max": {"/lease-pools": declared.BODY_BYTES_MAX},
         },
+        retention=RETENTION,
         schema_minimum="0001",
         renewed=restored,
     )

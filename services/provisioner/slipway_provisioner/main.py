@@ -21,6 +21,7 @@ from slipway_provisioner.loops.watch import Watch, effects
 from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.port import ProviderSettings
 from slipway_provisioner.settings import Settings
+from slipway_provisioner.store.retention import RETENTION
 
 
 def build(settings: Settings) -> Service:
@@ -86,6 +87,7 @@ def build(settings: Settings) -> Service:
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
             ),
         },
+        retention=RETENTION,
         schema_minimum="0001",
         renewed=stop_until_confirmed,
     )

@@ -44,6 +44,8 @@ class Settings(SignalSettings):
     weight_half_life_seconds: float = 600.0
     """Half-life of the last weights while the weight-calculator is unavailable, equal to that of its evidence."""
 
+    audit_kept_days: float = 60.0
+    """Retention of the audit of declared objects, in days."""
     unavailable_after_seconds: float = 30.0
     """A service without a heartbeat for this long is unavailable. Not a product time: heartbeats take real seconds."""
     broker_unavailable_mode: Literal["wait", "safe"] = "wait"

@@ -1,10 +1,10 @@
 """Assembly of the weight-calculator: its work, loops and routes."""
 
 from slipway_common.base.settings import from_environment
-from slipway_common.service import Loop, Service
+from slipway_common.service import Service
 from slipway_weight_calculator.http import signals, weights
-from slipway_weight_calculator.loops.prune import PruneLoop
 from slipway_weight_calculator.settings import Settings
+from slipway_weight_calculator.store.retention import RETENTION
 from slipway_weight_calculator.work import Calculation
 
 NAME = "weight-calculator"
@@ -21,9 +21,9 @@ def build(settings: Settings) -> Service:
         NAME,
         settings,
         work=work,  # only the leader folds, publishes and issues permits
-        loops=[Loop("prune", PruneLoop().step, tick_seconds=600.0)],
         routers=[weights.router, signals.router],
         state={"signal_rules": work.rules},
+        retention=RETENTION,
     )
 
 

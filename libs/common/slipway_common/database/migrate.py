@@ -39,11 +39,13 @@ CREATE TABLE incarnation (
 );
 INSERT INTO incarnation (id, server) VALUES (replace(gen_random_uuid()::text, '-', ''), slipway_server());
 
+-- `deleted`: the newest event of the subject is a tombstone.
 CREATE TABLE outbox_subject (
-    topic text NOT NULL, subject text NOT NULL, revision bigint NOT NULL,
-    touched_at timestamptz NOT NULL DEFAULT slipway_clock(),
+    topic text NOT NULL, subject text NOT NULL, revision bigint NOT NULL, deleted boolean NOT NULL DEFAULT false,
+    created_at timestamptz NOT NULL DEFAULT slipway_clock(), touched_at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (topic, subject)
 );
+CREATE INDEX outbox_subject_created ON outbox_subject (created_at);
 CREATE TABLE outbox (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     event_id uuid NOT NULL, topic text NOT NULL, type text NOT NULL, subject text NOT NULL, key text,
@@ -86,6 +88,7 @@ CREATE TABLE dead_letter (
     PRIMARY KEY (topic, partition, "offset")
 );
 CREATE INDEX dead_letter_subject ON dead_letter (topic, subject);
+CREATE INDEX dead_letter_at ON dead_letter (at);
 """
 
 # Table of a service with a leader: the current leader and when it was last seen (NULL: it released the row).

@@ -66,15 +66,19 @@ def messaging(metadata: MetaData) -> None:
         Column("requested", Text),
         Column("server", Text, nullable=False, server_default=text("''")),
     )
-    Table(
+    # `deleted`: the newest event of the subject is a tombstone.
+    subject = Table(
         "outbox_subject",
         metadata,
         Column("topic", Text),
         Column("subject", Text),
         Column("revision", BigInteger, nullable=False),
+        Column("deleted", Boolean, nullable=False, server_default=text("false")),
+        now("created_at"),
         now("touched_at"),
         PrimaryKeyConstraint("topic", "subject"),
     )
+    Index("outbox_subject_created", subject.c.created_at)
     outbox = Table(
         "outbox",
         metadata,
@@ -160,6 +164,7 @@ def messaging(metadata: MetaData) -> None:
         PrimaryKeyConstraint("topic", "partition", "offset"),
     )
     Index("dead_letter_subject", dead.c.topic, dead.c.subject)
+    Index("dead_letter_at", dead.c.at)
 
 
 def leader(metadata: MetaData) -> None:

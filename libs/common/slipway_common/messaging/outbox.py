@@ -40,10 +40,11 @@ WITH given AS (
     SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[])
         WITH ORDINALITY AS g (event_id, topic, type, subject, key, value, traceparent, place)
 ), bumped AS (
-    INSERT INTO outbox_subject AS s (topic, subject, revision)
-    SELECT topic, subject, count(*) + (SELECT revision_base FROM incarnation)
+    INSERT INTO outbox_subject AS s (topic, subject, revision, deleted)
+    SELECT topic, subject, count(*) + (SELECT revision_base FROM incarnation),
+        (array_agg(value IS NULL ORDER BY place DESC))[1]
     FROM given GROUP BY topic, subject ORDER BY topic, subject
-    ON CONFLICT (topic, subject) DO UPDATE SET touched_at = slipway_clock(),
+    ON CONFLICT (topic, subject) DO UPDATE SET touched_at = slipway_clock(), deleted = excluded.deleted,
         revision = greatest(s.revision - (SELECT revision_base FROM incarnation), 0) + excluded.revision
     RETURNING topic, subject, revision
 )

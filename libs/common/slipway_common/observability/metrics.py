@@ -855,6 +855,19 @@ METRICS: Final[tuple[Metric, ...]] = (
             },
         ),
     ),
+    Metric(
+        name="slipway_pruned_rows_total",
+        kind="counter",
+        services=EVERY,
+        labels=("table",),
+        help="Rows deleted by the prune loop because their retention had passed",
+        panel=Panel(
+            row=SERVICES,
+            title="Rows pruned",
+            unit="ops",
+            queries={"{{job}} {{table}}": "sum by (job, table) (rate(slipway_pruned_rows_total[$__rate_interval]))"},
+        ),
+    ),
 )
 
 # Alerts on the scrape targets themselves.

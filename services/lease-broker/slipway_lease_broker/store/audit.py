@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import BigInteger, Integer, bindparam, delete, func, insert, select
+from sqlalchemy import Integer, bindparam, insert, select
 
-from slipway_common.database.postgres import Connection, Database
-from slipway_common.database.sql import Statement, given, matches, not_before, seconds
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given, matches, not_before
 from slipway_lease_broker.domain.declaration import KIND, Audited
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import audit
@@ -20,14 +20,6 @@ LISTED: Final = Statement(
     .order_by(audit.c.id.desc())
     .limit(bindparam("limit", type_=Integer))
 )
-OLD: Final = (
-    select(audit.c.id)
-    .where(audit.c.at < func.slipway_clock() - seconds("older_than"))
-    .limit(bindparam("chunk", type_=BigInteger))
-)
-PRUNE: Final = Statement(delete(audit).where(audit.c.id.in_(OLD)).returning(audit.c.id))
-
-PRUNE_ROWS_MAX: Final = 5_000
 
 
 async def add(tx: Connection, rows: Sequence[Audited]) -> None:
@@ -41,9 +33,3 @@ async def listed(
     """Changes of a lease pool, or of all, newest first."""
     arguments = LISTED.arguments(pool=lease_pool_id, since=since, limit=limit)
     return structs(await db.fetch(LISTED.text, *arguments), Audited)
-
-
-async def prune(db: Connection | Database, *, older_than_seconds: float) -> bool:
-    """Delete up to PRUNE_ROWS_MAX old rows; False if no more are left."""
-    values = PRUNE.arguments(older_than=older_than_seconds, chunk=PRUNE_ROWS_MAX)
-    return len(await db.fetch(PRUNE.text, *values)) == PRUNE_ROWS_MAX

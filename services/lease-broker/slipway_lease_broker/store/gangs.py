@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
-from sqlalchemy import any_, bindparam, delete, exists, func, select, update
+from sqlalchemy import any_, bindparam, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection
@@ -54,12 +54,6 @@ READY: Final = Statement(
 LOSE_TURN: Final = Statement(update(gang).where(NAMED_GANG).values(turn_at=None))
 PUT_OFF: Final = Statement(update(gang).where(NAMED_GANG).values(turn_at=func.slipway_clock() + seconds("delay")))
 DONE: Final = Statement(update(gang).where(NAMED_GANG).values(done_at=bindparam("now")))
-PRUNE: Final = Statement(
-    delete(gang).where(
-        gang.c.last_requested_at < func.slipway_clock() - seconds("unused_for"),
-        ~exists().where(request.c.gang_id == gang.c.id),
-    )
-)
 
 
 async def add(tx: Connection, gang: Gang) -> Gang:
@@ -116,7 +110,3 @@ async def ready(db: Connection) -> list[str]:
 
 async def done(tx: Connection, gang_id: str, now: datetime) -> None:
     await tx.execute(DONE.text, *DONE.arguments(id=gang_id, now=now))
-
-
-async def prune(tx: Connection, *, unused_for_seconds: float) -> None:
-    await tx.execute(PRUNE.text, unused_for_seconds)

@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_lease_broker.domain.ledger import Group
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import WAITING, condition, group
+from slipway_lease_broker.store.tables import group
 
 FIELDS: Final = group.c[Group.__struct_fields__]
 KEYS: Final = group.c["lease_pool_id", "name"]
@@ -22,13 +22,6 @@ SAVE: Final = Statement(
         set_={field.name: ADD.excluded[field.name] for field in FIELDS if field.name not in KEYS},
     )
 )
-
-# A group is needed while its spread lasts, and after its last start: both decide when its next member may start.
-PRUNE: Final = f"""
-DELETE FROM groups AS g WHERE lease_pool_id = $1
-    AND greatest(first_at, last_start_at) < slipway_clock() - make_interval(secs => greatest(spread_seconds, $2))
-    AND NOT EXISTS (SELECT FROM requests
-        WHERE lease_pool_id = g.lease_pool_id AND group_name = g.name AND {condition(WAITING)})"""
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group]:
@@ -42,9 +35,3 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group
 async def save(tx: Connection, groups: Sequence[Group]) -> None:
     if groups:
         await tx.execute(SAVE.text, *SAVE.rows(groups))
-
-
-async def prune(tx: Connection, lease_pool_id: str, *, over_for_seconds: float) -> None:
-    """Delete groups without waiting requests that started nothing within their spread and `over_for_seconds`: the next
-    request starts them anew either way."""
-    await tx.execute(PRUNE, lease_pool_id, over_for_seconds)

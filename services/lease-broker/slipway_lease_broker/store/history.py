@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Integer, bindparam, delete, func, insert, or_, select
+from sqlalchemy import Integer, bindparam, insert, or_, select
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, given, seconds
+from slipway_common.database.sql import Statement, given
 from slipway_common.database.tables import TIME
 from slipway_lease_broker.domain.ledger import Entry
 from slipway_lease_broker.store.rows import structs
@@ -23,11 +23,6 @@ OF_POOL: Final = Statement(
     .limit(bindparam("limit", type_=Integer))
 )
 OF_LEASE: Final = Statement(select(*FIELDS).where(entry.c.lease_id == bindparam("lease")).order_by(entry.c.id))
-PRUNE: Final = Statement(
-    delete(entry).where(
-        entry.c.lease_pool_id == bindparam("pool"), entry.c.at < func.slipway_clock() - seconds("older_than")
-    )
-)
 
 
 async def add(tx: Connection, entries: Sequence[Entry]) -> None:
@@ -46,7 +41,3 @@ async def of_pool(
 async def of_lease(db: Connection, lease_id: str) -> list[Entry]:
     """Entries of a lease, oldest first."""
     return structs(await db.fetch(OF_LEASE.text, lease_id), Entry)
-
-
-async def prune(tx: Connection, lease_pool_id: str, *, older_than_seconds: float) -> None:
-    await tx.execute(PRUNE.text, *PRUNE.arguments(pool=lease_pool_id, older_than=older_than_seconds))

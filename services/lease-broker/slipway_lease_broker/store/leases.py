@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Boolean, Integer, any_, bindparam, case, delete, func, insert, or_, select, update
+from sqlalchemy import Boolean, Integer, any_, bindparam, case, func, insert, or_, select, update
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, given, seconds
+from slipway_common.database.sql import Statement, array, given
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.store.rows import structs
@@ -59,11 +59,6 @@ SAVE: Final = Statement(
     .where(lease.c.id == CHANGED.c.id)
     .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
-PRUNE: Final = Statement(
-    delete(lease).where(
-        lease.c.lease_pool_id == bindparam("pool"), lease.c.ended_at < func.slipway_clock() - seconds("ended_for")
-    )
-)
 
 
 async def due(tx: Connection, lease_pool_id: str, now: datetime, receiving: Receiving, *, limit: int) -> list[Lease]:
@@ -86,7 +81,3 @@ async def add(tx: Connection, leases: Sequence[Lease]) -> None:
 async def save(tx: Connection, leases: Sequence[Lease]) -> None:
     if leases:
         await tx.execute(SAVE.text, *SAVE.rows(leases))
-
-
-async def prune(tx: Connection, lease_pool_id: str, *, ended_for_seconds: float) -> None:
-    await tx.execute(PRUNE.text, *PRUNE.arguments(pool=lease_pool_id, ended_for=ended_for_seconds))

@@ -57,7 +57,9 @@ UNANNOUNCED: Final = Statement(
     .limit(bindparam("limit", type_=Integer))
 )
 KEYS: Final = request.c["lease_pool_id", "id"]
-NAMED: Final = Statement(select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))))
+_NAMED: Final = select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS))))
+NAMED: Final = Statement(_NAMED)
+LOCK: Final = Statement(_NAMED.with_for_update(key_share=True))
 # `place` is an identity column, assigned in the order of the rows.
 ADD: Final = f"""
 INSERT INTO requests ({names(NEW)})
@@ -87,10 +89,6 @@ SAVE: Final = Statement(
     .where(request.c.lease_pool_id == CHANGED.c.lease_pool_id, request.c.id == CHANGED.c.id)
     .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
-PRUNE: Final = """
-DELETE FROM requests AS r WHERE lease_pool_id = $1 AND (waiting_units = 0 OR lapsed)
-    AND last_requested_at < slipway_clock() - make_interval(secs => $2)
-    AND NOT EXISTS (SELECT FROM leases WHERE lease_pool_id = r.lease_pool_id AND request_id = r.id)"""
 
 
 async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[list[Request], int]:
@@ -121,12 +119,22 @@ async def unannounced(tx: Connection, lease_pool_id: str, *, limit: int) -> list
     return structs(await tx.fetch(UNANNOUNCED.text, *UNANNOUNCED.arguments(pool=lease_pool_id, limit=limit)), Request)
 
 
-async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
+async def named(db: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
     """Requests by (lease pool id, request id)."""
+    return await _fetch(db, NAMED, keys)
+
+
+async def lock(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
+    """Lock requests by (lease pool id, request id), so that none is pruned before the transaction ends. Call it under
+    the locks of their pools."""
+    return await _fetch(tx, LOCK, keys)
+
+
+async def _fetch(db: Connection, statement: Statement, keys: Collection[tuple[str, str]]) -> list[Request]:
     if not keys:
         return []
     pools, ids = zip(*keys, strict=True)
-    return structs(await tx.fetch(NAMED.text, *NAMED.arguments(lease_pool_id=pools, id=ids)), Request)
+    return structs(await db.fetch(statement.text, *statement.arguments(lease_pool_id=pools, id=ids)), Request)
 
 
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
@@ -138,9 +146,3 @@ async def add(tx: Connection, requests: Sequence[Request]) -> None:
 async def save(tx: Connection, requests: Sequence[Request]) -> None:
     if requests:
         await tx.execute(SAVE.text, *SAVE.rows(requests))
-
-
-async def prune(tx: Connection, lease_pool_id: str, *, done_for_seconds: float) -> None:
-    """Delete requests that are done or lapsed and have no lease row left. With a lease row a repeated request could be
-    granted twice, so leases are pruned first."""
-    await tx.execute(PRUNE, lease_pool_id, done_for_seconds)

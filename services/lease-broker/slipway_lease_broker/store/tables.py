@@ -21,6 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     literal_column,
+    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -129,9 +130,8 @@ request = Table(
     PrimaryKeyConstraint("lease_pool_id", "id"),
 )
 WAITING: Final = and_(request.c.waiting_units > 0, ~request.c.lapsed)
-Index(
-    "requests_done", request.c.lease_pool_id, request.c.last_requested_at, postgresql_where=request.c.waiting_units == 0
-)
+ENDED_REQUEST: Final = or_(request.c.waiting_units == 0, request.c.lapsed)
+Index("requests_ended", request.c.last_requested_at, postgresql_where=ENDED_REQUEST)
 Index(
     "requests_queue",
     *request.c["lease_pool_id", "operation", "tenant", "priority", "group_name", "since", "place"],
@@ -185,11 +185,11 @@ lease = Table(
     UniqueConstraint("lease_pool_id", "fencing_token"),
 )
 COUNTED: Final = lease.c.ended_at.is_(None)
-# There is no B-tree index on ended_at or granted_at: leases are granted in the order of their fencing tokens, so that
-# the index of the tokens finds the newest ones, and pruning and reports make do with a BRIN index.
+# There is no index on granted_at: leases are granted in the order of their fencing tokens, so that the index of the
+# tokens finds the newest ones.
 Index("leases_due", lease.c.lease_pool_id, lease.c.deadline, postgresql_where=COUNTED)
 Index("leases_of_request", lease.c.lease_pool_id, lease.c.request_id)
-Index("leases_ended", lease.c.ended_at, postgresql_using="brin")
+Index("leases_ended", lease.c.ended_at, postgresql_where=~COUNTED)
 
 # Until when lease commands were received, per way in, and the downtimes before.
 reception = Table(
@@ -282,7 +282,6 @@ entry = Table(
 )
 Index("history_of_pool", entry.c.lease_pool_id, entry.c.id)
 Index("history_of_lease", entry.c.lease_id, entry.c.id, postgresql_where=entry.c.lease_id.is_not(None))
-Index("history_at", entry.c.at, postgresql_using="brin")
 
 # Changes of declared terms: who made each, and the fields that changed before and after.
 audit = Table(
@@ -299,4 +298,3 @@ audit = Table(
     Column("after", JSONB),
 )
 Index("audit_subject", audit.c.kind, audit.c.subject_id, audit.c.id.desc())
-Index("audit_at", audit.c.at, postgresql_using="brin")

@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_lease_broker.domain.ledger import Tenant
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import WAITING, condition, tenant
+from slipway_lease_broker.store.tables import tenant
 
 FIELDS: Final = tenant.c[Tenant.__struct_fields__]
 KEYS: Final = tenant.c["lease_pool_id", "tenant"]
@@ -22,11 +22,6 @@ SAVE: Final = Statement(
         set_={field.name: ADD.excluded[field.name] for field in FIELDS if field.name not in KEYS},
     )
 )
-PRUNE: Final = f"""
-DELETE FROM tenants AS t WHERE lease_pool_id = $1
-    AND (failures = 0 OR backoff_until < slipway_clock() - make_interval(secs => $2))
-    AND NOT EXISTS (SELECT FROM requests
-        WHERE lease_pool_id = t.lease_pool_id AND tenant = t.tenant AND {condition(WAITING)})"""
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenant]:
@@ -40,9 +35,3 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenan
 async def save(tx: Connection, tenants: Sequence[Tenant]) -> None:
     if tenants:
         await tx.execute(SAVE.text, *SAVE.rows(tenants))
-
-
-async def prune(tx: Connection, lease_pool_id: str, *, backed_off_for_seconds: float) -> None:
-    """Delete tenants without waiting requests whose last backoff ended that long ago. Their service beyond virtual time
-    is lost with them: at most their last grant, since that started at virtual time, which never decreases."""
-    await tx.execute(PRUNE, lease_pool_id, backed_off_for_seconds)

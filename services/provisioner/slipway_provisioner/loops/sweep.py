@@ -1,4 +1,4 @@
-"""Periodic sweep: plans every pool at intervals, republishes states, repairs counters and deletes old rows.
+"""Periodic sweep: plans every pool at intervals, republishes states and repairs counters.
 
 Level-triggered: a lost wake-up, a late write of a fenced process or a bug in marking heals within one round.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import marks, outcomes, retention, sweeps
+from slipway_provisioner.store import marks, outcomes, sweeps
 
 LOG = logger(__name__)
 
@@ -24,7 +24,7 @@ async def sweep_next(
         await marks.dirty(db, {pool_id}, reason="sweep")
         await sweeps.republish(db, pool_id)
     async with database.acquire() as db:
-        for config_id in await outcomes.repair(db):
+        for config_id in await outcomes.repair(db, pool_id):
             LOG.error("a failure counter was below the number of failed workers and was repaired", config=config_id)
         available = not calculator_unavailable_seconds()
         for written in await outcomes.write_off(db, pool_id, calculator_available=available):
@@ -32,5 +32,4 @@ async def sweep_next(
                 LOG.warning(
                     "failures not folded into a weight for an hour no longer count against the window", **written
                 )
-        await retention.delete_old(db, pool_id)
     return True

@@ -12,7 +12,7 @@ UNFOLDED_SECONDS: Final = 3600  # longer than a record can be delayed while the 
 REPAIR: Final = f"""
 UPDATE launch_config_outcomes f SET failures = shown.failures, unfolded_since = NULL FROM (
     SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
-    WHERE w.state IN ({states(ENDED)}) AND w.launched_at IS NULL AND w.registered_at IS NULL
+    WHERE w.pool_id = $1 AND w.state IN ({states(ENDED)}) AND w.launched_at IS NULL AND w.registered_at IS NULL
         AND b.state = '{BatchState.KNOWN}'
     GROUP BY w.launch_config_id) AS shown
 WHERE f.launch_config_id = shown.launch_config_id AND f.stage = 'launch' AND f.failures < shown.failures
@@ -38,9 +38,9 @@ FROM found f WHERE (o.launch_config_id, o.stage) = (f.launch_config_id, f.stage)
 RETURNING o.launch_config_id, o.stage, o.written_off - f.before AS written_off"""
 
 
-async def repair(db: Connection) -> list[str]:
-    """Raise counters that are below the number of failed workers; returns their config ids."""
-    return [row["launch_config_id"] for row in await db.fetch(REPAIR)]
+async def repair(db: Connection, pool_id: str) -> list[str]:
+    """Raise counters of a pool's configs that are below the number of failed workers; returns their config ids."""
+    return [row["launch_config_id"] for row in await db.fetch(REPAIR, pool_id)]
 
 
 async def write_off(db: Connection, pool_id: str, *, calculator_available: bool) -> list[dict[str, Any]]:

@@ -1,12 +1,21 @@
-"""Deletion of old rows that are kept only as history for operators."""
+"""Retention of the provisioner's tables."""
 
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
-from slipway_common.database.postgres import Connection
+from slipway_common.database.retention import (
+    HISTORY_DAYS,
+    Bounded,
+    Retention,
+    Rule,
+    delete_ended,
+    delete_oldest,
+    older,
+)
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
+from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.store.tables import (
     account,
@@ -16,6 +25,7 @@ from slipway_provisioner.store.tables import (
     in_states,
     launch_batch,
     launch_config,
+    launch_stop,
     lease,
     orphan_instance,
     pool_revision,
@@ -23,63 +33,190 @@ from slipway_provisioner.store.tables import (
     worker,
 )
 
-REVISIONS_KEPT: Final = 100
-"""Revisions kept of the history of a pool."""
-AUDIT_DAYS: Final = 400
+AUDIT: Final = "audit_kept_days"
+REVISIONS_MAX: Final = 100
+"""Revisions of the history of a pool that are stored at most."""
+REVISIONS_MIN: Final = 10
+"""Revisions of the history of a pool that are kept however old they are."""
 
-
-def _older(at: sa.ColumnElement[Any], days: int) -> sa.ColumnElement[bool]:
-    return at < sa.func.slipway_clock() - sa.text(f"interval '{days} days'")
-
-
-DELETE_OLD: Final = (
-    Statement(sa.delete(claim).where(_older(claim.c.ended_at, 1))),
-    Statement(sa.delete(decision).where(_older(decision.c.last_at, 7))),
-    Statement(sa.delete(worker).where(in_states(ENDED), _older(worker.c.ended_at, 14))),
-    # A batch outlives its instances: the instance reaper terminates none of an unknown batch.
-    Statement(
-        sa.delete(launch_batch).where(
-            launch_batch.c.state == BatchState.KNOWN,
-            _older(launch_batch.c.known_at, 14),
-            ~sa.exists().where(worker.c.batch_id == launch_batch.c.id),
-            ~sa.exists().where(unreachable_machine.c.batch_id == launch_batch.c.id),
-            ~sa.exists().where(orphan_instance.c.batch_id == sa.cast(launch_batch.c.id, sa.Text)),
-        )
-    ),
-    Statement(sa.delete(lease).where(lease.c.state == LeaseState.ENDED, _older(lease.c.renewed_at, 14))),
-    Statement(sa.delete(unreachable_machine).where(_older(unreachable_machine.c.since, 400))),
+DELETE_CLAIMS: Final = Statement(delete_ended(claim, older(claim.c.ended_at), order=[claim.c.ended_at]))
+# The newest decision of a pool is repeated by equal ones, so that its last time may be recent.
+DELETE_DECISIONS: Final = Statement(
+    delete_ended(decision, older(decision.c.at), older(decision.c.last_at), order=[decision.c.at])
 )
-
-
-_OLDEST: Final = sa.select(audit.c.id, audit.c.at).order_by(audit.c.id).limit(1000).subquery()
-DELETE_OLD_AUDIT: Final = Statement(
-    sa.delete(audit).where(audit.c.id.in_(sa.select(_OLDEST.c.id).where(_older(_OLDEST.c.at, AUDIT_DAYS))))
+DELETE_WORKERS: Final = Statement(
+    delete_ended(worker, in_states(ENDED), older(worker.c.ended_at), order=[worker.c.ended_at])
 )
-_POOL: Final = sa.bindparam("pool_id", type_=sa.Text)
-DELETE_OLD_REVISIONS: Final = Statement(
-    sa.delete(pool_revision).where(
-        pool_revision.c.pool_id == _POOL,
-        pool_revision.c.revision
-        <= sa.select(pool_revision.c.revision)
-        .where(pool_revision.c.pool_id == _POOL)
-        .order_by(pool_revision.c.revision.desc())
-        .offset(REVISIONS_KEPT)
-        .limit(1)
-        .scalar_subquery(),
+# A batch outlives its instances: the instance reaper terminates none of an unknown batch.
+DELETE_BATCHES: Final = Statement(
+    delete_ended(
+        launch_batch,
+        launch_batch.c.state == BatchState.KNOWN,
+        older(launch_batch.c.known_at),
+        ~sa.exists().where(worker.c.batch_id == launch_batch.c.id),
+        ~sa.exists().where(unreachable_machine.c.batch_id == launch_batch.c.id),
+        ~sa.exists().where(orphan_instance.c.batch_id == sa.cast(launch_batch.c.id, sa.Text)),
+        order=[launch_batch.c.known_at],
     )
 )
-DELETE_REMOVED_ACCOUNTS: Final = Statement(
-    sa.delete(account).where(
+DELETE_LEASES: Final = Statement(
+    delete_ended(lease, lease.c.state == LeaseState.ENDED, older(lease.c.renewed_at), order=[lease.c.renewed_at])
+)
+DELETE_UNREACHABLE: Final = Statement(
+    delete_ended(unreachable_machine, older(unreachable_machine.c.since), order=[unreachable_machine.c.worker_id])
+)
+DELETE_STOPS: Final = Statement(
+    delete_ended(launch_stop, older(launch_stop.c.until), order=[launch_stop.c.scope, launch_stop.c.scope_id])
+)
+DELETE_AUDIT: Final = Statement(delete_oldest(audit, audit.c.at, order=audit.c.id))
+_NEWER: Final = sa.func.row_number().over(
+    partition_by=pool_revision.c.pool_id, order_by=pool_revision.c.revision.desc()
+)
+_RANKED: Final = sa.select(
+    pool_revision.c.pool_id, pool_revision.c.revision, pool_revision.c.at, _NEWER.label("place")
+).subquery("ranked")
+DELETE_REVISIONS: Final = Statement(
+    delete_ended(
+        pool_revision,
+        sa.tuple_(pool_revision.c.pool_id, pool_revision.c.revision).in_(
+            sa.select(_RANKED.c.pool_id, _RANKED.c.revision).where(
+                (_RANKED.c.place > REVISIONS_MAX) | ((_RANKED.c.place > REVISIONS_MIN) & older(_RANKED.c.at))
+            )
+        ),
+        order=[pool_revision.c.pool_id, pool_revision.c.revision],
+    )
+)
+DELETE_ACCOUNTS: Final = Statement(
+    delete_ended(
+        account,
         account.c.removed,
         ~sa.exists().where(launch_config.c.account_id == account.c.id),
         ~sa.exists().where(worker.c.account_id == account.c.id, ~in_states(ENDED)),
         ~sa.exists().where(unreachable_machine.c.account_id == account.c.id),
+        order=[account.c.id],
     )
 )
 
-
-async def delete_old(db: Connection, pool_id: str) -> None:
-    """Delete old rows, and those of the history of one pool."""
-    for statement in (*DELETE_OLD, DELETE_OLD_AUDIT, DELETE_REMOVED_ACCOUNTS):
-        await db.execute(statement.text)
-    await db.execute(DELETE_OLD_REVISIONS.text, *DELETE_OLD_REVISIONS.arguments(pool_id=pool_id))
+ROLL_OUT: Final = "roll-out"
+REVISION_DAYS: Final = REVISION_KEPT_SECONDS / 86_400
+WITH_REVISION: Final = "the end of the last worker of the revision"
+ONE_NAME: Final = "the revisions of one launch config"
+RETENTION: Final[Retention] = (
+    Bounded("deployment", "one row"),
+    Bounded("deadline_pass", "one row"),
+    Bounded("launch_stop_guard", "one row"),
+    Rule(
+        table="account",
+        rows="removed accounts without launch configs, live workers and machines that may still run",
+        after="the end of the last of these",
+        delete=DELETE_ACCOUNTS,
+    ),
+    Bounded("worker_pool", "one row per name ever declared"),
+    Rule(
+        table="pool_revision",
+        rows=f"history of a pool, except the newest {REVISIONS_MIN}; beyond the newest {REVISIONS_MAX} at once",
+        after="the change",
+        days=HISTORY_DAYS,
+        delete=DELETE_REVISIONS,
+    ),
+    Rule(
+        table="audit",
+        rows="changes of declared objects",
+        after="the change",
+        days=HISTORY_DAYS,
+        setting=AUDIT,
+        delete=DELETE_AUDIT,
+    ),
+    Rule(
+        table="launch_config",
+        rows="archived revisions of launch configs",
+        after=WITH_REVISION,
+        days=REVISION_DAYS,
+        loop=ROLL_OUT,
+        chunk=ONE_NAME,
+    ),
+    Rule(
+        table="launch_config_name",
+        rows="names that are not declared",
+        after="the deletion of the last revision of the launch config",
+        loop=ROLL_OUT,
+        chunk="one",
+    ),
+    Rule(
+        table="launch_config_outcomes",
+        rows="outcomes of archived revisions",
+        after=WITH_REVISION,
+        days=REVISION_DAYS,
+        loop=ROLL_OUT,
+        chunk=ONE_NAME,
+    ),
+    Rule(
+        table="weight",
+        rows="weights of archived revisions",
+        after=WITH_REVISION,
+        days=REVISION_DAYS,
+        loop=ROLL_OUT,
+        chunk=ONE_NAME,
+    ),
+    Rule(
+        table="shared_window",
+        rows="shares of images, quotas and credentials",
+        after="the deletion of the last revision that has the share",
+        loop=ROLL_OUT,
+        chunk=ONE_NAME,
+    ),
+    Bounded("forgiven", "one row per pool and share that the newest unfreezing of the pool forgave"),
+    Rule(table="launch_stop", rows="lapsed launch stops", after="the stop's end", days=7, delete=DELETE_STOPS),
+    Bounded("demand", "one row per pool and source of demand"),
+    Bounded("dirty_pool", "the marks of a pool are deleted by the decision that they cause"),
+    Bounded("lease_request", "one row per request that waits for its answer"),
+    Rule(
+        table="lease",
+        rows="ended leases",
+        after="the lease's last renewal",
+        days=14,
+        delete=DELETE_LEASES,
+    ),
+    Bounded("unleased_pace", "one row per lease pool that an account names"),
+    Rule(
+        table="launch_batch",
+        rows="launch batches without workers, unreachable machines and orphan instances",
+        after="the outcome of the call",
+        days=14,
+        delete=DELETE_BATCHES,
+    ),
+    Rule(table="worker", rows="ended workers", after="the worker's end", days=14, delete=DELETE_WORKERS),
+    Rule(table="claim", rows="ended claims", after="the claim's end", days=1, delete=DELETE_CLAIMS),
+    Rule(
+        table="decision", rows="decisions", after="the last repetition of the decision", days=7, delete=DELETE_DECISIONS
+    ),
+    Rule(
+        table="unreachable_machine",
+        rows="machines that may still run in retired accounts",
+        after="the retirement of the account; at once after a pass over the account that does not list them",
+        days=400,
+        delete=DELETE_UNREACHABLE,
+    ),
+    Rule(
+        table="orphan_instance",
+        rows="orphan instances",
+        after="a pass over the account that does not list the instance",
+        loop="reap",
+        chunk="those of one account",
+    ),
+    Rule(
+        table="missing_instance",
+        rows="missing instances",
+        after="a pass over the account that lists the instance, or the loss of its worker",
+        loop="reap",
+        chunk="those of one account",
+    ),
+    Rule(
+        table="downtime",
+        rows="downtimes",
+        after="the downtime",
+        days=30,
+        loop="expire",
+        chunk="those of one pass",
+    ),
+)

@@ -405,6 +405,7 @@ lease = Table(
     now("granted_at"),
 )
 Index("lease_live", lease.c.renewed_at, postgresql_where=lease.c.state != LeaseState.ENDED)
+Index("lease_ended", lease.c.renewed_at, postgresql_where=lease.c.state == LeaseState.ENDED)
 Index("lease_granted", lease.c.lease_pool_id, lease.c.granted_at, postgresql_where=text("granted_units > 0"))
 unleased_pace = Table(
     "unleased_pace",
@@ -431,6 +432,7 @@ launch_batch = Table(
     Column("known_at", TIME),
 )
 Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=launch_batch.c.state == BatchState.CALLING)
+Index("launch_batch_known", launch_batch.c.known_at, postgresql_where=launch_batch.c.state == BatchState.KNOWN)
 
 worker = Table(
     "worker",
@@ -493,6 +495,13 @@ Index(
     worker.c.failed_at.desc(),
     postgresql_where=worker.c.failed_at.is_not(None),
 )
+Index("worker_ended", worker.c.ended_at, postgresql_where=in_states(ENDED))
+# Workers of failed calls, by which the sweep proves the counters of a pool.
+Index(
+    "worker_unlaunched",
+    worker.c.pool_id,
+    postgresql_where=in_states(ENDED) & worker.c.launched_at.is_(None) & worker.c.registered_at.is_(None),
+)
 Index(
     "worker_probe",
     worker.c.launch_config_id,
@@ -529,6 +538,7 @@ claim = Table(
     PrimaryKeyConstraint("worker_id", "source", "task_id", "reported_at"),
 )
 Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
+Index("claim_ended", claim.c.ended_at, postgresql_where=claim.c.ended_at.is_not(None))
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
 
 # Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
@@ -570,6 +580,7 @@ decision = Table(
     required("details", JSONB),
 )
 Index("decision_pool", decision.c.pool_id, decision.c.at.desc())
+Index("decision_at", decision.c.at)
 
 # Append-only: a writer never waits for a planner, and a planner deletes only marks whose changes it can see.
 dirty_pool = Table(

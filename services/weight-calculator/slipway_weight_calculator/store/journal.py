@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Final
 
 import msgspec
-from sqlalchemy import bindparam, delete, func, insert, select, text, update
+from sqlalchemy import bindparam, insert, select, update
 
-from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.messaging.consume import Batch
 from slipway_common.messaging.leadership import Turn
@@ -50,8 +50,6 @@ WRITE: Final = Statement(
     insert(journal).from_select([*TURN.c.keys(), *(value.key for value in GIVEN)], select(TURN, *GIVEN))
 )
 READ: Final = Statement(select(*FIELDS).order_by(journal.c.seq))
-# The retention of the topics.
-PRUNE: Final = Statement(delete(journal).where(journal.c.written_at < func.slipway_clock() - text("interval '7 days'")))
 
 
 async def write(tx: Connection, turn: Turn, batch: Batch | None, settled: Iterable[Received]) -> None:
@@ -75,10 +73,6 @@ async def write(tx: Connection, turn: Turn, batch: Batch | None, settled: Iterab
 
 async def read(db: Connection) -> list[Entry]:
     return [msgspec.convert(dict(row), Entry) for row in await db.fetch(READ.text)]
-
-
-async def prune(db: Database) -> None:
-    await db.execute(PRUNE.text)
 
 
 def ranges(records: Iterable[Record | Received]) -> list[Range]:

@@ -74,7 +74,7 @@ CREATE TABLE requests (
     over_kafka boolean NOT NULL DEFAULT false,  -- how it came: over Kafka, or over HTTP
     PRIMARY KEY (lease_pool_id, id)
 );
-CREATE INDEX requests_done ON requests (lease_pool_id, last_requested_at) WHERE waiting_units = 0;
+CREATE INDEX requests_ended ON requests (last_requested_at) WHERE waiting_units = 0 OR lapsed;
 CREATE INDEX requests_queue ON requests (lease_pool_id, operation, tenant, priority, group_name, since, place)
     WHERE waiting_units > 0 AND NOT lapsed;
 CREATE INDEX requests_unannounced ON requests (lease_pool_id, place)
@@ -117,7 +117,7 @@ CREATE TABLE leases (
 );
 CREATE INDEX leases_due ON leases (lease_pool_id, deadline) WHERE ended_at IS NULL;
 CREATE INDEX leases_of_request ON leases (lease_pool_id, request_id);
-CREATE INDEX leases_ended ON leases USING brin (ended_at);
+CREATE INDEX leases_ended ON leases (ended_at) WHERE ended_at IS NOT NULL;
 
 -- Until when lease commands were received, per way in, and the downtimes before.
 CREATE TABLE reception (
@@ -196,7 +196,6 @@ CREATE TABLE history (
 );
 CREATE INDEX history_of_pool ON history (lease_pool_id, id);
 CREATE INDEX history_of_lease ON history (lease_id, id) WHERE lease_id IS NOT NULL;
-CREATE INDEX history_at ON history USING brin (at);
 
 -- Changes of declared terms: who made each, and the fields that changed before and after.
 CREATE TABLE audit (
@@ -211,7 +210,6 @@ CREATE TABLE audit (
     after jsonb
 );
 CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
-CREATE INDEX audit_at ON audit USING brin (at);
 """
 
 

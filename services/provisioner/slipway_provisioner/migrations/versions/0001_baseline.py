@@ -172,6 +172,7 @@ CREATE TABLE lease (
     granted_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE INDEX lease_live ON lease (renewed_at) WHERE state <> 'ended';
+CREATE INDEX lease_ended ON lease (renewed_at) WHERE state = 'ended';
 CREATE INDEX lease_granted ON lease (lease_pool_id, granted_at) WHERE granted_units > 0;
 CREATE TABLE unleased_pace (
     lease_pool_id text PRIMARY KEY, next_at timestamptz -- earliest time of the next unleased launch
@@ -185,6 +186,7 @@ CREATE TABLE launch_batch (
     known_at timestamptz
 );
 CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
+CREATE INDEX launch_batch_known ON launch_batch (known_at) WHERE state = 'known';
 CREATE TABLE worker (
     id uuid PRIMARY KEY, pool_id text NOT NULL, launch_config_id text NOT NULL, account_id text NOT NULL,
     image_revision text NOT NULL, state text NOT NULL, decision_id uuid NOT NULL, probe_permit bigint,
@@ -201,6 +203,10 @@ CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
+CREATE INDEX worker_ended ON worker (ended_at) WHERE state = 'stopped';
+-- Workers of failed calls, by which the sweep proves the counters of a pool.
+CREATE INDEX worker_unlaunched ON worker (pool_id)
+    WHERE state = 'stopped' AND launched_at IS NULL AND registered_at IS NULL;
 CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
 -- Machines that may still run in a retired account: those of stopping workers, and one for each intent of an unknown
 -- call, without an instance id. A reaper pass over the account deletes what it does not list.
@@ -215,6 +221,7 @@ CREATE TABLE claim (
     PRIMARY KEY (worker_id, source, task_id, reported_at)
 );
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
+CREATE INDEX claim_ended ON claim (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
 -- Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 CREATE TABLE orphan_instance (
@@ -234,6 +241,7 @@ CREATE TABLE decision (
     times integer NOT NULL DEFAULT 1, launched integer NOT NULL, reason text NOT NULL, details jsonb NOT NULL
 );
 CREATE INDEX decision_pool ON decision (pool_id, at DESC);
+CREATE INDEX decision_at ON decision (at);
 -- Append-only: a writer never waits for a planner, and a planner deletes only marks whose changes it can see.
 CREATE TABLE dirty_pool (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, pool_id text NOT NULL, reason text NOT NULL,
