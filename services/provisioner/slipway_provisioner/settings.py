@@ -24,6 +24,9 @@ class Settings(SignalSettings):
     """A surplus worker that has been idle for this long is stopped."""
     give_up_idle_seconds: float = 300.0
     """A worker that has been idle for this long while tasks are pending is stopped and replaced."""
+    stale_demand_seconds: float = 3600.0
+    """A source of demand that no longer reports protects idle workers for this long after its last report was valid;
+    then it is dropped."""
     unresponsive_timeout_seconds: float = 900.0
     """A registered worker without contact for this long is stopped, and terminated after the grace period."""
     stop_grace_seconds: float = 120.0

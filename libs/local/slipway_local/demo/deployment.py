@@ -40,6 +40,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "boot_timeout_seconds": 900,
         "idle_timeout_seconds": 120,
         "give_up_idle_seconds": 300,
+        "stale_demand_seconds": 3600,
         "unresponsive_timeout_seconds": 900,
         "stop_grace_seconds": 120,
         "clock_skew_seconds": 5,

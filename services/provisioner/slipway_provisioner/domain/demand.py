@@ -1,12 +1,31 @@
-"""Validation of demand reports. Pure."""
+"""Reports of the sources of demand, and their ends. Pure."""
 
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
+
+from slipway_common.base.errors import BadEvent
+from slipway_common.base.percent import decoded
 from slipway_common.events.pool import DemandReported
 
 FUTURE: Final = timedelta(seconds=60)
 TASKS_MAX: Final = 10_000_000
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of one source, or its end, which is a report of no tasks with an `end_reason`. Of each source the newest
+    `observed_at` counts, and at equal times an end."""
+
+    pool_id: str
+    source: str
+    pending: int
+    claimed: int
+    observed_at: datetime
+    valid_for_seconds: float
+    reported_by: str
+    traceparent: str = ""
+    end_reason: str = ""
 
 
 def problem(report: DemandReported, now: datetime) -> str:
@@ -22,3 +41,31 @@ def problem(report: DemandReported, now: datetime) -> str:
     if not report.source:
         return "source is empty"
     return ""
+
+
+def reported(event: DemandReported, *, by: str, traceparent: str) -> Report:
+    """The report of an event."""
+    return Report(**msgspec.structs.asdict(event), reported_by=by, traceparent=traceparent)
+
+
+def ended(pool_id: str, source: str, at: datetime, *, by: str, reason: str) -> Report:
+    """The end of a source: its reports up to `at` do not count, later ones do."""
+    return Report(
+        pool_id=pool_id,
+        source=source,
+        pending=0,
+        claimed=0,
+        observed_at=at,
+        valid_for_seconds=0,
+        reported_by=by,
+        end_reason=reason,
+    )
+
+
+def ended_by_tombstone(key: str, at: datetime, now: datetime, *, by: str) -> Report:
+    """The end of the source in the key of a tombstone. One from the future would shadow all later reports, so it counts
+    up to the time that reports may be ahead. Raises BadEvent."""
+    parts = decoded(key)
+    if len(parts) != 2 or not all(parts):
+        raise BadEvent(f"the key {key!r} of a tombstone is not POOL/SOURCE, each part percent-encoded")
+    return ended(*parts, min(at, now + FUTURE), by=by, reason="ended by a tombstone on its topic")

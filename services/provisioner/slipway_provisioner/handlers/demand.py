@@ -1,27 +1,33 @@
-"""Consumer of demand reports: stores them and marks their pools dirty."""
+"""Consumer of demand reports and of tombstones, which end their sources: stores them and marks their pools dirty."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging.records import Received
-from slipway_provisioner.domain.demand import problem
+from slipway_provisioner.domain.demand import Report, ended_by_tombstone, problem, reported
 from slipway_provisioner.store import demand, pools
 
 
 async def record_demand(tx: Connection, received: Sequence[Received]) -> None:
     """Store the newest report per (pool, source); older and repeated ones change nothing.
 
-    Raises BadEvent for an invalid report or an unknown pool.
+    Raises BadEvent for an invalid report or tombstone, or an unknown pool. A tombstone of an unknown pool ends nothing.
     """
-    reports = [(r.event, r.traceparent) for r in received if r.event is not None]
-    if not reports:
-        return
     now = await pools.now(tx)
-    known = await pools.known(tx, sorted({report.pool_id for report, _ in reports}))
-    for report, _ in reports:
-        if reason := problem(report, now):
-            raise BadEvent(reason)
-        if report.pool_id not in known:
+    reports = [_report(one, now) for one in received]
+    known = await pools.known(tx, sorted({report.pool_id for report in reports}))
+    for report in reports:
+        if report.pool_id not in known and not report.end_reason:
             raise BadEvent(f"no pool {report.pool_id}")
-    await demand.store(tx, reports)
+    await demand.store(tx, [report for report in reports if report.pool_id in known])
+
+
+def _report(received: Received, now: datetime) -> Report:
+    """The report of an event, or the end that a tombstone is. Raises BadEvent."""
+    if received.event is None:
+        return ended_by_tombstone(received.subject, received.time, now, by=received.source)
+    if reason := problem(received.event, now):
+        raise BadEvent(reason)
+    return reported(received.event, by=received.source, traceparent=received.traceparent)

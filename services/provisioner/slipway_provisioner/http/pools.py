@@ -13,7 +13,7 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason
 from slipway_provisioner.apply import freezing
-from slipway_provisioner.domain.demand import TASKS_MAX, problem
+from slipway_provisioner.domain.demand import TASKS_MAX, problem, reported
 from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
 
 router = APIRouter(tags=["pools"])
@@ -62,7 +62,7 @@ async def put_demand(
     pool_id: Name, body: DemandBody, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
     """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false)."""
-    check(request, credentials, f"demand:write:{pool_id}")
+    by = check(request, credentials, f"demand:write:{pool_id}")
     report = DemandReported(pool_id=pool_id, **body.model_dump())
     async with db.acquire() as connection, connection.transaction():
         now = await pools.now(connection)
@@ -71,7 +71,7 @@ async def put_demand(
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         trace = request.headers.get("traceparent", "")
-        stored = await demand.store(connection, [(report, trace)])
+        stored = await demand.store(connection, [reported(report, by=by, traceparent=trace)])
     wake(request)
     return {"stored": stored}
 

@@ -22,6 +22,7 @@ from slipway_provisioner.store.tables import (
     audit,
     claim,
     decision,
+    demand,
     in_states,
     launch_batch,
     launch_config,
@@ -40,6 +41,7 @@ REVISIONS_MIN: Final = 10
 """Revisions of the history of a pool that are kept however old they are."""
 
 DELETE_CLAIMS: Final = Statement(delete_ended(claim, older(claim.c.ended_at), order=[claim.c.ended_at]))
+DELETE_ENDED_DEMAND: Final = Statement(delete_ended(demand, older(demand.c.ended_at), order=[demand.c.ended_at]))
 # The newest decision of a pool is repeated by equal ones, so that its last time may be recent.
 DELETE_DECISIONS: Final = Statement(
     delete_ended(decision, older(decision.c.at), older(decision.c.last_at), order=[decision.c.at])
@@ -167,7 +169,14 @@ RETENTION: Final[Retention] = (
     ),
     Bounded("forgiven", "one row per pool and share that the newest unfreezing of the pool forgave"),
     Rule(table="launch_stop", rows="lapsed launch stops", after="the stop's end", days=7, delete=DELETE_STOPS),
-    Bounded("demand", "one row per pool and source of demand"),
+    # No report from before the end of its source, which may be read again, is valid by then.
+    Rule(
+        table="demand",
+        rows="sources of demand that have ended",
+        after="the end of the source",
+        days=7,
+        delete=DELETE_ENDED_DEMAND,
+    ),
     Bounded("dirty_pool", "the marks of a pool are deleted by the decision that they cause"),
     Bounded("lease_request", "one row per request that waits for its answer"),
     Rule(

@@ -371,9 +371,14 @@ demand = Table(
     Column("pending_since", TIME),
     Column("claimed_seen_at", TIME),
     now("received_at"),
+    empty_text("reported_by"),
     empty_text("traceparent"),
+    required("alerted", Boolean, server_default=FALSE),  # that it is stale
+    Column("ended_at", TIME),
+    empty_text("end_reason"),
     PrimaryKeyConstraint("pool_id", "source"),
 )
+Index("demand_ended", demand.c.ended_at, postgresql_where=demand.c.ended_at.is_not(None))
 
 lease_request = Table(
     "lease_request",

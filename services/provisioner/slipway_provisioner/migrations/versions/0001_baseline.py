@@ -155,9 +155,13 @@ CREATE TABLE demand (
     pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
     observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
     claimed_seen_at timestamptz,
-    received_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL DEFAULT '',
+    received_at timestamptz NOT NULL DEFAULT slipway_clock(), reported_by text NOT NULL DEFAULT '',
+    traceparent text NOT NULL DEFAULT '',
+    alerted boolean NOT NULL DEFAULT false, -- that it is stale
+    ended_at timestamptz, end_reason text NOT NULL DEFAULT '',
     PRIMARY KEY (pool_id, source)
 );
+CREATE INDEX demand_ended ON demand (ended_at) WHERE ended_at IS NOT NULL;
 CREATE TABLE lease_request (
     id text PRIMARY KEY, lease_pool_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
     units integer NOT NULL, sent_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL

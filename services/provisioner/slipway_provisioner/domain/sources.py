@@ -1,0 +1,102 @@
+"""Sources of demand that no longer report: how long they count, and the alert on them. Pure."""
+
+import shlex
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+
+
+class Freshness(StrEnum):
+    """A fresh source counts. A stale one launches nothing, but protects workers. An expired one is dropped."""
+
+    FRESH, STALE, EXPIRED = "fresh", "stale", "expired"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of a pool, and what is known about its last report.
+
+    `overdue_seconds`: time since its last report was valid, without downtime, in which none could be received; negative
+    while it is valid. `is_last`: no other source of its pool is fresh. `alerted`: an alert on it was raised.
+    `end_reason`: empty unless it has ended.
+    """
+
+    pool_id: str
+    source: str
+    pending: int
+    claimed: int
+    observed_at: datetime
+    valid_for_seconds: float
+    overdue_seconds: float
+    is_last: bool
+    alerted: bool
+    end_reason: str
+    pool_deleted: bool
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """A source as it is to be stored, and the alert to publish."""
+
+    pool_id: str
+    source: str
+    alerted: bool
+    end_reason: str
+    alert: Alert | None
+
+
+def freshness(overdue_seconds: float, protected_seconds: float) -> Freshness:
+    """Freshness of a source whose last report ceased to be valid `overdue_seconds` ago, of the `protected_seconds` for
+    which a stale source protects workers."""
+    if overdue_seconds < 0:
+        return Freshness.FRESH
+    return Freshness.STALE if overdue_seconds < protected_seconds else Freshness.EXPIRED
+
+
+def settled(source: Source, protected_seconds: float) -> Settled | None:
+    """The change that a source needs; None if it needs none.
+
+    An alert is raised as soon as it is stale, and resolved when it reports again or has ended. It is dropped when it
+    has expired, or its pool was deleted.
+    """
+    end_reason, now = source.end_reason, freshness(source.overdue_seconds, protected_seconds)
+    if not end_reason and source.pool_deleted:
+        end_reason = "its pool was deleted"
+    elif not end_reason and now is Freshness.EXPIRED:
+        end_reason = f"dropped, since it did not report for {span(source.valid_for_seconds + source.overdue_seconds)}"
+    alerted = not end_reason and now is Freshness.STALE
+    if (alerted, end_reason) == (source.alerted, source.end_reason):
+        return None
+    return Settled(
+        pool_id=source.pool_id,
+        source=source.source,
+        alerted=alerted,
+        end_reason=end_reason,
+        alert=_alert(source, end_reason, protected_seconds, raised=alerted) if alerted != source.alerted else None,
+    )
+
+
+def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised: bool) -> Alert:
+    pool_id, name = source.pool_id, source.source
+    over = f"no longer stale: {end_reason or 'it reports again'}"
+    others = "no source of the pool is fresh" if source.is_last else "other sources of the pool are fresh"
+    tasks = f"{source.pending} pending and {source.claimed} claimed tasks"
+    return (AlertRaised if raised else AlertResolved)(
+        dedup_key=alert_key("provisioner", "demand-source-stale", pool_id, name),
+        subject_kind="pool",
+        subject_id=pool_id,
+        kind="demand-source-stale",
+        summary=f"source {name} of pool {pool_id} is {'stale' if raised else over}",
+        effect=f"its {tasks} launch no workers, but protect idle ones; {others}",
+        doing=f"drops the source {span(protected_seconds)} after it became stale, unless it reports again",
+        command=f"restart its monitor, or {shlex.join(['slipway', 'demand', 'rm', pool_id, name])}",
+        since=source.observed_at + timedelta(seconds=source.valid_for_seconds),
+        cause="its monitor stopped, cannot reach Slipway, or reports under another name",
+        severity="page" if source.is_last else "notice",
+    )
+
+
+def span(seconds: float) -> str:
+    """Time for people, in seconds or minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

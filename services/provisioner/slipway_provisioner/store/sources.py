@@ -1,0 +1,57 @@
+"""Sources of demand: those whose alerts or ends are to be recorded."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, arrays, columns, names
+from slipway_provisioner.domain.sources import Settled, Source
+from slipway_provisioner.store import marks, tables
+
+D: Final = tables.demand.c
+OF_SOURCE: Final = tuple(D[name] for name in Source.__struct_fields__ if name in D)
+SETTLED: Final = tuple(D[name] for name in ("pool_id", "source", "alerted", "end_reason"))
+LOCK: Final = Statement(
+    sa.select(D.pending, D.claimed, D.observed_at)
+    .where(D.pool_id == sa.bindparam("pool_id"), D.source == sa.bindparam("source"), D.ended_at.is_(None))
+    .with_for_update()
+)
+# Sources that became stale or expired, report again, or have ended, and alerts on them do not say so yet. Those that
+# another session has locked are settled by it, or in the next pass. Uptime is computed for stale ones only.
+LOCK_UNSETTLED: Final = f"""
+SELECT {names(OF_SOURCE, "d.")}, p.deleted AS pool_deleted, s.overdue_seconds,
+    NOT EXISTS (SELECT FROM demand o WHERE o.pool_id = d.pool_id AND o.source <> d.source AND o.ended_at IS NULL
+        AND o.observed_at + o.valid_for_seconds * interval '1 s' > slipway_clock()) AS is_last
+FROM demand d JOIN worker_pool p ON p.id = d.pool_id
+CROSS JOIN LATERAL (SELECT CASE
+    WHEN d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock() THEN -1
+    ELSE uptime_since(d.observed_at) - d.valid_for_seconds END AS overdue_seconds) AS s
+WHERE CASE WHEN d.ended_at IS NOT NULL THEN d.alerted WHEN p.deleted THEN true
+    WHEN d.alerted THEN s.overdue_seconds < 0 OR s.overdue_seconds >= $1::float8
+    ELSE s.overdue_seconds >= 0 END
+ORDER BY d.pool_id, d.source LIMIT 200 FOR UPDATE OF d SKIP LOCKED"""
+SETTLE: Final = f"""
+UPDATE demand d SET alerted = g.alerted, end_reason = g.end_reason,
+    ended_at = CASE WHEN g.end_reason <> '' THEN coalesce(d.ended_at, slipway_clock()) END,
+    pending = CASE WHEN g.end_reason = '' THEN d.pending ELSE 0 END,
+    claimed = CASE WHEN g.end_reason = '' THEN d.claimed ELSE 0 END,
+    pending_since = CASE WHEN g.end_reason = '' THEN d.pending_since END
+FROM unnest({arrays(SETTLED)}) AS g ({names(SETTLED)}) WHERE d.pool_id = g.pool_id AND d.source = g.source"""
+
+
+async def lock(tx: Connection, pool_id: str, source: str) -> Any:
+    """Lock a source that has not ended; returns its counts and the time of its last report, or None."""
+    return await tx.fetchrow(LOCK.text, *LOCK.arguments(pool_id=pool_id, source=source))
+
+
+async def lock_unsettled(tx: Connection, protected_seconds: float) -> list[Source]:
+    """Lock up to 200 sources that became stale or expired, or that are no longer stale."""
+    return [Source(**row) for row in await tx.fetch(LOCK_UNSETTLED, protected_seconds)]
+
+
+async def settle(tx: Connection, changes: Sequence[Settled]) -> None:
+    """Record alerts and ends of locked sources, and mark the pools of those that have ended dirty."""
+    await tx.execute(SETTLE, *columns(changes, [field.name for field in SETTLED]).values())
+    await marks.dirty(tx, {change.pool_id for change in changes if change.end_reason}, reason="demand")
