@@ -17,6 +17,7 @@ from generate import kafka_scripts, observability
 from generate.asyncapi import VERSION, document
 from generate.compatibility import breaking
 from generate.examples import EXAMPLES, example
+from generate.openapi import documents
 from generate.pages import pages
 from generate.schemas import Schema, schemas
 from slipway_common.declaration.parsing import json_schema
@@ -35,6 +36,7 @@ def files() -> dict[str, str]:
     made["contracts/asyncapi.yaml"] = HEADER + yaml.safe_dump(
         document(), sort_keys=False, width=110, allow_unicode=True
     )
+    made |= {f"contracts/openapi/{service}.json": _json(found) for service, found in documents().items()}
     made["contracts/slipway.schema.json"] = _json(json_schema())
     made |= {f"docs/generated/{name}": text for name, text in pages().items()}
     return made | observability.files() | kafka_scripts.files()

@@ -1,6 +1,7 @@
 """contracts/ and docs/generated/ match the code and change only by additions."""
 
 import json
+import re
 import subprocess
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from generate.__main__ import GENERATED, committed, comparable, files, generate,
 from generate.asyncapi import VERSION
 from generate.compatibility import breaking
 from generate.examples import EXAMPLES, example
+from generate.openapi import documents
 from generate.schemas import schemas
 from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging.envelope import decode, decode_data
@@ -183,3 +185,32 @@ def _references(node: Any) -> Any:
     elif isinstance(node, list):
         for inner in node:
             yield from _references(inner)
+
+
+def operations() -> list[Any]:
+    """Each operation of each service's OpenAPI document, with its document."""
+    return [
+        pytest.param(document, operation, id=f"{service} {method} {path}")
+        for service, document in documents().items()
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+@pytest.mark.parametrize(("document", "operation"), operations())
+def test_operations_are_documented(document: dict[str, Any], operation: dict[str, Any]) -> None:
+    """Each has a summary of one line, answers, and refusals as problems; its references lead somewhere."""
+    assert re.fullmatch(r"[A-Z][^\n]{3,100}[^.\s]", operation["summary"])
+    for status, answer in operation["responses"].items():
+        assert status < "4" or list(answer["content"]) == ["application/problem+json"]
+    assert min(operation["responses"]) < "3" < max(operation["responses"])
+    for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(operation)):
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+
+
+def test_references_between_schemas_of_the_apis_lead_somewhere() -> None:
+    for document in documents().values():
+        schemas = document["components"]["schemas"]
+        names = re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(schemas))
+        assert names
+        assert set(names) <= set(schemas)

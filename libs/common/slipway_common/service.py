@@ -36,7 +36,7 @@ from slipway_common.messaging.retention import RETENTION
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
-from slipway_common.web import problem, routes
+from slipway_common.web import openapi, problem, routes
 from slipway_common.web.access import Tokens
 from slipway_common.web.paths import PathAsSent
 from slipway_common.web.runtime import Runtime
@@ -161,6 +161,7 @@ class Service:
             app.include_router(routes.positions)
         for router in self.routers:
             app.include_router(router)
+        app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
         return app
 
     @contextlib.asynccontextmanager

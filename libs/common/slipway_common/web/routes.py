@@ -101,6 +101,7 @@ async def list_dead_letters(
     topic: Name | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
+    """List dead letters, of all topics or of one."""
     return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
 
 
@@ -108,6 +109,7 @@ async def list_dead_letters(
 async def replay_dead_letter(
     request: Request, database: Annotated[Database, Depends(database)], letter: Letter
 ) -> Response:
+    """Replay a dead letter, and on ordered topics the records parked behind it."""
     return await _settle(request, database, letter, dead_letters.replay)
 
 
@@ -115,6 +117,7 @@ async def replay_dead_letter(
 async def drop_dead_letter(
     request: Request, database: Annotated[Database, Depends(database)], letter: Letter
 ) -> Response:
+    """Delete a dead letter, and apply the records parked behind it."""
     return await _settle(request, database, letter, dead_letters.drop)
 
 

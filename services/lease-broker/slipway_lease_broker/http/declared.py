@@ -4,40 +4,17 @@ import asyncio
 from typing import Any, Final
 
 import msgspec
+from pydantic import BaseModel
 
 from slipway_common.declaration.identity import Identities, Place
 from slipway_common.declaration.models import LeasePool
 from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry, parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
+from slipway_common.web import openapi
 from slipway_lease_broker.domain.declaration import Declaration, Declared
 
 BODY_BYTES_MAX: Final = 128_000_000
 SECTION: Final = "lease_pools"
-DOCUMENTED: Final = {
-    "required": True,
-    "description": "Lease pools by owner, each as in slipway.yaml.",
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["documents"],
-                "properties": {
-                    "documents": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["owner", "lease_pools"],
-                            "properties": {
-                                "owner": {"type": "string"},
-                                "lease_pools": {"type": "array", "items": {"type": "object"}},
-                            },
-                        },
-                    }
-                },
-            }
-        }
-    },
-}
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +26,22 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 
 class Documents(msgspec.Struct, forbid_unknown_fields=True):
     documents: list[Document]
+
+
+class LeasePoolsOfOwner(BaseModel):
+    """The lease pools of one owner, complete."""
+
+    owner: str
+    lease_pools: list[LeasePool]
+
+
+class LeasePoolsByOwner(BaseModel):
+    """Lease pools by owner, each as in slipway.yaml."""
+
+    documents: list[LeasePoolsOfOwner]
+
+
+DOCUMENTED: Final = openapi.body("Lease pools by owner.", json=openapi.model_schema(LeasePoolsByOwner))
 
 
 async def read(body: bytes, *, prune: bool, adopt: bool) -> Declaration:

@@ -51,7 +51,7 @@ class Options(BaseModel):
     reason: ReasonOrEmpty = ""
 
 
-@router.put("/lease-pools", openapi_extra={"requestBody": declared.DOCUMENTED})
+@router.put("/lease-pools", openapi_extra=declared.DOCUMENTED)
 async def put_lease_pools(
     request: Request,
     database: DatabaseDep,

@@ -56,6 +56,7 @@ async def pause(config: Name, body: PauseBody, request: Request, db: DatabaseDep
 
 @router.post("/{config:id}/resume")
 async def resume(config: Name, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+    """Resume a paused launch config."""
     async with db.acquire() as connection, connection.transaction():
         name = await _name(connection, config, "resume")
         if not await configs.resume(connection, name, reason=body.reason, by=by):

@@ -28,6 +28,7 @@ async def list_decisions(
 
 @router.get("/decisions/{decision_id:id}")
 async def get_decision(decision_id: Name, db: DatabaseDep) -> dict[str, Any]:
+    """Show one decision with its reasons."""
     found = await decisions.get(db, decision_id) if UUID.fullmatch(decision_id) else None
     if found is None:
         detail = f"no decision {decision_id!r}; decisions are deleted after 7 days"

@@ -11,8 +11,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
+from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+from slipway_common.web import openapi
 from slipway_common.web.access import require
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
@@ -101,6 +103,15 @@ class RollbackBody(BaseModel):
 
 
 NOTHING: Final = msgspec.Raw()
+DECLARATION_BODY: Final = openapi.body(
+    "A declaration, or lines of it.", json=openapi.model_schema(Declaration), lines={"type": "string"}
+)
+POOL_BODY: Final = openapi.body("A worker pool as in slipway.yaml.", json=openapi.model_schema(WorkerPool)) | {
+    "parameters": [
+        openapi.header("If-Match", "ETag that the pool must have."),
+        openapi.header("If-None-Match", "* for a new pool."),
+    ]
+}
 
 
 class _Whole(msgspec.Struct, forbid_unknown_fields=True):
@@ -128,7 +139,7 @@ _WHOLE: Final = msgspec.json.Decoder(_Whole)
 _LINE: Final = msgspec.json.Decoder(_Line)
 
 
-@router.put("/declaration")
+@router.put("/declaration", openapi_extra=DECLARATION_BODY)
 async def put_declaration(
     request: Request, db: DatabaseDep, by: Caller, how: Annotated[RollOut, Depends()], prune: bool = False
 ) -> Response:
@@ -180,7 +191,7 @@ async def get_pool(pool_id: Name, db: DatabaseDep, response: Response) -> dict[s
     return found[0] | {"declared": stored["spec"], "owner": stored["owner"]}
 
 
-@router.put("/pools/{pool_id:id}")
+@router.put("/pools/{pool_id:id}", openapi_extra=POOL_BODY)
 async def put_pool(
     pool_id: Name,
     request: Request,

@@ -54,6 +54,7 @@ def no_pool(pool_id: str) -> Problem:
 
 @router.get("/pools")
 async def list_pools(db: DatabaseDep) -> dict[str, Any]:
+    """List worker pools with their demand, their workers and their state."""
     return {"items": await summaries.pools(db)}
 
 
@@ -93,6 +94,7 @@ async def pause_pool(
 async def resume_pool(
     pool_id: Name, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
+    """Resume a paused pool."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
@@ -153,6 +155,7 @@ async def stop_launching(
 async def start_launching(
     body: LaunchStopBody, request: Request, db: DatabaseDep, _: Annotated[str, Depends(require("launching:stop"))]
 ) -> dict[str, Any]:
+    """Lift a launch stop. `was_stopped` is false if there was none."""
     async with db.acquire() as connection, connection.transaction():
         lifted = await launch_stops.lift(connection, body.scope, body.scope_id)
     wake(request)

@@ -169,6 +169,7 @@ async def should_terminate(worker_id: Name, db: DatabaseDep, credentials: Creden
 
 @router.post("/{worker_id:id}/error")
 async def report_error(worker_id: Name, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+    """Report an error of the machine. It changes no state."""
     async with _transaction(db) as tx:
         answer = await reports.error(tx, _agent(worker_id, credentials), body.kind, body.detail)
     return _answer(answer)

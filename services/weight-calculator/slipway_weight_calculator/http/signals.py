@@ -18,6 +18,7 @@ from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import TTL_SECONDS
 from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
+from slipway_common.web import openapi
 from slipway_common.web.access import Credentials, bearer, check
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -50,19 +51,37 @@ class SignalBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A CloudEvent in structured mode; other attributes are ignored."""
+    """Attributes of a CloudEvent in structured mode; others are ignored."""
 
     specversion: str
     id: str
     source: str
     type: str
+
+
+class Read(Envelope, frozen=True, kw_only=True):
+    """A CloudEvent whose data are decoded afterwards."""
+
     data: msgspec.Raw
+
+
+class Structured(Envelope, frozen=True, kw_only=True):
+    """A CloudEvent with a signal."""
+
+    data: SignalBody
 
 
 BODY: Final = EventDecoder(SignalBody)
 
 
-@router.post("/signals", status_code=202)
+DOCUMENTED: Final = openapi.body(
+    "A signal, or a CloudEvent with it in structured mode.",
+    json=openapi.struct_schema(SignalBody),
+    cloudevent=openapi.struct_schema(Structured),
+)
+
+
+@router.post("/signals", status_code=202, openapi_extra=DOCUMENTED)
 async def raise_signal(request: Request, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing."""
     bearer(credentials)
@@ -94,7 +113,7 @@ def _parse(request: Request, body: bytes) -> SignalBody:
     """Parse the body, in any of the three modes. Raises Problem 400 or 422."""
     try:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED:
-            envelope = msgspec.json.decode(body, type=Envelope)
+            envelope = msgspec.json.decode(body, type=Read)
             _check_attributes(envelope.specversion, envelope.type, envelope.id, envelope.source)
             body = bytes(envelope.data)
         elif "ce-specversion" in request.headers or "ce-type" in request.headers:

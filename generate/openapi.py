@@ -1,0 +1,27 @@
+"""OpenAPI document of each service, from its routes."""
+
+from typing import Any, Final
+
+from slipway_common.service import Service
+from slipway_lease_broker import main as lease_broker
+from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
+from slipway_provisioner import main as provisioner
+from slipway_provisioner.settings import Settings as ProvisionerSettings
+from slipway_weight_calculator import main as weight_calculator
+from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
+
+NOWHERE: Final[dict[str, Any]] = {"database_url": "", "kafka": ""}
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """Name of each service → its document."""
+    return {service.name: service.app().openapi() for service in _services()}
+
+
+def _services() -> list[Service]:
+    """The services with settings that no route shows; none of them is started."""
+    return [
+        lease_broker.build(LeaseBrokerSettings(**NOWHERE)),
+        provisioner.build(ProvisionerSettings(**NOWHERE, registration_key="none")),
+        weight_calculator.build(WeightCalculatorSettings(**NOWHERE)),
+    ]

@@ -1,0 +1,96 @@
+"""OpenAPI document of a service: what FastAPI derives from the routes, with the service's own errors and bodies.
+
+Summaries are what docstrings begin with, up to the first comma, semicolon, colon or stop. Refusals are problems
+(RFC 9457) and not FastAPI's validation errors.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+
+REFERENCE: Final = "#/components/schemas/"
+PROBLEM: Final = {
+    "type": "object",
+    "title": "Problem",
+    "description": "An error (RFC 9457). `type` is stable; other fields depend on it.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+}
+REFUSALS: Final = {
+    "401": "The token is missing or unknown.",
+    "403": "The token lacks a scope.",
+    "404": "There is no such object.",
+    "422": "The request is not valid.",
+    "4XX": "The request is refused and has changed nothing.",
+    "503": "The database or the broker is unavailable; nothing was changed.",
+}
+MEDIA_TYPES: Final = {
+    "json": "application/json",
+    "lines": "application/x-ndjson",
+    "cloudevent": "application/cloudevents+json",
+}
+OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")
+
+
+def model_schema(model: Any) -> dict[str, Any]:
+    """Schema of a pydantic model, for a body that its route reads by itself."""
+    return TypeAdapter(model).json_schema(ref_template=f"{REFERENCE}{{model}}")
+
+
+def struct_schema(struct: type[Any]) -> dict[str, Any]:
+    """Schema of a msgspec Struct, for a body that its route reads by itself."""
+    (schema,), parts = msgspec.json.schema_components((struct,), ref_template=f"{REFERENCE}{{name}}")
+    return schema | {"$defs": parts}
+
+
+def body(description: str, **schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """Documentation of a body that its route reads by itself: a schema for each of MEDIA_TYPES that it accepts."""
+    content = {MEDIA_TYPES[name]: {"schema": dict(schema)} for name, schema in schemas.items()}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+def header(name: str, description: str) -> dict[str, Any]:
+    """Documentation of a header that its route reads by itself."""
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI document of the app's routes."""
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas: dict[str, Any] = found.setdefault("components", {}).setdefault("schemas", {})
+    for operations in found["paths"].values():
+        for operation in operations.values():
+            operation["summary"] = re.split(r"[.,:;](?=\s|$)", operation.get("description", ""))[0].replace("\n", " ")
+            _document_refusals(operation)
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                schemas |= content["schema"].pop("$defs", {})
+    for name in OF_FASTAPI:
+        schemas.pop(name, None)
+    schemas["Problem"] = PROBLEM
+    found["components"]["schemas"] = dict(sorted(schemas.items()))
+    return found
+
+
+def _document_refusals(operation: dict[str, Any]) -> None:
+    statuses = {"503"}
+    if "security" in operation:
+        statuses |= {"401", "403"}
+    if "parameters" in operation:
+        statuses.add("404")
+    if "parameters" in operation or "requestBody" in operation:
+        statuses |= {"422", "4XX"}
+    content = {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}}
+    refusals = {status: {"description": REFUSALS[status], "content": content} for status in sorted(statuses)}
+    operation["responses"] = {
+        status: answer for status, answer in operation["responses"].items() if status < "4"
+    } | refusals
