@@ -78,13 +78,18 @@ from tests.support.lease_broker import admissions
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 RENEWED: Final = dict(zip(SERVICES, (stop_until_confirmed, stop_nothing, hold_leases), strict=True))
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
-# One clock controlled by the simulation; each service's database adds its own skew.
+# One clock controlled by the simulation, in microseconds since START; each service's database adds its own skew. It is
+# a sequence because a function that reads no table becomes a part of the statements that call it for each row.
 CLOCK: Final = """
-CREATE TABLE IF NOT EXISTS public.simulated_clock AS SELECT '2026-01-01 00:00+00'::timestamptz AS at;
-GRANT SELECT, UPDATE ON public.simulated_clock TO PUBLIC"""
-SKEWED: Final = """
-CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
-AS 'SELECT at + {skew} * interval ''1 s'' FROM public.simulated_clock'"""
+CREATE SEQUENCE public.simulated_clock MINVALUE 0;
+SELECT setval('public.simulated_clock', 0);
+GRANT ALL ON SEQUENCE public.simulated_clock TO PUBLIC"""
+SET_CLOCK: Final = "SELECT setval('public.simulated_clock', $1)"
+SKEWED: Final = f"""
+CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS $clock$
+SELECT timestamptz '{START.isoformat()}' + {{skew}} * interval '1 s'
+    + pg_sequence_last_value('public.simulated_clock') * interval '1 us' $clock$"""
+MICROSECOND: Final = timedelta(microseconds=1)
 HOLD_SECONDS: Final = 1200.0  # longest time of a lease, usually
 SKEW_SECONDS: Final = 3.0  # largest difference of a database's clock from the machines'
 REPORT_SECONDS: Final = 10.0
@@ -122,6 +127,7 @@ TEMPLATE: Final = "simulation_template"
 SIZE: Final = 1  # of each pool of connections: what is done at once takes turns, in an order that a seed repeats
 _databases = count(1)
 _templates: set[str] = set()  # servers with that database
+_apis: list["Api"] = []  # those that no deployment uses now: building one takes as long as fifty requests
 
 
 class Untimed:
@@ -132,6 +138,26 @@ class Untimed:
     @staticmethod
     def timeout(_: float) -> contextlib.AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
+
+
+class Api:
+    """The provisioner's HTTP API. It keeps no state of a deployment but its database."""
+
+    def __init__(self) -> None:
+        self.tokens = NamedTemporaryFile()  # noqa: SIM115 (deleted at the end of the process)
+        entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
+        Path(self.tokens.name).write_bytes(msgspec.json.encode([entry]))
+        self.settings = Settings(
+            database_url="",
+            kafka="",
+            registration_key="key",
+            send_within_seconds=1e9,
+            boot_timeout_seconds=300.0,
+            tokens_file=Path(self.tokens.name),
+        )
+        service = build(self.settings)
+        self.runtime = service.runtime
+        self.app = service.app()
 
 
 class Crash(BaseException):
@@ -148,7 +174,7 @@ class Deployment:
         scenario: Scenario,
         databases: dict[str, Database],
         name: str,
-        tokens: Path,
+        api: Api,
         **pool: Any,
     ) -> None:
         self.id = DEPLOYMENT
@@ -159,14 +185,7 @@ class Deployment:
         self.log = Log(chance, lambda: self.now("lease-broker"))
         self.databases = databases
         self.skews = dict.fromkeys(SERVICES, 0.0)
-        self.settings = Settings(
-            database_url="",
-            kafka="",
-            registration_key="key",
-            send_within_seconds=1e9,
-            boot_timeout_seconds=300.0,
-            tokens_file=tokens,
-        )
+        self.settings = api.settings
         self.body = declared(**pool)
         self.crashing = 0.0
         self.crash_in = 0
@@ -198,9 +217,9 @@ class Deployment:
         self.hold_seconds = HOLD_SECONDS
         for name in SERVICES:
             self.boot(name)
-        self.service = build(self.settings)
-        self.service.runtime.database = databases["provisioner"]
-        self.network = Network(httpx2.ASGITransport(app=self.service.app(), raise_app_exceptions=False))
+        self.api = api
+        self.api.runtime.database = databases["provisioner"]
+        self.network = Network(httpx2.ASGITransport(app=api.app, raise_app_exceptions=False))
         self.http = httpx2.AsyncClient(
             transport=self.network,
             base_url="http://p",
@@ -341,8 +360,7 @@ class Deployment:
     async def pass_time(self, seconds: float) -> None:
         """Advance the clock; due tasks arrive."""
         self.elapsed += seconds
-        now = START + timedelta(seconds=self.elapsed)
-        await self.databases["provisioner"].execute("UPDATE public.simulated_clock SET at = $1", now)
+        await self.databases["provisioner"].execute(SET_CLOCK, timedelta(seconds=self.elapsed) // MICROSECOND)
         self.cloud.apply_calls()
         while self.tasks_at and self.tasks_at[0] <= self.elapsed:
             self.cloud.pending.append(f"task-{self.tasks_at.pop(0):.3f}")
@@ -568,10 +586,8 @@ async def deployment_on(
     databases: dict[str, Database] = {}
     for service in SERVICES:
         databases[service] = await connect(url, service)
-    tokens = NamedTemporaryFile()  # noqa: SIM115 (closed at the end of the history)
-    entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
-    Path(tokens.name).write_bytes(msgspec.json.encode([entry]))
-    deployment = Deployment(chance, scenario, databases, name, Path(tokens.name), **pool)
+    api = _apis.pop() if _apis else Api()
+    deployment = Deployment(chance, scenario, databases, name, api, **pool)
     for service in SERVICES:
         await deployment.set_clock(service, min(SKEW_SECONDS, max(-SKEW_SECONDS, round(chance.uniform(-4, 4), 3))))
         await deployment.relay(service)  # nothing starts on a database that was not compared with the log
@@ -604,7 +620,7 @@ async def deployment_on(
         for one in databases.values():
             one.terminate()
         await server.drop_database(name)
-        tokens.close()
+        _apis.append(api)
 
 
 async def connect(url: str, service: str) -> Database:

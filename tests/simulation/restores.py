@@ -51,7 +51,7 @@ class Backup:
     async def _connect(self) -> None:
         for service in SERVICES:
             self.deployment.databases[service] = await connect(self.server.url(self.name), service)
-        self.deployment.service.runtime.database = self.deployment.databases["provisioner"]
+        self.deployment.api.runtime.database = self.deployment.databases["provisioner"]
 
 
 async def confirm(deployment: Deployment) -> dict[str, Any]:

@@ -36,6 +36,9 @@ FAST: Final = {
     "autovacuum": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
+    "track_activities": "off",
+    "track_counts": "off",
+    "update_process_title": "off",
 }
 ENOUGH_SEEDS: Final = 24
 """Number of seeds whose histories together have all faults and commands."""
