@@ -76,7 +76,8 @@ def judge(name: str, found: list[str]) -> bool:
 async def launched(stack: Stack) -> str:
     """Wait for a worker with an instance, confirmed by the simulator; returns its id. Raises StackFailed."""
     deadline = time.monotonic() + LAUNCHED_SECONDS
-    async with httpx2.AsyncClient(timeout=30.0, trust_env=False) as client:
+    headers = {"Authorization": f"Bearer {stack.token}"}
+    async with httpx2.AsyncClient(timeout=30.0, trust_env=False, headers=headers) as client:
         while time.monotonic() < deadline:
             rows: list[dict[str, Any]] = (await client.get(f"{stack.url('provisioner')}/workers")).json()["items"]
             with_instance = [row for row in rows if row.get("instance_id")]

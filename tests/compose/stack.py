@@ -216,6 +216,11 @@ class Stack:
             text = re.sub(rf"\b{name}:{port}\b", f"127.0.0.1:{free}", text)
         return text
 
+    @property
+    def token(self) -> str:
+        """Token of the operator, which the first start has created."""
+        return (self.folder / "volumes" / "secrets" / "operator_token").read_text().strip()
+
     def url(self, name: str) -> str:
         """URL of a service on this machine."""
         (port,) = self.entries[name].ports()

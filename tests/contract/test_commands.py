@@ -600,7 +600,8 @@ async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Dep
     await deployment.starting(2)
     lease = (await deployment.slipway("lease", "acquire", "--pool", "sim-a", "--max-wait", "0")).partition(":")[0]
 
-    async with httpx2.AsyncClient(timeout=harness.PATIENCE_SECONDS) as client:
+    headers = {"Authorization": f"Bearer {deployment.environment['SLIPWAY_TOKEN']}"}
+    async with httpx2.AsyncClient(timeout=harness.PATIENCE_SECONDS, headers=headers) as client:
 
         async def real(path: str) -> Any:
             """The answer of the service that has the path."""
@@ -628,4 +629,4 @@ async def test_a_token_without_a_scope_is_refused(deployment: Deployment) -> Non
     (deployment.folder / "tokens.yaml").write_bytes(msgspec.json.encode(tokens))
     deployment.environment["SLIPWAY_TOKEN"] = "other"
     refused = await deployment.slipway("pool", "freeze", "linux", "--reason", "r", exit_code=1)
-    assert "slipway token create --scope" in refused
+    assert "slipway token create --name NAME --scope pools:write --file TOKENS" in refused

@@ -117,7 +117,7 @@ async def test_put_pool_problems(client: httpx2.AsyncClient, provisioner: Provis
     assert (await client.put(f"{PATH}?owner=b.yaml&adopt=true", json=pool(max_capacity=500))).status_code == 200
     for query in ("replace=maybe", "drain_seconds=0", "drain_seconds=soon"):
         assert (await client.put(f"{PATH}?{query}", json=pool())).status_code == 422
-    async with provisioner.client() as nobody:
+    async with provisioner.client(token="") as nobody:
         assert (await nobody.put(PATH, json=pool())).status_code == 401
         assert (await nobody.put("/declaration", json=declared())).status_code == 401
         assert (await nobody.post(f"{PATH}/rollback", json={"reason": "r"})).status_code == 401

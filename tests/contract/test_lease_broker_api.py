@@ -522,7 +522,7 @@ async def test_a_report_of_the_past(world: World) -> None:
         body = {"fencing_token": n + 1, "throttled": n == 1}
         await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body)
     query = "since_seconds=3600&limit=1&hold_seconds=60"
-    answer = await world.replica.call("GET", f"/lease-pools/sim-a/report?{query}", by="")
+    answer = await world.replica.call("GET", f"/lease-pools/sim-a/report?{query}", by="reader")
     assert answer.status_code == 200, answer.text
     published = answer.json()
     assert (published["id"], published["mode"], published["requests"], published["throttled"]) == (
@@ -823,7 +823,7 @@ async def test_leases_by_pool_and_tenant(world: World) -> None:
         await world.replica.acquire(f"{pool}-{tenant}", pool, tenant=tenant)
 
     async def listed(query: str) -> list[str]:
-        answer = await world.replica.call("GET", f"/leases{query}", by="")
+        answer = await world.replica.call("GET", f"/leases{query}", by="reader")
         assert answer.status_code == 200, answer.text
         return [row["request_id"] for row in answer.json()["items"]]
 

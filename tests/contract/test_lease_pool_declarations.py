@@ -57,7 +57,7 @@ async def declared(world: World, documents: dict[str, list[Any]], **query: str) 
 
 
 async def owners(world: World) -> dict[str, str]:
-    items = (await world.replica.call("GET", "/lease-pools", by="")).json()["items"]
+    items = (await world.replica.call("GET", "/lease-pools", by="reader")).json()["items"]
     return {item["id"]: item["owner"] for item in items}
 
 
@@ -184,7 +184,7 @@ async def test_every_change_is_audited(world: World) -> None:
     ):
         assert (await world.replica.call(method, path + route, body | {"reason": "why"}, by="operator")).is_success
     await declared(world, {"a.yaml": []})
-    shown = (await world.replica.call("GET", f"{path}/audit", by="")).json()["items"]
+    shown = (await world.replica.call("GET", f"{path}/audit", by="reader")).json()["items"]
     assert [(row["action"], row["by"], row["result"], row["before"], row["after"]) for row in shown[:-1]] == [
         (
             "apply",
@@ -213,11 +213,11 @@ async def test_every_change_is_audited(world: World) -> None:
         "owner": "a.yaml",
         "mode": "enforce",
     }
-    assert (await world.replica.call("GET", f"{path}/audit?limit=2", by="")).json()["items"] == shown[:2]
-    of_all = (await world.replica.call("GET", f"/audit?id={shown[0]['subject_id']}&limit=2", by="")).json()["items"]
-    assert of_all == [row | {"kind": "lease-pool"} for row in shown[:2]]
-    assert (await world.replica.call("GET", "/audit?since=2100-01-01T00:00:00Z", by="")).json()["items"] == []
-    unknown = await world.replica.call("GET", "/lease-pools/nowhere/audit", by="")
+    assert (await world.replica.call("GET", f"{path}/audit?limit=2", by="reader")).json()["items"] == shown[:2]
+    of_all = await world.replica.call("GET", f"/audit?id={shown[0]['subject_id']}&limit=2", by="reader")
+    assert of_all.json()["items"] == [row | {"kind": "lease-pool"} for row in shown[:2]]
+    assert (await world.replica.call("GET", "/audit?since=2100-01-01T00:00:00Z", by="reader")).json()["items"] == []
+    unknown = await world.replica.call("GET", "/lease-pools/nowhere/audit", by="reader")
     assert refusal(unknown) == (404, "unknown-lease-pool")
 
 
@@ -230,7 +230,7 @@ async def test_an_imported_pool_is_owned_by_its_first_declaration(slot_broker: S
     (item,) = (await slot_broker.put({"lease_pool": "car", "names": ["car-1", "car-2"]})).json()["items"]
     assert (item["result"], item["limit"]) == ("updated", 2)
     assert (await owners(world))["car"] == "a.yaml"
-    shown = (await world.replica.call("GET", "/lease-pools/car/audit", by="")).json()["items"]
+    shown = (await world.replica.call("GET", "/lease-pools/car/audit", by="reader")).json()["items"]
     assert [(row["action"], row["result"], row["by"]) for row in shown] == [
         ("import", "updated", "operator"),
         ("apply", "updated", "operator"),
@@ -249,7 +249,7 @@ async def test_declared_terms_are_listed_as_they_were_declared(world: World) -> 
         mode="advisory",
     )
     await put(world, {"a.yaml": [wanted]})
-    items = (await world.replica.call("GET", "/lease-pools", by="")).json()["items"]
+    items = (await world.replica.call("GET", "/lease-pools", by="reader")).json()["items"]
     (shown,) = (item for item in items if item["id"] == "x")
     exported = LeasePool.model_validate({name: shown[name] for name in LeasePool.model_fields})
     assert exported == LeasePool.model_validate(wanted)
@@ -279,24 +279,24 @@ async def test_an_id_with_slashes_at_every_route(world: World) -> None:
     assert (await here.call("PUT", f"{path}/units", {"units": 3, "ttl_seconds": 60.0}, by="operator")).is_success
     acquired = await here.call("POST", f"{path}/leases", {"request_id": "of/1", "units": 2})
     assert (acquired.status_code, acquired.json()["lease_pool_id"]) == (200, LARGE)
-    assert (await here.call("GET", f"{path}/requests/of%2F1", by="")).json()["request_id"] == "of/1"
+    assert (await here.call("GET", f"{path}/requests/of%2F1", by="reader")).json()["request_id"] == "of/1"
     waits = await here.call("POST", f"{path}/leases", {"request_id": "of/2", "units": 2})
     assert waits.status_code == 202
-    listed = (await here.call("GET", f"{path}/requests", by="")).json()["items"]
+    listed = (await here.call("GET", f"{path}/requests", by="reader")).json()["items"]
     assert [item["request_id"] for item in listed] == ["of/2"]
     assert (await here.call("DELETE", f"{path}/requests/of%2F2")).json()["cancelled_units"] == 2
     start = {"request_id": "u", "operation": "install", "units": 1, "started_at": after(0).isoformat()}
     assert (await here.call("POST", f"{path}/unleased", {"starts": [start]})).json()["charged"] == 1
     renewed = await here.call("POST", f"/leases/{acquired.json()['lease_id']}/renew", {"fencing_token": 1})
     assert renewed.is_success
-    leases = (await here.call("GET", f"/leases?pool={quote(LARGE)}", by="")).json()["items"]
+    leases = (await here.call("GET", f"/leases?pool={quote(LARGE)}", by="reader")).json()["items"]
     assert {item["lease_pool_id"] for item in leases} == {LARGE}
     assert (await here.call("PATCH", path, {"limit": 4, "reason": "why"}, by="operator")).json()["id"] == LARGE
     for route in ("/drain", "/undrain"):
         drained = await here.call("POST", path + route, {"reason": "why"}, by="operator")
         assert drained.json()["id"] == LARGE
     for route in ("/history", "/audit", "/report"):
-        assert (await here.call("GET", path + route, by="")).is_success, route
+        assert (await here.call("GET", path + route, by="reader")).is_success, route
     gang = {"request_id": "g", "members": [{"pool": "gecko-t"}, {"pool": LARGE}]}
     assert (await here.call("POST", "/lease-gangs", gang)).status_code == 202
     await world.broker.send(acquire_request("over-kafka", 1, LARGE))
@@ -353,7 +353,7 @@ async def test_slots_of_a_type_with_slashes(slot_broker: SlotBroker) -> None:
     assert (answer.status_code, answer.json()["items"][0]["result"]) == (200, "created")
     taken = await slot_broker.done(f"POST /acquire?type={quote(LARGE)}&state=free&dest=leased&owner=ann")
     assert (taken.json()["name"], taken.json()["type"]) == ("large-1", LARGE)
-    shown = (await slot_broker.replica.call("GET", f"/slots?pool={quote(LARGE)}", by="")).json()["items"]
+    shown = (await slot_broker.replica.call("GET", f"/slots?pool={quote(LARGE)}", by="reader")).json()["items"]
     assert [(slot["name"], slot["owner"]) for slot in shown] == [("large-1", "ann")]
     assert LEASE_LIFECYCLE.key(LeaseLimitChanged(lease_pool_id=LARGE, limit=1, previous_limit=None, reason="")) in {
         row["key"] for row in await slot_broker.broker.pool.fetch("SELECT key FROM outbox")

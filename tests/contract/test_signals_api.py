@@ -46,7 +46,7 @@ async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
 async def caller(
     calculator: Calculator,
     folder: Path,
-    scopes: Sequence[str] = ("signal:write:*",),
+    scopes: Sequence[str] = ("signal:write:*", "read"),
     *,
     secret: str = "secret",
     rules: str = "",
@@ -279,7 +279,7 @@ async def test_a_launch_config_by_name_or_by_revision(calculator: Calculator, tm
     """A name stands for all its revisions; names may contain slashes."""
     ids = ["gecko-t/t-linux@1", "gecko-t/t-linux@2"]
     await calculator.consume(*map(declared, ids))
-    async with caller(calculator, tmp_path, ["signal:write:config:gecko-t/*"]) as client:
+    async with caller(calculator, tmp_path, ["signal:write:config:gecko-t/*", "read"]) as client:
         for target, reached in (("gecko-t/t-linux", ids), (ids[1], ids[1:])):
             answer = await client.post("/signals", json=BODY | {"target_kind": "config", "target_id": target})
             assert (answer.status_code, answer.json()["configs"]) == (202, reached)

@@ -21,6 +21,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.answers import STOPPED_PARTITION
 from tests.support.harness import PATIENCE_SECONDS, SERVICE, record_words, until
 from tests.support.provisioner import Provisioner, after, provisioner_on, report
+from tests.support.readers import HEADERS, TOKENS_FILE
 
 FIELDS = {
     "service",
@@ -58,7 +59,6 @@ async def in_time(asked: Coroutine[Any, Any, Answer]) -> Answer:
 
 
 async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
-    """Status requested without a token."""
     answer = await in_time(client.get("/status"))
     assert answer.status_code == 200
     status: dict[str, Any] = answer.json()
@@ -109,9 +109,11 @@ async def test_a_database_that_hangs(provisioner: Provisioner) -> None:
 
 async def test_before_the_servers_are_available() -> None:
     """A process without servers reports so, without an address or a password."""
-    settings = ServiceSettings(database_url="postgresql://slipway:hunter2@nowhere:1/db", kafka="nowhere:2")
+    settings = ServiceSettings(
+        database_url="postgresql://slipway:hunter2@nowhere:1/db", kafka="nowhere:2", tokens_file=TOKENS_FILE
+    )
     transport = httpx2.ASGITransport(app=Service(SERVICE, settings).app())
-    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service", headers=HEADERS) as client:
         status = await status_of(client)
     assert (status["ready"], status["database_now"], status["partitions"]) == (False, None, [])
     assert not {word for word in ("hunter2", "nowhere") if word in str(status)}

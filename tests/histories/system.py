@@ -98,7 +98,7 @@ class System:
         return self.folder / f"{self.name}-tokens.yaml"
 
     def _write_tokens(self) -> None:
-        scopes = {name: ["leases:write:*"] for name in OWNERS} | {OPERATOR: ["lease-pools:write"]}
+        scopes = {name: ["leases:write:*"] for name in OWNERS} | {OPERATOR: ["lease-pools:write", "read"]}
         tokens = [
             {"name": name, "sha256": hash_secret(secret), "scopes": scopes[name]}
             for name, secret in self.secrets.items()

@@ -138,14 +138,15 @@ async def test_latest_wins_stands_alone(place: Place, handler: Handler) -> None:
 async def test_http(place: Place, database: Database, handler: Handler, tmp_path: Path) -> None:
     """Listing needs no token; replaying and dropping need one with the scope."""
     tokens = tmp_path / "tokens.yaml"
-    names = {"mender": ["dead-letters:write"], "stranger": ["demand:write"]}
+    names = {"mender": ["dead-letters:write", "read"], "stranger": ["demand:write"]}
     tokens.write_text(
         yaml.safe_dump([{"name": n, "sha256": hash_secret(n), "scopes": scopes} for n, scopes in names.items()])
     )
     settings = ServiceSettings(database_url=place.url, kafka="nowhere:1", tokens_file=tokens)
     probe = Service(SERVICE, settings, consumes={WORKER_LIFECYCLE: handler})
     transport = httpx2.ASGITransport(app=probe.app())
-    async with httpx2.AsyncClient(transport=transport, base_url="http://probe") as http:
+    headers = {"Authorization": "Bearer mender"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://probe", headers=headers) as http:
 
         async def post(path: str, token: str = "mender", **letter: Any) -> tuple[int, Any]:
             body = {"topic": TOPIC, "partition": 0, "offset": 0} | letter

@@ -1085,7 +1085,7 @@ async def test_more_than_one_decision_takes_on(broker: Broker) -> None:
 @pytest.fixture
 async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     tokens = [
-        {"name": "ops", "sha256": hash_secret("secret"), "scopes": ["lease-pools:write"]},
+        {"name": "ops", "sha256": hash_secret("secret"), "scopes": ["lease-pools:write", "read"]},
         {"name": "monitor", "sha256": hash_secret("other"), "scopes": ["demand:write:*"]},
     ]
     path = tmp_path / "tokens.yaml"

@@ -1178,10 +1178,10 @@ async def test_registration(provisioner: Provisioner) -> None:
     assert (lost["worker_id"], lost["pool_id"]) == (again["worker_id"], "linux") == (first.id, "linux")
     async with provisioner.client(token=lost["token"]) as client:
         stale = await client.post(f"/workers/{first.id}/heartbeat")
-        assert (stale.status_code, stale.json()["type"]) == (401, "urn:slipway:problem:foreign-token")
+        assert (stale.status_code, stale.json()["type"]) == (403, "urn:slipway:problem:foreign-token")
     async with provisioner.client(token=again["token"]) as client:
         foreign = await client.post(f"/workers/{second.id}/heartbeat")
-        assert (foreign.status_code, foreign.json()["type"]) == (401, "urn:slipway:problem:foreign-token")
+        assert (foreign.status_code, foreign.json()["type"]) == (403, "urn:slipway:problem:foreign-token")
         assert (await client.post(f"/workers/{first.id}/heartbeat")).status_code == 200
     assert await refused_as("i-0001") == "already-registered"
     assert await refused_as("i-9999") == "orphan-instance"

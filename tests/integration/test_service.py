@@ -15,7 +15,7 @@ from slipway_common.service import Service, ServiceSettings
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support import harness
+from tests.support import harness, readers
 from tests.support.harness import PARTITIONS, PATIENCE_SECONDS, SERVICE, Place, publisher, read_all, report, until
 from tests.support.processes import Process
 
@@ -47,7 +47,7 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
 
                 async def known() -> Any:
                     """Status, once the process knows that it has committed, and the broker has returned end offsets."""
-                    answer = (await http.get("/status")).json()
+                    answer = (await http.get("/status", headers=readers.HEADERS)).json()
                     return {row["lag"] for row in answer["partitions"]} == {0} and answer["ready"] and answer
 
                 status = await until(known)
@@ -81,7 +81,7 @@ async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 
 async def answers(http: httpx2.AsyncClient, path: str, status: int, text: str = "") -> bool:
     try:
-        answer = await http.get(path)
+        answer = await http.get(path, headers=readers.HEADERS)
     except httpx2.TransportError:
         return False
     return bool(answer.status_code == status and text in answer.text)

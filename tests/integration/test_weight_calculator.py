@@ -25,6 +25,7 @@ from slipway_common.events.worker import (
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
 from slipway_common.messaging.leadership import LeadershipLost
+from slipway_common.web.access import Tokens
 from slipway_common.web.runtime import database
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator import metrics
@@ -33,6 +34,7 @@ from slipway_weight_calculator.domain.trips import Probe
 from slipway_weight_calculator.http.weights import router
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.store import signals, weights
+from tests.support.readers import HEADERS, TOKENS_FILE
 from tests.support.weight_calculator import (
     START,
     Calculator,
@@ -549,9 +551,12 @@ async def test_a_signal_beyond_its_share_of_a_smaller_pool_is_dropped(calculator
 async def test_published_weights_can_be_read(calculator: Calculator) -> None:
     """GET /weights returns the records as on the topic, of one pool, of one config or of all."""
     app = FastAPI()
+    app.state.tokens = Tokens(TOKENS_FILE)
     app.include_router(router)
     app.dependency_overrides[database] = lambda: calculator.database
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://calculator") as client:
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://calculator", headers=HEADERS
+    ) as client:
         answer = await client.get("/weights")
         items = msgspec.json.decode(answer.content, type=dict[str, list[WeightChanged]])["items"]
         assert [item.launch_config_id for item in items] == list(ZONES)

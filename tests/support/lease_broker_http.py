@@ -22,11 +22,12 @@ from tests.support.databases import empty_database
 from tests.support.lease_broker import SERVICE, Broker, terms
 
 CALLERS: Final = {
-    "ann": ["leases:write:*"],
-    "ben": ["leases:write:*"],
+    "ann": ["leases:write:*", "read"],
+    "ben": ["leases:write:*", "read"],
     "cid": ["leases:write:other"],
     "operator": ["lease-pools:write"],
     "root": ["admin"],
+    "reader": ["read"],
     "nobody": [],
 }
 

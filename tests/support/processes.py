@@ -25,6 +25,7 @@ from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service, ServiceSettings
 from tests.support import harness
 from tests.support.harness import PARTITIONS, QUICK, SERVICE, Place, until
+from tests.support.readers import TOKENS_FILE
 
 INSTANCE = "twin"
 
@@ -163,6 +164,7 @@ def service(url: str, bootstrap: str, prefix: str, port: str) -> None:
         partitions=PARTITIONS,
         port=int(port),
         heartbeat_seconds=0.5,
+        tokens_file=TOKENS_FILE,
     )
     Service(
         SERVICE,

@@ -43,7 +43,7 @@ from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Pr
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, workers
 from slipway_provisioner.store.retention import RETENTION
-from tests.support import harness
+from tests.support import harness, readers
 from tests.support.databases import empty_database
 from tests.support.harness import PATIENCE_SECONDS, PATIENT
 from tests.support.retention import prune_all
@@ -216,6 +216,7 @@ class Provisioner:
             "registration_key": KEY,
             "call_timeout_seconds": 5.0,
             "send_within_seconds": PATIENCE_SECONDS,
+            "tokens_file": readers.TOKENS_FILE,
         }
         self.settings = Settings(database_url="", kafka="", **(usual | settings))
         self.cloud = Cloud()
@@ -431,8 +432,8 @@ class Provisioner:
 
     # HTTP
 
-    def client(self, *, token: str = "") -> httpx2.AsyncClient:
-        """Client of the real routes on this database, with a token if given."""
+    def client(self, *, token: str = readers.TOKEN) -> httpx2.AsyncClient:
+        """Client of the real routes on this database, with this token; an empty one is not sent."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
         return httpx2.AsyncClient(transport=transport, base_url="http://provisioner", headers=headers)

@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI
 
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
-from slipway_common.web.access import Tokens, allows, require
+from slipway_common.web.access import Needs, Tokens, allows
 
 #       scopes of a token                   asked for               allowed
 SCOPES = [
@@ -20,6 +20,12 @@ SCOPES = [
     (["demand:write:linux"], "demand:write:linux-2", False),  # a scope is not a prefix of another
     (["demand:write:*"], "demand:write:linux", True),
     (["demand:*"], "declaration:write", False),
+    (["read"], "read:settings", False),
+    (["read:settings"], "read", True),
+    (["declaration:write"], "read", True),
+    (["declaration:*"], "read:settings", True),
+    (["read"], "declaration:write", False),
+    (["read:*"], "declaration:write", False),
     (["administrator"], "declaration:write", False),
     ([], "declaration:write", False),
 ]
@@ -53,7 +59,7 @@ async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], sta
     app.state.tokens = Tokens(tokens)
     problem.install(app)
 
-    @app.put("/pools/{pool_id}", dependencies=[Depends(require("pools:write:{pool_id}"))])
+    @app.put("/pools/{pool_id}", dependencies=[Depends(Needs("pools:write:{pool_id}"))])
     async def put(pool_id: str) -> None:
         done.append(pool_id)
 

@@ -97,7 +97,8 @@ class Services:
 
     def _put(self, kind: str, body: Any, request: Request, objects: list[dict[str, Any]]) -> dict[str, Any]:
         if request.headers.get("authorization") != "Bearer good":
-            raise Problem(403, "scope-missing", "The token lacks a scope", f"nobody needs {kind}:write")
+            needed = f"{kind}:write"
+            raise Problem(403, "scope-missing", "The token lacks a scope", f"nobody needs {needed}", needed=needed)
         given = dict(request.query_params)
         self.queries.append(given)
         changes = [row | {"result": "created", "detail": ""} for row in objects] if self.kept.get(kind) != body else []
@@ -427,7 +428,7 @@ def test_a_refusal_is_printed_with_a_remedy(services: Services, url: str) -> Non
     assert answer.exit_code == 1
     assert "http" not in answer.stderr
     assert "The token lacks a scope: nobody needs lease-pools:write" in answer.stderr
-    assert "slipway token create --scope" in answer.stderr
+    assert "slipway token create --name NAME --scope lease-pools:write --file TOKENS" in answer.stderr
     assert services.puts == []
 
 

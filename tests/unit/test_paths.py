@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
-from slipway_common.web.access import Tokens, require
+from slipway_common.web.access import Needs, Tokens
 from slipway_common.web.paths import PathAsSent
 
 SECRET: Final = "s3cret"
@@ -29,7 +29,7 @@ def _app(tokens: Tokens) -> FastAPI:
         return [pool_id, task_id]
 
     @router.put("/demand")
-    async def put_demand(pool_id: str, _: Annotated[str, Depends(require("demand:write:{pool_id}"))]) -> str:
+    async def put_demand(pool_id: str, _: Annotated[str, Depends(Needs("demand:write:{pool_id}"))]) -> str:
         return pool_id
 
     app = FastAPI()

@@ -36,7 +36,7 @@ from slipway_common.messaging.retention import RETENTION
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
-from slipway_common.web import openapi, problem, routes
+from slipway_common.web import access, openapi, problem, routes
 from slipway_common.web.access import Tokens
 from slipway_common.web.paths import PathAsSent
 from slipway_common.web.runtime import Runtime
@@ -143,7 +143,10 @@ class Service:
         )
 
     def app(self) -> FastAPI:
-        app = FastAPI(title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan)
+        # The pages that show the API would load scripts from elsewhere into the browsers of operators.
+        app = FastAPI(
+            title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan, docs_url=None, redoc_url=None
+        )
         app.state.runtime = self.runtime
         app.state.status = Status(self.runtime, service=self.name, version=VERSION, instance=self.settings.instance)
         app.state.tokens = Tokens(self.settings.tokens_file)
@@ -161,6 +164,7 @@ class Service:
             app.include_router(routes.positions)
         for router in self.routers:
             app.include_router(router)
+        access.check(app)
         app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
         return app
 

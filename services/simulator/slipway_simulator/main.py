@@ -9,12 +9,13 @@ from pathlib import Path
 import httpx2
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.observability.telemetry import configure_logs
+from slipway_common.web import access
 from slipway_common.web.paths import PathAsSent
 from slipway_simulator import demand
 from slipway_simulator.facts import ScenarioLoaded
@@ -55,11 +56,18 @@ def build(settings: Settings) -> FastAPI:
                     await reports
             await simulation.stop()
 
-    app = FastAPI(title="Slipway simulator", lifespan=lifespan)
+    app = FastAPI(
+        title="Slipway simulator",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(access.Open("it stands in for clouds and queues, and holds nobody's machines"))],
+    )
     app.include_router(accounts.router)
     app.include_router(admin.router)
     app.include_router(queue.router)
     problems.install(app)
+    access.check(app)
     app.add_middleware(PathAsSent)
     return app
 

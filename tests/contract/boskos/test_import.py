@@ -187,8 +187,8 @@ async def test_scopes_of_slots(slot_broker: SlotBroker, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "ann needs lease-pools:write" in result.stderr
     assert await slot_broker.rows() == before
-    assert (await slot_broker.replica.call("GET", "/slots?pool=nowhere", by="")).status_code == 404
-    shown = (await slot_broker.replica.call("GET", "/slots?pool=car", by="")).json()["items"]
+    assert (await slot_broker.replica.call("GET", "/slots?pool=nowhere", by="reader")).status_code == 404
+    shown = (await slot_broker.replica.call("GET", "/slots?pool=car", by="reader")).json()["items"]
     assert [slot["name"] for slot in shown] == ["car-1", "car-2"]
 
 

@@ -10,9 +10,11 @@ from slipway_common.base.ids import hash_secret, new_secret
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, read
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-SCOPE: Final = re.compile(r"admin|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?)")
+SCOPE: Final = re.compile(r"admin|read|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?)")
 # All scopes that services require; capitals stand for IDs of the request.
 SCOPES: Final = (
+    "read",
+    "read:settings",
     "declaration:write",
     "demand:write:POOL",
     "signal:write:KIND:ID",

@@ -8,7 +8,7 @@ import msgspec
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
 from slipway_client.transport.exchange import NoAnswer, exchange
-from slipway_client.transport.http import ADVICE, SERVICES, path
+from slipway_client.transport.http import ADVICE, SERVICES, advice, path
 from slipway_common.base.sanitize import printable
 
 CALL_SECONDS: Final = 5.0
@@ -80,9 +80,13 @@ class Broker:
         await self._held("release", lease, body)
 
     async def lease_pool(self, lease_pool_id: str) -> dict[str, Any] | None:
-        """Row of a lease pool in `GET /lease-pools`; None for an unknown one."""
-        _, body = await self._call("GET", "/lease-pools")
-        return next((row for row in body.get("items", []) if row.get("id") == lease_pool_id), None)
+        """Row of a lease pool, with its terms; None for an unknown one."""
+        try:
+            return (await self._call("GET", path("lease-pools", lease_pool_id)))[1]
+        except Refused as refused:
+            if refused.slug == "unknown-lease-pool":
+                return None
+            raise
 
     async def report_unleased(self, lease_pool_id: str, start: Start) -> Lease | None:
         """Report an unleased launch; returns the lease it was charged as, None if its hold is over."""
@@ -130,5 +134,5 @@ def _refused(method: str, url: str, status: int, problem: dict[str, Any]) -> Ref
     text = ": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))
     if slug in NO_SUCH_ROUTE:
         text = f"{method} {url} answered {status} {text}".strip() + ": is it a lease-broker?"
-    lines = [text or f"{method} {url} was refused ({status})", *([ADVICE[slug]] if slug in ADVICE else [])]
+    lines = [text or f"{method} {url} was refused ({status})", *([advice(problem, slug)] if slug in ADVICE else [])]
     return Refused("\n".join(map(printable, lines)), slug, status, reason=str(problem.get("reason") or ""))

@@ -34,7 +34,7 @@ def unknown(hold_seconds: float) -> Pace:
 
 
 def seen(row: dict[str, Any], before: Pace | None) -> Pace:
-    """Pace from a row of `GET /lease-pools`. A drained pool lets nothing start, also without its broker."""
+    """Pace from the row of a lease pool. A drained pool lets nothing start, also without its broker."""
     limit_units = row.get("limit_in_force")
     limit_units = int(row["limit"] if limit_units is None else limit_units)
     hold_seconds = float(row["hold_seconds"])

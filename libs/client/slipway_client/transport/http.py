@@ -17,9 +17,10 @@ SERVICES: Final = {
 }
 KAFKA: Final = "127.0.0.1:9092"
 ADVICE: Final = {
-    "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token); `slipway token create` makes one",
+    "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token)",
     "unknown-token": "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN, and the services' tokens file",
-    "scope-missing": "use a token with that scope; `slipway token create --scope …` makes one",
+    "scope-missing": "use a token with that scope: slipway token create --name NAME --scope {needed} --file TOKENS",
+    "worker-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN to a token of the services' tokens file",
     "unavailable": "retry in a moment",
     "starting": "`slipway doctor` shows what it is waiting for",
     "wrong-config-state": "`slipway lc ls` lists launch configs and their states",
@@ -172,6 +173,11 @@ def path(*parts: str) -> str:
     return "".join("/" + quote(part, safe="") for part in parts)
 
 
+def advice(problem: Mapping[str, Any], slug: str) -> str:
+    """What to do about a refusal of ADVICE."""
+    return ADVICE[slug].replace("{needed}", str(problem.get("needed") or "SCOPE"))
+
+
 def _json(answer: "httpx2.Response") -> Any:
     if not answer.content:
         return None
@@ -201,6 +207,6 @@ def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
             "  " + ": ".join(str(entry[part]) for part in ("document", "where", "path", "reason") if entry.get(part))
         )
     if slug in ADVICE:
-        lines.append(ADVICE[slug])
+        lines.append(advice(problem, slug))
     kind = InvalidDeclaration if is_invalid else Failed
     return kind("\n".join(map(printable, lines)), slug, answer.status_code, path=path, problem=problem)

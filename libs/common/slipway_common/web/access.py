@@ -1,26 +1,37 @@
-"""Authorization by bearer tokens with scopes. Only SHA-256 hashes are stored, in a file that is reloaded on change.
+"""Access to routes: bearer tokens with scopes, and the tokens of workers. Every route declares its access once.
 
-The file is a YAML (or JSON) list of {name, sha256, scopes}. A scope is `area:verb` or `area:verb:target`; a trailing
-`*` matches the rest, `admin` allows everything.
+Only SHA-256 hashes of tokens are stored, in a file that is reloaded on change: a YAML (or JSON) list of
+{name, sha256, scopes}. A scope is `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin` allows
+everything. The token of a worker is in no file: it reaches that worker's own routes alone.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from string import Formatter
+from typing import Annotated, Any, Final
 
 import msgspec
 import yaml
-from fastapi import Depends, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from slipway_common.base.ids import hash_secret
+from slipway_common.base.ids import hash_secret, new_secret
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.problem import Problem
 
 LOG = logger(__name__)
-_bearer = HTTPBearer(auto_error=False)
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+WORKER_TOKEN: Final = "slipway-worker-"  # noqa: S105 # the beginning of a token
+"""Beginning of workers' tokens, by which every service tells them from others without a look-up."""
+IMPLIED_BY: Final = {"read": "read:settings", "read:settings": "declaration:write"}
+"""Read scopes that another scope includes: who may declare settings may read them."""
+_bearer = HTTPBearer(auto_error=False, scheme_name="token", description="Token of the services' tokens file")
+_worker_bearer = HTTPBearer(
+    auto_error=False, scheme_name="workerToken", description="Token that a worker registered for"
+)
+Bearer = HTTPAuthorizationCredentials | None
+Credentials = Annotated[Bearer, Depends(_bearer)]
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,52 +74,167 @@ class Tokens:
         return self._tokens
 
 
-def allows(scopes: list[str], wanted: str) -> bool:
-    """True if one of the scopes covers `wanted`."""
-    return any(
+def allows(scopes: Iterable[str], wanted: str) -> bool:
+    """True if one of the scopes covers `wanted`, or includes it."""
+    covered = any(
         scope in ("admin", wanted) or (scope.endswith("*") and wanted.startswith(scope[:-1])) for scope in scopes
+    )
+    return covered or (wanted in IMPLIED_BY and allows(scopes, IMPLIED_BY[wanted]))
+
+
+def _may_allow(scopes: Iterable[str], beginning: str) -> bool:
+    """True if one of the scopes covers something that begins like this."""
+    return any(
+        scope == "admin" or scope.startswith(beginning) or (scope.endswith("*") and beginning.startswith(scope[:-1]))
+        for scope in scopes
     )
 
 
-def bearer(credentials: HTTPAuthorizationCredentials | None) -> str:
-    """Secret of the Authorization header; raises Problem 401 if it is absent."""
+def new_worker_token() -> str:
+    """Create the token of one worker."""
+    return WORKER_TOKEN + new_secret()
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Authenticated caller of a route. Unless `allowed`, the route has to ask `permit` about what it is to reach."""
+
+    token: Token
+    needed: Sequence[str]
+    """Scopes of which one is needed, as declared."""
+    allowed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.token.name
+
+    def may(self, scope: str) -> bool:
+        """True if the token has this scope."""
+        return allows(self.token.scopes, scope)
+
+    def permit(self, **parameters: str) -> None:
+        """Raise Problem 403 unless the token has a declared scope for these parameters, which are not in the path."""
+        wanted = [scope.format(**parameters) for scope in self.needed]
+        if not self.allowed and not any(map(self.may, wanted)):
+            raise _scope_missing(self.token, wanted)
+
+
+def _parameters(*texts: str) -> set[str]:
+    """Names in braces."""
+    return {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
+
+
+class Access:
+    """Access to a route, as one of its dependencies. `security` is what the OpenAPI document says about it."""
+
+    security: Sequence[dict[str, list[str]]] = ()
+
+
+class Open(Access):
+    """Access without a token, for a reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    async def __call__(self) -> None:
+        pass
+
+
+class Needs(Access):
+    """Access by a token with one of these scopes; names in braces are parameters of the path. Gives its name."""
+
+    def __init__(self, *scopes: str) -> None:
+        self.scopes = scopes
+        self.parameters = _parameters(*scopes)
+        self.security = [{_bearer.scheme_name: [scope]} for scope in scopes]
+
+    async def __call__(self, request: Request, credentials: Credentials) -> Any:
+        return self.caller(request, credentials).name
+
+    def caller(self, request: Request, credentials: Bearer) -> Caller:
+        """The caller. Raises Problem 401 without a known token, 403 if none of the scopes can be met."""
+        given: dict[str, Any] = request.path_params
+        missing = {name: f"{{{name}}}" for name in self.parameters if name not in given}
+        wanted = [scope.format(**given | missing) for scope in self.scopes]
+        token = _identified(request, credentials, wanted)
+        if any(allows(token.scopes, scope) for scope in wanted):
+            return Caller(token, wanted, allowed=True)
+        for name in missing.values():
+            if any(_may_allow(token.scopes, scope.partition(name)[0]) for scope in wanted if name in scope):
+                return Caller(token, wanted)
+        raise _scope_missing(token, wanted)
+
+
+class NeedsCaller(Needs):
+    """Access by a token with one of these scopes. Gives the caller, whom the route asks about parameters that are not
+    in the path, and about further scopes."""
+
+    async def __call__(self, request: Request, credentials: Credentials) -> Any:
+        return self.caller(request, credentials)
+
+
+class OwnWorker(Access):
+    """Access by a worker's own token. Gives the token, which the route compares with the worker in its path."""
+
+    security = ({_worker_bearer.scheme_name: []},)
+
+    async def __call__(self, credentials: Annotated[Bearer, Depends(_worker_bearer)]) -> str:
+        if credentials is None:
+            detail = "a worker sends the token that it has registered for as 'Authorization: Bearer …'"
+            raise Problem(401, "no-token", "The token of the worker is required", detail)
+        if not credentials.credentials.startswith(WORKER_TOKEN):
+            detail = "only a worker itself reports about it; `slipway worker` has commands for people"
+            raise Problem(403, "foreign-token", "The token does not belong to this worker", detail)
+        return credentials.credentials
+
+
+READ: Final = Depends(Needs("read"))
+READ_SETTINGS: Final = Depends(Needs("read:settings"))
+Reader = Annotated[Caller, Depends(NeedsCaller("read"))]
+"""Caller that sees settings if it `may("read:settings")`."""
+
+
+def declared(app: FastAPI) -> Iterator[tuple[str, str, Access]]:
+    """Method, path and access of every route. Raises TypeError unless a route declares one, before all else that it
+    depends on."""
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute):
+            path, methods = str(route.path_format), sorted(route.methods or ())
+            access, *others = [*(dependency.call for dependency in route.dependant.dependencies), None]
+            if not isinstance(access, Access) or any(isinstance(other, Access) for other in others):
+                raise TypeError(f"{methods} {path} declares no single access, before all other dependencies")
+            if type(access) is Needs and not access.parameters <= _parameters(path):
+                raise TypeError(f"{methods} {path} lacks parameters of {access.scopes}; declare NeedsCaller")
+            yield from ((method, path, access) for method in methods)
+
+
+def check(app: FastAPI) -> None:
+    """Raise TypeError for a route without a declared access."""
+    for _ in declared(app):
+        pass
+
+
+def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) -> Token:
+    """Token of the request. Raises Problem 401 if it is absent or unknown, 403 if it is a worker's."""
     if credentials is None:
-        raise Problem(
-            401,
-            "no-token",
-            "A token is required",
-            "send it as 'Authorization: Bearer …'; `slipway token create` creates one",
-        )
-    return credentials.credentials
-
-
-def identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
-    """Token of the request; raises Problem 401 if it is absent or unknown."""
+        creating = f"`slipway token create --name NAME --scope {_shown(wanted[:1])} --file TOKENS` creates one"
+        detail = f"send one with the scope {_shown(wanted)} as 'Authorization: Bearer …'; {creating}"
+        raise Problem(401, "no-token", "A token is required", detail, needed=_shown(wanted[:1]))
+    secret = credentials.credentials
+    if secret.startswith(WORKER_TOKEN):
+        detail = "it may register nothing, read nothing and change nothing else: use a token of the tokens file"
+        raise Problem(403, "worker-token", "The token of a worker reaches its own worker only", detail)
     tokens: Tokens = request.app.state.tokens
-    token = tokens.find(bearer(credentials))
+    token = tokens.find(secret)
     if token is None:
         raise Problem(401, "unknown-token", "Unknown token", "it may have been revoked or belong to another deployment")
     return token
 
 
-def permit(token: Token, scope: str) -> None:
-    """Raise Problem 403 unless the token has `scope`."""
-    if not allows(token.scopes, scope):
-        raise Problem(403, "scope-missing", "The token lacks a scope", f"{token.name} needs {scope}", needed=scope)
+def _scope_missing(token: Token, wanted: Sequence[str]) -> Problem:
+    detail = f"{token.name} needs {_shown(wanted)}"
+    return Problem(403, "scope-missing", "The token lacks a scope", detail, needed=_shown(wanted[:1]))
 
 
-def check(request: Request, credentials: HTTPAuthorizationCredentials | None, scope: str) -> str:
-    """Name of the caller if its token has `scope`; raises Problem 401 or 403 otherwise."""
-    token = identify(request, credentials)
-    permit(token, scope)
-    return token.name
-
-
-def require(scope: str) -> Callable[..., Awaitable[str]]:
-    """FastAPI dependency that returns the caller's name. `{name}` in the scope is replaced by the path parameter."""
-
-    async def dependency(request: Request, credentials: Credentials) -> str:
-        parameters: dict[str, Any] = request.path_params
-        return check(request, credentials, scope.format(**parameters))
-
-    return dependency
+def _shown(wanted: Sequence[str]) -> str:
+    """Scopes in words; a target that only the request would give is any."""
+    return " or ".join(scope.partition("{")[0] + "*" * ("{" in scope) for scope in wanted)

@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from slipway_common.web.access import declared
+
 REFERENCE: Final = "#/components/schemas/"
 PROBLEM: Final = {
     "type": "object",
@@ -68,8 +70,10 @@ def document(app: FastAPI) -> dict[str, Any]:
     """OpenAPI document of the app's routes."""
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas: dict[str, Any] = found.setdefault("components", {}).setdefault("schemas", {})
-    for operations in found["paths"].values():
-        for operation in operations.values():
+    security = {(method.lower(), path): access.security for method, path, access in declared(app)}
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            operation["security"] = list(security[method, path])
             operation["summary"] = re.split(r"[.,:;](?=\s|$)", operation.get("description", ""))[0].replace("\n", " ")
             _document_refusals(operation)
             for content in operation.get("requestBody", {}).get("content", {}).values():
@@ -83,7 +87,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def _document_refusals(operation: dict[str, Any]) -> None:
     statuses = {"503"}
-    if "security" in operation:
+    if operation["security"]:
         statuses |= {"401", "403"}
     if "parameters" in operation:
         statuses.add("404")

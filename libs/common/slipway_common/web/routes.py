@@ -16,7 +16,7 @@ from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.leader_loop import NotLeader
 from slipway_common.messaging.partitions import Partitions
 from slipway_common.messaging.records import BIGINT_MAX
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs, Open
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
 from slipway_common.web.status import Status, stopped_partitions
@@ -24,7 +24,7 @@ from slipway_common.web.text import Name, Reason
 
 Partition = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
-health = APIRouter(include_in_schema=False)
+health = APIRouter(include_in_schema=False, dependencies=[Depends(Open("probes and scrapers have no token"))])
 
 
 @health.get("/livez")
@@ -51,7 +51,7 @@ async def metrics() -> PlainTextResponse:
 about = APIRouter(tags=["status"])
 
 
-@about.get("/status")
+@about.get("/status", dependencies=[READ])
 async def get_status(request: Request) -> Response:
     """Return readiness, clocks, schema, positions and lag of this process; within a second, even in an outage."""
     status: Status = request.app.state.status
@@ -72,9 +72,9 @@ restores = APIRouter(prefix="/restored", tags=["restores"])
 @restores.post("")
 async def restored(
     request: Request,
-    db: Annotated[Database, Depends(database)],
     body: Restored,
-    by: Annotated[str, Depends(require("restores:write"))],
+    by: Annotated[str, Depends(Needs("restores:write"))],
+    db: Annotated[Database, Depends(database)],
 ) -> dict[str, Any]:
     """Record that the database was restored or has lost commits. Its events continue under a new incarnation."""
     async with db.acquire() as connection, connection.transaction():
@@ -95,7 +95,7 @@ letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
 
 
-@letters.get("")
+@letters.get("", dependencies=[READ])
 async def list_dead_letters(
     database: Annotated[Database, Depends(database)],
     topic: Name | None = None,
@@ -105,7 +105,7 @@ async def list_dead_letters(
     return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
 
 
-@letters.post("/replay", dependencies=[Depends(require("dead-letters:write"))])
+@letters.post("/replay", dependencies=[Depends(Needs("dead-letters:write"))])
 async def replay_dead_letter(
     request: Request, database: Annotated[Database, Depends(database)], letter: Letter
 ) -> Response:
@@ -113,7 +113,7 @@ async def replay_dead_letter(
     return await _settle(request, database, letter, dead_letters.replay)
 
 
-@letters.post("/drop", dependencies=[Depends(require("dead-letters:write"))])
+@letters.post("/drop", dependencies=[Depends(Needs("dead-letters:write"))])
 async def drop_dead_letter(
     request: Request, database: Annotated[Database, Depends(database)], letter: Letter
 ) -> Response:
@@ -169,13 +169,13 @@ class AdoptionOfAll(BaseModel):
 positions = APIRouter(prefix="/positions", tags=["positions"])
 
 
-@positions.get("/stopped")
+@positions.get("/stopped", dependencies=[READ])
 async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Response:
     """List partitions that only an operator can resume, with the reason."""
     return _json({"items": stopped_partitions(runtime)})
 
 
-@positions.post("/adopt", dependencies=[Depends(require("positions:write"))])
+@positions.post("/adopt", dependencies=[Depends(Needs("positions:write"))])
 async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
     """Set a new position for a stopped partition; consumption resumes within seconds."""
     for reading in runtime.readings():
@@ -189,7 +189,7 @@ async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wante
     raise Problem(409, "not-stopped", "The partition is not stopped", detail)
 
 
-@positions.post("/adopt-all", dependencies=[Depends(require("positions:write"))])
+@positions.post("/adopt-all", dependencies=[Depends(Needs("positions:write"))])
 async def adopt_all_positions(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: AdoptionOfAll) -> Response:
     """Set a new position for every stopped partition of this process."""
     items = [

@@ -3,7 +3,7 @@
 import msgspec
 
 from slipway_common.database.postgres import Database
-from slipway_common.web.access import Token, permit
+from slipway_common.web import access
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.http.group_commit import GroupCommit
@@ -13,7 +13,7 @@ from slipway_lease_broker.http.known_leases import KnownLeases
 class Call(msgspec.Struct, frozen=True):
     """An authenticated request with the objects that its route works on."""
 
-    token: Token
+    caller: access.Caller
     database: Database
     admissions: Admissions
     group_commit: GroupCommit
@@ -23,13 +23,13 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """Name of the token: the owner of the leases acquired with it."""
-        return self.token.name
+        return self.caller.name
 
     @property
     def admin(self) -> bool:
         """True if the caller may act on leases of others."""
-        return "admin" in self.token.scopes
+        return self.caller.may("admin")
 
     def may_write(self, lease_pool_id: str) -> None:
         """Raise a Problem 403 unless the caller may hold leases of this pool."""
-        permit(self.token, f"leases:write:{lease_pool_id}")
+        self.caller.permit(lease_pool_id=lease_pool_id)

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 
 from slipway_common.base.clock import utc_now
-from slipway_common.web.access import Credentials, identify, permit
+from slipway_common.web import access
+from slipway_common.web.access import Credentials, Needs, NeedsCaller
 from slipway_common.web.problem import Problem
 from slipway_lease_broker.http.call import Call
 
@@ -19,21 +20,19 @@ CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
 }
 
 
-async def call(request: Request, credentials: Credentials) -> Call:
-    """FastAPI dependency: the authenticated call. Raises Problems: 401 without a known token, 422 for a request time in
-    the future, 503 while starting."""
-    token = identify(request, credentials)
-    timely(request)
-    state = request.app.state
-    if state.runtime.database is None:
-        raise Problem(503, "starting", "The service is starting", "retry in a moment")
-    return Call(token, state.runtime.database, state.admissions, state.group_commit, state.known_leases, state.runtime)
+class NeedsCall(NeedsCaller):
+    """Access by a token with one of these scopes. Gives the authenticated call. Raises Problems: 401 and 403 like its
+    base, 422 for a request time in the future, 503 while starting."""
 
-
-async def operator(call: Annotated[Call, Depends(call)]) -> Call:
-    """FastAPI dependency: a call that may change lease pools."""
-    permit(call.token, "lease-pools:write")
-    return call
+    async def __call__(self, request: Request, credentials: Credentials) -> Call:
+        caller = self.caller(request, credentials)
+        timely(request)
+        state = request.app.state
+        if state.runtime.database is None:
+            raise Problem(503, "starting", "The service is starting", "retry in a moment")
+        return Call(
+            caller, state.runtime.database, state.admissions, state.group_commit, state.known_leases, state.runtime
+        )
 
 
 def timely(request: Request) -> None:
@@ -68,5 +67,9 @@ def clock_ahead(name: str, ahead_seconds: float) -> None:
         )
 
 
-Caller = Annotated[Call, Depends(call)]
-Operator = Annotated[Call, Depends(operator)]
+HOLD: Final = "leases:write:{lease_pool_id}"
+Caller = Annotated[Call, Depends(NeedsCall(HOLD))]
+Operator = Annotated[Call, Depends(NeedsCall("lease-pools:write"))]
+Reader = Annotated[access.Caller, Depends(NeedsCaller("read", HOLD))]
+"""Caller that may read what it asks for, or hold leases of its pool, which the route has to look up."""
+READ_OR_HOLD: Final = Depends(Needs("read", HOLD))

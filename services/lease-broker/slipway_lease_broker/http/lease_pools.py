@@ -13,7 +13,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.models import LeasePool
 from slipway_common.declaration.parsing import problems
 from slipway_common.declaration.strict_yaml import path_text
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -29,7 +29,7 @@ from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
 from slipway_lease_broker.http.bodies import Moment, Reported, Starts, TermsChange, WithReason
-from slipway_lease_broker.http.callers import Caller, Operator
+from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Operator
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.metrics import UNLEASED_STARTS
@@ -54,8 +54,8 @@ class Options(BaseModel):
 @router.put("/lease-pools", openapi_extra=declared.DOCUMENTED)
 async def put_lease_pools(
     request: Request,
+    caller: Annotated[str, Depends(Needs("lease-pools:write"))],
     database: DatabaseDep,
-    caller: Annotated[str, Depends(require("lease-pools:write"))],
     options: Annotated[Options, Query()],
 ) -> Response:
     """Declare lease pools: `{"documents": [{"owner": "a.yaml", "lease_pools": […]}]}`, all or nothing.
@@ -79,7 +79,7 @@ async def put_lease_pools(
     return answered(await asyncio.to_thread(shown.changes, changes) | {"applied": not options.dry_run})
 
 
-@router.get("/lease-pools")
+@router.get("/lease-pools", dependencies=[READ])
 async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     """List lease pools: limit, units held and waiting, waiting requests and the longest wait, units granted in the last
     minute, the expected wait of one unit requested now (null: forever), and the reasons of the last decision.
@@ -87,8 +87,21 @@ async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     Each has all its terms with the names of slipway.yaml, and the `owner` that declares it (empty: none). One that is
     `archived` is no longer declared, and listed until its leases and requests have ended.
     """
-    items = await pools.overview(database)
-    return {"items": [declaration.shown(pool) | {"eta_seconds": pool.eta_seconds} for pool in items]}
+    return {"items": [overview(pool) for pool in await pools.overview(database)]}
+
+
+@router.get("/lease-pools/{lease_pool_id:id}", dependencies=[READ_OR_HOLD])
+async def get_lease_pool(database: DatabaseDep, lease_pool_id: Name) -> dict[str, Any]:
+    """Show one lease pool as in the list."""
+    found = await pools.overview(database, lease_pool_id)
+    if not found:
+        raise problem(unknown_lease_pool(lease_pool_id))
+    return overview(found[0])
+
+
+def overview(pool: pools.Overview) -> dict[str, Any]:
+    """A lease pool as shown."""
+    return declaration.shown(pool) | {"eta_seconds": pool.eta_seconds}
 
 
 @router.patch("/lease-pools/{lease_pool_id:id}")
@@ -165,7 +178,6 @@ async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Re
     """Count operations that were started without a lease while the broker was unavailable, until their hold ends. A
     repeated call changes nothing; the leases in the answer may be released like any other. A start time in the future
     counts as now, since the operation would otherwise never count."""
-    call.may_write(lease_pool_id)
     starts = [unleased.Start(**start.model_dump()) for start in body.starts]
     async with call.database.acquire() as db, db.transaction():
         pool, now = await lock(db, lease_pool_id)
@@ -192,7 +204,7 @@ async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Re
     return answered({"charged": len(charges), "items": [shown.lease(row, now) for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id:id}/history")
+@router.get("/lease-pools/{lease_pool_id:id}/history", dependencies=[READ])
 async def get_history(
     database: DatabaseDep,
     lease_pool_id: Name,
@@ -206,7 +218,7 @@ async def get_history(
     return answered({"items": [shown.entry(row) for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id:id}/audit")
+@router.get("/lease-pools/{lease_pool_id:id}/audit", dependencies=[READ])
 async def get_audit(
     database: DatabaseDep, lease_pool_id: Name, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
 ) -> Response:
@@ -217,7 +229,7 @@ async def get_audit(
     return answered({"items": await audit.listed(database, lease_pool_id, limit=limit)})
 
 
-@router.get("/audit")
+@router.get("/audit", dependencies=[READ])
 async def get_audit_of_all(
     database: DatabaseDep,
     lease_pool_id: Annotated[Name | None, Query(alias="id")] = None,
@@ -230,7 +242,7 @@ async def get_audit_of_all(
     return answered({"items": [msgspec.structs.replace(row, kind="lease-pool") for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id:id}/report")
+@router.get("/lease-pools/{lease_pool_id:id}/report", dependencies=[READ])
 async def get_report(
     database: DatabaseDep,
     lease_pool_id: Name,

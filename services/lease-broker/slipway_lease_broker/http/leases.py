@@ -18,7 +18,6 @@ from slipway_common.events.lease import (
     ReplacedLease,
 )
 from slipway_common.observability.telemetry import current_trace
-from slipway_common.web.access import Credentials, identify, permit
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_lease_broker.domain.commands import UNITS_MAX
@@ -30,7 +29,7 @@ from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import Acquire, Prolong, Release, Renew
 from slipway_lease_broker.http.call import Call
-from slipway_lease_broker.http.callers import Caller
+from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Reader
 from slipway_lease_broker.http.refusals import problem, refused
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, history, leases, pools
@@ -47,7 +46,6 @@ HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseReq
 async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Caller) -> Response:
     """Acquire a lease, or get a place in the queue after `wait_seconds`. A request id never gets a second lease: repeat
     the request with the same id after a lost answer, and to go on waiting."""
-    call.may_write(lease_pool_id)
     submission = Submission(
         command=wanted(lease_pool_id, body, call.name),
         caller=call.name,
@@ -168,11 +166,9 @@ async def release(lease_id: Name, body: Release, call: Caller) -> Response:
 
 
 async def writable(call: Call, lease_id: str) -> str:
-    """The lease pool of a lease that the caller may write. Callers that may write no lease learn nothing about any."""
+    """The lease pool of a lease that the caller may write."""
     pool_id = await call.known_leases.pool_of(call.database, lease_id)
     if pool_id is None:
-        if not any(scope.startswith(("leases:write:", "admin")) or scope.endswith("*") for scope in call.token.scopes):
-            permit(call.token, "leases:write:*")
         raise problem(unknown_lease(lease_id))
     call.may_write(pool_id)
     return pool_id
@@ -184,8 +180,7 @@ async def of_lease(call: Call, command: HeldLeaseCommand, *, remaining: int | No
 
 @router.get("/leases")
 async def list_leases(
-    request: Request,
-    credentials: Credentials,
+    reader: Reader,
     database: DatabaseDep,
     pool: Name | None = None,
     tenant: Name | None = None,
@@ -193,8 +188,10 @@ async def list_leases(
     limit: Items = 1_000,
 ) -> Response:
     """List leases that count against a limit, optionally of one pool or tenant; oldest first. With `mine` only those
-    acquired with the caller's token, which the call then needs."""
-    owner = identify(request, credentials).name if mine else None
+    acquired with the caller's token; those of others need the scope read, or the one to hold leases of the pool."""
+    if not mine:
+        reader.permit(lease_pool_id=pool or "*")
+    owner = reader.name if mine else None
     if pool is not None and await answers.pool(database, pool) is None:
         raise problem(unknown_lease_pool(pool))
     rows, now = await answers.held(database, pool, tenant, owner, limit=limit), await pools.clock(database)
@@ -202,23 +199,28 @@ async def list_leases(
 
 
 @router.get("/leases/{lease_id:id}")
-async def get_lease(database: DatabaseDep, lease_id: Name) -> Response:
+async def get_lease(reader: Reader, database: DatabaseDep, lease_id: Name) -> Response:
     """Get a lease, also after its end."""
-    found = await leases.named(database, [lease_id])
-    if not found:
-        raise problem(unknown_lease(lease_id))
-    return answered(shown.lease(found[0], await pools.clock(database)))
+    return answered(shown.lease(await readable(database, lease_id, reader), await pools.clock(database)))
 
 
 @router.get("/leases/{lease_id:id}/history")
-async def get_lease_history(database: DatabaseDep, lease_id: Name) -> Response:
+async def get_lease_history(reader: Reader, database: DatabaseDep, lease_id: Name) -> Response:
     """List the decisions about a lease with their reasons, oldest first."""
-    if not await leases.named(database, [lease_id]):
-        raise problem(unknown_lease(lease_id))
+    await readable(database, lease_id, reader)
     return answered({"items": [shown.entry(row) for row in await history.of_lease(database, lease_id)]})
 
 
-@router.get("/lease-pools/{lease_pool_id:id}/requests")
+async def readable(database: Database, lease_id: str, reader: Reader) -> Lease:
+    """A lease that the caller may read."""
+    found = await leases.named(database, [lease_id])
+    if not found:
+        raise problem(unknown_lease(lease_id))
+    reader.permit(lease_pool_id=found[0].lease_pool_id)
+    return found[0]
+
+
+@router.get("/lease-pools/{lease_pool_id:id}/requests", dependencies=[READ_OR_HOLD])
 async def list_requests(
     database: DatabaseDep, lease_pool_id: Name, tenant: Name | None = None, limit: Items = 1_000
 ) -> Response:
@@ -229,7 +231,7 @@ async def list_requests(
     return answered({"items": [shown.request(row) for row in rows]})
 
 
-@router.get("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
+@router.get("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}", dependencies=[READ_OR_HOLD])
 async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Name) -> Response:
     """Get a request with its position while it waits, and its leases once granted."""
     position = await answers.queue_position(database, lease_pool_id, request_id)
@@ -255,7 +257,6 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
 @router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
 async def cancel(lease_pool_id: Name, request_id: Name, call: Caller) -> Response:
     """Cancel a request; units granted in the meantime are released. A repeated call changes nothing."""
-    call.may_write(lease_pool_id)
     command = LeaseCancelRequested(
         lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
     )

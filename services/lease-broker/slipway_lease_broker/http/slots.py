@@ -10,7 +10,7 @@ from pydantic import Field
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.fields import Id
 from slipway_common.declaration.models import LeasePool
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs
 from slipway_common.web.declaring import changed_meanwhile
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -47,7 +47,7 @@ class Slots(Body):
     ttl_seconds: Seconds = 1_800.0
 
 
-@router.get("/slots")
+@router.get("/slots", dependencies=[READ])
 async def get_slots(database: DatabaseDep, pool: Name) -> dict[str, Any]:
     """List the named slots of a lease pool. A slot whose lease has just ended may be shown as before."""
     if await answers.pool(database, pool) is None:
@@ -59,8 +59,8 @@ async def get_slots(database: DatabaseDep, pool: Name) -> dict[str, Any]:
 async def put_slots(
     request: Request,
     body: Slots,
+    caller: Annotated[str, Depends(Needs("lease-pools:write"))],
     database: DatabaseDep,
-    caller: Annotated[str, Depends(require("lease-pools:write"))],
     dry_run: bool = False,
 ) -> dict[str, Any]:
     """Replace the slots of the listed lease pools, all or nothing; other pools stay as they are. An owned slot is kept

@@ -180,11 +180,11 @@ SELECT {names(SHOWN)}, held_units AS held, waiting_units AS waiting, waiting_req
              FROM (SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = p.id
                    ORDER BY fencing_token DESC LIMIT 100) AS last
              WHERE granted_at > slipway_clock() - interval '1 minute') AS pace
-WHERE NOT archived OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
+WHERE (NOT archived OR held_units > 0 OR waiting_units > 0) AND ($1::text IS NULL OR id = $1) ORDER BY id"""
 
 
 class Overview(Declared, frozen=True, kw_only=True):
-    """A lease pool for GET /lease-pools. `held` and `waiting` are units, `requests` the number of waiting requests."""
+    """A lease pool as listed and shown. `held` and `waiting` are units, `requests` the number of waiting requests."""
 
     reason: str  # of the last decision that changed something
     limit_in_force: int | None  # of the last decision
@@ -336,5 +336,6 @@ async def declare(tx: Connection, pools: Sequence[Declared]) -> int:
     return len(await tx.fetch(DECLARE.text, *DECLARE.rows(pools)))
 
 
-async def overview(db: Connection) -> list[Overview]:
-    return structs(await db.fetch(OVERVIEW), Overview)
+async def overview(db: Connection, lease_pool_id: str | None = None) -> list[Overview]:
+    """All lease pools, or one."""
+    return structs(await db.fetch(OVERVIEW, lease_pool_id), Overview)

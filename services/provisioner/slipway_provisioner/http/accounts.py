@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import APIRouter, Depends, Request
 
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 router = APIRouter(prefix="/accounts", tags=["accounts"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(require("accounts:write"))]
+Caller = Annotated[str, Depends(Needs("accounts:write"))]
 # Status, slug and title of each refusal, and its detail for an account id.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
     reachability.UnknownAccount: (
@@ -43,13 +43,13 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
 }
 
 
-@router.get("")
+@router.get("", dependencies=[READ])
 async def list_accounts(db: DatabaseDep) -> dict[str, Any]:
     """List accounts with their workers, calls of unknown outcome, and machines that may still run there."""
     return {"items": await store.accounts(db)}
 
 
-@router.get("/{account_id:id}")
+@router.get("/{account_id:id}", dependencies=[READ])
 async def get_account(account_id: Name, db: DatabaseDep) -> dict[str, Any]:
     """Show one account, with the machines that may still run in it since it was retired."""
     async with db.acquire() as connection:
@@ -61,7 +61,7 @@ async def get_account(account_id: Name, db: DatabaseDep) -> dict[str, Any]:
 
 @router.post("/{account_id:id}/retire")
 async def retire_account(
-    account_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+    account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, so
     that other accounts launch in their place. No call is made in it until it is reinstated. `was_retired` is true if it
@@ -81,7 +81,7 @@ async def retire_account(
 
 @router.post("/{account_id:id}/reinstate")
 async def reinstate_account(
-    account_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+    account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Resume calls to a retired account. Once it answers, it launches again, and what was left there is terminated."""
     async with db.acquire() as connection:
@@ -93,7 +93,7 @@ async def reinstate_account(
 
 @router.post("/{account_id:id}/confirm-unresponsive")
 async def confirm_unresponsive(
-    account_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: Caller
+    account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Stop all unresponsive workers of an account, however many are silent. They are replaced, and their instances are
     terminated after the grace period."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs, Reader
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
@@ -15,12 +15,12 @@ from slipway_provisioner.store import configs, pools, summaries
 
 router = APIRouter(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(require("launch-configs:write"))]
+Caller = Annotated[str, Depends(Needs("launch-configs:write"))]
 Names = Annotated[list[Name] | None, Query(alias="name", description="List these launch configs only.")]
 Archived = Annotated[bool, Query(alias="all", description="List archived revisions too.")]
 
 
-@router.get("")
+@router.get("", dependencies=[READ])
 async def list_configs(
     db: DatabaseDep, pool: Name | None = None, names: Names = None, archived: Archived = False
 ) -> dict[str, Any]:
@@ -32,17 +32,17 @@ async def list_configs(
 
 
 @router.get("/{config:id}")
-async def get_config(config: Name, db: DatabaseDep) -> dict[str, Any]:
-    """Show one revision of a launch config, for a name the current one, with its settings, weight record and newest
-    failures."""
+async def get_config(config: Name, reader: Reader, db: DatabaseDep) -> dict[str, Any]:
+    """Show one revision of a launch config, for a name the current one, with its weight record, newest failures and
+    settings (null unless the token has the scope read:settings)."""
     found = await summaries.config(db, config)
     if found is None:
         raise _unknown(config)
-    return found
+    return found if reader.may("read:settings") else found | {"settings": None}
 
 
 @router.post("/{config:id}/pause")
-async def pause(config: Name, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+async def pause(config: Name, body: PauseBody, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
     """Pause a launch config with all its revisions. No launch starts after the response; waiting intents are
     cancelled."""
     async with db.acquire() as connection, connection.transaction():
@@ -55,7 +55,7 @@ async def pause(config: Name, body: PauseBody, request: Request, db: DatabaseDep
 
 
 @router.post("/{config:id}/resume")
-async def resume(config: Name, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+async def resume(config: Name, body: PauseBody, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
     """Resume a paused launch config."""
     async with db.acquire() as connection, connection.transaction():
         name = await _name(connection, config, "resume")

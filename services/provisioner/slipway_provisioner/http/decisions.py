@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from slipway_common.database.postgres import Database
+from slipway_common.web.access import READ
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
@@ -16,7 +17,7 @@ router = APIRouter(tags=["decisions"])
 DatabaseDep = Annotated[Database, Depends(database)]
 
 
-@router.get("/pools/{pool_id:id}/decisions")
+@router.get("/pools/{pool_id:id}/decisions", dependencies=[READ])
 async def list_decisions(
     pool_id: Name, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=1000)] = 20
 ) -> dict[str, Any]:
@@ -26,7 +27,7 @@ async def list_decisions(
     return {"items": await decisions.recent(db, pool_id, limit)}
 
 
-@router.get("/decisions/{decision_id:id}")
+@router.get("/decisions/{decision_id:id}", dependencies=[READ])
 async def get_decision(decision_id: Name, db: DatabaseDep) -> dict[str, Any]:
     """Show one decision with its reasons."""
     found = await decisions.get(db, decision_id) if UUID.fullmatch(decision_id) else None

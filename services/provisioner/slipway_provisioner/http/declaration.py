@@ -15,7 +15,7 @@ from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web import openapi
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, READ_SETTINGS, Needs, Reader
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -34,7 +34,7 @@ from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 router = APIRouter(tags=["declaration"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(require("declaration:write"))]
+Caller = Annotated[str, Depends(Needs("declaration:write"))]
 BODY_BYTES_MAX: Final = 128_000_000
 """Size of a declaration. In lines, only what changes is kept in memory."""
 LINE_BYTES_MAX: Final = 20_000_000
@@ -141,7 +141,7 @@ _LINE: Final = msgspec.json.Decoder(_Line)
 
 @router.put("/declaration", openapi_extra=DECLARATION_BODY)
 async def put_declaration(
-    request: Request, db: DatabaseDep, by: Caller, how: Annotated[RollOut, Depends()], prune: bool = False
+    request: Request, by: Caller, db: DatabaseDep, how: Annotated[RollOut, Depends()], prune: bool = False
 ) -> Response:
     """Apply a declaration, or list its changes for `dry_run`. Atomic and idempotent.
 
@@ -163,7 +163,7 @@ async def put_declaration(
     return _answer(request, applied)
 
 
-@router.get("/declaration")
+@router.get("/declaration", dependencies=[READ_SETTINGS])
 async def get_declaration(
     db: DatabaseDep,
     owner: NameOrEmpty | None = None,
@@ -181,22 +181,24 @@ async def get_declaration(
 
 
 @router.get("/pools/{pool_id:id}")
-async def get_pool(pool_id: Name, db: DatabaseDep, response: Response) -> dict[str, Any]:
-    """Show a pool with what was declared (`declared`, `owner`). The ETag is the digest of it."""
+async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep, response: Response) -> dict[str, Any]:
+    """Show a pool with what was declared (`declared`, which is null unless the token has the scope read:settings, and
+    `owner`). The ETag is the digest of it."""
     found = await summaries.pools(db, pool_id)
     stored = await declarations.declared_pool(db, pool_id)
     if not found or stored is None:
         raise no_pool(pool_id)
     response.headers["ETag"] = f'"{stored["spec_digest"]}"'
-    return found[0] | {"declared": stored["spec"], "owner": stored["owner"]}
+    spec = stored["spec"] if reader.may("read:settings") else None
+    return found[0] | {"declared": spec, "owner": stored["owner"]}
 
 
 @router.put("/pools/{pool_id:id}", openapi_extra=POOL_BODY)
 async def put_pool(
     pool_id: Name,
     request: Request,
-    db: DatabaseDep,
     by: Caller,
+    db: DatabaseDep,
     how: Annotated[RollOut, Depends()],
     edit: Annotated[Edit, Depends()],
     owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
@@ -227,19 +229,21 @@ async def put_pool(
 
 @router.get("/pools/{pool_id:id}/history")
 async def get_history(
-    pool_id: Name, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
+    pool_id: Name, reader: Reader, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
 ) -> dict[str, Any]:
     """List the changes of a pool, the newest first: revision, at, by, action (apply, put, set, set-image or rollback),
     reason, to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and
-    spec_digest, with `full` also the spec."""
+    spec_digest, with `full` also the spec (null unless the token has the scope read:settings)."""
     found = await history.listed(db, pool_id, limit)
     if not found and pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
+    if not reader.may("read:settings"):
+        found = [entry | {"spec": None} for entry in found]
     shown = [entry if full else {name: entry[name] for name in entry if name != "spec"} for entry in found]
     return {"items": shown}
 
 
-@router.get("/pools/{pool_id:id}/rollback")
+@router.get("/pools/{pool_id:id}/rollback", dependencies=[READ])
 async def preview_rollback(pool_id: Name, db: DatabaseDep) -> Response:
     """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
     be refused (empty if it would not)."""
@@ -260,7 +264,7 @@ async def preview_rollback(pool_id: Name, db: DatabaseDep) -> Response:
 
 
 @router.post("/pools/{pool_id:id}/rollback")
-async def roll_back(pool_id: Name, body: RollbackBody, request: Request, db: DatabaseDep, by: Caller) -> Response:
+async def roll_back(pool_id: Name, body: RollbackBody, request: Request, by: Caller, db: DatabaseDep) -> Response:
     """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
     and the `revisions` that are current then (name → revision and image).
 
@@ -284,7 +288,7 @@ async def roll_back(pool_id: Name, body: RollbackBody, request: Request, db: Dat
     return _answer(request, done.applied, done.digest, to_revision=done.to_revision, revisions=done.revisions)
 
 
-@router.get("/audit")
+@router.get("/audit", dependencies=[READ])
 async def get_audit(
     db: DatabaseDep,
     kind: Literal["account", "pool", "config", "database"] | None = None,
@@ -293,7 +297,8 @@ async def get_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """List changes of declared objects and restores of the database, the newest first: at, by, action, reason, kind
-    (account, pool, config or database), subject_id, result, and the fields that changed `before` and `after`."""
+    (account, pool, config or database), subject_id, result, and the fields that changed `before` and `after`,
+    of settings their digests."""
     stored = AUDITED[kind] if kind is not None else None
     rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
     shown = {name: kind for kind, name in AUDITED.items()}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
 from slipway_common.events.lifecycle import State
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Reason
@@ -37,7 +37,7 @@ def no_worker(worker_id: str) -> Problem:
     return Problem(404, "unknown-worker", "No such worker", detail)
 
 
-@router.get("")
+@router.get("", dependencies=[READ])
 async def list_workers(
     db: DatabaseDep,
     pool: Name | None = None,
@@ -51,7 +51,7 @@ async def list_workers(
     return {"items": [workers.described(worker) for worker in found]}
 
 
-@router.get("/{worker_id:id}")
+@router.get("/{worker_id:id}", dependencies=[READ])
 async def get_worker(worker_id: Name, db: DatabaseDep) -> dict[str, Any]:
     """Show one worker with its timeline, decision, launch batch and lease."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
@@ -74,8 +74,8 @@ async def terminate(
     worker_id: Name,
     body: Termination,
     request: Request,
+    by: Annotated[str, Depends(Needs("workers:terminate"))],
     db: DatabaseDep,
-    by: Annotated[str, Depends(require("workers:terminate"))],
 ) -> dict[str, Any]:
     """Terminate a worker. A waiting worker is cancelled; any other may finish its task within the stop grace period,
     then its instance is terminated. This is no evidence about its config. A replacement is launched if needed."""

@@ -8,7 +8,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.pool import DemandReported
-from slipway_common.web.access import Credentials, check, require
+from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason
@@ -18,7 +18,8 @@ from slipway_provisioner.store import demand, launch_stops, pauses, pools, summa
 
 router = APIRouter(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
-PoolCaller = Annotated[str, Depends(require("pools:write"))]
+Reporter = Annotated[str, Depends(Needs("demand:write:{pool_id}"))]
+PoolCaller = Annotated[str, Depends(Needs("pools:write"))]
 
 
 class Body(BaseModel):
@@ -52,7 +53,7 @@ def no_pool(pool_id: str) -> Problem:
     return Problem(404, "unknown-pool", "No such pool", f"no pool {pool_id!r} is declared; see `slipway pool ls`")
 
 
-@router.get("/pools")
+@router.get("/pools", dependencies=[READ])
 async def list_pools(db: DatabaseDep) -> dict[str, Any]:
     """List worker pools with their demand, their workers and their state."""
     return {"items": await summaries.pools(db)}
@@ -60,10 +61,9 @@ async def list_pools(db: DatabaseDep) -> dict[str, Any]:
 
 @router.put("/pools/{pool_id:id}/demand")
 async def put_demand(
-    pool_id: Name, body: DemandBody, request: Request, db: DatabaseDep, credentials: Credentials
+    pool_id: Name, body: DemandBody, request: Request, by: Reporter, db: DatabaseDep
 ) -> dict[str, Any]:
     """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false)."""
-    by = check(request, credentials, f"demand:write:{pool_id}")
     report = DemandReported(pool_id=pool_id, **body.model_dump())
     async with db.acquire() as connection, connection.transaction():
         now = await pools.now(connection)
@@ -79,7 +79,7 @@ async def put_demand(
 
 @router.post("/pools/{pool_id:id}/pause")
 async def pause_pool(
-    pool_id: Name, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: PauseBody, request: Request, by: PoolCaller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Pause a pool. No launch starts after the response; waiting intents are cancelled, workers keep running."""
     async with db.acquire() as connection, connection.transaction():
@@ -92,7 +92,7 @@ async def pause_pool(
 
 @router.post("/pools/{pool_id:id}/resume")
 async def resume_pool(
-    pool_id: Name, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: PauseBody, request: Request, by: PoolCaller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Resume a paused pool."""
     async with db.acquire() as connection, connection.transaction():
@@ -106,7 +106,7 @@ async def resume_pool(
 
 @router.post("/pools/{pool_id:id}/freeze")
 async def freeze_pool(
-    pool_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: ReasonBody, request: Request, by: PoolCaller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Freeze a pool until it is unfrozen. No launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
@@ -120,7 +120,7 @@ async def freeze_pool(
 
 @router.post("/pools/{pool_id:id}/unfreeze")
 async def unfreeze_pool(
-    pool_id: Name, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
+    pool_id: Name, body: ReasonBody, request: Request, by: PoolCaller, db: DatabaseDep
 ) -> dict[str, Any]:
     """Unfreeze a pool. An image that is still bad freezes it again after `freeze_after` more failed starts."""
     async with db.acquire() as connection, connection.transaction():
@@ -132,7 +132,7 @@ async def unfreeze_pool(
     return {"id": pool_id, "frozen": False}
 
 
-@router.get("/launch-stops")
+@router.get("/launch-stops", dependencies=[READ])
 async def list_launch_stops(db: DatabaseDep) -> dict[str, Any]:
     """List the launch stops in force."""
     return {"items": await launch_stops.in_force(db)}
@@ -140,7 +140,7 @@ async def list_launch_stops(db: DatabaseDep) -> dict[str, Any]:
 
 @router.post("/stop-launching")
 async def stop_launching(
-    body: LaunchStopBody, request: Request, db: DatabaseDep, by: Annotated[str, Depends(require("launching:stop"))]
+    body: LaunchStopBody, request: Request, by: Annotated[str, Depends(Needs("launching:stop"))], db: DatabaseDep
 ) -> dict[str, Any]:
     """Set a launch stop. Works without Kafka; no launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
@@ -153,7 +153,7 @@ async def stop_launching(
 
 @router.post("/start-launching")
 async def start_launching(
-    body: LaunchStopBody, request: Request, db: DatabaseDep, _: Annotated[str, Depends(require("launching:stop"))]
+    body: LaunchStopBody, request: Request, _: Annotated[str, Depends(Needs("launching:stop"))], db: DatabaseDep
 ) -> dict[str, Any]:
     """Lift a launch stop. `was_stopped` is false if there was none."""
     async with db.acquire() as connection, connection.transaction():

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
 from slipway_common.messaging import incarnation
-from slipway_common.web.access import require
+from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
@@ -41,13 +41,13 @@ class Confirmation(BaseModel):
     unlisted: tuple[Name, ...] = Field((), max_length=INSTANCES_MAX)
 
 
-@router.get("/deployment")
+@router.get("/deployment", dependencies=[READ])
 async def get_deployment(db: DatabaseDep) -> dict[str, Any]:
     """Return the id with which every machine of this deployment is tagged, and the incarnation of its database."""
     return msgspec.structs.asdict(await deployment.get(db))
 
 
-@router.get("/recovery")
+@router.get("/recovery", dependencies=[READ])
 async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
     """Return the reason why nothing is launched after a restore, and the differences between the rows and what runs, as
     of the newest pass of the instance reaper over each account. A confirmation is refused unless the database is
@@ -72,7 +72,7 @@ async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
 
 @router.post("/recovery/confirm")
 async def confirm(
-    body: Confirmation, request: Request, db: DatabaseDep, by: Annotated[str, Depends(require("restores:write"))]
+    body: Confirmation, request: Request, by: Annotated[str, Depends(Needs("restores:write"))], db: DatabaseDep
 ) -> dict[str, Any]:
     """Decide about orphan instances and start launching again. From then on the instance reaper terminates orphan
     instances, except for those that wait for a decision."""

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from slipway_common.base.ids import hash_secret, new_secret
+from slipway_common.base.ids import hash_secret
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import IllegalTransition
-from slipway_common.web.access import Credentials, bearer
+from slipway_common.web.access import Open, OwnWorker, new_worker_token
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Note
@@ -26,6 +26,7 @@ from slipway_provisioner.store import restores
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
+Secret = Annotated[str, Depends(OwnWorker())]
 # Status, slug and title of each refusal; its text is the detail.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     registration.UnknownBatch: (404, "unknown-batch", "No such launch batch"),
@@ -37,7 +38,7 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
         "The instance has already registered and used its token",
     ),
     reports.UnknownWorker: (404, "unknown-worker", "No such worker"),
-    reports.ForeignToken: (401, "foreign-token", "The token does not belong to this worker"),
+    reports.ForeignToken: (403, "foreign-token", "The token does not belong to this worker"),
     AlreadyStopped: (410, "worker-gone", "The worker has stopped"),
     IllegalTransition: (409, "wrong-state", "Not possible in the worker's state"),
 }
@@ -93,8 +94,7 @@ async def _transaction(db: Database) -> AsyncIterator[Connection]:
         raise Problem(*REFUSALS[type(refusal)], str(refusal)) from refusal
 
 
-def _agent(worker_id: str, credentials: Any) -> Agent:
-    secret = bearer(credentials)
+def _agent(worker_id: str, secret: str) -> Agent:
     if not UUID.fullmatch(worker_id):
         raise reports.UnknownWorker(worker_id)
     return Agent(worker_id, hash_secret(secret))
@@ -104,13 +104,13 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return {"terminate": bool(answer.reason), "reason": answer.reason}
 
 
-@router.post("/register")
+@router.post("/register", dependencies=[Depends(Open("the body has the secret of the launch batch"))])
 async def register(body: Registration, request: Request, db: DatabaseDep) -> dict[str, Any]:
     """Register an instance: exchange the batch secret for a worker token. Repeatable until the token is used."""
     key = request.app.state.settings.registration_key
     if not hmac.compare_digest(batch_secret(key, body.batch_id).encode(), body.secret.encode()):
         raise Problem(401, "bad-secret", "The secret does not match the batch", "")
-    token = new_secret()
+    token = new_worker_token()
     async with _transaction(db) as tx:
         worker, event = await registration.register(tx, body.batch_id, body.instance_id, hash_secret(token))
     if event is not None:
@@ -121,42 +121,40 @@ async def register(body: Registration, request: Request, db: DatabaseDep) -> dic
 
 @router.post("/{worker_id:id}/claimed")
 async def claimed(
-    worker_id: Name, body: ClaimReport, request: Request, db: DatabaseDep, credentials: Credentials
+    worker_id: Name, body: ClaimReport, request: Request, secret: Secret, db: DatabaseDep
 ) -> dict[str, Any]:
     """Report the claim of a task, which ends with the next idle or stopped report."""
     async with _transaction(db) as tx:
-        agent = _agent(worker_id, credentials)
+        agent = _agent(worker_id, secret)
         answer = await reports.claimed(tx, agent, task_id=body.task_id, source=body.source, reported_at=body.at)
     wake(request)
     return _answer(answer)
 
 
 @router.post("/{worker_id:id}/idle")
-async def idle(
-    worker_id: Name, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
-) -> dict[str, Any]:
+async def idle(worker_id: Name, body: TimeReport, request: Request, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
     """Report that the task has ended."""
     async with _transaction(db) as tx:
-        answer = await reports.idle(tx, _agent(worker_id, credentials), body.at)
+        answer = await reports.idle(tx, _agent(worker_id, secret), body.at)
     wake(request)
     return _answer(answer)
 
 
 @router.post("/{worker_id:id}/heartbeat")
-async def heartbeat(worker_id: Name, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def heartbeat(worker_id: Name, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
     """Return whether a worker must stop, and whether its task is known. An agent whose task is not reports its claim
     again: the database may have lost it."""
     async with _transaction(db) as tx:
-        answer = await reports.heartbeat(tx, _agent(worker_id, credentials))
+        answer = await reports.heartbeat(tx, _agent(worker_id, secret))
     return _answer(answer) | {"has_task": answer.has_task}
 
 
 @router.get("/{worker_id:id}/should-terminate")
-async def should_terminate(worker_id: Name, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def should_terminate(worker_id: Name, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
     """Return whether a worker must stop, or leave after its task, and the standing of its revision, for agents that
     check between two tasks. Counts as a heartbeat."""
     async with _transaction(db) as tx:
-        answer = await reports.heartbeat(tx, _agent(worker_id, credentials))
+        answer = await reports.heartbeat(tx, _agent(worker_id, secret))
     standing = answer.standing
     return _answer(answer) | {
         "config": standing.name,
@@ -168,20 +166,20 @@ async def should_terminate(worker_id: Name, db: DatabaseDep, credentials: Creden
 
 
 @router.post("/{worker_id:id}/error")
-async def report_error(worker_id: Name, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def report_error(worker_id: Name, body: ErrorReport, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
     """Report an error of the machine. It changes no state."""
     async with _transaction(db) as tx:
-        answer = await reports.error(tx, _agent(worker_id, credentials), body.kind, body.detail)
+        answer = await reports.error(tx, _agent(worker_id, secret), body.kind, body.detail)
     return _answer(answer)
 
 
 @router.post("/{worker_id:id}/stopped")
 async def has_stopped(
-    worker_id: Name, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
+    worker_id: Name, body: TimeReport, request: Request, secret: Secret, db: DatabaseDep
 ) -> dict[str, Any]:
     """Report that the machine stops by itself; its task, if any, has ended."""
     reason = "ended by itself"
     async with _transaction(db) as tx:
-        await reports.stopped(tx, _agent(worker_id, credentials), reason, body.at)
+        await reports.stopped(tx, _agent(worker_id, secret), reason, body.at)
     wake(request)
     return {"terminate": True, "reason": reason}

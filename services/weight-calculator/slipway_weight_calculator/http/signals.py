@@ -19,7 +19,7 @@ from slipway_common.events.signal_kinds import TTL_SECONDS
 from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
 from slipway_common.web import openapi
-from slipway_common.web.access import Credentials, bearer, check
+from slipway_common.web.access import READ, Caller, NeedsCaller
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_weight_calculator import metrics
@@ -30,6 +30,7 @@ from slipway_weight_calculator.store import signals
 
 router = APIRouter(tags=["signals"])
 DatabaseDep = Annotated[Database, Depends(database)]
+Raiser = Annotated[Caller, Depends(NeedsCaller("signal:write:{target_kind}:{target_id}"))]
 
 STRUCTURED: Final = "application/cloudevents+json"
 ATTRIBUTES: Final = ("specversion", "type", "id", "source")
@@ -82,11 +83,11 @@ DOCUMENTED: Final = openapi.body(
 
 
 @router.post("/signals", status_code=202, openapi_extra=DOCUMENTED)
-async def raise_signal(request: Request, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dict[str, Any]:
     """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing."""
-    bearer(credentials)
     signal = _parse(request, await request.body())
-    source = check(request, credentials, f"signal:write:{signal.target_kind}:{signal.target_id}")
+    caller.permit(target_kind=signal.target_kind, target_id=signal.target_id)
+    source = caller.name
     if signal.source not in ("", source):
         raise _refused(f"source: the body names {signal.source!r}, but the token belongs to {source!r}")
     async with db.acquire() as connection, connection.transaction():
@@ -103,7 +104,7 @@ async def raise_signal(request: Request, db: DatabaseDep, credentials: Credentia
     return {"source": source, "configs": sorted(configs)}
 
 
-@router.get("/signals")
+@router.get("/signals", dependencies=[READ])
 async def list_signals(db: DatabaseDep) -> dict[str, Any]:
     """List the live signals, and the newest ones from Kafka that were refused."""
     return {"items": await signals.live(db), "refused": await signals.refused(db)}

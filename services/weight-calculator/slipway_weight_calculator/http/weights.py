@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 
 from slipway_common.database.postgres import Database
+from slipway_common.web.access import READ
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_weight_calculator.store import weights
@@ -13,7 +14,7 @@ from slipway_weight_calculator.store import weights
 router = APIRouter(tags=["weights"])
 
 
-@router.get("/weights")
+@router.get("/weights", dependencies=[READ])
 async def list_weights(
     db: Annotated[Database, Depends(database)], pool: Name | None = None, config: Name | None = None, all: bool = False
 ) -> Response:

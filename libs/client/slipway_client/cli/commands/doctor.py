@@ -104,7 +104,7 @@ def _gathered(api: Api, partitions: int | None) -> Any:
 
     from slipway_client.view.diagnosis import Gathered
 
-    quick = Api(api.urls, timeout_seconds=HTTP_SECONDS)
+    quick = api.within(HTTP_SECONDS)
     with ThreadPoolExecutor(len(api.urls) + 1) as threads:
         kafka = threads.submit(_asked_kafka, api, partitions)
         statuses = {name: threads.submit(_status, quick, name) for name in api.urls}

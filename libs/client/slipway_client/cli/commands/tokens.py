@@ -28,12 +28,14 @@ def create_token(
 
     The secret is printed once; the tokens file holds only its hash.
 
-    Scopes: declaration:write, demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write,
-    workers:terminate, accounts:write, leases:write:POOL, lease-pools:write, launching:stop, restores:write,
-    dead-letters:write, positions:write, admin; a trailing * matches the rest.
+    Scopes: read (all but settings), read:settings (settings, too), declaration:write (which includes both),
+    demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write, workers:terminate, accounts:write,
+    leases:write:POOL, lease-pools:write, launching:stop, restores:write, dead-letters:write, positions:write, admin;
+    a trailing * matches the rest.
 
     \b
     Examples:
+      slipway token create --name dashboard --scope read --file tokens.yaml
       slipway token create --name ci --scope demand:write:linux --file tokens.yaml
       export SLIPWAY_TOKEN=$(slipway token create --name me --scope admin --file tokens.yaml)
     """
