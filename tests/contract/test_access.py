@@ -276,7 +276,7 @@ def test_the_api_document_tells_the_access(service: str) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             shown[method.upper(), path] = operation["security"]
-    schemes = {OPEN: [], WORKER: [{"workerToken": []}]}
+    schemes: dict[str, Any] = {OPEN: [], WORKER: [{"workerToken": []}]}
     assert shown == {
         (method, path): schemes.get(access, [{"token": [scope]} for scope in access.split()])
         for (method, path), access in TABLE[service].items()

@@ -11,6 +11,7 @@ import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on, revision_id
+from tests.support.readers import HEADERS
 
 ID: Final = "gecko-t/t-linux-large"
 PATH: Final = f"/pools/{quote(ID, safe='')}"
@@ -213,7 +214,7 @@ async def test_an_id_that_is_not_encoded_is_not_found(client: httpx2.AsyncClient
 
 
 async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
-    """Anyone may see what a rollback would change, or why it would be refused. Nothing is changed."""
+    """Readers may see what a rollback would change, or why it would be refused. Nothing is changed."""
     assert (await client.get(f"{PATH}/rollback")).status_code == 404
     await client.put(PATH, json=pool())
     first = (await client.get(f"{PATH}/rollback")).json()
@@ -222,7 +223,7 @@ async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
     other = pool(max_capacity=40)
     other["launch_configs"][0]["image"] = "linux-2"
     await client.put(PATH, json=other)
-    del client.headers["Authorization"]
+    client.headers |= HEADERS
     old, new = (revision_id(image=image).partition("@")[2] for image in ("linux-1", "linux-2"))
     change = f"revision: {new} → {old}, image_revision: linux-2 → linux-1"
     assert (await client.get(f"{PATH}/rollback")).json() == {

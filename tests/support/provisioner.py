@@ -513,9 +513,10 @@ async def in_transaction(provisioner: Provisioner, act: Callable[[Connection], A
 async def administrator(
     provisioner: Provisioner, folder: Path, scopes: Sequence[str] = ("admin",)
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """Client with a token of these scopes, named "admin"."""
+    """Client with a token of these scopes, named "admin". The token of readers stays known."""
     path = folder / "tokens.yaml"
-    path.write_bytes(msgspec.json.encode([{"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}]))
+    entry = {"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}
+    path.write_text(f"{readers.TOKENS_FILE.read_text()}- {msgspec.json.encode(entry).decode()}\n")
     provisioner.app.state.tokens.path = path
     async with provisioner.client(token="secret") as client:
         yield client
