@@ -471,7 +471,7 @@ async def test_a_signal_on_an_id_with_slashes(postgres: EmbeddedPostgres, tmp_pa
     async with calculator_on(postgres.url()) as calculator:
         await calculator.consume(config)
         body = {"target_kind": kind, "target_id": ID, "kind": "degraded", "reason": "r"}
-        async with caller(calculator, tmp_path, [f"signal:write:{kind}:gecko-t/*"]) as client:
+        async with caller(calculator, tmp_path, [f"signal:write:{kind}:gecko-t/*", "read"]) as client:
             answer = await client.post("/signals", json=body)
             assert (answer.status_code, answer.json()["configs"]) == (202, [config.launch_config_id])
             assert (await client.post("/signals", json=body | {"target_id": "gecko-t"})).status_code == 403

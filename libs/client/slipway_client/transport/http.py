@@ -174,7 +174,7 @@ def path(*parts: str) -> str:
 
 
 def advice(problem: Mapping[str, Any], slug: str) -> str:
-    """What to do about a refusal of ADVICE."""
+    """Remedy for a refusal of ADVICE."""
     return ADVICE[slug].replace("{needed}", str(problem.get("needed") or "SCOPE"))
 
 
