@@ -3,7 +3,6 @@ and topics per test. Fixtures import their dependencies themselves, since these 
 of a run of pure tests, and every mutant is such a run."""
 
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,11 +33,10 @@ settings.load_profile("one-at-a-time")
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
     """Folder for the data of the session's servers; removed afterwards, even if the session is killed."""
-    from slipway_local.servers.guard import guard
+    from tests.support.folders import temporary_folder
 
-    with tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
-        yield Path(folder)
+    with temporary_folder("slipway-tests-") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +54,8 @@ async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
     from slipway_local.servers.postgres import EmbeddedPostgres
 
     # Writes of a killed server survive in the system's cache, so that fsync matters only for power failures, while
-    # recovery would sync every file of every test's database.
-    server = EmbeddedPostgres(session_folder / "postgres", {"fsync": "off"})
+    # recovery would sync every file of every test's database. The log of databases that were dropped is not kept long.
+    server = EmbeddedPostgres(session_folder / "postgres", {"fsync": "off", "max_wal_size": "128MB"})
     await server.start()
     yield server
     await server.stop()

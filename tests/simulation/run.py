@@ -8,24 +8,22 @@ import gc
 import logging
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Final
 
 import structlog
 import uvloop
 
 from slipway_common.service import GARBAGE_OBJECTS
-from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
 from tests.simulation.history import ALL_COMMANDS, ALL_FAULTS, Report, play
 from tests.simulation.quiet import play_quietly
 from tests.simulation.seeds import seeds_of
+from tests.support.folders import temporary_folder
 
 SEEDS: Final = 24
 # A server that lives for one run. A history has few rows, and each of its statements is executed many times.
@@ -33,6 +31,7 @@ FAST: Final = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
+    "max_wal_size": "128MB",
     "autovacuum": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -46,10 +45,9 @@ ENOUGH_SEEDS: Final = 24
 
 async def play_all(seeds: Sequence[int]) -> list[Report]:
     """Play the histories of some seeds on one server."""
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         async with Supervisor() as supervisor:
-            server = EmbeddedPostgres(Path(folder), FAST)
+            server = EmbeddedPostgres(folder, FAST)
             await supervisor.start(server)
             reports = []
             for seed in seeds:

@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ import structlog
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection
 from slipway_local.servers.child import Child
-from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.simulation.seeds import InvalidArgument, seeds_of
@@ -30,6 +28,7 @@ from tests.simulation.weights_images import RECORDING
 from tests.simulation.weights_judge import judge
 from tests.simulation.weights_life import BEFORE, SERVICE, SET_CLOCK, START, WHERE, Crash, Exit, run_process
 from tests.simulation.weights_log import History
+from tests.support.folders import temporary_folder
 from tests.support.weight_calculator import SETTABLE_CLOCK
 
 SEEDS: Final = 100
@@ -110,11 +109,10 @@ async def play_all(server: EmbeddedPostgres, seeds: Sequence[int], *, aloud: boo
     await pool.execute(RECORDING)
     await pool.close()
     children, files = [], []
-    with tempfile.TemporaryDirectory(prefix="slipway-weights-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         for number in range(min(PROCESSES, len(seeds))):
             url = await server.create_database(f"weights_{number}", template=TEMPLATE)
-            file = Path(folder, f"{number}.jsonl")
+            file = folder / f"{number}.jsonl"
             played = [url, file, "aloud" if aloud else "quiet", *map(str, seeds[number::PROCESSES])]
             argv = [sys.executable, "-m", "tests.simulation.weights", *played]
             children.append(Child(f"weights-{number}", argv))
@@ -163,10 +161,9 @@ def missing(crashes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
 
 
 async def run_seeds(supervisor: Supervisor, seeds: Sequence[int], *, aloud: bool) -> int:
-    with tempfile.TemporaryDirectory(prefix="slipway-weights-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         # Only processes are killed, never the machine, so written data survives without fsync.
-        server = EmbeddedPostgres(Path(folder), {"fsync": "off"})
+        server = EmbeddedPostgres(folder, {"fsync": "off"})
         await supervisor.start(server)
         reports = await play_all(server, seeds, aloud=aloud)
         await supervisor.stop()
