@@ -3,10 +3,7 @@ judged: the simulator's ledger, the topics and the rows."""
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -16,9 +13,9 @@ import msgspec
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.declaration.models import Declaration
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
+from tests.support.folders import temporary_folder
 
 STEP_SECONDS: Final = 40.0  # real; a few on an idle machine
 
@@ -66,12 +63,9 @@ class Harness:
     ) -> Deployment:
         """A deployment that is not started yet. `seconds` replaces product times, `environment` adds variables;
         `options` as those of Deployment."""
-        folder = Path(tempfile.mkdtemp(prefix="slipway-"))
-        guard().remove(folder)
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         deployment = Deployment(
             supervisor or self.supervisor,
-            folder,
+            self._stack.enter_context(temporary_folder()),
             speed=self.speed,
             seconds=seconds or {},
             environment=environment,

@@ -6,12 +6,9 @@ capacity. Each kill happens at the first instant after a seeded one with at leas
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -23,8 +20,8 @@ from slipway_common.declaration.models import Declaration
 from slipway_local.check import evidence, path_check
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.program import keep
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.support.folders import temporary_folder
 
 PARTS: Final = ("provisioner", "weight-calculator", "lease-broker", "kafka", "postgres")
 SPEED: Final = 40.0
@@ -238,37 +235,35 @@ class Run:
 
 async def e2e(supervisor: Supervisor, planned: Plan) -> int:
     """Run a plan on a new deployment; return the exit code."""
-    folder = Path(tempfile.mkdtemp(prefix="slipway-"))
-    guard().remove(folder)
-    deployment = Deployment(supervisor, folder, speed=SPEED, seconds=SECONDS)
-    try:
-        await deployment.start()
-        await deployment.apply(declaration(planned, deployment.url("simulator")))
-        await deployment.call(
-            "POST",
-            "simulator",
-            "/scenario",
-            {"seed": planned.seed, "speed": SPEED, "accounts": {"*": {}}, "visibility_seconds": 5},
-        )
-        print(f"started; SEED={planned.seed} CHANGES={planned.changes} POOLS={planned.pools}", flush=True)
-        work = Run(supervisor, deployment, planned)
-        await asyncio.gather(work.change(), work.kill(), work.pause())
-        met = await work.pools_at_target(within_seconds=MET_WITHIN_SECONDS)
-        await asyncio.sleep(0 if len(met) == planned.pools else 1)
-        await asyncio.sleep(max(0.0, deployment.settle_seconds - MET_SECONDS))
-        found = await evidence.gather(
-            ledger_path=deployment.ledger,
-            kafka=deployment.kafka,
-            prefix=deployment.prefix,
-            database_url=deployment.database_url,
-            settle_seconds=deployment.settle_seconds,
-        )
-        return summarise(planned, work, met, path_check.judge(found))
-    finally:
-        keep(folder)
-        await supervisor.stop()
-        await deployment.remove()
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder() as folder:
+        deployment = Deployment(supervisor, folder, speed=SPEED, seconds=SECONDS)
+        try:
+            await deployment.start()
+            await deployment.apply(declaration(planned, deployment.url("simulator")))
+            await deployment.call(
+                "POST",
+                "simulator",
+                "/scenario",
+                {"seed": planned.seed, "speed": SPEED, "accounts": {"*": {}}, "visibility_seconds": 5},
+            )
+            print(f"started; SEED={planned.seed} CHANGES={planned.changes} POOLS={planned.pools}", flush=True)
+            work = Run(supervisor, deployment, planned)
+            await asyncio.gather(work.change(), work.kill(), work.pause())
+            met = await work.pools_at_target(within_seconds=MET_WITHIN_SECONDS)
+            await asyncio.sleep(0 if len(met) == planned.pools else 1)
+            await asyncio.sleep(max(0.0, deployment.settle_seconds - MET_SECONDS))
+            found = await evidence.gather(
+                ledger_path=deployment.ledger,
+                kafka=deployment.kafka,
+                prefix=deployment.prefix,
+                database_url=deployment.database_url,
+                settle_seconds=deployment.settle_seconds,
+            )
+            return summarise(planned, work, met, path_check.judge(found))
+        finally:
+            keep(folder)
+            await supervisor.stop()
+            await deployment.remove()
 
 
 def summarise(planned: Plan, work: Run, met: set[str], report: path_check.Report) -> int:

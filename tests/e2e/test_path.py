@@ -1,10 +1,8 @@
 """Launches per task on a deployment of real processes."""
 
 import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,10 @@ import pytest
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.declaration.models import Declaration
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
 from tests.support.accounts import simulated_account
+from tests.support.folders import temporary_folder
 
 SPEED = 40.0
 WAIT_SECONDS = 180.0
@@ -57,10 +55,9 @@ def declared(url: str) -> Declaration:
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
     """A complete deployment with four idle pools."""
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         async with Supervisor() as supervisor:
-            started = Deployment(supervisor, Path(folder), speed=SPEED, seconds={})
+            started = Deployment(supervisor, folder, speed=SPEED, seconds={})
             await started.start()
             await started.apply(declared(started.url("simulator")))
             yield started

@@ -6,10 +6,8 @@ ledger. At the end the whole run is checked.
 
 import asyncio
 import contextlib
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -21,10 +19,10 @@ from slipway_common.declaration.models import Declaration
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_local.check import evidence, path_check, roll_out
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
 from tests.support.accounts import simulated_account
+from tests.support.folders import temporary_folder
 from tests.support.harness import until
 
 SPEED: Final = 40.0
@@ -177,10 +175,9 @@ class System:
 @pytest.fixture(scope="module")
 async def system() -> AsyncIterator[System]:
     """A whole deployment with idle pools, as processes of their own."""
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         async with Supervisor() as supervisor:
-            deployment = Deployment(supervisor, Path(folder), speed=SPEED, seconds=SECONDS)
+            deployment = Deployment(supervisor, folder, speed=SPEED, seconds=SECONDS)
             await deployment.start()
             await deployment.apply(declared(deployment.url("simulator")))
             await deployment.call("POST", "simulator", "/scenario", SCENARIO)

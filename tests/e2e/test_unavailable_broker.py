@@ -3,18 +3,16 @@
 With `broker_unavailable_mode: safe`, launches continue at the last known pace; the broker charges them once restarted.
 """
 
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipway_common.declaration.models import Declaration
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from tests.e2e.test_path import SPEED, declared, launches
+from tests.support.folders import temporary_folder
 from tests.support.harness import until
 
 HOLD_SECONDS = 8.0
@@ -30,10 +28,9 @@ def briefly_held(declaration: Declaration) -> Declaration:
 
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         async with Supervisor() as supervisor:
-            started = Deployment(supervisor, Path(folder), speed=SPEED, seconds={}, environment={"provisioner": SAFE})
+            started = Deployment(supervisor, folder, speed=SPEED, seconds={}, environment={"provisioner": SAFE})
             await started.start()
             await started.apply(briefly_held(declared(started.url("simulator"))))
             yield started

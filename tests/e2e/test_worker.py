@@ -8,9 +8,7 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -27,6 +25,7 @@ from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
+from tests.support.folders import temporary_folder
 from tests.support.harness import until
 from tests.support.linux import needs_linux
 
@@ -306,10 +305,9 @@ async def see(condition: Callable[[], Any], what: str = "") -> Any:
 @pytest.fixture(scope="module")
 async def stories() -> AsyncIterator[Stories]:
     """Everything is started, and each pool has its tasks."""
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with temporary_folder() as folder:
         async with Supervisor() as supervisor:
-            deployment = Deployment(supervisor, Path(folder), speed=1.0, seconds=SECONDS)
+            deployment = Deployment(supervisor, folder, speed=1.0, seconds=SECONDS)
             stories = Stories(deployment)
             await deployment.start()
             stories.tag = encoded(deployment.id) + "/"

@@ -7,13 +7,10 @@ paused. The run is judged by the simulator's ledger and the copied records. SEED
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -30,11 +27,11 @@ from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
 from slipway_local.demo.program import keep
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import facts, ledger
 from tests.e2e.mirror import Copied, Mirror
 from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
+from tests.support.folders import temporary_folder
 
 SPEED: Final = 12.0
 REGION: Final = "sim-1"
@@ -209,45 +206,46 @@ async def pause(supervisor: Supervisor, began: float) -> None:
 
 async def windows(supervisor: Supervisor, seed: int) -> int:
     """Run on a new deployment; return the exit code."""
-    folder = Path(tempfile.mkdtemp(prefix="slipway-"))
-    guard().remove(folder)
-    inside = f"mirrored-{new_id()[-12:]}."
-    deployment = Deployment(
-        supervisor,
-        folder,
-        speed=SPEED,
-        seconds=SECONDS,
-        environment={
-            "weight-calculator": {"SLIPWAY_TOPIC_PREFIX": inside, "SLIPWAY_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS)},
-            "provisioner": {"SLIPWAY_UNAVAILABLE_AFTER_SECONDS": str(UNAVAILABLE_SECONDS)},
-        },
-    )
-    try:
-        await deployment.start()
-        more = await deployment.replicate("provisioner", REPLICAS - 1)
-        mirror = Mirror(
-            deployment.kafka,
-            service="weight-calculator",
-            outside=deployment.prefix,
-            inside=inside,
-            late={LAUNCH_CONFIG_WEIGHT: LATE_SECONDS / SPEED},
+    with temporary_folder() as folder:
+        inside = f"mirrored-{new_id()[-12:]}."
+        deployment = Deployment(
+            supervisor,
+            folder,
+            speed=SPEED,
+            seconds=SECONDS,
+            environment={
+                "weight-calculator": {
+                    "SLIPWAY_TOPIC_PREFIX": inside,
+                    "SLIPWAY_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+                },
+                "provisioner": {"SLIPWAY_UNAVAILABLE_AFTER_SECONDS": str(UNAVAILABLE_SECONDS)},
+            },
         )
-        async with mirror.running(PARTITIONS):
-            await deployment.apply(declaration(deployment.url("simulator")))
-            await deployment.call("POST", "simulator", "/scenario", scenario(seed))
-            print(f"started; SEED={seed} SPEED={SPEED:g}, {REPLICAS} provisioners", flush=True)
-            began = monotonic_seconds()
-            await asyncio.gather(pause(supervisor, began), asyncio.sleep(DURATION_SECONDS))
-            until = utc_now().timestamp()
-            decided = await decisions(deployment.database_url)
-            work = {name: await work_of(deployment, name) for name in ("provisioner", *more)}
-        played = [fact for fact in ledger.read(deployment.ledger) if fact.at <= until]
-        return summarise(played, mirror.copied, judged(played, mirror.copied, decided), decided, work)
-    finally:
-        keep(folder)
-        await supervisor.stop()
-        await deployment.remove()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            await deployment.start()
+            more = await deployment.replicate("provisioner", REPLICAS - 1)
+            mirror = Mirror(
+                deployment.kafka,
+                service="weight-calculator",
+                outside=deployment.prefix,
+                inside=inside,
+                late={LAUNCH_CONFIG_WEIGHT: LATE_SECONDS / SPEED},
+            )
+            async with mirror.running(PARTITIONS):
+                await deployment.apply(declaration(deployment.url("simulator")))
+                await deployment.call("POST", "simulator", "/scenario", scenario(seed))
+                print(f"started; SEED={seed} SPEED={SPEED:g}, {REPLICAS} provisioners", flush=True)
+                began = monotonic_seconds()
+                await asyncio.gather(pause(supervisor, began), asyncio.sleep(DURATION_SECONDS))
+                until = utc_now().timestamp()
+                decided = await decisions(deployment.database_url)
+                work = {name: await work_of(deployment, name) for name in ("provisioner", *more)}
+            played = [fact for fact in ledger.read(deployment.ledger) if fact.at <= until]
+            return summarise(played, mirror.copied, judged(played, mirror.copied, decided), decided, work)
+        finally:
+            keep(folder)
+            await supervisor.stop()
+            await deployment.remove()
 
 
 async def decisions(database_url: str) -> dict[str, float]:

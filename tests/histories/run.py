@@ -10,9 +10,7 @@ import asyncio
 import itertools
 import math
 import os
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -25,7 +23,6 @@ import structlog
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.demo.program import keep
-from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -48,6 +45,7 @@ from tests.histories.play import (
     until,
 )
 from tests.histories.system import PARTITIONS, System
+from tests.support.folders import temporary_folder
 
 HISTORIES: Final = 20
 HISTORIES_FULL: Final = 200
@@ -209,40 +207,38 @@ def judge(name: str, history: History) -> Judged:
 
 
 async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) -> int:
-    folder = Path(tempfile.mkdtemp(prefix="slipway-"))
-    guard().remove(folder)
-    (port,) = free_ports(1)
-    kafka = EmbeddedKafka(folder / "kafka", port)
-    # Data written by a killed server are still in the system's cache: without a sync only a power failure loses them.
-    postgres = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
-    system = System(supervisor, folder, kafka, postgres, seed=str(seed))
-    judged: list[Judged] = []
-    faults: Counter[str] = Counter()
-    rounds = math.ceil(count / AT_A_TIME)
-    try:
-        await system.start()
-        print(f"started; SEED={seed} N={count}", flush=True)
-        async with Bus(kafka.bootstrap, system.prefix, PARTITIONS).running() as bus:
-            for number in itertools.count():
-                begin = len(judged)
-                left = count - begin
-                if left <= 0:  # a slow machine may need further histories until everything has happened
-                    if mutant or number >= rounds + ROUNDS_MORE or not missing(judged):
-                        break
-                    left = count
-                names = [f"h{begin + place:03d}" for place in range(min(left, AT_A_TIME))]
-                played = Round(system, bus, number, names, str(seed))
-                judged += await played.play()
-                faults.update(played.faults)
-                for each in judged[begin:]:
-                    print_result(each)
-        faults["answers dropped"] = sum(proxy.dropped for proxy in system.proxies)
-        return summarise(judged, faults, mutant)
-    finally:
-        keep(folder)
-        system.close()
-        await supervisor.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder() as folder:
+        (port,) = free_ports(1)
+        kafka = EmbeddedKafka(folder / "kafka", port)
+        # Data written by a killed server are still in memory: without a sync only a power failure loses them.
+        postgres = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
+        system = System(supervisor, folder, kafka, postgres, seed=str(seed))
+        judged: list[Judged] = []
+        faults: Counter[str] = Counter()
+        rounds = math.ceil(count / AT_A_TIME)
+        try:
+            await system.start()
+            print(f"started; SEED={seed} N={count}", flush=True)
+            async with Bus(kafka.bootstrap, system.prefix, PARTITIONS).running() as bus:
+                for number in itertools.count():
+                    begin = len(judged)
+                    left = count - begin
+                    if left <= 0:  # a slow machine may need further histories until everything has happened
+                        if mutant or number >= rounds + ROUNDS_MORE or not missing(judged):
+                            break
+                        left = count
+                    names = [f"h{begin + place:03d}" for place in range(min(left, AT_A_TIME))]
+                    played = Round(system, bus, number, names, str(seed))
+                    judged += await played.play()
+                    faults.update(played.faults)
+                    for each in judged[begin:]:
+                        print_result(each)
+            faults["answers dropped"] = sum(proxy.dropped for proxy in system.proxies)
+            return summarise(judged, faults, mutant)
+        finally:
+            keep(folder)
+            system.close()
+            await supervisor.stop()
 
 
 def print_result(judged: Judged) -> None:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,9 +19,9 @@ from typing import Final
 import msgspec
 
 from slipway_local.servers.child import Child
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_local.servers.supervisor import run as run_supervised
+from tests.support.folders import temporary_folder
 from tests.tools.forked_pytest import SEEDED
 
 ROOT: Final = Path(__file__).parents[2]
@@ -132,9 +131,8 @@ def survives(code: int | None, output: str) -> str:
 @contextlib.asynccontextmanager
 async def copied(mutant: Mutant | None) -> AsyncIterator[Path]:
     """A copy of what runs, broken as the mutant says; removed afterwards, even if we are killed."""
-    with tempfile.TemporaryDirectory(prefix="slipway-mutant-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
-        copy = Path(folder, "copy")
+    with temporary_folder("slipway-mutant-") as folder:
+        copy = folder / "copy"
         copy.mkdir()
         for name in COPIED:
             if (ROOT / name).is_dir():
