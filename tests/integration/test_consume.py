@@ -19,9 +19,17 @@ from slipway_common.base.errors import Transient
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, session
 from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE, group
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import (
+    LAUNCH_CONFIG_SIGNAL,
+    LAUNCH_CONFIG_WEIGHT,
+    POOL_DEMAND,
+    WORKER_LIFECYCLE,
+    group,
+)
 from slipway_common.messaging import consume, kafka
 from slipway_common.messaging.consume import Consumer, Owned
+from slipway_common.messaging.dead_records import record_in
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Received, Record
 from tests.support.harness import (
@@ -148,6 +156,83 @@ async def test_text_above_the_limit_of_an_index(place: Place) -> None:
         assert "ProgramLimitExceededError" in reason
 
 
+async def test_records_that_the_client_cannot_decode(place: Place) -> None:
+    """A name of a header that is not UTF-8, and a batch that the broker's disk has changed, are dead with their bytes;
+    records before and behind them, in the same partition and in others, take effect."""
+    await place.create(WORKER_LIFECYCLE)
+    outside = Producer({"bootstrap.servers": place.kafka.bootstrap, "compression.type": "lz4"})
+    name = place.prefix + WORKER_LIFECYCLE.name
+    async with publisher(place) as publish:
+        await publish.send(report("w1", "a"), partition=0)
+        good = encode(Envelope(id="1", type=report("w", "x").type, source="/outside", time=utc_now(), subject="w2"))
+        outside.produce(name, msgspec.json.encode(report("w2", "x")), b"w2", 0, headers=[*good, ("n\udcff", b"\xff")])
+        await asyncio.to_thread(outside.flush)
+        await publish.send(report("w3", "changed-on-disk"), partition=0)
+        await publish.send(report("w4", "b"), partition=0)
+        await publish.send(report("w5", "c"), partition=1)
+        change_on_disk(place, name, 0, b"changed-on-disk")
+        async with member(place):
+            await until_read(place, 5)
+    assert await place.effects() == {("w1", "a"): 1, ("w4", "b"): 1, ("w5", "c"): 1}
+    rows = await place.database.fetch('SELECT * FROM dead_letter ORDER BY "offset"')
+    assert [(row["offset"], row["subject"], row["undecoded"]) for row in rows] == [(1, "w2", False), (2, "", True)]
+    assert "names of headers are not UTF-8" in rows[0]["reason"]
+    assert record_in(rows[0]).headers[-1] == ("n\udcff", b"\xff")
+    assert rows[0]["value"] == msgspec.json.encode(report("w2", "x"))
+    assert rows[1]["reason"] == "record batch of offset 2 cannot be decoded: wrong checksum"
+    assert b"Changed-on-disk" in rows[1]["value"]
+    assert await place.gaps() == ["sequence-gap"]  # the number in the batch is unknown
+
+
+def change_on_disk(place: Place, name: str, partition: int, word: bytes) -> None:
+    """Change one byte of a record in the broker's log, which the broker sends as it is."""
+    (segment,) = (place.kafka.folder / "data").glob(f"{name}-{partition}/*.log")
+    with segment.open("r+b") as log:
+        at = log.read().index(word)
+        log.seek(at)
+        log.write(word[:1].upper())
+
+
+async def test_newest_dead_letter_of_a_subject(place: Place) -> None:
+    """Of a latest-wins input only the newest dead letter is kept; of others each."""
+    await place.create(POOL_DEMAND, LAUNCH_CONFIG_SIGNAL)
+    async with (
+        publisher(place) as publish,
+        member(place, topic=POOL_DEMAND),
+        member(place, topic=LAUNCH_CONFIG_SIGNAL),
+    ):
+        for n in range(3):
+            await publish.send(demand(pending=n), numbered=False, value=b"%d" % n)
+            await publish.send(demand(n, "other"), numbered=False, value=b"other %d" % n)
+            await publish.send(signal("c"), numbered=False, value=b"signal %d" % n)
+        await until_read(place, 9)
+        rows = await place.database.fetch("SELECT value FROM dead_letter ORDER BY value")
+        assert [row["value"] for row in rows] == [b"2", b"other 2", b"signal 0", b"signal 1", b"signal 2"]
+
+
+def signal(target_id: str) -> SignalRaised:
+    return SignalRaised(
+        source="s", target_kind="config", target_id=target_id, kind="pause_request", reason="r", observed_at=utc_now()
+    )
+
+
+async def test_deleted_input(place: Place) -> None:
+    """A null value under a key deletes what a monitor reported; in a topic of events it is dead."""
+    await place.create(POOL_DEMAND, WORKER_LIFECYCLE)
+    deleted = []
+
+    async def note(tx: Connection, events: Sequence[Received]) -> None:
+        deleted.extend((received.subject, received.event) for received in events)
+
+    async with publisher(place) as publish, member(place, note, topic=POOL_DEMAND), member(place):
+        await publish.send(demand(pending=1), key=b"p/q", value=None, headers=[])
+        await publish.send(report("w1", "a"), value=None)
+        await publish.send(report("w2", "a"), value=None, headers=[])
+        await until_read(place, 3)
+    assert deleted == [("p/q", None)]
+    assert sorted(subject for subject, *_ in await place.dead()) == ["w1", "w2"]
+
+
 async def test_parked_behind_dead(place: Place) -> None:
     """Events that follow a dead event of their subject are parked, in the same batch and in later ones."""
     await place.create(WORKER_LIFECYCLE)
@@ -217,14 +302,13 @@ async def test_unknown_type(place: Place) -> None:
 
 
 async def test_outside_partitioner(place: Place) -> None:
-    """Clients with other partitioners: a repeat counts once in any partition, and the newest report wins."""
+    """Clients with other partitioners: the newest report wins, in any partition and repeated or not. No id of it is
+    remembered."""
     await place.create(POOL_DEMAND)
     await place.database.execute("CREATE TABLE newest (key text PRIMARY KEY, pending int, observed_at timestamptz)")
-    await place.database.execute("CREATE TABLE handled (id int)")
 
     async def keep_newest(tx: Connection, events: Sequence[Received]) -> None:
         for received in events:
-            await tx.execute("INSERT INTO handled VALUES ($1)", int(received.id))
             await tx.execute(
                 "INSERT INTO newest AS n VALUES ($1, $2, $3) ON CONFLICT (key) DO UPDATE "
                 "SET (pending, observed_at) = (excluded.pending, excluded.observed_at) "
@@ -256,8 +340,7 @@ async def test_outside_partitioner(place: Place) -> None:
             await asyncio.to_thread(client.flush)
         await until_read(place, 2 * len(reports))
     assert any(len(partitions) > 1 for partitions in landed.values())
-    handled = await place.database.fetch("SELECT id FROM handled ORDER BY id")
-    assert [row["id"] for row in handled] == list(range(len(reports)))
+    assert await place.database.fetchval("SELECT count(*) FROM seen_event") == 0
     assert {row["pending"] for row in await place.database.fetch("SELECT pending FROM newest")} == {3}
     assert await place.dead() == []
 

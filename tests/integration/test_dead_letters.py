@@ -13,12 +13,13 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import Transient
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.topics import POOL_DEMAND, WORKER_LIFECYCLE, Topic
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_common.messaging import consume, dead_letters
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.dead_letters import NotDead, Replayed
 from slipway_common.messaging.envelope import Envelope, encode
-from slipway_common.messaging.records import Received, Record
+from slipway_common.messaging.records import Received, Record, Undecoded
 from slipway_common.service import Service, ServiceSettings
 from tests.support.harness import SERVICE, Place, record_words, report
 
@@ -122,21 +123,50 @@ async def test_drop(place: Place, database: Database, handler: Handler) -> None:
     assert await remaining(database) == [(2, "w2", "dead")]
 
 
-async def test_latest_wins_stands_alone(place: Place, handler: Handler) -> None:
+async def test_input_of_monitors_stands_alone(place: Place, handler: Handler) -> None:
     """Without ordering, each dead letter is replayed on its own."""
-    demand = consumer(handler, POOL_DEMAND)
+    signals = consumer(handler, LAUNCH_CONFIG_SIGNAL)
+    event = SignalRaised(source="s", target_kind="config", target_id="c", kind="bad", reason="r", observed_at=utc_now())
     async with place.database.acquire() as db:
-        owned, _ = await consume.claim(db, POOL_DEMAND.name, 0, "cluster")
-        records = [record(offset, "w1", "bad") for offset in range(2)]
-        records = [msgspec.structs.replace(r, topic=POOL_DEMAND.name) for r in records]
-        await consume.apply(db, demand, owned, records)
+        owned, _ = await consume.claim(db, LAUNCH_CONFIG_SIGNAL.name, 0, "cluster")
+        records = [
+            Record(
+                LAUNCH_CONFIG_SIGNAL.name,
+                0,
+                offset,
+                b"c",
+                msgspec.json.encode(event),
+                encode(Envelope(id=new_id(), type=event.type, source="/s", subject="c", time=utc_now())),
+                1_000,
+            )
+            for offset in range(2)
+        ]
+        await consume.apply(db, signals, owned, records)
         handler.refused = set()
-        assert await dead_letters.replay(db, demand, 0, 1) == Replayed(1, 0)
-    assert await remaining(place.database) == [(0, "w1", "dead")]
+        assert await dead_letters.replay(db, signals, 0, 1) == Replayed(1, 0)
+    assert await remaining(place.database) == [(0, "c", "dead")]
+
+
+async def test_undecoded_batch(place: Place, database: Database, handler: Handler) -> None:
+    """It can be shown and dropped; a replay changes nothing and says so. It blocks no subject."""
+    raw = Undecoded(b"\xff\0batch", "record batch of offsets 5…6 cannot be decoded: wrong checksum")
+    async with database.acquire() as db:
+        owned, _ = await consume.claim(db, TOPIC, 0, "cluster")
+        batch = Record(TOPIC, 0, 6, None, raw, (), 1_000)
+        await consume.apply(db, consumer(handler), owned, [batch, record(7, "w4", "e")])
+        said = Replayed(0, 1, f"{raw.reason}; it can only be shown and dropped")
+        for _ in range(2):
+            assert await dead_letters.replay(db, consumer(handler), 0, 6) == said
+        shown = await dead_letters.find(db, TOPIC, 0, 6)
+        assert (shown.undecoded, shown.value, shown.reason) == (True, raw.hex(), raw.reason)
+        assert await dead_letters.drop(db, consumer(handler), 0, 6) == Replayed(0, 0)
+        with pytest.raises(NotDead):
+            await dead_letters.find(db, TOPIC, 0, 6)
+    assert await place.words("w4") == ["e"]
 
 
 async def test_http(place: Place, database: Database, handler: Handler, tmp_path: Path) -> None:
-    """Listing needs no token; replaying and dropping need one with the scope."""
+    """Listing needs no token; showing, replaying and dropping need one with the scope."""
     tokens = tmp_path / "tokens.yaml"
     names = {"mender": ["dead-letters:write", "read"], "stranger": ["demand:write"]}
     tokens.write_text(
@@ -159,6 +189,15 @@ async def test_http(place: Place, database: Database, handler: Handler, tmp_path
         assert [(item["offset"], item["state"]) for item in items][:2] == [(0, "dead"), (1, "parked")]
         assert items[0]["reason"] == "ValueError: bad is refused"
         assert (await http.get("/dead-letters", params={"topic": "other"})).json() == {"items": []}
+
+        place_of = f"/dead-letters/{TOPIC}/0/"
+        mender = {"Authorization": "Bearer mender"}
+        assert (await http.get(f"{place_of}0")).status_code == 401
+        assert (await http.get(f"{place_of}3", headers=mender)).json()["type"] == "urn:slipway:problem:not-dead"
+        shown = (await http.get(f"{place_of}0", headers=mender)).json()
+        assert bytes.fromhex(shown["value"]) == msgspec.json.encode(report("w1", "bad"))
+        assert (bytes.fromhex(shown["key"]), shown["undecoded"]) == (b"w1", False)
+        assert ["ce_type", report("w1", "bad").type.encode().hex()] in shown["headers"]
 
         assert (await post("/dead-letters/replay", "nobody"))[0] == 401
         assert (await post("/dead-letters/drop", "stranger"))[0] == 403

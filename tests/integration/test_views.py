@@ -8,12 +8,12 @@ from slipway_common.database.postgres import Database
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.records import Received
 from slipway_common.messaging.views import Reader
-from tests.support.harness import Place, Words, publisher, report, until
+from tests.support.harness import SERVICE, Place, Words, publisher, report, until
 
 
 @contextlib.asynccontextmanager
 async def reading(place: Place, view: Words) -> AsyncIterator[Reader]:
-    reader = Reader(view, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix, wake=lambda: None)
+    reader = Reader(view, SERVICE, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix, wake=lambda: None)
     task = asyncio.create_task(reader.run(place.database))
     try:
         yield reader
@@ -23,7 +23,7 @@ async def reading(place: Place, view: Words) -> AsyncIterator[Reader]:
 
 
 async def test_ready_when_read_to_the_end(place: Place) -> None:
-    """Records present at the start are applied before the view is ready; malformed records are skipped."""
+    """Records present at the start are applied before the view is ready; those that cannot be are dead."""
     await place.create(WORKER_LIFECYCLE)
     view = Words()
     async with publisher(place) as publish:
@@ -35,10 +35,38 @@ async def test_ready_when_read_to_the_end(place: Place) -> None:
         await publish.send(report("w0", "gone"), value=None)
         async with reading(place, view) as reader:
             await until(lambda: reader.ready)
-            assert view.seen["w0"] == ["0", "8", "16", "24", "32", None]
+            assert view.seen["w0"] == ["0", "8", "16", "24", "32"]
             assert view.seen["w7"] == ["7", "15", "23", "31", "39"]
             await publish.send(report("w7", "40"))
             await until(lambda: view.seen["w7"][-1] == "40")
+    assert [subject for subject, *_ in await place.dead()] == ["w0"] * 3
+    assert await place.database.fetchval("SELECT count(*) FROM outbox WHERE type = 'dead'") == 3
+
+
+async def test_record_that_cannot_be_applied(place: Place) -> None:
+    """An event at which the view fails is dead; others are applied, and the view is ready. Read again, it is the same
+    dead letter. An error of the infrastructure blames no event."""
+    await place.create(WORKER_LIFECYCLE)
+
+    class Failing(Words):
+        async def apply(self, database: Database, records: Sequence[Received]) -> None:
+            for record in records:
+                if record.event.kind == "bad":
+                    await database.execute("SELECT $1::int", "bad")
+            await super().apply(database, records)
+
+    async with publisher(place) as publish:
+        for n in range(5):
+            await publish.send(report(f"w{n}", "bad" if n == 3 else "a"), partition=0)
+        for _ in range(2):
+            view = Failing()
+            async with reading(place, view) as reader:
+                await until(lambda: reader.ready)  # it is awaited in this round
+                assert view.seen == {f"w{n}": ["a"] for n in (0, 1, 2, 4)}
+    ((subject, state, reason),) = await place.dead()
+    assert (subject, state) == ("w3", "dead")
+    assert reason.startswith("DataError: ")
+    assert await place.database.fetchval("SELECT count(*) FROM outbox WHERE type = 'dead'") == 1
 
 
 async def test_starts_over_after_an_error(place: Place) -> None:

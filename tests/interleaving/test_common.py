@@ -457,9 +457,7 @@ async def test_an_event_during_a_replay(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 
-@locking(
-    "messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.consume.INSERT_DEAD_LETTER"
-)
+@locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.dead_records.INSERT")
 async def test_a_replay_during_a_batch(pair: Pair) -> None:
     """The replay waits for the record being parked and includes it."""
     owned = await dead_letter(pair)

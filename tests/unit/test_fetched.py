@@ -1,14 +1,35 @@
 """Record batches as the broker sends them: every codec, and those that cannot be decoded."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from aiokafka.record.memory_records import MemoryRecords
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.consumer import fetcher
+from aiokafka.record.default_records import DefaultRecordBase, DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
+
+from slipway_common.messaging import fetched as slipway_fetched
+from slipway_common.messaging import partitions
+from slipway_common.messaging.fetched import Batches
+from slipway_common.messaging.records import Undecoded
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+NAME = "ce_name"
 
 
-def batch(codec: int, *values: bytes) -> bytes:
-    """A batch as a producer writes it; the broker stores it unchanged."""
+ENCODE: dict[int, Callable[[bytes], bytes]] = {
+    0: bytes,
+    1: gzip_encode,
+    2: snappy_encode,
+    3: lz4_encode,
+    4: zstd_encode,
+}
+HEADER = DefaultRecordBase.HEADER_STRUCT
+
+
+def batch(codec: int, *values: bytes, base_offset: int = 0) -> bytes:
+    """A batch as a producer writes it and the broker stores it."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=codec,
@@ -16,18 +37,136 @@ def batch(codec: int, *values: bytes) -> bytes:
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,
-        batch_size=1_000_000,
+        batch_size=2**30,
     )
     for offset, value in enumerate(values):
-        builder.append(offset, timestamp=1_000, key=b"key", value=value, headers=[("ce_id", b"1")])
-    return bytes(builder.build())
+        builder.append(offset, timestamp=1_000, key=b"key", value=value, headers=[(NAME, b"1")])
+    return base_offset.to_bytes(8) + bytes(builder.build())[8:]
+
+
+def packed(raw: bytes, *, codec: int, base_offset: int, encode: Callable[[bytes], bytes] | None = None) -> bytes:
+    """The batch with its records encoded as `codec` says, or by `encode`."""
+    fields, body = list(HEADER.unpack_from(raw)), (encode or ENCODE.get(codec, bytes))(raw[HEADER.size :])
+    fields[0], fields[5] = base_offset, codec
+    return checked(framed(HEADER.pack(*fields) + body))
+
+
+def framed(raw: bytes) -> bytes:
+    """The batch with its length before it."""
+    return raw[:8] + (len(raw) - 12).to_bytes(4) + raw[12:]
+
+
+def checked(raw: bytes) -> bytes:
+    """The batch with the right checksum."""
+    at = DefaultRecordBase.CRC_OFFSET
+    return raw[:at] + calc_crc32c(raw[DefaultRecordBase.ATTRIBUTES_OFFSET :]).to_bytes(4) + raw[at + 4 :]
+
+
+def with_byte(raw: bytes, at: int, byte: int) -> bytes:
+    return raw[:at] + bytes([byte]) + raw[at + 1 :]
+
+
+def fetched(*batches: bytes, position: int = 0) -> list[Any]:
+    """Records that a consumer at `position` is given."""
+    partition = partitions.TopicPartition("t", 0)
+    records = fetcher.PartitionRecords(
+        partition, fetcher.MemoryRecords(b"".join(batches)), [], position, None, None, True, fetcher.READ_UNCOMMITTED
+    )
+    return list(records)
+
+
+def values(records: Sequence[Any]) -> list[tuple[int, bytes]]:
+    return [(record.offset, record.value) for record in records]
+
+
+def test_the_client_decodes_by_this_module() -> None:
+    """The class that the client uses is the only way in."""
+    assert fetcher.MemoryRecords is Batches
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_every_codec_is_installed(codec: int) -> None:
-    """Without its library, the client would raise at every fetch of one compressed record."""
-    fetched = MemoryRecords(batch(codec, b"a" * 1000, b"b"))
-    compressed = fetched.next_batch()
-    assert isinstance(compressed, DefaultRecordBatch)
-    assert compressed.compression_type == codec
-    assert [record.value for record in compressed] == [b"a" * 1000, b"b"]
+def test_every_codec(codec: int) -> None:
+    """Compressed records are read like others."""
+    records = fetched(batch(codec, b"a" * 1000, b"b"), batch(codec, b"c", base_offset=2))
+    assert values(records) == [(0, b"a" * 1000), (1, b"b"), (2, b"c")]
+    assert [(record.key, record.headers) for record in records] == [(b"key", ((NAME, b"1"),))] * 3
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_header_name_that_is_not_utf8(codec: int) -> None:
+    """The record is read, with its neighbours, and the name of its header keeps its bytes."""
+    name = b"ce_\xff\xfee\0"
+    raw = packed(batch(0, b"a", b"b").replace(NAME.encode(), name), codec=codec, base_offset=1)
+    records = fetched(batch(codec, b"first"), raw, batch(codec, b"last", base_offset=3))
+    assert values(records) == [(0, b"first"), (1, b"a"), (2, b"b"), (3, b"last")]
+    (header,) = records[1].headers
+    assert (header[0].encode(errors="surrogateescape"), header[1]) == (name, b"1")
+    assert (records[1].key, records[1].timestamp) == (b"key", 1_000)
+
+
+CORRUPT = {
+    "wrong checksum": batch(0, b"x", b"y", base_offset=1).replace(b"y", b"z"),
+    "unknown compression codec 6": packed(batch(0, b"x", b"y"), codec=6, base_offset=1),
+    "unknown record format 7": with_byte(batch(0, b"x", b"y", base_offset=1), 16, 7),
+    "its header is incomplete": framed(batch(0, b"x", b"y", base_offset=1)[:40]),
+    "Not a gzipped file": packed(batch(0, b"x", b"y"), codec=1, base_offset=1, encode=bytes),
+    "snappy": packed(batch(0, b"x", b"y"), codec=2, base_offset=1, encode=bytes),
+    "lz4": packed(batch(0, b"x", b"y"), codec=3, base_offset=1, encode=bytes),
+    "Unknown frame descriptor": packed(batch(0, b"x", b"y"), codec=4, base_offset=1, encode=bytes),
+    "a record has": checked(with_byte(batch(0, b"x", b"y", base_offset=1), 61, 2 * 15)),
+    "ends after its record": checked(with_byte(batch(0, b"x", b"y", base_offset=1), 65, 2 * 60)),
+}
+
+
+@pytest.mark.parametrize("reason", CORRUPT)
+def test_corrupt_batch(reason: str) -> None:
+    """One value with the bytes and the reason takes the place of its records; its neighbours are read."""
+    corrupt = CORRUPT[reason]
+    first, dead, last = fetched(batch(0, b"first"), corrupt, batch(0, b"last", base_offset=3))
+    assert values([first, last]) == [(0, b"first"), (3, b"last")]
+    assert isinstance(dead.value, Undecoded)
+    assert dead.value == corrupt
+    assert dead.value.reason.startswith("record batch of offset")
+    assert reason in dead.value.reason
+    assert (dead.offset, dead.key, dead.headers) == (2, None, ())
+
+
+@pytest.mark.parametrize("codec", [1, 3, 4])
+def test_batch_that_decompresses_to_too_much(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes that become many would end the process, at each start again."""
+    monkeypatch.setattr(slipway_fetched, "DECOMPRESSED_BYTES_MAX", 2**20)
+    fits, exceeds = batch(codec, bytes(2**20 - 100)), batch(codec, bytes(2**20), base_offset=1)
+    first, dead = fetched(fits, exceeds)
+    assert len(first.value) == 2**20 - 100
+    assert dead.value == exceeds
+    assert "more than 1048576 bytes decompressed" in dead.value.reason
+
+
+def test_corrupt_batch_below_the_position() -> None:
+    """A consumer that has read a part of the batch is given it too, and reads on."""
+    corrupt = batch(0, b"x", b"y", base_offset=0).replace(b"y", b"z")
+    assert [record.offset for record in fetched(corrupt, batch(0, b"last", base_offset=2), position=1)] == [1, 2]
+
+
+def test_corrupt_count_of_offsets() -> None:
+    """Records behind a batch that seems to end far beyond them are read."""
+    corrupt = with_byte(batch(0, b"x"), 23, 0x70)
+    assert [record.offset for record in fetched(corrupt, batch(0, b"last", base_offset=1))] == [0, 1]
+
+
+def test_batch_that_the_broker_has_cut_off() -> None:
+    """The broker ends an answer at its size; the next one begins with that batch."""
+    raw = batch(0, b"x" * 100, base_offset=1)
+    for cut in (5, 11, 12, 60, len(raw) - 1):
+        assert values(fetched(batch(0, b"first"), raw[:cut])) == [(0, b"first")]
+    assert not Batches(b"").has_next()
+    assert not Batches(bytes(100)).has_next()
+    assert Batches(raw[:50]).size_in_bytes() == 50
+
+
+def test_control_batch() -> None:
+    """Marks of transactions are no records, but a corrupt batch that looks like one is not passed unseen."""
+    control = checked(with_byte(batch(0, b"x", base_offset=1), 22, DefaultRecordBase.CONTROL_MASK))
+    assert values(fetched(batch(0, b"a"), control, batch(0, b"b", base_offset=2))) == [(0, b"a"), (2, b"b")]
+    (corrupt,) = fetched(with_byte(batch(0, b"x"), 22, DefaultRecordBase.CONTROL_MASK))
+    assert isinstance(corrupt.value, Undecoded)

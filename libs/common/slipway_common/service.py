@@ -20,7 +20,7 @@ from fastapi import APIRouter, FastAPI
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.database import postgres
-from slipway_common.database.postgres import Database
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
@@ -31,6 +31,7 @@ from slipway_common.messaging.consume import Consumer, Handler
 from slipway_common.messaging.incarnation import Renewed, stop_nothing
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.leadership import Work
+from slipway_common.messaging.records import Received
 from slipway_common.messaging.relay import Relay
 from slipway_common.messaging.retention import RETENTION
 from slipway_common.messaging.topic_admin import partition_counts
@@ -159,7 +160,8 @@ class Service:
         app.include_router(routes.about)
         app.include_router(routes.restores)
         if self.consumers or self.runtime.leader_loop is not None:
-            app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
+            viewers = [Consumer(self.name, view.topic, partial(self._apply_again, view)) for view in self.views]
+            app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}
             app.include_router(routes.letters)
             app.include_router(routes.positions)
         for router in self.routers:
@@ -167,6 +169,10 @@ class Service:
         access.check(app)
         app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
         return app
+
+    async def _apply_again(self, view: View, _: Connection, events: Sequence[Received]) -> None:
+        """Apply dead letters of a view, which has transactions of its own."""
+        await view.apply(self.runtime.database, events)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -201,7 +207,9 @@ class Service:
             )
             tasks.append(asyncio.create_task(runtime.relay.run()))
             for view in self.views:
-                reader = Reader(view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, wake=runtime.wake)
+                reader = Reader(
+                    view, self.name, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, wake=runtime.wake
+                )
                 runtime.readers.append(reader)
                 tasks.append(asyncio.create_task(reader.run(database)))
             # HTTP requests and timers do not wait for the broker: launch stops work without it.

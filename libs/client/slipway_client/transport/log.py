@@ -20,8 +20,11 @@ from slipway_client.transport.clock_skew import clamped
 from slipway_client.transport.http import Failed
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.topics import EVENT_OF
+from slipway_common.messaging import fetched
 from slipway_common.messaging.envelope import Envelope, decode, decode_data
+from slipway_common.messaging.records import Undecoded
 
+fetched.install()
 POLL_MS: Final = 500
 PROBE_AFTER_SECONDS: Final = 10.0  # without a record: check if the Kafka broker still answers
 
@@ -174,6 +177,8 @@ class Log:
         stored_at = datetime.fromtimestamp(record.timestamp / 1000, UTC)
         envelope, data, unreadable = None, None, ""
         try:
+            if isinstance(record.value, Undecoded):
+                raise BadEvent(record.value.reason)
             envelope = decode(record.headers, received_at=stored_at)
             data = None if record.value is None else msgspec.json.decode(record.value)
             if envelope.type in EVENT_OF:

@@ -84,7 +84,7 @@ CREATE TABLE dead_letter (
     topic text NOT NULL, partition integer NOT NULL, "offset" bigint NOT NULL,
     subject text NOT NULL, state text NOT NULL CHECK (state IN ('dead', 'parked')), reason text NOT NULL,
     key bytea, value bytea, headers jsonb NOT NULL, record_at timestamptz NOT NULL,
-    at timestamptz NOT NULL DEFAULT slipway_clock(),
+    at timestamptz NOT NULL DEFAULT slipway_clock(), undecoded boolean NOT NULL DEFAULT false,
     PRIMARY KEY (topic, partition, "offset")
 );
 CREATE INDEX dead_letter_subject ON dead_letter (topic, subject);

@@ -161,6 +161,7 @@ def messaging(metadata: MetaData) -> None:
         Column("headers", JSONB, nullable=False),
         Column("record_at", TIME, nullable=False),
         now("at"),
+        Column("undecoded", Boolean, nullable=False, server_default=text("false")),
         PrimaryKeyConstraint("topic", "partition", "offset"),
     )
     Index("dead_letter_subject", dead.c.topic, dead.c.subject)

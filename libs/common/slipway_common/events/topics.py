@@ -22,9 +22,10 @@ class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, c
     """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead letter.
 
     Keys and subjects consist of percent-encoded parts, so that ids with slashes, and ids of several kinds, never meet.
-    `parks` is false for latest-wins inputs, where a dead letter blocks nothing. `followed` is false for requests
-    between services and reports of monitors, which subscribers may not read. Consumers of a `viewed` topic read it
-    whole, without a consumer group and without dead letters.
+    `parks` is false for inputs of monitors, where a dead letter blocks nothing. If `latest_wins`, an event that is
+    applied again has no effect: no ids are remembered, and only the newest dead letter of a subject is kept. `followed`
+    is false for requests between services and reports of monitors, which subscribers may not read. Consumers of a
+    `viewed` topic read it whole, without a consumer group, and keep no positions.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, c
     config: dict[str, str]
     partitions: int = 32
     parks: bool = True
+    latest_wins: bool = False
     followed: bool = True
     viewed: bool = False
 
@@ -63,6 +65,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
         consumers=frozenset({"provisioner"}),
         config=COMPACT,
         parks=False,
+        latest_wins=True,
         followed=False,
     ),
     POOL_LIFECYCLE := Topic(

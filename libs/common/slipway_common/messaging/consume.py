@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.ids import new_id
 from slipway_common.base.percent import encoded
 from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.events.alert import AlertRaised, alert_key
-from slipway_common.events.topics import Topic, dead_letter_topic
-from slipway_common.messaging import outbox
+from slipway_common.events.topics import Topic
+from slipway_common.messaging import dead_records, outbox
+from slipway_common.messaging.dead_records import DeadRecord, reason_of
 from slipway_common.messaging.envelope import UnknownType
-from slipway_common.messaging.records import BIGINT_MAX, Item, Received, Record, read, text_of, written_at
-from slipway_common.observability.telemetry import CONSUMED, current_trace, logger
+from slipway_common.messaging.records import BIGINT_MAX, Item, Received, Record, is_bare_null, read, text_of
+from slipway_common.observability.telemetry import CONSUMED, logger
 
 LOG = logger(__name__)
 
@@ -52,12 +52,8 @@ INSERT INTO seen_event (topic, source, event_id)
 SELECT DISTINCT $1, source, id FROM unnest($2::text[], $3::text[]) AS given (source, id) ORDER BY source, id
 ON CONFLICT DO NOTHING RETURNING source, event_id"""
 BLOCKED_SUBJECTS: Final = "SELECT DISTINCT subject FROM dead_letter WHERE topic = $1 AND subject = ANY($2::text[])"
-INSERT_DEAD_LETTER: Final = """
-INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, key, value, headers, record_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING"""
 GAP: Final = "INSERT INTO gap (topic, partition, kind, detail) VALUES ($1, $2, $3, $4)"
 
-REASON_CHARACTERS_MAX: Final = 1000
 LAST: Final = (BIGINT_MAX, BIGINT_MAX)  # greater than any partition and offset
 
 
@@ -82,19 +78,6 @@ class Portion(msgspec.Struct, frozen=True):
 
     def unread(self) -> Iterator[Record]:
         return (record for record in self.records if record.offset >= self.owned.next_offset)
-
-
-class DeadRecord(msgspec.Struct, frozen=True):
-    """A record that was not applied: `dead` itself, or `parked` behind a dead one of its subject.
-
-    `event` is None if the record could not be decoded."""
-
-    topic: Topic
-    record: Record
-    subject: str
-    state: str
-    reason: str
-    event: Received | None = None
 
 
 class Fenced(Exception):
@@ -246,8 +229,7 @@ class Batch:
         for topic in dict.fromkeys(portion.topic for portion in self.portions):
             await self._park(tx, topic, has_dead=topic.name in dead)
         await self._handle(tx, handle)
-        for dead_record in self.dead_records:
-            await dead_letter(tx, self.service, dead_record)
+        await dead_records.store(tx, self.service, self.dead_records)
         if self._sequences:
             await tx.execute(RECORD_SEQUENCES, *zip(*self._sequences, strict=True), list(self._sequences.values()))
 
@@ -273,9 +255,12 @@ class Batch:
     ) -> None:
         """Drop duplicates and record gaps by sequence number.
 
-        External producers have no sequence numbers; their (source, id) pairs are stored instead."""
+        External producers have no sequence numbers; their (source, id) pairs are stored instead, unless an event that
+        is applied again has no effect."""
         topic = portion.topic
         external = [(e.source, e.id) for _, e, _ in items if e is not None and e.sequence_number is None]
+        if topic.latest_wins:
+            external = []
         new: set[tuple[str, str]] = set()
         if external:
             rows = await tx.fetch(RECORD_EVENT_IDS, topic.name, *zip(*external, strict=True))
@@ -287,7 +272,7 @@ class Batch:
                 continue
             number = envelope.sequence_number
             if number is None:
-                if (envelope.source, envelope.id) not in new:
+                if not topic.latest_wins and (envelope.source, envelope.id) not in new:
                     self._leave_out(record, "duplicate")
                     continue
                 new.discard((envelope.source, envelope.id))
@@ -309,17 +294,17 @@ class Batch:
                 self._leave_out(record, "unknown_type")
             else:
                 subject = envelope.subject or text_of(record.key)
-                self._dead_letter(topic, record, subject, "dead", f"{type(event).__name__}: {event}")
+                self._dead_letter(topic, record, subject, "dead", reason_of(event))
         for source, number in moved.items():
             self._sequences[topic.name, portion.partition, source] = number
 
-    def _refuse(self, topic: Topic, record: Record, error: Any) -> None:
-        """Dead-letter a record without a valid envelope. A null value without CloudEvents headers is a tombstone
-        written by a generic tool, and is left out."""
-        if record.value is None and not any(name.startswith("ce_") for name, _ in record.headers):
+    def _refuse(self, topic: Topic, record: Record, error: Exception) -> None:
+        """Dead-letter a record without a valid envelope. A bare null in a compacted topic of ours is left out: nothing
+        of ours was deleted by it."""
+        if topic.compacted and is_bare_null(record):
             self._leave_out(record, "tombstone")
         else:
-            self._dead_letter(topic, record, text_of(record.key), "dead", str(error))
+            self._dead_letter(topic, record, text_of(record.key), "dead", reason_of(error))
 
     async def _park(self, tx: Connection, topic: Topic, *, has_dead: bool) -> None:
         """Park events behind a dead event of their subject, in this batch or an earlier one, to keep their order."""
@@ -371,7 +356,7 @@ class Batch:
             except Exception as error:
                 if is_infrastructure(error):
                     raise
-                self._dead_letter(topic, record, event.subject, "dead", f"{type(error).__name__}: {error}", event)
+                self._dead_letter(topic, record, event.subject, "dead", reason_of(error), event)
                 blocked.add((topic.name, event.subject))
             else:
                 self.counts[topic.name, "applied"] += 1
@@ -380,36 +365,3 @@ class Batch:
     def _defer(self, act: Callable[[], None] | None) -> None:
         if act is not None:
             self._afterwards.append(act)
-
-
-async def dead_letter(tx: Connection, service: str, dead: DeadRecord) -> None:
-    """Insert a dead-letter row in the transaction of the offset, and a dead-letter record in the outbox."""
-    record, subject, state = dead.record, dead.subject, dead.state
-    reason = text_of(dead.reason.encode(errors="replace"), REASON_CHARACTERS_MAX)
-    headers = [[text_of(name.encode(errors="replace")), (value or b"").hex()] for name, value in record.headers]
-    await tx.execute(
-        INSERT_DEAD_LETTER,
-        record.topic,
-        record.partition,
-        record.offset,
-        subject,
-        state,
-        reason,
-        record.key,
-        record.value,
-        headers,
-        written_at(record),
-    )
-    if state != "dead":
-        return
-    LOG.error("dead letter", topic=record.topic, partition=record.partition, offset=record.offset, reason=reason)
-    error = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "message": reason}
-    value = record.value
-    size = len(value or b"") + len(record.key or b"") + sum(len(name) + len(text) for name, text in headers)
-    if size > outbox.VALUE_BYTES_MAX:
-        # Too large for a batch of the relay; the row in `dead_letter` has the whole record.
-        value, headers, error["omitted_bytes"] = None, [], size
-    headers = headers + [[f"__dlq.errors.{name}", str(text).encode().hex()] for name, text in error.items()]
-    key = None if record.key is None else text_of(record.key)
-    target = dead_letter_topic(dead.topic, service)
-    await tx.execute(outbox.DEAD, new_id(), target, "dead", subject, key, value, current_trace(), headers)

@@ -12,14 +12,15 @@ import msgspec
 
 from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.messaging.consume import Consumer
+from slipway_common.messaging.dead_records import REASON_CHARACTERS_MAX, reason_of, record_in
 from slipway_common.messaging.envelope import UnknownType
-from slipway_common.messaging.records import Record, opened, received
+from slipway_common.messaging.records import read, text_of
 from slipway_common.observability.telemetry import logger
 
 LOG = logger(__name__)
 
 LIST: Final = """
-SELECT topic, partition, "offset", subject, state, reason, record_at, at FROM dead_letter
+SELECT topic, partition, "offset", subject, state, reason, record_at, at, undecoded FROM dead_letter
 WHERE $1::text IS NULL OR topic = $1 ORDER BY topic, partition, "offset" LIMIT $2"""
 SELECT: Final = 'SELECT * FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
 LOCK_POSITIONS: Final = "SELECT FROM consumed WHERE topic = $1 ORDER BY partition FOR UPDATE"
@@ -31,7 +32,8 @@ UPDATE dead_letter SET state = 'dead', reason = $4 WHERE topic = $1 AND partitio
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that was not applied; a `parked` one waits behind a `dead` one of its subject."""
+    """A record that was not applied; a `parked` one waits behind a `dead` one of its subject. An `undecoded` one is a
+    whole record batch."""
 
     topic: str
     partition: int
@@ -41,6 +43,16 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     record_at: datetime
     at: datetime
+    undecoded: bool = False
+
+
+class DeadLetterContent(DeadLetter, frozen=True, kw_only=True):
+    """A dead letter with the bytes of its key, its value and the values of its headers, in hexadecimal. A third text of
+    a header is its name, if that is no text."""
+
+    key: str | None
+    value: str | None
+    headers: list[list[str | None]]
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -57,6 +69,15 @@ class NotDead(Exception):
 
 async def fetch(db: Connection, *, topic: str | None = None, limit: int = 100) -> list[DeadLetter]:
     return [DeadLetter(**row) for row in await db.fetch(LIST, topic, limit)]
+
+
+async def find(db: Connection, topic: str, partition: int, offset: int) -> DeadLetterContent:
+    """One dead letter with its bytes. Raises NotDead."""
+    row = await db.fetchrow(SELECT, topic, partition, offset)
+    if row is None:
+        raise NotDead(f"{topic}/{partition}/{offset}")
+    key, value = (None if raw is None else raw.hex() for raw in (row["key"], row["value"]))
+    return DeadLetterContent(**dict(row) | {"key": key, "value": value})
 
 
 async def replay(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
@@ -102,6 +123,8 @@ async def _replay(
     db: Connection, consumer: Consumer, rows: list[Any], afterwards: list[Callable[[], None]]
 ) -> Replayed:
     for applied, row in enumerate(rows):
+        if row["undecoded"]:
+            return Replayed(applied, len(rows) - applied, f"{row['reason']}; it can only be shown and dropped")
         place = (row["topic"], row["partition"], row["offset"])
         try:
             async with db.transaction():
@@ -109,7 +132,7 @@ async def _replay(
         except Exception as error:
             if is_infrastructure(error):
                 raise
-            reason = f"{type(error).__name__}: {error}".replace("\0", "")[:1000]
+            reason = text_of(reason_of(error).encode(errors="replace"), REASON_CHARACTERS_MAX)
             await db.execute(FAILED, *place, reason)
             return Replayed(applied, len(rows) - applied, reason)
         await db.execute(DELETE, *place)
@@ -119,17 +142,9 @@ async def _replay(
 
 
 async def _handle(db: Connection, consumer: Consumer, row: Any) -> Callable[[], None] | None:
-    record = Record(
-        row["topic"],
-        row["partition"],
-        row["offset"],
-        row["key"],
-        row["value"],
-        [(name, bytes.fromhex(value)) for name, value in row["headers"]],
-        int(row["record_at"].timestamp() * 1000),
-    )
-    try:
-        event = received(record, opened(record))
-    except UnknownType:
+    ((_, _, event),) = read([record_in(row)])
+    if isinstance(event, UnknownType):
         return None  # the consumer leaves unknown types out as well
+    if isinstance(event, Exception):
+        raise event
     return await consumer.handle(db, [event])

@@ -118,6 +118,11 @@ _chosen: dict[tuple[str, ...], Callable[[Any], Sequence[bytes]]] = {}
 
 
 def _layout(names: tuple[str, ...]) -> tuple[int, ...]:
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError as error:  # a byte that is not UTF-8 is a surrogate
+        raw = [name.encode(errors="surrogateescape") for name in names]
+        raise BadEvent(f"names of headers are not UTF-8: {raw}") from error
     texts = {p: n.removeprefix("ce_") for p, n in enumerate(names) if n.startswith("ce_") or n in PLAIN}
     places = {attribute: place for place, attribute in texts.items()}  # the last one wins if a header is repeated
     chosen = [places.get(attribute, -1) for attribute in ATTRIBUTES]

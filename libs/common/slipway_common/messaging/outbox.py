@@ -16,10 +16,8 @@ from slipway_common.base.ids import new_id
 from slipway_common.base.text import KEY
 from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import DECODERS, TOPIC_OF
+from slipway_common.messaging.records import VALUE_BYTES_MAX
 from slipway_common.observability.telemetry import child_of, current_trace
-
-# A row too large for a Kafka batch would block the relay forever, so it is refused before the commit.
-VALUE_BYTES_MAX: Final = 500_000
 
 
 class Traced(msgspec.Struct, frozen=True):

@@ -14,11 +14,14 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
+from slipway_common.events.topics import Topic
+from slipway_common.messaging import fetched
 from slipway_common.messaging.consume import Consumer, Owned, Portion, adopt, record_gap, skip
 from slipway_common.messaging.records import Record
 from slipway_common.observability.telemetry import UNOWNED, logger
 
 LOG = logger(__name__)
+fetched.install()
 
 END_OFFSETS_SECONDS: Final = 2.0
 
@@ -35,6 +38,11 @@ async def cluster_of(consumer: Any) -> str:
     if (node := client.get_random_node()) is None:
         raise KafkaConnectionError("no broker is known")
     return str((await client.send(node, MetadataRequest([]))).cluster_id)
+
+
+def record_of(topic: Topic, raw: Any) -> Record:
+    """A record of the client."""
+    return Record(topic.name, raw.partition, raw.offset, raw.key, raw.value, raw.headers, raw.timestamp)
 
 
 def was_cancelled(error: BaseException) -> bool:
@@ -134,8 +142,7 @@ class Partitions:
                 return None
             start = await self._skip_gap(partition, mine, raw[0].offset)
         topic = self.consumer.topic
-        records = [Record(topic.name, partition, r.offset, r.key, r.value, r.headers, r.timestamp) for r in raw]
-        return Portion(topic, partition, start, records)
+        return Portion(topic, partition, start, [record_of(topic, r) for r in raw])
 
     def _fetched_before_the_seek(self, partition: int, mine: Owned) -> bool:
         """True if a batch above the position may predate the last seek. Seeks again once; the next read counts."""

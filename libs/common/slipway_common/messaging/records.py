@@ -8,15 +8,35 @@ import msgspec
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.text import KEY, NAME
-from slipway_common.events.topics import DECODERS
+from slipway_common.events.topics import DECODERS, TOPICS
 from slipway_common.messaging.envelope import Envelope, decode, decode_data, of_relay
 
+# Of what is sent and of what is consumed. A row too large for a Kafka batch would block the relay forever.
+VALUE_BYTES_MAX: Final = 500_000
 BIGINT_MAX: Final = 2**63 - 1
-_KNOWN: Final = {type_.encode(): (type_, decoder.decode) for type_, decoder in DECODERS.items()}
+_TOPICS: Final = {topic.name: topic for topic in TOPICS}
+# Topic → type as in a header → type as text, and its decoder.
+_KNOWN: Final = {
+    topic.name: {event.type.encode(): (event.type, DECODERS[event.type].decode) for event in topic.events}
+    for topic in TOPICS
+}
+
+
+class Undecoded(bytes):
+    """Bytes of a record batch that cannot be decoded, as the value of one record in place of those in the batch."""
+
+    reason: str
+
+    def __new__(cls, raw: bytes, reason: str) -> "Undecoded":
+        value = super().__new__(cls, raw)
+        value.reason = reason
+        return value
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record as read by any client. `topic` is the name in the registry, without a prefix."""
+    """One record as read by any client. `topic` is the name in the registry, without a prefix.
+
+    Bytes that are not UTF-8 in the name of a header are surrogates, as in names of files."""
 
     topic: str
     partition: int
@@ -60,6 +80,9 @@ def read(records: Iterable[Record]) -> Iterator[Item]:
         if (quick := _read_fast(record)) is not None:
             yield record, quick, quick
             continue
+        if record.value is None and (deleted := _deletion(record)) is not None:
+            yield record, deleted, deleted
+            continue
         try:
             envelope = opened(record)
         except BadEvent as error:
@@ -78,7 +101,7 @@ def _read_fast(record: Record) -> Received | None:
     None for every other record, which then takes the general path."""
     try:
         attributes = of_relay(record.headers)
-        if attributes is None or record.value is None:
+        if attributes is None or record.value is None or len(record.value) > VALUE_BYTES_MAX:
             return None
         _, _, id_, type_, source, time, subject, sequence_source, number_, previous_, revision_, traceparent = (
             attributes
@@ -88,7 +111,7 @@ def _read_fast(record: Record) -> Received | None:
             return None
         if not (id_ and source and subject):
             return None
-        type_name, decode_value = _KNOWN[type_]
+        type_name, decode_value = _KNOWN[record.topic][type_]
         number, previous, revision = int(number_), int(previous_), int(revision_)
         at = datetime.fromisoformat(time.decode())
         if not (0 <= number <= BIGINT_MAX and 0 <= previous <= BIGINT_MAX and 0 <= revision <= BIGINT_MAX):
@@ -118,6 +141,8 @@ def _read_fast(record: Record) -> Received | None:
 
 def opened(record: Record) -> Envelope:
     """Decode the envelope of a record. Raises BadEvent, also for values that no column or index can store."""
+    if isinstance(record.value, Undecoded):
+        raise BadEvent(record.value.reason)
     envelope = decode(record.headers, received_at=written_at(record))
     # Storing such a value would fail the transaction on every retry, so it is refused here.
     for name, text, limit in (
@@ -140,8 +165,18 @@ def opened(record: Record) -> Envelope:
 
 def received(record: Record, envelope: Envelope) -> Received:
     """Decode the event of a record. Raises UnknownType, BadEvent, and any error of a decoder on malformed bytes."""
+    topic, size = _TOPICS[record.topic], len(record.value or b"")
+    if size > VALUE_BYTES_MAX:
+        raise BadEvent(f"{envelope.type}: the value has {size} bytes; at most {VALUE_BYTES_MAX} are consumed")
+    event = decode_data(envelope.type, record.value)
+    if envelope.type.encode() not in _KNOWN[topic.name]:
+        raise BadEvent(f"{envelope.type} does not belong to topic {topic.name}")
+    if record.value is None and not topic.compacted:
+        raise BadEvent(f"{envelope.type}: null value; only records of compacted topics can be deleted by one")
+    if topic.parks and not (envelope.subject or record.key):
+        raise BadEvent(f"{envelope.type}: neither ce_subject nor a key names the subject")
     return Received(
-        event=decode_data(envelope.type, record.value),
+        event=event,
         type=envelope.type,
         id=envelope.id,
         source=envelope.source,
@@ -156,6 +191,35 @@ def received(record: Record, envelope: Envelope) -> Received:
         stored_ms=record.timestamp_ms,
         previous=envelope.previous,
         sequence_source=envelope.sequence_source,
+    )
+
+
+def is_bare_null(record: Record) -> bool:
+    """True if the record has a null value and no CloudEvents attribute, as generic tools write a tombstone."""
+    return record.value is None and not any(name.startswith("ce_") for name, _ in record.headers)
+
+
+def _deletion(record: Record) -> Received | None:
+    """A bare null in an input of monitors, as an event without attributes; its key names what is deleted. None for any
+    other record."""
+    if not (record.key and _TOPICS[record.topic].latest_wins and is_bare_null(record)):
+        return None
+    key = record.key.decode(errors="replace")
+    if KEY.problem(key):
+        return None
+    return Received(
+        event=None,
+        type="",
+        id="",
+        source="",
+        subject=key,
+        time=written_at(record),
+        sequence_number=None,
+        revision=None,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        stored_ms=record.timestamp_ms,
     )
 
 

@@ -1,21 +1,22 @@
 """Views: topics read in full, without a consumer group or stored offsets.
 
-A view is ready once it has been read up to the end offsets seen at start-up.
+A view is ready once it has been read up to the end offsets seen at start-up. A record that cannot be decoded or applied
+is dead-lettered and passed, as by other consumers. As long as the topic has it, the view meets it again at each start.
 """
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from slipway_common.base.errors import BadEvent
-from slipway_common.database.postgres import Database
+from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.topics import Topic
-from slipway_common.messaging.envelope import decode, decode_data
-from slipway_common.messaging.partitions import closed, partitions_of, was_cancelled
-from slipway_common.messaging.records import Received
+from slipway_common.messaging import dead_records
+from slipway_common.messaging.dead_records import DeadRecord, reason_of
+from slipway_common.messaging.envelope import UnknownType
+from slipway_common.messaging.partitions import closed, partitions_of, record_of, was_cancelled
+from slipway_common.messaging.records import Received, Record, is_bare_null, read, text_of
 from slipway_common.observability.telemetry import CONSUMED, logger
 
 LOG = logger(__name__)
@@ -30,37 +31,12 @@ class View(Protocol):
     async def apply(self, database: Database, records: Sequence[Received]) -> None: ...
 
 
-def readable(record: Any, topic: Topic) -> Received | None:
-    """Decode a Kafka record; None if it is malformed, which is counted and logged but never raised."""
-    try:
-        received_at = datetime.fromtimestamp(record.timestamp / 1000, UTC)
-        envelope = decode(record.headers, received_at=received_at)
-        event = decode_data(envelope.type, record.value)
-    except BadEvent as error:
-        CONSUMED.labels(topic.name, "skipped").inc()
-        LOG.info("malformed record skipped by view", topic=topic.name, offset=record.offset, reason=str(error))
-        return None
-    return Received(
-        event=event,
-        type=envelope.type,
-        id=envelope.id,
-        source=envelope.source,
-        subject=envelope.subject or (record.key or b"").decode(errors="replace"),
-        time=envelope.time,
-        sequence_number=envelope.sequence_number,
-        revision=envelope.revision,
-        topic=topic.name,
-        partition=record.partition,
-        offset=record.offset,
-        traceparent=envelope.traceparent,
-    )
-
-
 class Reader:
     """Reads the topic of one view for the lifetime of the process; restarts from the beginning after an error."""
 
-    def __init__(self, view: View, *, bootstrap_servers: str, prefix: str, wake: Any) -> None:
+    def __init__(self, view: View, service: str, *, bootstrap_servers: str, prefix: str, wake: Any) -> None:
         self.view = view
+        self.service = service
         self.bootstrap_servers = bootstrap_servers
         self.name = prefix + view.topic.name
         self.wake = wake
@@ -89,12 +65,50 @@ class Reader:
             ends = await consumer.end_offsets(partitions)
             while True:
                 batches = await consumer.getmany(timeout_ms=200, max_records=1000)
-                records = [r for batch in batches.values() for raw in batch if (r := readable(raw, self.view.topic))]
+                records = [record_of(self.view.topic, raw) for batch in batches.values() for raw in batch]
                 if records:
-                    await self.view.apply(database, records)
+                    await self._take(database, records)
                     self.wake()
                 if not self.ready:
                     positions = [await consumer.position(tp) for tp in partitions]
                     self.ready = all(at >= ends[tp] for at, tp in zip(positions, partitions, strict=True))
         finally:
             await closed(consumer.stop)
+
+    async def _take(self, database: Database, records: Sequence[Record]) -> None:
+        """Apply the records that are events of the topic, and dead-letter those that should be."""
+        topic = self.view.topic
+        events: list[tuple[Record, Received]] = []
+        dead: list[DeadRecord] = []
+        for record, envelope, event in read(records):
+            if isinstance(event, Received):
+                events.append((record, event))
+            elif isinstance(event, UnknownType):
+                CONSUMED.labels(topic.name, "unknown_type").inc()
+            elif topic.compacted and is_bare_null(record):
+                CONSUMED.labels(topic.name, "tombstone").inc()
+            else:
+                subject = (envelope.subject if envelope else "") or text_of(record.key)
+                dead.append(DeadRecord(topic, record, subject, "dead", reason_of(event)))
+        dead += await self._apply(database, events)
+        if dead:
+            CONSUMED.labels(topic.name, "dead").inc(len(dead))
+            async with database.acquire() as db, db.transaction():
+                await dead_records.store(db, self.service, dead)
+
+    async def _apply(self, database: Database, events: Sequence[tuple[Record, Received]]) -> list[DeadRecord]:
+        """Apply events, by repeated halving if the data is at fault; returns those that cannot be applied."""
+        if not events:
+            return []
+        try:
+            await self.view.apply(database, [event for _, event in events])
+        except Exception as error:
+            if is_infrastructure(error):
+                raise
+            if len(events) > 1:
+                middle = len(events) // 2
+                first = await self._apply(database, events[:middle])
+                return first + await self._apply(database, events[middle:])
+            ((record, event),) = events
+            return [DeadRecord(self.view.topic, record, event.subject, "dead", reason_of(error), event)]
+        return []

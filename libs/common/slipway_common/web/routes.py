@@ -105,6 +105,17 @@ async def list_dead_letters(
     return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
 
 
+@letters.get("/{topic}/{partition}/{offset}", dependencies=[Depends(Needs("dead-letters:write"))])
+async def get_dead_letter(
+    database: Annotated[Database, Depends(database)], topic: str, partition: int, offset: int
+) -> Response:
+    """Return a dead letter with its bytes."""
+    try:
+        return _json(await dead_letters.find(database, topic, partition, offset))
+    except dead_letters.NotDead as error:
+        raise Problem(404, "not-dead", "No such dead letter", str(error)) from error
+
+
 @letters.post("/replay", dependencies=[Depends(Needs("dead-letters:write"))])
 async def replay_dead_letter(
     request: Request, database: Annotated[Database, Depends(database)], letter: Letter

@@ -1,6 +1,7 @@
 """`slipway dlq` and `slipway topics` commands: recovery by an operator. Each acts inside the consuming service, its
 first argument."""
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -10,7 +11,7 @@ import typer
 from slipway_client.cli.options import AsOutput, noun, now
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.http import Api, Failed
-from slipway_client.view import moments
+from slipway_client.view import dead_letter, moments
 from slipway_common.base.sanitize import printable
 
 dlq = noun("Manage dead letters")
@@ -59,6 +60,31 @@ def list_dead(context: typer.Context, service: AnyService = None, output: AsOutp
       slipway dlq ls provisioner
     """
     _list(context.obj, service, "/dead-letters", LETTER_FIELDS, output, nothing="no dead letters")
+
+
+@dlq.command("show")
+def show_dead(
+    context: typer.Context,
+    service: Service,
+    topic: Topic,
+    partition: Partition,
+    offset: Offset,
+    raw: Annotated[bool, typer.Option("--raw", help="Value alone, as raw bytes")] = False,
+) -> None:
+    """Show a dead record with its key, headers and value
+
+    Bytes that are not text are shown in hexadecimal. An undecoded record batch is shown as one value.
+
+    \b
+    Examples:
+      slipway dlq show provisioner slipway.pool.demand.v1 0 17
+      slipway dlq show provisioner slipway.pool.demand.v1 0 17 --raw > value.bin
+    """
+    letter = context.obj.get(service.value, f"/dead-letters/{topic}/{partition}/{offset}")
+    if raw:
+        sys.stdout.buffer.write(bytes.fromhex(letter["value"] or ""))
+        return
+    print("\n".join(dead_letter.lines(letter, now=now())))
 
 
 def _list(

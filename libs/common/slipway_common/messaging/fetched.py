@@ -1,0 +1,221 @@
+"""Decoding of fetched record batches. One that cannot be decoded becomes one `Undecoded` value in place of its records.
+
+The client itself raises at such a batch, loses the records that it returns with it, and raises again at the next fetch.
+A broker checks what producers send, but not if names of headers are UTF-8, and it returns what its disk returns.
+"""
+
+import gzip
+import io
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import cramjam
+import msgspec
+from aiokafka.codec import snappy_decode
+from aiokafka.consumer import fetcher
+from aiokafka.record.default_records import DefaultRecordBase
+from aiokafka.record.memory_records import MemoryRecords
+
+from slipway_common.base.errors import BadEvent
+from slipway_common.messaging.records import Undecoded
+
+FRAME_BYTES: Final = 12  # base offset and length, before every batch
+MAGIC: Final = 16  # place of the format's version
+HEADER: Final = DefaultRecordBase.HEADER_STRUCT
+ATTRIBUTES: Final = 5  # among the fields of HEADER; the length is the second
+CODEC_MASK: Final = DefaultRecordBase.CODEC_MASK
+# A batch has at most 1 MiB by default and some 64 MiB of JSON in it; zstd can make terabytes of it.
+DECOMPRESSED_BYTES_MAX: Final = 64 * 2**20
+NONE: Final = -1  # length of a null
+
+
+class FetchedRecord(NamedTuple):
+    """One record, with the attributes that the client expects."""
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    checksum: None = None
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One batch, with the attributes that the client expects. Its checksum is known to be right, or its only record is
+    `Undecoded`. No producer is named, since that matters only to consumers of committed transactions."""
+
+    base_offset: int
+    next_offset: int
+    records: Sequence[Any]
+    is_control_batch: bool = False
+    is_transactional: bool = False
+    producer_id: None = None
+
+    def validate_crc(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.records)
+
+
+class Batches:
+    """Batches of one partition in the answer to a fetch request, in place of the client's class."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._start = 0
+        self._end = self._end_of(0)
+
+    def _end_of(self, start: int) -> int:
+        """End of the batch at `start`; 0 if there is none, or if the broker has cut it off."""
+        first = start + FRAME_BYTES
+        end = first + int.from_bytes(self._data[first - 4 : first], signed=True)
+        return end if first < end <= len(self._data) else 0
+
+    def size_in_bytes(self) -> int:
+        return len(self._data)
+
+    def has_next(self) -> bool:
+        return self._end > 0
+
+    def next_batch(self) -> Batch:
+        raw = self._data[self._start : self._end]
+        self._start, self._end = self._end, self._end_of(self._end)
+        following = int.from_bytes(self._data[self._start : self._start + 8], signed=True) if self._end else None
+        return batch_of(raw, following)
+
+
+def batch_of(raw: bytes, following: int | None = None) -> Batch:
+    """Decode a batch; one `Undecoded` takes the place of its records if that fails. The next batch, if it is known,
+    begins at the offset `following`."""
+    base_offset, magic = int.from_bytes(raw[:8], signed=True), raw[MAGIC] if len(raw) > MAGIC else 0
+    has_header = magic >= 2 and len(raw) >= HEADER.size
+    last_offset = base_offset + HEADER.unpack_from(raw)[6] if has_header else -1
+    if following is not None and not base_offset <= last_offset < following:
+        last_offset = following - 1  # the count of offsets is corrupt or unknown
+    last_offset = max(last_offset, base_offset)
+    try:
+        if magic > 2:
+            raise BadEvent(f"unknown record format {magic}")
+        if magic == 2 and not has_header:
+            raise BadEvent("its header is incomplete")
+        batch = MemoryRecords(raw).next_batch()
+        if not batch.validate_crc():
+            raise BadEvent("wrong checksum")
+        records = _records(_decompressed(raw) if magic == 2 else raw)
+        return Batch(base_offset, batch.next_offset, records, batch.is_control_batch)
+    except MemoryError:
+        raise  # no fault of the batch
+    except Exception as error:
+        offsets = f"offset {base_offset}" if base_offset == last_offset else f"offsets {base_offset}…{last_offset}"
+        reason = f"record batch of {offsets} cannot be decoded: {error if str(error) else repr(error)}"
+        stored_ms = max(0, HEADER.unpack_from(raw)[8]) if has_header else 0
+        # The client drops records below its position, which may be anywhere in the batch.
+        undecoded = FetchedRecord(last_offset, stored_ms, 0, None, Undecoded(raw, reason))
+        return Batch(base_offset, last_offset + 1, [undecoded])
+
+
+def _records(raw: bytes) -> Sequence[Any]:
+    try:
+        return list(MemoryRecords(raw).next_batch())
+    except Exception:
+        if raw[MAGIC] != 2:
+            raise
+        return list(_with_escaped_names(raw))
+
+
+def _decompressed(raw: bytes) -> bytes:
+    """The same batch without compression. Raises BadEvent for an unknown codec and for too many bytes, and any error of
+    a codec."""
+    fields = list(HEADER.unpack_from(raw))
+    codec = fields[ATTRIBUTES] & CODEC_MASK
+    if not codec:
+        return raw
+    if codec not in CODECS:
+        raise BadEvent(f"unknown compression codec {codec}")
+    body = CODECS[codec](raw[HEADER.size :])
+    if len(body) > DECOMPRESSED_BYTES_MAX:
+        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX} bytes decompressed")
+    fields[1] = HEADER.size - FRAME_BYTES + len(body)
+    fields[ATTRIBUTES] &= ~CODEC_MASK
+    return bytes(HEADER.pack(*fields)) + body
+
+
+def _gunzip(body: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+        return file.read(DECOMPRESSED_BYTES_MAX + 1)
+
+
+def _into(decompress_into: Callable[[bytes, bytearray], int], body: bytes) -> bytes:
+    """Decompress into a buffer of a limited size, which is enlarged as long as it does not suffice."""
+    size = 2**20
+    while True:
+        buffer = bytearray(size)
+        try:
+            return bytes(memoryview(buffer)[: decompress_into(body, buffer)])
+        except cramjam.DecompressionError as error:
+            if size > DECOMPRESSED_BYTES_MAX:
+                raise BadEvent(f"corrupt, or more than {DECOMPRESSED_BYTES_MAX} bytes decompressed: {error}") from error
+        size = min(size * 8, DECOMPRESSED_BYTES_MAX + 1)
+
+
+CODECS: Final[dict[int, Callable[[bytes], bytes]]] = {
+    DefaultRecordBase.CODEC_GZIP: _gunzip,
+    DefaultRecordBase.CODEC_SNAPPY: snappy_decode,  # at most 21 times the bytes
+    DefaultRecordBase.CODEC_LZ4: partial(_into, cramjam.lz4.decompress_into),
+    DefaultRecordBase.CODEC_ZSTD: partial(_into, cramjam.zstd.decompress_into),
+}
+
+
+def _with_escaped_names(raw: bytes) -> Iterator[FetchedRecord]:
+    """Records of an uncompressed batch. Bytes that are not UTF-8 in names of headers become surrogates, as in names of
+    files. Raises any error if the batch is corrupt."""
+    fields = HEADER.unpack_from(raw)
+    base_offset, attributes, first_ms, newest_ms, count = fields[0], fields[5], fields[7], fields[8], fields[12]
+    timestamp_type = int(bool(attributes & DefaultRecordBase.TIMESTAMP_TYPE_MASK))
+    at = HEADER.size
+    for _ in range(count):
+        size, at = _varint(raw, at)
+        end = at + size
+        milliseconds, at = _varint(raw, at + 1)  # after the attributes, which have no meaning yet
+        offset, at = _varint(raw, at)
+        key, at = _nullable(raw, at)
+        value, at = _nullable(raw, at)
+        headers_left, at = _varint(raw, at)
+        headers = []
+        for _ in range(headers_left):
+            name, at = _nullable(raw, at)
+            content, at = _nullable(raw, at)
+            headers.append(((name or b"").decode(errors="surrogateescape"), content))
+        if at != end:
+            raise BadEvent(f"a record has {size} bytes, but ends after {at - end + size}")
+        stored_ms = newest_ms if timestamp_type else first_ms + milliseconds
+        yield FetchedRecord(base_offset + offset, stored_ms, timestamp_type, key, value, tuple(headers))
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A zigzag-encoded number of variable length, and the place after it."""
+    number, shift = 0, 0
+    while True:
+        byte = raw[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+
+
+def _nullable(raw: bytes, at: int) -> tuple[bytes | None, int]:
+    """Bytes with their length before them, and the place after them."""
+    size, at = _varint(raw, at)
+    if size == NONE:
+        return None, at
+    if not 0 <= size <= len(raw) - at:
+        raise BadEvent(f"a field of {size} bytes ends after its record")
+    return raw[at : at + size], at + size
+
+
+def install() -> None:
+    """Let all consumers of this process decode by this module; the client has no setting for it."""
+    fetcher.MemoryRecords = Batches
