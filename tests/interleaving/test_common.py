@@ -21,7 +21,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.events.topics import POOL_DEMAND, WORKER_LIFECYCLE
 from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay, retention
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
 from slipway_common.messaging.dead_letters import Replayed
@@ -135,7 +135,7 @@ async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
     assert await pair.words() == ["first"]
 
 
-@locking("messaging.consume.ADVANCE", "messaging.consume.RECORD_SEQUENCES", "messaging.consume.INSERT_DEAD_LETTER")
+@locking("messaging.consume.ADVANCE", "messaging.consume.RECORD_SEQUENCES", "messaging.dead_records.INSERT")
 async def test_the_same_batch_twice(pair: Pair) -> None:
     """Two tasks apply one batch under one epoch: the second waits for the first and is fenced by the position; sequence
     numbers and dead letters are those of the first."""
@@ -483,6 +483,30 @@ async def test_dead_letters_are_pruned_beside_their_replay(pair: Pair) -> None:
         replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
     assert await replay == Replayed(2, 0)
     assert await pair.words() == ["a", "b"]
+
+
+@locking("messaging.dead_records.DELETE_OLDER")
+async def test_two_newest_dead_letters(pair: Pair) -> None:
+    """Two partitions have the newest dead letter of a subject: neither deletes that of the other, but the next does."""
+    demand = Consumer(SERVICE, POOL_DEMAND, record_words)
+    first, second = [(await consume.claim(pair.a, POOL_DEMAND.name, p, "cluster"))[0] for p in (0, 1)]
+    first = await consume.apply(pair.a, demand, first, [malformed(0, 0)])
+    async with pair.a.transaction():
+        first = await consume.apply(pair.a, demand, first, [malformed(0, 1)])
+        other = await pair.b_waits(consume.apply(pair.b, demand, second, [malformed(1, 0)]))
+    await other
+    assert await places(pair) == [(0, 1), (1, 0)]
+    await consume.apply(pair.a, demand, first, [malformed(0, 2)])
+    assert await places(pair) == [(0, 2)]
+
+
+def malformed(partition: int, offset: int) -> Record:
+    """A report of demand without attributes."""
+    return Record(POOL_DEMAND.name, partition, offset, b"p/q", b"{", (), 0)
+
+
+async def places(pair: Pair) -> list[tuple[int, int]]:
+    return [tuple(row) for row in await pair.a.fetch('SELECT partition, "offset" FROM dead_letter ORDER BY 1, 2')]
 
 
 @locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.dead_letters.FAILED")

@@ -1,74 +1,23 @@
 """Record batches as the broker sends them: every codec, and those that cannot be decoded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka import TopicPartition
 from aiokafka.consumer import fetcher
-from aiokafka.record.default_records import DefaultRecordBase, DefaultRecordBatchBuilder
-from aiokafka.record.util import calc_crc32c
+from aiokafka.record.default_records import DefaultRecordBase
 
 from slipway_common.messaging import fetched as slipway_fetched
-from slipway_common.messaging import partitions
-from slipway_common.messaging.fetched import Batches
+from slipway_common.messaging.fetched import FetchedBatches
+from slipway_common.messaging.partitions import partitions_of
 from slipway_common.messaging.records import Undecoded
-
-CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-NAME = "ce_name"
-
-
-ENCODE: dict[int, Callable[[bytes], bytes]] = {
-    0: bytes,
-    1: gzip_encode,
-    2: snappy_encode,
-    3: lz4_encode,
-    4: zstd_encode,
-}
-HEADER = DefaultRecordBase.HEADER_STRUCT
-
-
-def batch(codec: int, *values: bytes, base_offset: int = 0) -> bytes:
-    """A batch as a producer writes it and the broker stores it."""
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=codec,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=2**30,
-    )
-    for offset, value in enumerate(values):
-        builder.append(offset, timestamp=1_000, key=b"key", value=value, headers=[(NAME, b"1")])
-    return base_offset.to_bytes(8) + bytes(builder.build())[8:]
-
-
-def packed(raw: bytes, *, codec: int, base_offset: int, encode: Callable[[bytes], bytes] | None = None) -> bytes:
-    """The batch with its records encoded as `codec` says, or by `encode`."""
-    fields, body = list(HEADER.unpack_from(raw)), (encode or ENCODE.get(codec, bytes))(raw[HEADER.size :])
-    fields[0], fields[5] = base_offset, codec
-    return checked(framed(HEADER.pack(*fields) + body))
-
-
-def framed(raw: bytes) -> bytes:
-    """The batch with its length before it."""
-    return raw[:8] + (len(raw) - 12).to_bytes(4) + raw[12:]
-
-
-def checked(raw: bytes) -> bytes:
-    """The batch with the right checksum."""
-    at = DefaultRecordBase.CRC_OFFSET
-    return raw[:at] + calc_crc32c(raw[DefaultRecordBase.ATTRIBUTES_OFFSET :]).to_bytes(4) + raw[at + 4 :]
-
-
-def with_byte(raw: bytes, at: int, byte: int) -> bytes:
-    return raw[:at] + bytes([byte]) + raw[at + 1 :]
+from tests.support.batches import CODECS, NAME, batch, checked, framed, packed, with_byte
 
 
 def fetched(*batches: bytes, position: int = 0) -> list[Any]:
     """Records that a consumer at `position` is given."""
-    partition = partitions.TopicPartition("t", 0)
+    partition = TopicPartition("t", 0)
     records = fetcher.PartitionRecords(
         partition, fetcher.MemoryRecords(b"".join(batches)), [], position, None, None, True, fetcher.READ_UNCOMMITTED
     )
@@ -80,8 +29,9 @@ def values(records: Sequence[Any]) -> list[tuple[int, bytes]]:
 
 
 def test_the_client_decodes_by_this_module() -> None:
-    """The class that the client uses is the only way in."""
-    assert fetcher.MemoryRecords is Batches
+    """Every consumer imports the module of partitions, and the client has no other way to its records."""
+    assert partitions_of.__module__ == "slipway_common.messaging.partitions"
+    assert fetcher.MemoryRecords is FetchedBatches
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -159,9 +109,9 @@ def test_batch_that_the_broker_has_cut_off() -> None:
     raw = batch(0, b"x" * 100, base_offset=1)
     for cut in (5, 11, 12, 60, len(raw) - 1):
         assert values(fetched(batch(0, b"first"), raw[:cut])) == [(0, b"first")]
-    assert not Batches(b"").has_next()
-    assert not Batches(bytes(100)).has_next()
-    assert Batches(raw[:50]).size_in_bytes() == 50
+    assert not FetchedBatches(b"").has_next()
+    assert not FetchedBatches(bytes(100)).has_next()
+    assert FetchedBatches(raw[:50]).size_in_bytes() == 50
 
 
 def test_control_batch() -> None:

@@ -42,7 +42,7 @@ class FetchedRecord(NamedTuple):
     checksum: None = None
 
 
-class Batch(msgspec.Struct, frozen=True):
+class FetchedBatch(msgspec.Struct, frozen=True):
     """One batch, with the attributes that the client expects. Its checksum is known to be right, or its only record is
     `Undecoded`. No producer is named, since that matters only to consumers of committed transactions."""
 
@@ -60,7 +60,7 @@ class Batch(msgspec.Struct, frozen=True):
         return iter(self.records)
 
 
-class Batches:
+class FetchedBatches:
     """Batches of one partition in the answer to a fetch request, in place of the client's class."""
 
     def __init__(self, data: bytes) -> None:
@@ -80,14 +80,14 @@ class Batches:
     def has_next(self) -> bool:
         return self._end > 0
 
-    def next_batch(self) -> Batch:
+    def next_batch(self) -> FetchedBatch:
         raw = self._data[self._start : self._end]
         self._start, self._end = self._end, self._end_of(self._end)
         following = int.from_bytes(self._data[self._start : self._start + 8], signed=True) if self._end else None
         return batch_of(raw, following)
 
 
-def batch_of(raw: bytes, following: int | None = None) -> Batch:
+def batch_of(raw: bytes, following: int | None = None) -> FetchedBatch:
     """Decode a batch; one `Undecoded` takes the place of its records if that fails. The next batch, if it is known,
     begins at the offset `following`."""
     base_offset, magic = int.from_bytes(raw[:8], signed=True), raw[MAGIC] if len(raw) > MAGIC else 0
@@ -105,7 +105,7 @@ def batch_of(raw: bytes, following: int | None = None) -> Batch:
         if not batch.validate_crc():
             raise BadEvent("wrong checksum")
         records = _records(_decompressed(raw) if magic == 2 else raw)
-        return Batch(base_offset, batch.next_offset, records, batch.is_control_batch)
+        return FetchedBatch(base_offset, batch.next_offset, records, batch.is_control_batch)
     except MemoryError:
         raise  # no fault of the batch
     except Exception as error:
@@ -114,7 +114,7 @@ def batch_of(raw: bytes, following: int | None = None) -> Batch:
         stored_ms = max(0, HEADER.unpack_from(raw)[8]) if has_header else 0
         # The client drops records below its position, which may be anywhere in the batch.
         undecoded = FetchedRecord(last_offset, stored_ms, 0, None, Undecoded(raw, reason))
-        return Batch(base_offset, last_offset + 1, [undecoded])
+        return FetchedBatch(base_offset, last_offset + 1, [undecoded])
 
 
 def _records(raw: bytes) -> Sequence[Any]:
@@ -218,4 +218,4 @@ def _nullable(raw: bytes, at: int) -> tuple[bytes | None, int]:
 
 def install() -> None:
     """Let all consumers of this process decode by this module; the client has no setting for it."""
-    fetcher.MemoryRecords = Batches
+    fetcher.MemoryRecords = FetchedBatches

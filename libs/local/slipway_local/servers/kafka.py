@@ -109,10 +109,10 @@ class EmbeddedKafka:
             self._port = self._port or port
         path = classpath(jars)
         self._archive = ClassArchive(self.java, JVM_OPTIONS, path, jars)
-        if not self._storage.exists():
+        if not self.storage.exists():
             await to_the_end(lambda: self._copy_formatted(jars, path))
         class_list = self._data_dir / "classes.list"
-        command = self._command(*self._archive.options(class_list), "kafka.Kafka", self._write_settings(self._storage))
+        command = self._command(*self._archive.options(class_list), "kafka.Kafka", self._write_settings(self.storage))
         self._child = Child(self.name, command, log=self.log, env={**os.environ, "CLASSPATH": path})
         self._child.start()
         await self._child.ready(self._answers, START_SECONDS)
@@ -142,7 +142,7 @@ class EmbeddedKafka:
         return self._child.log_tail() if self._child is not None else ""
 
     @property
-    def _storage(self) -> Path:
+    def storage(self) -> Path:
         return self._data_dir / "storage"
 
     def _write_settings(self, storage: Path) -> Path:
@@ -152,12 +152,12 @@ class EmbeddedKafka:
 
     def _copy_formatted(self, jars: Path, path: str) -> None:
         """Copy formatted storage under new ids; blocks. A killed copy leaves no storage."""
-        unfinished = self._storage.with_name("unformatted")
+        unfinished = self.storage.with_name("unformatted")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(self._formatted(jars, path), unfinished)
         properties = unfinished / "meta.properties"
         properties.write_text(IDS.sub(lambda found: f"{found[1]}={new_id()}", properties.read_text()))
-        unfinished.rename(self._storage)
+        unfinished.rename(self.storage)
 
     def _formatted(self, jars: Path, path: str) -> Path:
         """Freshly formatted storage to copy from, built once per version and settings; blocks."""
