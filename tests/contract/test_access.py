@@ -40,6 +40,7 @@ POST /restored                                          restores:write
 """
 CONSUMING: Final = """
 GET  /dead-letters                                      read
+GET  /dead-letters/{topic}/{partition}/{offset}         read:settings
 POST /dead-letters/replay                               dead-letters:write
 POST /dead-letters/drop                                 dead-letters:write
 GET  /positions/stopped                                 read

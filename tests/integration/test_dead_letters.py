@@ -166,7 +166,7 @@ async def test_undecoded_batch(place: Place, database: Database, handler: Handle
 
 
 async def test_http(place: Place, database: Database, handler: Handler, tmp_path: Path) -> None:
-    """Listing needs no token; showing, replaying and dropping need one with the scope."""
+    """Listing, showing, replaying and dropping need a token with the scope."""
     tokens = tmp_path / "tokens.yaml"
     names = {"mender": ["dead-letters:write", "read"], "stranger": ["demand:write"]}
     tokens.write_text(

@@ -16,13 +16,14 @@ from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.leader_loop import NotLeader
 from slipway_common.messaging.partitions import Partitions
 from slipway_common.messaging.records import BIGINT_MAX
-from slipway_common.web.access import READ, Needs, Open
+from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
 from slipway_common.web.status import Status, stopped_partitions
 from slipway_common.web.text import Name, Reason
 
 Partition = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Offset = Annotated[int, Field(ge=0, le=BIGINT_MAX)]
 
 health = APIRouter(include_in_schema=False, dependencies=[Depends(Open("probes and scrapers have no token"))])
 
@@ -88,7 +89,7 @@ class Letter(BaseModel):
 
     topic: Name
     partition: Partition
-    offset: Annotated[int, Field(ge=0, le=BIGINT_MAX)]
+    offset: Offset
 
 
 letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
@@ -105,9 +106,9 @@ async def list_dead_letters(
     return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
 
 
-@letters.get("/{topic}/{partition}/{offset}", dependencies=[Depends(Needs("dead-letters:write"))])
+@letters.get("/{topic}/{partition}/{offset}", dependencies=[READ_SETTINGS])
 async def get_dead_letter(
-    database: Annotated[Database, Depends(database)], topic: str, partition: int, offset: int
+    database: Annotated[Database, Depends(database)], topic: Name, partition: Partition, offset: Offset
 ) -> Response:
     """Return a dead letter with its bytes."""
     try:
