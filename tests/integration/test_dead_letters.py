@@ -168,7 +168,7 @@ async def test_undecoded_batch(place: Place, database: Database, handler: Handle
 async def test_http(place: Place, database: Database, handler: Handler, tmp_path: Path) -> None:
     """Listing, showing, replaying and dropping need a token with the scope."""
     tokens = tmp_path / "tokens.yaml"
-    names = {"mender": ["dead-letters:write", "read"], "stranger": ["demand:write"]}
+    names = {"mender": ["dead-letters:write", "read:settings"], "stranger": ["demand:write"]}
     tokens.write_text(
         yaml.safe_dump([{"name": n, "sha256": hash_secret(n), "scopes": scopes} for n, scopes in names.items()])
     )
@@ -191,10 +191,10 @@ async def test_http(place: Place, database: Database, handler: Handler, tmp_path
         assert (await http.get("/dead-letters", params={"topic": "other"})).json() == {"items": []}
 
         place_of = f"/dead-letters/{TOPIC}/0/"
-        mender = {"Authorization": "Bearer mender"}
-        assert (await http.get(f"{place_of}0")).status_code == 401
-        assert (await http.get(f"{place_of}3", headers=mender)).json()["type"] == "urn:slipway:problem:not-dead"
-        shown = (await http.get(f"{place_of}0", headers=mender)).json()
+        stranger = {"Authorization": "Bearer stranger"}
+        assert (await http.get(f"{place_of}0", headers=stranger)).status_code == 403
+        assert (await http.get(f"{place_of}3")).json()["type"] == "urn:slipway:problem:not-dead"
+        shown = (await http.get(f"{place_of}0")).json()
         assert bytes.fromhex(shown["value"]) == msgspec.json.encode(report("w1", "bad"))
         assert (bytes.fromhex(shown["key"]), shown["undecoded"]) == (b"w1", False)
         assert ["ce_type", report("w1", "bad").type.encode().hex()] in shown["headers"]
