@@ -13,7 +13,7 @@ from generate.examples import EXAMPLES
 from slipway_common.base.text import KEY, NAME, NOTE, REASON, WORD, Limit
 from slipway_common.events.topics import DECODERS, EVENT_OF
 from slipway_common.messaging import outbox
-from slipway_common.messaging.outbox import VALUE_BYTES_MAX
+from slipway_common.messaging.records import VALUE_BYTES_MAX
 
 Path = tuple[str | int, ...]
 LIMITS = [WORD, NAME, KEY, REASON, NOTE]
