@@ -60,6 +60,7 @@ GET  /audit                                             read
 GET  /declaration                                       read:settings
 PUT  /declaration                                       declaration:write
 GET  /decisions/{decision_id}                           read
+GET  /demand                                            read
 GET  /deployment                                        read
 GET  /launch-configs                                    read
 GET  /launch-configs/{config}                           read
@@ -73,6 +74,7 @@ GET  /pools/{pool_id}                                   read
 PUT  /pools/{pool_id}                                   declaration:write
 GET  /pools/{pool_id}/decisions                         read
 PUT  /pools/{pool_id}/demand                            demand:write:{pool_id}
+DELETE /pools/{pool_id}/demand/{source}                 demand:write:{pool_id}
 GET  /pools/{pool_id}/history                           read
 GET  /pools/{pool_id}/rollback                          read
 POST /pools/{pool_id}/rollback                          declaration:write

@@ -433,7 +433,9 @@ async def test_ids_with_slashes(deployment: Deployment) -> None:
         ("why", revision),
         ("pool", "set-image", pool, "linux-2"),
         ("pool", "rollback", pool, "--reason", "r"),
-        ("demand", "set", pool, "--pending", "3"),
+        ("demand", "set", pool, "--pending", "3", "--source", "queue/1"),
+        ("demand", "ls", pool),
+        ("demand", "rm", pool, "queue/1", "--reason", "r"),
         ("stop-launching", "--pool", pool, "--reason", "r"),
         ("start-launching", "--pool", pool),
     ):

@@ -77,6 +77,58 @@ async def test_pool_backlog(provisioner: Provisioner) -> None:
     assert (await read(provisioner, "/pools"))["items"][0]["backlog_seconds"] is None
 
 
+async def test_sources(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Each source that has not ended, with who reported it, until when its report is valid and it protects workers."""
+    await provisioner.declare()
+    await provisioner.set_clock(10)
+    await provisioner.demand(report(5, 2, at=5))
+    async with administrator(provisioner, tmp_path, ["demand:write:linux"]) as client:
+        body = {"pending": 1, "observed_at": after(9).isoformat(), "source": "a/b", "valid_for_seconds": 60}
+        assert (await client.put("/pools/linux/demand", json=body)).json() == {"stored": True}
+    await provisioner.set_clock(100)
+    ab, q = (await read(provisioner, "/demand?pool=linux"))["items"]
+    assert q == {
+        "pool_id": "linux",
+        "source": "q",
+        "state": "fresh",
+        "pending": 5,
+        "claimed": 2,
+        "observed_at": after(5).isoformat().replace("+00:00", "Z"),
+        "received_at": after(10).isoformat().replace("+00:00", "Z"),
+        "valid_until": after(305).isoformat().replace("+00:00", "Z"),
+        "protected_until": after(3905).isoformat().replace("+00:00", "Z"),
+        "reported_by": "test",
+    }
+    assert [ab[name] for name in ("source", "state", "reported_by")] == ["a/b", "stale", "admin"]
+    assert (await read(provisioner, "/pools/linux"))["stale_sources"] == 1
+    assert (await read(provisioner, "/demand"))["items"] == [ab, q]
+    assert (await read(provisioner, "/demand?pool=solaris", 404))["type"].endswith(":unknown-pool")
+
+
+async def test_a_source_is_removed(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Once, by who may report demand of its pool; a report with a later time brings it back."""
+    await provisioner.declare()
+    await provisioner.demand(report(5, 2, source="a/b"))
+    path = "/pools/linux/demand/a%2Fb"
+    async with administrator(provisioner, tmp_path, ["demand:write:windows"]) as client:
+        refused = await client.delete(path)
+        assert (refused.status_code, refused.json()["type"]) == (403, "urn:slipway:problem:scope-missing")
+    assert len((await read(provisioner, "/demand"))["items"]) == 1
+    async with administrator(provisioner, tmp_path, ["demand:write:linux"]) as client:
+        removed = await client.delete(path, params={"reason": "renamed"})
+        assert removed.json() == {"pool_id": "linux", "source": "a/b", "pending": 5, "claimed": 2, "was_fresh": True}
+        again = await client.delete(path)
+        assert (again.status_code, again.json()["type"]) == (404, "urn:slipway:problem:unknown-source")
+        unknown = await client.delete("/pools/solaris/demand/q")
+        assert unknown.status_code == 403
+    assert (await read(provisioner, "/demand"))["items"] == []
+    (entry,) = (await read(provisioner, "/audit?kind=pool&limit=1"))["items"]
+    assert [entry[name] for name in ("by", "action", "reason")] == ["admin", "remove demand source", "renamed"]
+    assert entry["after"] == {"source": "a/b", "reason": "renamed"}
+    await provisioner.demand(report(1, at=1, source="a/b"))
+    assert [source["pending"] for source in (await read(provisioner, "/demand"))["items"]] == [1]
+
+
 async def test_the_backlog_of_a_report_from_the_future(provisioner: Provisioner) -> None:
     """It has not begun."""
     await provisioner.declare()

@@ -74,10 +74,10 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
     await provisioner.plan()
     facts = [
         await read(provisioner, path)
-        for path in ("/pools/linux", "/pools/linux/decisions", "/launch-configs?pool=linux", "/launch-stops")
+        for path in ("/pools/linux", "/pools/linux/decisions", "/launch-configs?pool=linux", "/launch-stops", "/demand")
     ]
-    pool, decisions, configs, launch_stops = (fact.get("items", fact) for fact in facts)
-    explained = of_pool(pool, decisions, configs, launch_stops, [], calculator="", now=after(2))
+    pool, decisions, configs, launch_stops, sources = (fact.get("items", fact) for fact in facts)
+    explained = of_pool(pool, decisions, configs, launch_stops, [], sources=sources, calculator="", now=after(2))
     (decision,) = decisions
     note = decision["details"]["configs"][revision_id()]
     assert explained.sentences(after(2)) == [

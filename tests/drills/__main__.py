@@ -18,7 +18,17 @@ from aiokafka.errors import KafkaError
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.supervisor import Supervisor, run
-from tests.drills import bad_partition, broker_cut_off, dead_account, lost_grant, outage, restore, stop, two_deployments
+from tests.drills import (
+    bad_partition,
+    broker_cut_off,
+    dead_account,
+    lost_grant,
+    outage,
+    renamed_monitor,
+    restore,
+    stop,
+    two_deployments,
+)
 from tests.drills.harness import Harness, NotReached, Verdict
 
 
@@ -48,6 +58,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "dead-account": Drill(dead_account.play, 12.0, "unreachable-calls-not-given-up"),
     "broker-cut-off": Drill(broker_cut_off.play, 25.0, "cut-off-unnoticed"),
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
+    "renamed-monitor": Drill(renamed_monitor.play, 150.0, "stale-sources-for-ever"),
 }
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)
 

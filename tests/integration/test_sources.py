@@ -10,7 +10,7 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.pool import DemandReported
 from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply.sources import remove_source
+from slipway_provisioner.apply.sources import Removed, remove_source
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.loops import plan
 from slipway_provisioner.store.retention import DELETE_ENDED_DEMAND
@@ -176,8 +176,7 @@ async def test_a_source_that_a_person_removes(provisioner: Provisioner) -> None:
     """Its reports up to then do not count, also those from up to a minute ahead, and the audit names the person."""
     await idle(provisioner, 1)
     await provisioner.demand(report(6, 2, at=59))
-    last = await remove(provisioner)
-    assert (last["pending"], last["claimed"]) == (6, 2)
+    assert await remove(provisioner) == Removed(pending=6, claimed=2, was_fresh=True)
     await at(provisioner, 130)
     await provisioner.demand(report(6, 2, at=59), report(6, at=58))
     assert await counted(provisioner) == {}

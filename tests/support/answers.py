@@ -172,6 +172,7 @@ POOL = {
     "frozen_by": "",
     "pending": 9,
     "claimed": 3,
+    "stale_sources": 0,
     "backlog_seconds": 130.0,
     "wanted": 12,
     "serving": 10,

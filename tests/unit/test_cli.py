@@ -41,6 +41,7 @@ class Services:
         self.asked: list[str] = []
         self.kept: dict[str, Any] = {}
         self.demand: dict[str, Any] = {}
+        self.stores = True
         self.queries: list[dict[str, str]] = []
         self.refused = ""
         self.dangers: dict[str, list[str]] = {}
@@ -66,7 +67,14 @@ class Services:
             if pool_id != "linux":
                 raise Problem(404, "unknown-pool", "No such pool", f"no pool {pool_id!r} is declared")
             self.demand = await request.json()
-            return {"stored": True}
+            return {"stored": self.stores}
+
+        @self.app.delete("/pools/{pool_id}/demand/{source:path}")
+        async def delete_source(pool_id: str, source: str, request: Request) -> dict[str, Any]:
+            self.queries.append({"source": source, **request.query_params})
+            if pool_id != "linux":
+                raise Problem(404, "unknown-source", "No such source of demand", f"pool {pool_id} has no {source!r}")
+            return {"pending": 5, "claimed": 1, "was_fresh": source == "live"}
 
         @self.app.get("/{kind:path}")
         async def get(kind: str, request: Request) -> dict[str, Any]:
@@ -477,6 +485,28 @@ def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:
     assert (unknown.exit_code, unknown.stderr) == (1, "no worker pool solaris; there are linux, windows\n")
 
 
+def test_demand_that_was_not_stored(services: Services, url: str) -> None:
+    services.stores = False
+    answer = slipway("demand", "set", "linux", "--pending", "1", url=url)
+    assert (answer.exit_code, answer.stderr) == (
+        1,
+        "not stored: a report of operator with a later time was stored before; check this host's clock\n",
+    )
+
+
+def test_a_source_is_removed(services: Services, url: str) -> None:
+    answer = slipway("demand", "rm", "linux", "old queue/1", "--reason", "renamed", url=url)
+    removed = "source old queue/1 of pool linux is removed: its 5 pending and 1 claimed task no longer count\n"
+    assert (answer.exit_code, answer.stdout) == (0, removed)
+    assert services.queries == [{"source": "old queue/1", "reason": "renamed"}]
+    live = slipway("demand", "rm", "linux", "live", url=url)
+    assert live.stdout.splitlines()[1] == (
+        "its last report was still valid: if its monitor runs, the next report brings it back"
+    )
+    unknown = slipway("demand", "rm", "windows", "q", url=url)
+    assert (unknown.exit_code, unknown.stderr) == (1, "No such source of demand: pool windows has no 'q'\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -572,6 +602,8 @@ def test_no_token_is_added_where_a_line_would_break_the_file(tmp_path: Path, bef
         ["worker", "ls"],
         ["lease", "ls"],
         ["demand", "set"],
+        ["demand", "ls"],
+        ["demand", "rm"],
         ["token", "create"],
     ],
 )

@@ -13,7 +13,7 @@ from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.http import accounts, configs, decisions, declaration, fleet, pools, recovery, workers
+from slipway_provisioner.http import accounts, configs, decisions, declaration, fleet, pools, recovery, sources, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -72,6 +72,7 @@ def build(settings: Settings) -> Service:
             declaration.router,
             accounts.router,
             pools.router,
+            sources.router,
             configs.router,
             decisions.router,
             fleet.router,

@@ -312,6 +312,18 @@ def stage(name: str, in_flight: int, unfolded: int) -> dict[str, Any]:
     return stages | {name: {"in_flight": in_flight, "unfolded": unfolded, "window": 8}}
 
 
+SOURCE: dict[str, Any] = {
+    "pool_id": "linux",
+    "source": "queue",
+    "state": "fresh",
+    "pending": 9,
+    "claimed": 3,
+    "observed_at": ago(10),
+    "received_at": ago(10),
+    "valid_until": ago(-290),
+    "protected_until": ago(-3890),
+    "reported_by": "/monitors/queue",
+}
 CALM = DECISION | {
     "reason": "nothing is needed",
     "times": 4,
@@ -514,14 +526,18 @@ def test_pool(
     lines: list[str],
 ) -> None:
     """The cause first; nothing that does not apply."""
-    explained = of_pool(POOL | pool, [CALM], configs, launch_stops, [LEASE_POOL], calculator=calculator, now=NOW)
+    explained = of_pool(
+        POOL | pool, [CALM], configs, launch_stops, [LEASE_POOL], sources=[SOURCE], calculator=calculator, now=NOW
+    )
     assert explained.sentences(NOW) == [f"Pool linux: {lines[0]}", *lines[1:]]
 
 
 def test_the_maximum_comes_before_a_trip_where_it_is_reached() -> None:
     """A pool of healthy configs would be no larger."""
     full = POOL | {"serving": 100, "max_capacity": 100, "pending": 117, "claimed": 0}
-    explained = of_pool(full, [CALM], [config("zone-a"), tripped("zone-b")], [], [], calculator="", now=NOW)
+    explained = of_pool(
+        full, [CALM], [config("zone-a"), tripped("zone-b")], [], [], sources=[SOURCE], calculator="", now=NOW
+    )
     assert explained.cause == "max_capacity 100 is reached: its tasks need 117 workers"
     assert any("1 of 2 active launch configs tripped" in line for line in explained.details)
 
@@ -529,7 +545,7 @@ def test_the_maximum_comes_before_a_trip_where_it_is_reached() -> None:
 def test_an_unavailable_lease_broker_is_the_cause() -> None:
     broker = "the lease-broker at http://127.0.0.1:1 is unavailable"
     configs = [config("zone-a"), tripped("zone-b")]
-    explained = of_pool(POOL, [CALM], configs, [], [], calculator="", broker=broker, now=NOW)
+    explained = of_pool(POOL, [CALM], configs, [], [], sources=[SOURCE], calculator="", broker=broker, now=NOW)
     assert explained.cause == f"{broker}: launches wait for its leases"
 
 
@@ -537,24 +553,24 @@ def test_the_lease_pool_of_an_account_may_have_any_name() -> None:
     """An account declares its lease pool; lease pools of other accounts are left out."""
     configs = [config("zone-a", lease_pool_id="starts", stages=stage("launch", 6, 0))]
     lease_pools = [LEASE_POOL, LEASE_POOL | {"id": "starts"}]
-    assert of_pool(POOL, [CALM], configs, [], lease_pools, calculator="", now=NOW).cause == (
+    assert of_pool(POOL, [CALM], configs, [], lease_pools, sources=[SOURCE], calculator="", now=NOW).cause == (
         f"workers wait for lease pool starts: {QUEUE}"
     )
     free = [LEASE_POOL, FREE | {"id": "starts"}]
-    assert list(of_pool(POOL, [CALM], configs, [], free, calculator="", now=NOW).details)[-2:] == [
+    assert list(of_pool(POOL, [CALM], configs, [], free, sources=[SOURCE], calculator="", now=NOW).details)[-2:] == [
         "6 workers wait for admission or for the provider's answer.",
         "  Lease pool starts: 3 of 45 units held, no request waits.",
     ]
 
 
 def test_pool_that_needs_more_lists_the_shares() -> None:
-    details = of_pool(POOL, [DECISION], [], [], [], calculator="", now=NOW).details
+    details = of_pool(POOL, [DECISION], [], [], [], sources=[SOURCE], calculator="", now=NOW).details
     assert list(details) == ["Last decision at 14:28:20: 5 needed, room for 3.", *(f" {row[1:]}" for row in SHARES)]
 
 
 def test_pool_without_a_decision() -> None:
     pool = POOL | {"wanted": None, "needed": None, "pending": 0, "claimed": 0, "leaving": 0, "backlog_seconds": None}
-    assert of_pool(pool, [], [], [], [], calculator="", now=NOW).sentences(NOW) == [
+    assert of_pool(pool, [], [], [], [], sources=[], calculator="", now=NOW).sentences(NOW) == [
         "Pool linux: no source has reported demand.",
         "Effect: 0 tasks pending, 0 claimed; 10 serving (6 registered).",
         "Remedy: report it on the demand topic, or with `slipway demand set linux --pending N --claimed N`.",
@@ -563,10 +579,15 @@ def test_pool_without_a_decision() -> None:
 
 
 def test_a_stale_source_is_named() -> None:
-    stale = DECISION["details"] | {"needed": 0, "sources": {"queue": {"pending": 9, "claimed": 3, "stale": True}}}
-    explained = of_pool(POOL, [CALM | {"details": stale}], [], [], [], calculator="", now=NOW)
+    stale = SOURCE | {"source": "old queue", "state": "stale", "valid_until": ago(60), "protected_until": ago(-3540)}
+    explained = of_pool(POOL, [CALM], [], [], [], sources=[SOURCE, stale], calculator="", now=NOW)
     assert explained.cause == (
-        "source queue is stale: its 9 pending tasks launch no workers, but still protect running ones"
+        "source old queue is stale: its 9 pending and 3 claimed tasks launch no workers, and protect idle ones until "
+        "15:29:00"
+    )
+    assert explained.since == NOW - timedelta(seconds=60)
+    assert explained.remedy == (
+        "restart its monitor; if it is gone or was renamed, `slipway demand rm linux 'old queue'`"
     )
 
 
@@ -722,7 +743,9 @@ def test_a_pause_is_resumed_by_name() -> None:
 
 
 def explained_pool(*configs: dict[str, Any], back: dict[str, Any] | None = None, **pool: Any) -> list[str]:
-    return of_pool(POOL | pool, [CALM], configs, [], [], calculator="", rollback=back, now=NOW).sentences(NOW)
+    return of_pool(
+        POOL | pool, [CALM], configs, [], [], sources=[SOURCE], calculator="", rollback=back, now=NOW
+    ).sentences(NOW)
 
 
 def by_image(id_: str, **fields: Any) -> dict[str, Any]:

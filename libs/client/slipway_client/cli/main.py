@@ -13,6 +13,7 @@ from slipway_client.cli.commands import (
     audit,
     configs,
     declared,
+    demand,
     doctor,
     events,
     export,
@@ -78,7 +79,7 @@ app.add_typer(leases.app, name="lease")
 app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")
 app.add_typer(signals.app, name="signal")
-app.add_typer(pools.demand, name="demand")
+app.add_typer(demand.app, name="demand")
 app.command()(launch_stops.stop_launching)
 app.command()(launch_stops.start_launching)
 app.add_typer(events.app, name="events")

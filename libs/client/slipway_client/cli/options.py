@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
@@ -16,6 +17,7 @@ from slipway_common.base.clock import utc_now
 
 COMPLETION_SECONDS: Final = 1.0
 Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
+Row = Mapping[str, Any]
 
 
 def noun(help: str) -> typer.Typer:
@@ -73,22 +75,34 @@ def configs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return [(id_, about) for id_, about in revisions(context, incomplete) if "@" not in id_]
 
 
-def _completion(service: str, path: str, about: Callable[[Mapping[str, Any]], str]) -> Complete:
+def _ids(row: Row) -> list[str]:
+    """IDs by which a row is known: several revisions have the name of their launch config."""
+    return [row["id"], row["name"]] if "name" in row else [row["id"]]
+
+
+def sources(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Complete a source of demand of the pool given before."""
+    listed = f"/demand?pool={quote(context.params.get('pool') or '', safe='')}"
+    complete = _completion("provisioner", listed, lambda row: str(row["state"]), lambda row: [row["source"]])
+    return complete(context, incomplete)
+
+
+def _completion(
+    service: str,
+    path: str,
+    about: Callable[[Row], str],
+    ids: Callable[[Row], list[str]] = _ids,
+) -> Complete:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         given = context.find_root().params
         urls = {service: given.get(service.replace("-", "_")) or _url(service)}
         try:
             rows = Api(urls, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
-            return list({id_: about(row) for row in reversed(rows) for id_ in _ids(row)}.items())[::-1]
+            return list({id_: about(row) for row in reversed(rows) for id_ in ids(row)}.items())[::-1]
         except (Failed, KeyError, TypeError):
             return []
 
     return complete
-
-
-def _ids(row: Mapping[str, Any]) -> list[str]:
-    """IDs by which a row is known: several revisions have the name of their launch config."""
-    return [row["id"], row["name"]] if "name" in row else [row["id"]]
 
 
 def _url(service: str) -> str:

@@ -124,8 +124,8 @@ class Api:
     def patch(self, service: str, path: str, body: Any) -> Any:
         return self._call("PATCH", service, path, {}, body)
 
-    def delete(self, service: str, path: str) -> Any:
-        return self._call("DELETE", service, path, {})
+    def delete(self, service: str, path: str, **parameters: Any) -> Any:
+        return self._call("DELETE", service, path, parameters)
 
     def not_found(self, refused: Failed) -> str | None:
         """Message for an unknown ID that names the existing ones; None for other refusals, or if they are unknown."""

@@ -38,6 +38,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     max_capacity: int = 0
     pending: int = 0
     claimed: int = 0
+    stale_sources: int = 0
     serving: int = 0
     running: int = 0
     leaving: int = 0
@@ -53,7 +54,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def trouble(self) -> int:
         """Rank of the pool's own trouble; 0 is none."""
-        return 3 if self.frozen or self.paused else 1 if self.needed else 0
+        return 3 if self.frozen or self.paused else 1 if self.needed or self.stale_sources else 0
 
 
 class LaunchStop(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +306,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             return f"{count(new, 'new revision')} tripped"
         if pool.wanted is not None and pool.wanted >= pool.max_capacity > 0 and pool.pending:
             return f"at max capacity {pool.max_capacity}"
+        if pool.stale_sources:
+            return f"{count(pool.stale_sources, 'stale source')} of demand"
         return ""
 
     def pool_trouble(self, pool: Pool) -> int:

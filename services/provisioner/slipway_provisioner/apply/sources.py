@@ -1,6 +1,8 @@
 """Ends of sources of demand: of those that no longer report, and those that a person removes."""
 
-from typing import Any
+from datetime import timedelta
+
+import msgspec
 
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging import outbox
@@ -10,6 +12,14 @@ from slipway_provisioner.domain.sources import settled
 from slipway_provisioner.store import audit, demand, pools, sources
 
 LOG = logger(__name__)
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """The last report of a source that was removed. `was_fresh`: its monitor probably goes on."""
+
+    pending: int
+    claimed: int
+    was_fresh: bool
 
 
 async def settle_sources(tx: Connection, protected_seconds: float) -> bool:
@@ -27,16 +37,17 @@ async def settle_sources(tx: Connection, protected_seconds: float) -> bool:
     return True
 
 
-async def remove_source(tx: Connection, pool_id: str, source: str, *, by: str, reason: str) -> Any:
-    """End a source; returns the counts and the time of its last report, or None if there is no such source.
+async def remove_source(tx: Connection, pool_id: str, source: str, *, by: str, reason: str) -> Removed | None:
+    """End a source; None if there is no such source.
 
     A report that is not newer than this moment and than its last one does not bring it back, also if it is read again.
     """
     last = await sources.lock(tx, pool_id, source)
     if last is None:
         return None
-    at = max(last["observed_at"], await pools.now(tx))
+    now = await pools.now(tx)
     why = f"removed by {by}: {reason}" if reason else f"removed by {by}"
-    await demand.store(tx, [ended(pool_id, source, at, by=by, reason=why)])
+    await demand.store(tx, [ended(pool_id, source, max(last["observed_at"], now), by=by, reason=why)])
     await audit.command(tx, "worker pool", pool_id, "remove demand source", by=by, source=source, reason=reason)
-    return last
+    was_fresh = last["observed_at"] + timedelta(seconds=last["valid_for_seconds"]) > now
+    return Removed(pending=last["pending"], claimed=last["claimed"], was_fresh=was_fresh)

@@ -1,4 +1,4 @@
-"""Sources of demand: those whose alerts or ends are to be recorded."""
+"""Sources of demand: all that have not ended, and those whose alerts or ends are to be recorded."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,14 +7,23 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, arrays, columns, names
-from slipway_provisioner.domain.sources import Settled, Source
+from slipway_provisioner.domain.sources import Freshness, Settled, Source
 from slipway_provisioner.store import marks, tables
 
 D: Final = tables.demand.c
 OF_SOURCE: Final = tuple(D[name] for name in Source.__struct_fields__ if name in D)
+SHOWN: Final = D["pool_id", "source", "pending", "claimed", "observed_at", "received_at", "reported_by"]
 SETTLED: Final = tuple(D[name] for name in ("pool_id", "source", "alerted", "end_reason"))
+# Uptime since the last report goes on from the newest pass over the deadlines.
+LISTED: Final = f"""
+SELECT {names(SHOWN, "d.")}, v.valid_until, v.valid_until > slipway_clock() AS fresh, slipway_clock()
+    + ($2::float8 + d.valid_for_seconds - coalesce(uptime_since(d.observed_at), 0)) * interval '1 s' AS protected_until
+FROM demand d JOIN worker_pool p ON p.id = d.pool_id
+CROSS JOIN LATERAL (SELECT d.observed_at + d.valid_for_seconds * interval '1 s' AS valid_until) AS v
+WHERE d.ended_at IS NULL AND NOT p.deleted AND ($1::text IS NULL OR d.pool_id = $1)
+ORDER BY d.pool_id, d.source"""
 LOCK: Final = Statement(
-    sa.select(D.pending, D.claimed, D.observed_at)
+    sa.select(D.pending, D.claimed, D.observed_at, D.valid_for_seconds)
     .where(D.pool_id == sa.bindparam("pool_id"), D.source == sa.bindparam("source"), D.ended_at.is_(None))
     .with_for_update()
 )
@@ -41,8 +50,18 @@ UPDATE demand d SET alerted = g.alerted, end_reason = g.end_reason,
 FROM unnest({arrays(SETTLED)}) AS g ({names(SETTLED)}) WHERE d.pool_id = g.pool_id AND d.source = g.source"""
 
 
+async def listed(db: Connection, pool_id: str | None, protected_seconds: float) -> list[dict[str, Any]]:
+    """Sources of all pools or of one, with the end of their last report's validity, and the time at which each is
+    dropped unless it reports again."""
+    return [_shown(dict(row)) for row in await db.fetch(LISTED, pool_id, protected_seconds)]
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"state": Freshness.FRESH if row.pop("fresh") else Freshness.STALE}
+
+
 async def lock(tx: Connection, pool_id: str, source: str) -> Any:
-    """Lock a source that has not ended; returns its counts and the time of its last report, or None."""
+    """Lock a source that has not ended; returns its last report, or None."""
     return await tx.fetchrow(LOCK.text, *LOCK.arguments(pool_id=pool_id, source=source))
 
 

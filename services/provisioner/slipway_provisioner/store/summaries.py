@@ -30,10 +30,13 @@ OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "paused_until"
 _PAUSED: Final = "c.state = 'active' AND n.paused"
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
 POOLS: Final = f"""
-SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.backlog_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
+SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.stale_sources, d.backlog_seconds, w.serving, w.running, w.leaving,
+    x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum(claimed), 0)::int AS claimed,
+        (count(*) FILTER (WHERE ended_at IS NULL AND observed_at + valid_for_seconds * interval '1 s'
+            <= slipway_clock()))::int AS stale_sources,
         extract(epoch FROM slipway_clock() - min(least(pending_since, slipway_clock())) FILTER (
             WHERE pending_since IS NOT NULL AND observed_at + valid_for_seconds * interval '1 s' > slipway_clock()
         ))::float8 AS backlog_seconds

@@ -1,7 +1,7 @@
-"""`slipway pool` and `slipway demand` commands."""
+"""`slipway pool` commands."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -12,11 +12,9 @@ from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import progress
-from slipway_common.base.clock import utc_now
 from slipway_common.base.revisions import hash_of, name_of
 
 app = noun("Manage worker pools")
-demand = noun("Report demand for worker pools")
 
 DECISIONS_SHOWN: Final = 8
 
@@ -148,25 +146,3 @@ def unfreeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
     """
     context.obj.post("provisioner", path("pools", pool, "unfreeze"), {"reason": reason})
     print(f"pool {pool} unfrozen")
-
-
-@demand.command("set")
-def set_demand(
-    context: typer.Context,
-    pool: PoolId,
-    pending: Annotated[int, typer.Option(metavar="N", min=0, help="Pending tasks in the queue")],
-    claimed: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks claimed by workers of this pool")] = 0,
-    source: Annotated[str, typer.Option(metavar="NAME", help="Source of the report")] = "operator",
-    valid_for: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Time until the report is stale")] = 300.0,
-) -> None:
-    """Report the number of tasks in a queue
-
-    The report replaces the previous one of the same source. The demand of a pool is the sum over its sources.
-
-    \b
-    Example:
-      slipway demand set linux --pending 12 --claimed 3 --valid-for 600
-    """
-    body = {"pending": pending, "claimed": claimed, "observed_at": utc_now().isoformat(), "source": source}
-    context.obj.put("provisioner", path("pools", pool, "demand"), body | {"valid_for_seconds": valid_for})
-    print(f"{pool}: {pending} pending, {claimed} claimed, from {source}")

@@ -1,5 +1,6 @@
 """Explanation of a worker pool."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from fractions import Fraction
@@ -43,14 +44,15 @@ def of_pool(
     launch_stops: Sequence[Facts],
     lease_pools: Sequence[Facts],
     *,
+    sources: Sequence[Facts],
     calculator: str,
     broker: str = "",
     rollback: Facts | None = None,
     now: datetime,
 ) -> Explanation:
-    """Explain a pool. `decisions` are newest first; `calculator` and `broker` are the errors of an unavailable
-    weight-calculator and lease-broker; `rollback` is the preview of a rollback, read where a launch config is tripped.
-    At its maximum, that is the first cause: a healthy pool would be no larger."""
+    """Explain a pool. `decisions` are newest first; `sources` those of its demand; `calculator` and `broker` the errors
+    of an unavailable weight-calculator and lease-broker; `rollback` the preview of a rollback, read where a launch
+    config is tripped. At its maximum, that is the first cause: a healthy pool would be no larger."""
     used = lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
     if broker:
@@ -65,7 +67,7 @@ def of_pool(
     if calculator:
         text = f"{calculator}: windows shrink to 4, and weights drift to the declared ones"
         causes.append(Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
-    causes += _demand(pool, decisions)
+    causes += _demand(pool, sources, now)
     if not causes:
         causes.append(Cause(text="healthy, nothing limits its launches"))
     causes += _roll_outs(configs, rollback, now)
@@ -125,17 +127,18 @@ def _limits(
     yield from queues(configs, used, now)
 
 
-def _demand(pool: Facts, decisions: Sequence[Facts]) -> Iterator[Cause]:
-    sources: Facts = decisions[0]["details"].get("sources", {}) if decisions else {}
+def _demand(pool: Facts, sources: Sequence[Facts], now: datetime) -> Iterator[Cause]:
     if not sources:
         remedy = f"report it on the demand topic, or with `slipway demand set {pool['id']} --pending N --claimed N`"
         yield Cause(text="no source has reported demand", remedy=remedy)
-    for name, report in sources.items():
-        if report.get("stale"):
-            text = (
-                f"source {name} is stale: its {count(report['pending'], 'pending task')} launch no workers, but still"
-            )
-            yield Cause(text=f"{text} protect running ones", remedy=f"check why {name} reports no demand")
+    for source in sources:
+        if source["state"] == "stale":
+            name, dropped = source["source"], moments.clock(moments.at(source["protected_until"]), now)
+            tasks = f"{source['pending']} pending and {count(source['claimed'], 'claimed task')}"
+            text = f"source {name} is stale: its {tasks} launch no workers, and protect idle ones until {dropped}"
+            remove = shlex.join(["slipway", "demand", "rm", pool["id"], name])
+            remedy = f"restart its monitor; if it is gone or was renamed, `{remove}`"
+            yield Cause(text=text, since=moments.at(source["valid_until"]), remedy=remedy)
 
 
 def _effect(pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts]) -> str:

@@ -1,0 +1,45 @@
+"""Routes for sources of demand."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+
+from slipway_common.database.postgres import Database
+from slipway_common.web.access import READ
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, ReasonOrEmpty
+from slipway_provisioner.apply.sources import remove_source
+from slipway_provisioner.http.pools import Reporter, no_pool
+from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import pools, sources
+
+router = APIRouter(tags=["pools"])
+DatabaseDep = Annotated[Database, Depends(database)]
+
+
+@router.get("/demand", dependencies=[READ])
+async def list_sources(request: Request, db: DatabaseDep, pool: Name | None = None) -> dict[str, Any]:
+    """List the sources of demand with their last reports. A stale one launches nothing, and is dropped at
+    `protected_until` unless it reports again."""
+    settings: Settings = request.app.state.settings
+    if pool is not None and pool not in await pools.known(db, [pool]):
+        raise no_pool(pool)
+    return {"items": await sources.listed(db, pool, settings.stale_demand_seconds)}
+
+
+@router.delete("/pools/{pool_id:id}/demand/{source:id}")
+async def remove(
+    pool_id: Name, source: Name, request: Request, by: Reporter, db: DatabaseDep, reason: ReasonOrEmpty = ""
+) -> dict[str, Any]:
+    """Remove a source of demand: its reports up to now no longer count. A later report brings it back."""
+    async with db.acquire() as connection, connection.transaction():
+        if pool_id not in await pools.known(connection, [pool_id]):
+            raise no_pool(pool_id)
+        removed = await remove_source(connection, pool_id, source, by=by, reason=reason)
+    if removed is None:
+        detail = f"pool {pool_id} has no source {source!r}; see `slipway demand ls {pool_id}`"
+        raise Problem(404, "unknown-source", "No such source of demand", detail)
+    wake(request)
+    return {"pool_id": pool_id, "source": source} | msgspec.structs.asdict(removed)
