@@ -17,7 +17,7 @@ from slipway_simulator.facts import Call, Fact, InstanceCreated, Terminated
 from tests.simulation.deployment import Deployment, deployment_on
 from tests.simulation.history import Report, arrivals, broken_by, digest, run, scenario, settle
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, OVERDUE_LEASES, judge, judge_losses
-from tests.simulation.restores import Backup, confirm
+from tests.simulation.restores import Backup, confirm, is_in_log, report
 
 OLDER_DATABASE: Final = "older database"
 SECOND_DEPLOYMENT: Final = "second deployment"
@@ -130,8 +130,9 @@ async def set_clocks(deployment: Deployment, seconds: float) -> None:
 async def restored(server: EmbeddedPostgres, deployment: Deployment) -> None:
     """Restore the database from a backup that lacks machines.
 
-    Launches, claims and events are lost. Nothing is launched or terminated before a person confirms; then all tasks
-    run, each on one machine, and no consumer has dropped an event or found a gap.
+    Launches, claims and events are lost; a person reports it if the log has none of them. Nothing is launched or
+    terminated before a person confirms; then all tasks run, each on one machine, and no consumer has dropped an event
+    or found a gap.
     """
     backup, facts = Backup(server, deployment), deployment.cloud.facts
     await run(deployment, STEPS // 2)
@@ -140,6 +141,8 @@ async def restored(server: EmbeddedPostgres, deployment: Deployment) -> None:
     await run(deployment, STEPS // 4)
     await until(deployment, lambda: _launched(facts[known:]))
     await backup.restore()
+    if not await is_in_log(deployment):
+        await report(deployment)
     known = len(facts)
     for _ in range(STEPS // 3):
         await deployment.step()

@@ -1,10 +1,12 @@
-"""Restore of a simulated deployment's database from a backup, and the person who confirms it."""
+"""Restore of a simulated deployment's database from a backup, and the person who reports and confirms it."""
 
 from typing import Any, Final
 
+from slipway_common.messaging import incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.simulation.commands import TOKEN
 from tests.simulation.deployment import SERVICES, Deployment, connect
+from tests.simulation.log import Written
 
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 LISTED_WITHIN: Final = 20  # rounds
@@ -54,11 +56,26 @@ class Backup:
         self.deployment.api.runtime.database = self.deployment.databases["provisioner"]
 
 
+async def is_in_log(deployment: Deployment) -> bool:
+    """True if the log has events that the restored rows lack, so that the relay will notice."""
+    async with deployment.databases["provisioner"].acquire() as db:
+        rows = await db.fetch(incarnation.POSITIONS)
+        positions = {(row["topic"], row["partition"]): row["sequence_number"] for row in rows}
+        sent = await Written(deployment.log, "provisioner").ends()
+        return bool(incarnation.lost_commits(await incarnation.get(db), positions, sent))
+
+
+async def report(deployment: Deployment) -> None:
+    """Record that the database was restored, as a person does."""
+    answer = await deployment.http.post("/restored", json={"reason": "restored from a backup"}, headers=HEADERS)
+    assert answer.status_code == 200, answer.text
+
+
 async def confirm(deployment: Deployment) -> dict[str, Any]:
     """Wait until every account has been listed, then do what is proposed; returns what was proposed."""
     for _ in range(LISTED_WITHIN):
         await deployment.everything()
-        found: dict[str, Any] = (await deployment.http.get("/recovery")).json()
+        found: dict[str, Any] = (await deployment.http.get("/recovery", headers=HEADERS)).json()
         if found["restored"] and not found["not_listed"]:
             names = ("account_id", "instance_id", "action")
             body = {"instances": [{name: row[name] for name in names} for row in found["orphans"]]}
