@@ -8,7 +8,9 @@ import pytest
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.pool import DemandReported
-from slipway_common.messaging.records import Received
+from slipway_common.events.topics import POOL_DEMAND
+from slipway_common.messaging.consume import Consumer, apply, claim
+from slipway_common.messaging.records import Received, Record
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.sources import Removed, remove_source
 from slipway_provisioner.handlers.demand import record_demand
@@ -141,6 +143,22 @@ async def test_a_tombstone_ends_a_source(provisioner: Provisioner) -> None:
     assert await counted(provisioner) == {"q": 4}
     await consume(provisioner, tombstone("linux/q", at=100))
     assert await counted(provisioner) == {"q": 4}
+
+
+async def test_a_tombstone_of_a_generic_tool(provisioner: Provisioner) -> None:
+    """It has a key and no headers. One whose key names no source is dead, and blocks nothing."""
+    await idle(provisioner, 1)
+    consumer = Consumer("provisioner", POOL_DEMAND, record_demand)
+    keys = [b"linux", b"linux/q", b"unknown/q"]
+    written_ms = int(after(0).timestamp() * 1000)
+    records = [Record(POOL_DEMAND.name, 0, n, key, None, [], written_ms) for n, key in enumerate(keys)]
+    async with provisioner.database.acquire() as db:
+        owned, _ = await claim(db, POOL_DEMAND.name, 0, "cluster")
+        owned = await apply(db, consumer, owned, records)
+    dead = await provisioner.database.fetch('SELECT "offset", reason FROM dead_letter ORDER BY "offset"')
+    assert [row["offset"] for row in dead] == [0]
+    assert "is not POOL/SOURCE" in dead[0]["reason"]
+    assert (owned.next_offset, await counted(provisioner)) == (3, {})
 
 
 @pytest.mark.parametrize("ahead", [False, True])
