@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import glob
 import os
 import signal
 import socket
@@ -29,8 +30,9 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def sockets(folder: Path) -> set[Path]:
-    """Server sockets in a folder, up to three levels deep."""
-    return {path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth) if path.is_socket()}
+    """Server sockets in a folder, up to three levels deep. `Path.glob` raises if a folder is deleted meanwhile."""
+    found = (Path(name) for depth in ("*", "*/*", "*/*/*") for name in glob.iglob(f"{folder}/{depth}"))
+    return {path for path in found if path.is_socket()}
 
 
 def is_orphan(path: Path) -> bool:

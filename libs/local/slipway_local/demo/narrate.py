@@ -20,7 +20,7 @@ async def narrate(deployment: Deployment, started_at: float, seed: int, seconds:
         seconds=seconds or None,
     )
     urls = {service: deployment.url(service) for service in (*SERVICES, "simulator")}
-    async with fetcher(urls, {}) as fetch:
+    async with fetcher(urls, {"Authorization": f"Bearer {deployment.token}"}) as fetch:
         watch = Watch(
             fetch,
             title="demo",
