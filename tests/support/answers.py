@@ -180,6 +180,18 @@ POOL = {
     "leaving": 0,
     "needed": 2,
 }
+SOURCE = {
+    "pool_id": "linux",
+    "source": "queue",
+    "pending": 9,
+    "claimed": 3,
+    "observed_at": AT,
+    "received_at": AT,
+    "reported_by": "/monitors/queue",
+    "valid_until": AT,
+    "protected_until": AT,
+    "state": "stale",
+}
 LAUNCH_CONFIG = {
     "name": "zone-a",
     "account": "sim-a",
@@ -321,6 +333,7 @@ ANSWERS: dict[str, Any] = {
     "deployment": DEPLOYMENT,
     "recovery": RECOVERY,
     "launch-stops": {"items": []},
+    "demand": {"items": [SOURCE]},
     "lease-pools": {"items": [LEASE_POOL]},
     "weights": {"items": [WEIGHT]},
     "signals": {"items": [SIGNAL], "refused": [REFUSED_SIGNAL]},

@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from slipway_client.cli import options
-from slipway_client.cli.commands import doctor, workers
+from slipway_client.cli.commands import demand, doctor, workers
 from slipway_client.cli.main import app
 from slipway_client.transport.http import ADVICE
 from slipway_client.view import moments
@@ -28,6 +28,7 @@ from tests.support.answers import (
     DECISION,
     ID,
     NOWHERE,
+    SOURCE,
     TWIN,
     WHY,
     Services,
@@ -232,6 +233,28 @@ TABLES = [
 ]
 
 
+def test_sources_of_demand(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the age of the last report, and times in the reader's zone."""
+    monkeypatch.setattr(demand, "now", lambda: moments.at(AT) + timedelta(minutes=2))
+    heading, row = slipway("demand", "ls", "linux", url=url).stdout.splitlines()
+    assert heading.split() == [
+        "pool",
+        "source",
+        "state",
+        "pending",
+        "claimed",
+        "age",
+        "valid",
+        "until",
+        "dropped",
+        "at",
+        "reported",
+        "by",
+    ]
+    assert row.split() == ["linux", "queue", "stale", "9", "3", "2", "min", "14:03:07", "14:03:07", "/monitors/queue"]
+    assert json.loads(slipway("demand", "ls", "-o", "json", url=url).stdout) == [SOURCE]
+
+
 @pytest.mark.parametrize(("command", "path", "row"), TABLES, ids=[command for command, _, _ in TABLES])
 def test_tables_are_for_people_and_json_has_everything(
     url: str, monkeypatch: pytest.MonkeyPatch, command: str, path: str, row: str
@@ -345,6 +368,7 @@ def complete(words: str, url: str) -> list[str]:
         ("slipway lc show z", ["zone-a", CONFIG_ID]),
         ("slipway why ", ["linux", "zone-a", CONFIG_ID, "sim-a", ID, TWIN]),
         ("slipway worker ls --state sta", ["starting"]),
+        ("slipway demand rm linux ", ["queue"]),
         ("slipway lease ls --pool ", ["sim-a"]),
         ("slipway events tail --topic al", ["alert"]),
     ],

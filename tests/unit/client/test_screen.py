@@ -120,6 +120,8 @@ def test_a_pool_shows_the_trouble_of_its_configs() -> None:
     assert row(configs=[*configs, config("b", account_id="sim-b")], launch_stops=[stop]).startswith("linux  ● enforce")
     full = Pool(id="linux", mode="enforce", pending=9, wanted=60, max_capacity=60)
     assert row(pools=[full], configs=configs).startswith("linux  ● enforce  at max capacity 60")
+    unsure = Pool(id="linux", mode="enforce", pending=9, stale_sources=1)
+    assert row(pools=[unsure], configs=configs).startswith("linux  ● enforce  1 stale source of demand")
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -88,6 +88,22 @@ def test_tasks(reports: list[Demand], launch: int, protect: int) -> None:
     assert (tasks(reports, trust_stale=False), tasks(reports, trust_stale=True)) == (launch, protect)
 
 
+COUNT = st.integers(0, 20)
+REPORTS = st.lists(st.builds(report, COUNT, COUNT, COUNT, stale=st.booleans()), max_size=5)
+
+
+@given(REPORTS, REPORTS)
+def test_demand_is_the_sum_over_sources(some: list[Demand], others: list[Demand]) -> None:
+    """A source that is added or ends changes nothing about the others, and one that becomes stale launches nothing, but
+    protects as many workers as before."""
+    for trust_stale in (False, True):
+        both = tasks(some + others, trust_stale=trust_stale)
+        assert both == tasks(some, trust_stale=trust_stale) + tasks(others, trust_stale=trust_stale)
+    gone_stale = [msgspec.structs.replace(each, stale=True) for each in some]
+    assert tasks(gone_stale, trust_stale=False) == 0
+    assert tasks(gone_stale, trust_stale=True) == tasks(some, trust_stale=True)
+
+
 Counts = tuple[int, int, int]
 
 

@@ -113,3 +113,9 @@ def test_a_tombstone_ends_the_source_in_its_key() -> None:
 def test_a_tombstone_without_a_source(key: str) -> None:
     with pytest.raises(BadEvent, match="POOL/SOURCE"):
         ended_by_tombstone(key, NOW, NOW, by="")
+
+
+@pytest.mark.parametrize(("source", "reason"), [("q" * 201, "has 201 characters"), ("a%00b", "has a NUL character")])
+def test_a_tombstone_with_a_source_that_no_row_can_have(source: str, reason: str) -> None:
+    with pytest.raises(BadEvent, match=reason):
+        ended_by_tombstone(f"linux/{source}", NOW, NOW, by="")

@@ -9,7 +9,8 @@ from slipway_common.events.time import Time
 
 
 class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
-    """Demand of one queue. After `valid_for_seconds` without a new report it is stale, not zero.
+    """Demand of one queue. After `valid_for_seconds` without a new report it is stale, not zero: it launches nothing,
+    but protects idle workers for an hour. A tombstone under its key ends it at once.
 
     `claimed` counts tasks running on workers of this pool that Slipway launched.
     """

@@ -7,6 +7,7 @@ import msgspec
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.percent import decoded
+from slipway_common.base.text import NAME
 from slipway_common.events.pool import DemandReported
 
 FUTURE: Final = timedelta(seconds=60)
@@ -68,4 +69,6 @@ def ended_by_tombstone(key: str, at: datetime, now: datetime, *, by: str) -> Rep
     parts = decoded(key)
     if len(parts) != 2 or not all(parts):
         raise BadEvent(f"the key {key!r} of a tombstone is not POOL/SOURCE, each part percent-encoded")
+    if wrong := NAME.problem(parts[1]):
+        raise BadEvent(f"the source in the key of a tombstone {wrong}")
     return ended(*parts, min(at, now + FUTURE), by=by, reason="ended by a tombstone on its topic")
