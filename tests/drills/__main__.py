@@ -24,6 +24,7 @@ from tests.drills import (
     dead_account,
     lost_grant,
     outage,
+    poison,
     renamed_monitor,
     restore,
     stop,
@@ -59,6 +60,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "broker-cut-off": Drill(broker_cut_off.play, 25.0, "cut-off-unnoticed"),
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
     "renamed-monitor": Drill(renamed_monitor.play, 150.0, "stale-sources-for-ever"),
+    "poison": Drill(poison.play, 40.0, "client-decodes-by-itself"),
 }
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)
 

@@ -28,6 +28,11 @@ def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
     async def dead() -> dict[str, Any]:
         return {"items": [DEAD_LETTER]}
 
+    @service.get("/dead-letters/{topic}/{partition}/{offset}")
+    async def show(topic: str, partition: int, offset: int) -> dict[str, Any]:
+        place = {"topic": topic, "partition": partition, "offset": offset, "undecoded": False}
+        return DEAD_LETTER | place | {"key": None, "value": b"\xff\n".hex(), "headers": [["ce_id", b"1".hex()]]}
+
     @service.post("/dead-letters/{how}")
     async def settle(how: str, body: dict[str, Any]) -> dict[str, Any]:
         asked.append((how, body))
@@ -66,6 +71,15 @@ def test_dead_letters_are_listed_settled_and_missed(url: str, asked: list[tuple[
     assert asked[-1] == ("replay", {"topic": TOPIC, "partition": 3, "offset": 7})
     missed = slipway(url, "dlq", "drop", "lease-broker", TOPIC, "3", "8")
     assert (missed.exit_code, "no such dead letter" in missed.stderr) == (1, True)
+
+
+def test_a_dead_letter_is_shown(url: str) -> None:
+    """As lines for people, or its value as it is."""
+    shown = slipway(url, "dlq", "show", "lease-broker", TOPIC, "3", "7")
+    assert (shown.exit_code, shown.stdout.splitlines()[0][: len(TOPIC) + 14]) == (0, f"{TOPIC}/3 at offset 7")
+    assert "header   ce_id: 1\n" in shown.stdout
+    raw = slipway(url, "dlq", "show", "lease-broker", TOPIC, "3", "7", "--raw")
+    assert (raw.exit_code, raw.stdout_bytes) == (0, b"\xff\n")
 
 
 def test_a_stopped_partition_is_listed_and_adopted(url: str, asked: list[tuple[str, Any]]) -> None:
