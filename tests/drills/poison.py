@@ -198,9 +198,7 @@ async def play(harness: Harness) -> Verdict:
     try:
         async with Positions(deployment).polled() as positions:
             await add_tasks(deployment, "builds", TASKS // 2, 60.0)
-            sent = [
-                await send(deployment, producer, topic, one, harness.rng) for topic, one in all_poisons(harness.rng)
-            ]
+            sent = [await send(deployment, producer, *chosen) for chosen in all_poisons(harness.rng)]
             harness.log(f"{len(sent)} records that cannot be applied are sent to {len(TOPICS)} topics")
             await report_compressed(deployment, producer)
             await add_tasks(deployment, "builds", TASKS // 2, 60.0)
@@ -217,10 +215,7 @@ async def play(harness: Harness) -> Verdict:
                 return all(ends[name, 0] >= sum(one.topic is pairs[name][0] for one in sent) for name in pairs)
 
             async def all_reported() -> bool:
-                rows = await fetch(
-                    deployment, "SELECT source FROM provisioner.demand WHERE source = ANY($1)", [*CODECS]
-                )
-                return len(rows) == len(CODECS)
+                return len(await fetch(deployment, REPORTS, [*CODECS])) == len(CODECS)
 
             await harness.until(all_dead, f"each is a dead letter of its consumers, {len(wanted)} in all")
             await harness.until(all_published, "each is published to its dead-letter topic")
@@ -296,9 +291,7 @@ async def stopped_partitions(deployment: Deployment) -> int:
     return sum(len(answer["items"]) for answer in answers)
 
 
-def judge(
-    sent: Sequence[Sent], found: dict[tuple[str, str, int, int], Any], positions: Positions, stopped: int
-) -> Verdict:
+def judge(sent: Sequence[Sent], found: DeadLetters, positions: Positions, stopped: int) -> Verdict:
     """Compare the dead letters with what was sent, and the delays with what is allowed."""
     problems = []
     complete, on_disk = 0, 0
