@@ -171,7 +171,7 @@ class Sent(msgspec.Struct, frozen=True):
     on_disk: bool = False
 
     def problem(self, row: Any) -> str:
-        """What the dead letter lacks; empty if it has the reason and all bytes."""
+        """Missing part of the dead letter; empty if it has the reason and all bytes."""
         if not row["reason"]:
             return "no reason"
         if row["undecoded"]:

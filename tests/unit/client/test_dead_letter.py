@@ -26,7 +26,7 @@ def shown(**changes: Any) -> list[str]:
 
 
 def test_text() -> None:
-    """What is text is shown as text, other bytes in hexadecimal, also those of a header's name."""
+    """Text is shown as text, other bytes in hexadecimal, also those of a header's name."""
     assert shown() == [
         "slipway.pool.demand.v1/3 at offset 17, dead since 14:29:05",
         "reason   no pool linux",
