@@ -31,7 +31,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements mutants readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements mutants fuzz readme \
 	generated replay-same tables structure simulate policies bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -133,6 +133,9 @@ requirements: $(READY) ## Requirements of the lease-broker, one test each, on re
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
+
+fuzz: $(READY) ## Requests made from contracts/openapi, valid and broken, to every service: no 5xx, refusals change nothing: SEED=1 N=3000 MUTANT=
+	@$(RUN) -m $(BROKEN) tests.fuzz
 
 readme: $(READY) ## Run every fenced command of the README and the guides
 	@$(RUN) -m tests.tools.readme

@@ -15,7 +15,7 @@ def refusing() -> Iterator[None]:
     """Raise Problem for a declaration that is refused."""
     try:
         yield
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
     except Invalid as error:
         raise invalid_declaration(error) from error

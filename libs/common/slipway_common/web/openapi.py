@@ -75,7 +75,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         for method, operation in operations.items():
             operation["security"] = list(security[method, path])
             operation["summary"] = re.split(r"[.,:;](?=\s|$)", operation.get("description", ""))[0].replace("\n", " ")
-            _document_refusals(operation)
+            _document_answers(operation)
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schemas |= content["schema"].pop("$defs", {})
     for name in OF_FASTAPI:
@@ -85,16 +85,17 @@ def document(app: FastAPI) -> dict[str, Any]:
     return found
 
 
-def _document_refusals(operation: dict[str, Any]) -> None:
-    statuses = {"503"}
+def _document_answers(operation: dict[str, Any]) -> None:
+    statuses = {"4XX", "503"}
     if operation["security"]:
         statuses |= {"401", "403"}
     if "parameters" in operation:
         statuses.add("404")
     if "parameters" in operation or "requestBody" in operation:
-        statuses |= {"422", "4XX"}
+        statuses.add("422")
     content = {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}}
     refusals = {status: {"description": REFUSALS[status], "content": content} for status in sorted(statuses)}
-    operation["responses"] = {
-        status: answer for status, answer in operation["responses"].items() if status < "4"
-    } | refusals
+    answers = {status: answer for status, answer in operation["responses"].items() if status < "4"}
+    for answer in answers.values():
+        answer.setdefault("content", {"application/json": {"schema": {}}})
+    operation["responses"] = answers | refusals

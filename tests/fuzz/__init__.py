@@ -1,0 +1,1 @@
+"""Fuzzing of the HTTP APIs from their committed OpenAPI documents (`make fuzz`)."""

@@ -1,0 +1,62 @@
+"""Fuzzing of the HTTP APIs (`make fuzz`): SEED and N, the number of requests, from the environment.
+
+Ends with `0 of N responses 5xx`; exits with 1 for any other number, an answer that the documents do not promise, or a
+refused request that has changed a row.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.fuzz.cases import operations
+from tests.fuzz.run import Report, document, fuzz
+from tests.fuzz.worlds import WORLDS
+
+REQUESTS: Final = 3000
+SHOWN: Final = 12
+
+
+async def run(*, seed: int, number: int) -> list[Report]:
+    """Fuzz every service on a PostgreSQL of its own; each gets requests by its number of operations."""
+    sizes = {service: len(operations(document(service))) for service in WORLDS}
+    reports = []
+    with tempfile.TemporaryDirectory(prefix="slipway-fuzz-", ignore_cleanup_errors=True) as folder:
+        server = EmbeddedPostgres(Path(folder) / "postgres", {"fsync": "off"})
+        await server.start()
+        try:
+            for service, world_of in WORLDS.items():
+                share = max(sizes[service], number * sizes[service] // sum(sizes.values()))
+                home = Path(folder, service)
+                home.mkdir()
+                async with world_of(server, home) as world:
+                    reports.append(await fuzz(world, seed=seed, number=share))
+                print(reports[-1], flush=True)
+        finally:
+            await server.stop()
+    return reports
+
+
+def main() -> int:
+    logging.disable(logging.CRITICAL)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    seed, number = int(os.environ.get("SEED", "1")), int(os.environ.get("N", REQUESTS))
+    reports = asyncio.run(run(seed=seed, number=number))
+    found = [line for report in reports for line in report.found]
+    for line in found[:SHOWN]:
+        print(line)
+    if found:
+        print(f"{len(found)} answers are wrong with SEED={seed} N={number}" + f", {SHOWN} shown" * (len(found) > SHOWN))
+    errors, total = sum(report.errors for report in reports), sum(report.answers.total() for report in reports)
+    print(f"{errors} of {total} responses 5xx")
+    return 1 if found or errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Fuzzing of one service: sends requests one after the other to its app, and judges each answer."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from tests.fuzz.cases import Case, Cases
+from tests.fuzz.judge import Answer, Rows, mistakes
+from tests.fuzz.worlds import TOKEN, World
+
+DOCUMENTS: Final = Path(__file__).parents[2] / "contracts/openapi"
+VALUES_MAX: Final = 12
+# Ids in answers that later requests name.
+HARVESTED: Final = frozenset({"lease_id", "request_id", "fencing_token", "worker_id", "revision", "digest"})
+# The state of a restored database is for a person to confirm; until then agents get a 503.
+CONFIRM: Final = """
+UPDATE incarnation SET requested = NULL;
+DELETE FROM launch_stop WHERE scope = 'restore'"""
+RESTORED: Final = "/restored"
+
+
+class Report(msgspec.Struct):
+    """Result of fuzzing a service: answers by class of status, and what was wrong."""
+
+    service: str
+    answers: Counter[int] = msgspec.field(default_factory=Counter)
+    found: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def errors(self) -> int:
+        return self.answers[5]
+
+    def __str__(self) -> str:
+        accepted, refused = self.answers[2], self.answers[4]
+        return f"{self.service}: {self.answers.total()} requests, {accepted} accepted, {refused} refused"
+
+
+def document(service: str) -> dict[str, Any]:
+    """Committed OpenAPI document of a service."""
+    loaded: dict[str, Any] = json.loads((DOCUMENTS / f"{service}.json").read_text())
+    return loaded
+
+
+async def fuzz(world: World, *, seed: int, number: int) -> Report:
+    """Send so many requests to a service."""
+    cases = Cases(
+        document(world.service), Random(f"{seed} {world.service}"), world.known, token=TOKEN, start=world.start
+    )
+    rows, report = Rows(world.database), Report(world.service)
+    await rows.changed()
+    for case in cases.take(number):
+        answer = await send(world.app, case)
+        report.answers[answer.status // 100] += 1
+        wrong = mistakes(case, answer)
+        changed = await rows.changed()
+        if answer.status >= 400 and changed:
+            wrong.append(f"the refused request has changed rows: {', '.join(changed)}")
+        if wrong:
+            report.found.append(f"{world.service}: {'; '.join(wrong)}\n  {case}\n  {answer.body[:300]!r}")
+        if answer.status < 300:
+            harvest(world.known, answer.body)
+            if case.operation.path == RESTORED:
+                await confirm(world)
+                await rows.changed()
+    return report
+
+
+async def confirm(world: World) -> None:
+    for statement in CONFIRM.split(";"):
+        if world.service == "provisioner" or "launch_stop" not in statement:
+            await world.database.execute(statement)
+
+
+def harvest(known: dict[str, list[Any]], body: bytes) -> None:
+    """Keep ids of an answer for later requests."""
+    for name, value in _fields(msgspec.json.decode(body) if body else None):
+        values = known.setdefault(name, [])
+        if value not in values:
+            values.append(value)
+            del values[:-VALUES_MAX]
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, list):
+        return [field for inner in value[:20] for field in _fields(inner)]
+    if not isinstance(value, dict):
+        return []
+    own = [(name, inner) for name, inner in value.items() if name in HARVESTED and isinstance(inner, str | int)]
+    return own + [field for inner in value.values() for field in _fields(inner)]
+
+
+async def send(app: Any, case: Case) -> Answer:
+    """Send a request to an ASGI app, as a server would pass it on."""
+    path, _, query = case.path.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": case.method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value) for name, value in case.headers],
+        "client": ("127.0.0.1", 1),
+        "server": ("fuzz", 80),
+        "root_path": "",
+        "state": {},
+    }
+    parts = [{"type": "http.request", "body": case.body, "more_body": False}]
+    status, headers, body = 0, {}, b""
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return parts.pop()
+        await asyncio.Event().wait()  # the client stays connected
+        raise AssertionError
+
+    async def answer(message: dict[str, Any]) -> None:
+        nonlocal status, headers, body
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            body += message.get("body", b"")
+
+    try:
+        await app(scope, receive, answer)
+    except Exception as error:  # raised again after it was answered; without an answer the server gives a 500
+        if not status:
+            return Answer(500, {}, repr(error).encode())
+    return Answer(status, headers, body)
