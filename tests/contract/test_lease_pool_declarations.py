@@ -122,7 +122,7 @@ async def test_problems_are_shown_like_those_of_a_file(world: World) -> None:
         "ttl_seconds 300 is above hold_seconds 1",
     )
     deep = b'{"documents": [{"owner": "a", "lease_pools": [%s]}]}' % (b"[" * 100_000 + b"]" * 100_000)
-    for body in (b"{", deep):
+    for body in (b"{", deep, b'{"\xff": 1}', b'{"documents": [{"owner": "\xed\xa0\x80"}]}'):
         async with world.replica.client("operator") as client:
             assert refusal(await client.put("/lease-pools", content=body)) == (400, "not-json")
     assert await world.rows() == before

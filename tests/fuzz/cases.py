@@ -1,7 +1,7 @@
 """Requests made from an OpenAPI document: valid ones, and ones with one thing wrong. Pure: chance is an argument.
 
-Bodies and parameters follow their schemas. A name for which earlier answers gave values, such as an id, mostly gets one
-of these, so that requests reach what exists.
+Bodies and parameters follow their schemas. Fields that name something, such as a lease and its fencing token, mostly
+get the values of one thing that exists, so that requests reach it.
 """
 
 import base64
@@ -15,11 +15,25 @@ from urllib.parse import quote
 
 Schema = Mapping[str, Any]
 Headers = list[tuple[str, bytes]]
-Known = Mapping[str, Sequence[Any]]
-"""Values by the name of a field or parameter."""
+Known = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Things that exist, by kind: values by the name of a field or parameter."""
+WORKER_TOKEN: Final = "worker token"
 
 CJK: Final = [chr(code) for code in range(0x4E00, 0x9FA5)]
-WORDS: Final = ("a", "zone-b", "m5.large", "free", "1/3", "linux-2", "x" * 60, "é" * 30, "none", "simulated")
+WORDS: Final = (
+    "a",
+    "zone-b",
+    "m5.large",
+    "free",
+    "1/3",
+    "linux-2",
+    "x" * 60,
+    "é" * 30,
+    "none",
+    "simulated",
+    "all",
+    "pool",
+)
 # Written into the JSON text as they are, since no JSON value of Python becomes them.
 RAW: Final = {
     "deep": "[" * 3000 + "]" * 3000,
@@ -44,6 +58,7 @@ class Operation(NamedTuple):
     body: Mapping[str, Schema]  # by content type
     parameters: Sequence[Mapping[str, Any]]
     responses: Mapping[str, Any]
+    of_worker: bool = False  # its caller is a worker
 
 
 class Case(NamedTuple):
@@ -70,6 +85,7 @@ def operations(document: Mapping[str, Any]) -> list[Operation]:
             {kind: content["schema"] for kind, content in operation.get("requestBody", {}).get("content", {}).items()},
             operation.get("parameters", ()),
             operation["responses"],
+            {"workerToken": []} in operation.get("security", ()),
         )
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
@@ -83,6 +99,7 @@ class Cases:
         self._schemas: Mapping[str, Schema] = document["components"]["schemas"]
         self._operations = operations(document)
         self._rng, self._known, self._token, self._start = rng, known, token, start
+        self._named: dict[str, Any] = {}  # values that the present request mostly has
 
     def __len__(self) -> int:
         return len(self._operations)
@@ -94,6 +111,9 @@ class Cases:
 
     def _case(self, operation: Operation) -> Case:
         rng = self._rng
+        self._named = {
+            name: value for things in self._known.values() if things for name, value in rng.choice(things).items()
+        }
         given = {
             (where["in"], where["name"]): self._value(where["schema"], where["name"])
             for where in operation.parameters
@@ -102,7 +122,7 @@ class Cases:
         kinds = list(operation.body)
         kind = rng.choice(kinds) if kinds else ""
         body = self._value(operation.body[kind], "") if kind else None
-        headers: Headers = [("authorization", f"Bearer {self._token_for(operation.path)}".encode())]
+        headers: Headers = [("authorization", f"Bearer {self._token_for(operation)}".encode())]
         wrong = ""
         if rng.random() < 0.6:
             spots = ["parameter"] * bool(given) + ["body", "body", "text"] * bool(kind) + ["header", "token"]
@@ -165,9 +185,9 @@ class Cases:
         headers.append(("content-length", str(len(text)).encode()))
         return Case(operation, operation.method, path, headers, text, wrong)
 
-    def _token_for(self, path: str) -> str:
-        tokens = self._known.get("worker token", ())
-        return self._rng.choice(tokens) if path.startswith("/workers/{") and tokens else self._token
+    def _token_for(self, operation: Operation) -> str:
+        token: str = self._named.get(WORKER_TOKEN, self._token) if operation.of_worker else self._token
+        return token
 
     def _lines(self, body: Any) -> bytes:
         """Lines of a declaration."""
@@ -181,8 +201,8 @@ class Cases:
         rng = self._rng
         if "$ref" in schema:
             return self._value(self._schemas[schema["$ref"].rpartition("/")[2]], name, depth)
-        if name in self._known and self._known[name] and rng.random() < 0.7:
-            return rng.choice(self._known[name])
+        if name in self._named and rng.random() < 0.85:
+            return self._named[name]
         for several in ("anyOf", "oneOf"):
             if several in schema:
                 return self._value(rng.choice(schema[several]), name, depth)
@@ -224,6 +244,7 @@ class Cases:
     def _number(self, schema: Schema, step: float) -> float:
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + step * ("exclusiveMinimum" in schema))
         high = schema.get("maximum", schema.get("exclusiveMaximum", 1000) - step * ("exclusiveMaximum" in schema))
+        high = min(high, 2**53)  # above it the document's numbers are not exact
         return self._rng.choice([low, high, min(high, low + step), min(high, low + 7)])
 
     def _text(self, schema: Schema) -> str:

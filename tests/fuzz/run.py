@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -10,14 +11,18 @@ from urllib.parse import unquote
 
 import msgspec
 
-from tests.fuzz.cases import Case, Cases
+from tests.fuzz.cases import WORKER_TOKEN, Case, Cases
 from tests.fuzz.judge import Answer, Rows, mistakes
 from tests.fuzz.worlds import TOKEN, World
 
 DOCUMENTS: Final = Path(__file__).parents[2] / "contracts/openapi"
 VALUES_MAX: Final = 12
-# Ids in answers that later requests name.
-HARVESTED: Final = frozenset({"lease_id", "request_id", "fencing_token", "worker_id", "revision", "digest"})
+# Fields of answers that later requests name together, under the names that they have there.
+HARVESTED: Final[list[dict[str, str]]] = [
+    {"lease_id": "lease_id", "fencing_token": "fencing_token"},
+    {"worker_id": "worker_id", "token": WORKER_TOKEN},
+    {"digest": "confirm"},
+]
 # The state of a restored database is for a person to confirm; until then agents get a 503.
 CONFIRM: Final = """
 UPDATE incarnation SET requested = NULL;
@@ -77,22 +82,22 @@ async def confirm(world: World) -> None:
             await world.database.execute(statement)
 
 
-def harvest(known: dict[str, list[Any]], body: bytes) -> None:
-    """Keep ids of an answer for later requests."""
-    for name, value in _fields(msgspec.json.decode(body) if body else None):
-        values = known.setdefault(name, [])
-        if value not in values:
-            values.append(value)
-            del values[:-VALUES_MAX]
+def harvest(known: dict[str, list[dict[str, Any]]], body: bytes) -> None:
+    """Keep what an answer names for later requests."""
+    for found in _objects(msgspec.json.decode(body) if body else None):
+        for names in HARVESTED:
+            if all(found.get(name) for name in names):
+                things = known.setdefault(next(iter(names)), [])
+                things.append({field: found[name] for name, field in names.items()})
+                del things[:-VALUES_MAX]
 
 
-def _fields(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, list):
-        return [field for inner in value[:20] for field in _fields(inner)]
-    if not isinstance(value, dict):
-        return []
-    own = [(name, inner) for name, inner in value.items() if name in HARVESTED and isinstance(inner, str | int)]
-    return own + [field for inner in value.values() for field in _fields(inner)]
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(inner)
 
 
 async def send(app: Any, case: Case) -> Answer:

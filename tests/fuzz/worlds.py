@@ -4,17 +4,21 @@ import contextlib
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from slipway_common.base.ids import hash_secret
 from slipway_common.database.postgres import Database
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_kinds import KINDS
+from slipway_common.events.topics import POOL_DEMAND
 from slipway_lease_broker.domain.terms import Derived, Policy
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings
+from tests.fuzz.cases import WORKER_TOKEN
 from tests.support import provisioner as provisioning
 from tests.support import weight_calculator as calculating
 from tests.support.lease_broker import terms
@@ -22,15 +26,23 @@ from tests.support.lease_broker_http import world_on
 
 TOKEN: Final = "secret of root"
 TOKENS: Final = [{"name": "root", "sha256": hash_secret(TOKEN), "scopes": ["admin"]}]
+Known: TypeAlias = dict[str, list[dict[str, Any]]]
+STOPS: Final = {"all": "", "pool": "linux", "account": "sim-a"}
+TARGETS: Final = {"zone": "zone-b", "config": "zone-a", "pool": "linux", "image": "linux-1", "account": "sim-a"}
+DEAD_LETTERS: Final = """
+INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, headers, record_at)
+SELECT $1, 0, n, 'linux/queue', 'dead', 'no pool', '[]', slipway_clock() FROM generate_series(0, 19) AS n"""
+# Only such an account can be retired.
+UNREACHABLE: Final = "UPDATE account SET unreachable = true, unanswered_since = slipway_clock() - interval '1 day'"
 
 
 class World(NamedTuple):
-    """One service. `known` are values of fields and parameters, by name."""
+    """One service. `known` is what requests may name."""
 
     service: str
     app: Any
     database: Database
-    known: dict[str, list[Any]]
+    known: Known
     start: datetime
 
 
@@ -47,13 +59,14 @@ async def lease_broker(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[
         await replica.call(
             "PUT", "/slots", {"slots": [{"lease_pool": "sim-c", "names": ["slot-1", "slot-2"]}]}, by="root"
         )
-        known: dict[str, list[Any]] = {
-            "lease_pool_id": ["sim-a", "sim-a", "sim-b", "sim-c"],
-            "request_id": ["request-0", "request-4", "new"],
+        known: Known = {
+            "lease_pool": [
+                {"lease_pool_id": pool, "pool": pool, "lease_pool": pool} for pool in ("sim-a", "sim-b", "sim-c")
+            ],
+            "request": [{"request_id": f"request-{number}"} for number in range(40)],
             # A caller that waits would hold up all others.
-            "wait_seconds": [0],
+            "wait": [{"wait_seconds": 0}],
         }
-        known["pool"] = known["lease_pool"] = known["lease_pool_id"]
         now = await replica.pool.fetchval("SELECT slipway_clock()")
         yield World("lease-broker", replica.app, replica.pool, known, now)
 
@@ -62,31 +75,32 @@ async def lease_broker(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[
 async def provisioner(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[World]:
     """A declared pool with workers in every state that agents report."""
     async with provisioning.provisioner_on(server) as made:
-        await made.admitted(4)
+        await made.admitted(12)
         await made.launch()
-        workers = await made.workers()
-        batch = next(worker.batch_id for worker in workers if worker.batch_id)
-        registered = [await made.register(f"i-000{n}", batch) for n in (1, 2)]
-        await made.demand(provisioning.report(6))
+        batch = next(worker.batch_id for worker in await made.workers() if worker.batch_id)
+        registered = [(await made.register(f"i-{n:04}", batch)).json() for n in range(1, 9)]
+        await made.demand(provisioning.report(20))
         await made.plan()
+        await made.database.execute(DEAD_LETTERS, POOL_DEMAND.name)
+        await made.database.execute(UNREACHABLE)
         tokens = folder / "tokens.yaml"
         tokens.write_bytes(msgspec.json.encode(TOKENS))
         made.app.state.tokens.path = tokens
-        decisions = [row["id"] for row in await made.database.fetch("SELECT id::text FROM decision")]
-        known: dict[str, list[Any]] = {
-            "pool_id": ["linux"],
-            "account_id": ["sim-a"],
-            "config": ["zone-a", provisioning.revision_id()],
-            "worker_id": [worker.id for worker in workers],
-            "decision_id": decisions,
-            "batch_id": [batch],
-            "secret": [batch_secret(provisioning.KEY, batch)],
-            "instance_id": ["i-0003", "i-0004", "i-0001"],
-            "worker token": [answer.json()["token"] for answer in registered],
-            "source": ["queue"],
+        decisions = await made.database.fetch("SELECT id::text FROM decision")
+        known: Known = {
+            "pool": [{"pool_id": "linux", "pool": "linux", "id": "linux"}],
+            "account": [{"account_id": "sim-a", "account": "sim-a", "provider": "simulated", "lease_pool": "sim-a"}],
+            "config": [{"config": config, "name": "zone-a"} for config in ("zone-a", provisioning.revision_id())],
+            "decision": [{"decision_id": row["id"]} for row in decisions],
+            "scope": [{"scope": scope, "scope_id": id_} for scope, id_ in STOPS.items()],
+            "worker_id": [{"worker_id": one["worker_id"], WORKER_TOKEN: one["token"]} for one in registered],
+            "batch": [
+                {"batch_id": batch, "secret": batch_secret(provisioning.KEY, batch), "instance_id": f"i-{n:04}"}
+                for n in range(9, 13)
+            ],
+            "dead letter": [{"topic": POOL_DEMAND.name, "partition": 0, "offset": n} for n in range(20)],
+            "source": [{"source": "queue"}],
         }
-        known |= {"pool": known["pool_id"], "scope_id": ["linux", "sim-a"], "account": known["account_id"]}
-        known |= {"id": ["linux", "sim-a"], "name": ["zone-a"], "provider": ["simulated"], "lease_pool": ["sim-a"]}
         yield World("provisioner", made.app, made.database, known, provisioning.START)
 
 
@@ -100,16 +114,11 @@ async def weight_calculator(server: EmbeddedPostgres, folder: Path) -> AsyncIter
         tokens.write_bytes(msgspec.json.encode(TOKENS))
         service = build(Settings(database_url="", kafka="", tokens_file=tokens))
         service.runtime.database = made.database
-        known: dict[str, list[Any]] = {
-            "target_kind": ["zone", "config", "pool", "image"],
-            "target_id": ["zone-b", "linux", "linux-1"],
-            "kind": ["degraded", "down", "capacity_hint", "pause_request"],
-            "specversion": ["1.0"],
-            "type": ["io.slipway.signal.raised.v1"],
-            "ttl_seconds": [600],
-            "source": ["", "root"],
-            "pool": ["linux"],
-            "config": ["zone-a"],
+        known: Known = {
+            "target": [{"target_kind": kind, "target_id": id_} for kind, id_ in TARGETS.items()],
+            "kind": [{"kind": kind} for kind in KINDS],
+            "event": [{"specversion": "1.0", "type": SignalRaised.type, "source": "root", "ttl_seconds": 600}],
+            "config": [{"pool": "linux", "config": "zone-a"}],
         }
         yield World("weight-calculator", service.app(), made.database, known, calculating.START)
 
