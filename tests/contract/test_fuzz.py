@@ -94,7 +94,7 @@ def test_requests_depend_on_the_seed_alone() -> None:
     assert named == {(one.method, one.path) for service in WORLDS for one in operations(document(service))}
     wrong = [case.wrong for case in made[0]]
     assert wrong.count("") > len(wrong) // 4
-    assert {"token", "body empty", "body truncated", "body", "header if-match"} < set(wrong)
+    assert {"token", "body", "header", "parameter"} <= {one.partition(" ")[0] for one in wrong}
 
 
 def test_bodies_are_written_as_they_are_meant() -> None:
