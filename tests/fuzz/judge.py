@@ -19,7 +19,7 @@ class Answer(NamedTuple):
 
 
 def mistakes(case: Case, answer: Answer) -> list[str]:
-    """What is wrong with an answer."""
+    """Find what is wrong with an answer: its status, content type or problem."""
     found = []
     documented = case.operation.responses
     expected = documented.get(str(answer.status), documented.get(f"{answer.status // 100}XX"))
