@@ -14,7 +14,7 @@ from tests.fuzz.worlds import WORLDS
 from tests.support.provisioner import START, Provisioner, provisioner_on
 
 ROUNDS: Final = 2
-REFUSED: Final = {"4XX": {"content": {"application/problem+json": {}}}}
+REFUSED: Final[dict[str, Any]] = {"4XX": {"content": {"application/problem+json": {}}}}
 OPERATION: Final = Operation("GET", "/", {}, (), {"200": {"content": {"application/json": {}}}} | REFUSED)
 CASE: Final = Case(OPERATION, "GET", "/", [], b"", "")
 JSON, PROBLEM = {"content-type": "application/json"}, {"content-type": "application/problem+json; charset=utf-8"}

@@ -242,8 +242,10 @@ class Cases:
         return made
 
     def _number(self, schema: Schema, step: float) -> float:
-        low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + step * ("exclusiveMinimum" in schema))
-        high = schema.get("maximum", schema.get("exclusiveMaximum", 1000) - step * ("exclusiveMaximum" in schema))
+        low: float = schema.get("minimum", schema.get("exclusiveMinimum", 0) + step * ("exclusiveMinimum" in schema))
+        high: float = schema.get(
+            "maximum", schema.get("exclusiveMaximum", 1000) - step * ("exclusiveMaximum" in schema)
+        )
         high = min(high, 2**53)  # above it the document's numbers are not exact
         return self._rng.choice([low, high, min(high, low + step), min(high, low + 7)])
 
@@ -252,7 +254,8 @@ class Cases:
         if schema.get("format") == "date-time":
             seconds = rng.choice([-3600, -1, 0, 0.5, 30, 3600])
             return (self._start + timedelta(seconds=seconds)).isoformat()
-        least, most = schema.get("minLength", 0), schema.get("maxLength", 40)
+        least: int = schema.get("minLength", 0)
+        most: int = schema.get("maxLength", 40)
         if pattern := schema.get("pattern"):
             fitting = [word for word in (*WORDS, UUID) if re.search(pattern, word)]
             return rng.choice(fitting) if fitting else "a"

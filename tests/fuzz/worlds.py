@@ -112,7 +112,8 @@ async def weight_calculator(server: EmbeddedPostgres, folder: Path) -> AsyncIter
         await made.consume(calculating.ok())
         tokens = folder / "tokens.yaml"
         tokens.write_bytes(msgspec.json.encode(TOKENS))
-        service = build(Settings(database_url="", kafka="", tokens_file=tokens))
+        settings: dict[str, Any] = {"database_url": "", "kafka": "", "tokens_file": tokens}
+        service = build(Settings(**settings))
         service.runtime.database = made.database
         known: Known = {
             "target": [{"target_kind": kind, "target_id": id_} for kind, id_ in TARGETS.items()],
