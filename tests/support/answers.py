@@ -278,6 +278,7 @@ DEAD_LETTER: dict[str, Any] = {
     "reason": "no lease pool",
     "record_at": AT,
     "at": AT,
+    "undecoded": False,
 }
 STOPPED_PARTITION: dict[str, Any] = {"topic": TOPIC, "partition": 3, "reason": "another cluster"}
 ACCOUNT: dict[str, Any] = {
