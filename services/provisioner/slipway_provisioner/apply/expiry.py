@@ -1,4 +1,7 @@
-"""Stop workers past a deadline, with the outcome of the failed stage."""
+"""Stop workers past a deadline, with the outcome of the failed stage.
+
+Candidates are read first; a transaction begins only if there are any, since most passes find none.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -16,49 +19,50 @@ from slipway_provisioner.store import accounts, deadlines, pools, workers
 UNRESPONSIVE: Final = "unresponsive"
 
 
-async def stop_overdue_boots(tx: Connection, timeout_seconds: float, providers: Mapping[str, Provider]) -> bool:
+async def stop_overdue_boots(db: Connection, timeout_seconds: float, providers: Mapping[str, Provider]) -> bool:
     """Stop workers whose instance did not register in time; False if there are none."""
-    ids = await deadlines.overdue_boots(tx, timeout_seconds)
-    boots = [worker for worker in await workers.lock(tx, ids) if worker.state in IN_FLIGHT["boot"]]
-    if not boots:
+    ids = await deadlines.overdue_boots(db, timeout_seconds)
+    if not ids:
         return False
-    consoles = await _consoles(tx, boots, providers)
-    now = await pools.now(tx)
-    failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
-    await workers.save(tx, failed)
-    return True
+    async with db.transaction():
+        boots = [worker for worker in await workers.lock(db, ids) if worker.state in IN_FLIGHT["boot"]]
+        consoles = await _consoles(db, boots, providers)
+        now = await pools.now(db)
+        failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
+        await workers.save(db, failed)
+    return bool(boots)
 
 
-async def stop_idle(tx: Connection, idle_seconds: float, providers: Mapping[str, Provider]) -> bool:
+async def stop_idle(db: Connection, idle_seconds: float, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that were idle while tasks waited; False if there are none."""
-    despite_demand = await deadlines.idle_despite_demand(tx, idle_seconds)
-    locked = await workers.lock(tx, sorted(despite_demand))
-    # A worker that claimed and finished a task before the lock was taken has a newer `idle_since`.
-    idle = [w for w in locked if w.state in REGISTERED and w.idle_since == despite_demand[w.id].since]
-    if not idle:
+    despite_demand = await deadlines.idle_despite_demand(db, idle_seconds)
+    if not despite_demand:
         return False
-    consoles = await _consoles(tx, idle, providers)
-    now = await pools.now(tx)
-    given_up = [
-        stopping_idle(
-            w, "idle while tasks wait", now, _claim_failed(w, evidence=despite_demand[w.id].throughout), consoles[w.id]
-        )
-        for w in idle
-    ]
-    await workers.save(tx, given_up)
-    return True
+    async with db.transaction():
+        locked = await workers.lock(db, sorted(despite_demand))
+        # A worker that claimed and finished a task before the lock was taken has a newer `idle_since`.
+        idle = [w for w in locked if w.state in REGISTERED and w.idle_since == despite_demand[w.id].since]
+        consoles = await _consoles(db, idle, providers)
+        now, reason = await pools.now(db), "idle while tasks wait"
+        outcomes = {w.id: _claim_failed(w, evidence=despite_demand[w.id].throughout) for w in idle}
+        await workers.save(db, [stopping_idle(w, reason, now, outcomes[w.id], consoles[w.id]) for w in idle])
+    return bool(idle)
 
 
-async def stop_unresponsive(tx: Connection, timeout_seconds: float) -> bool:
+async def stop_unresponsive(db: Connection, timeout_seconds: float) -> bool:
     """Stop unresponsive workers, except in accounts where too many are silent; False if there are none."""
-    silences = await deadlines.silences(tx, timeout_seconds)
-    for silence in silences:
-        if silence.implausible != silence.kept and await accounts.record_silence(
-            tx, silence.account_id, silent=silence.implausible
-        ):
-            await outbox.enqueue(tx, [alert(silence)])
-    kept = [silence.account_id for silence in silences if silence.implausible]
-    return await _stop_silent(tx, await deadlines.unresponsive(tx, timeout_seconds, kept=kept), UNRESPONSIVE) > 0
+    silences = await deadlines.silences(db, timeout_seconds)
+    if not silences:
+        return False
+    async with db.transaction():
+        for silence in silences:
+            if silence.implausible != silence.kept and await accounts.record_silence(
+                db, silence.account_id, silent=silence.implausible
+            ):
+                await outbox.enqueue(db, [alert(silence)])
+        kept = [silence.account_id for silence in silences if silence.implausible]
+        silent = await deadlines.unresponsive(db, timeout_seconds, kept=kept)
+        return await _stop_silent(db, silent, UNRESPONSIVE) > 0
 
 
 async def stop_confirmed(tx: Connection, account_id: str, timeout_seconds: float, reason: str) -> int:

@@ -107,14 +107,16 @@ async def settle_calls(tx: Connection) -> bool:
     return True
 
 
-async def settle_workers(tx: Connection, grace_seconds: float) -> bool:
-    """Settle some workers of retired accounts that were asked to stop; False if there are none."""
-    ids = await reachability.retired_workers(tx, grace_seconds)
-    leaving = [w for w in await workers.lock(tx, ids) if w.state in ASKED_TO_STOP and w.instance_id is not None]
-    if not leaving:
+async def settle_workers(db: Connection, grace_seconds: float) -> bool:
+    """Settle some workers of retired accounts that were asked to stop; False, without a transaction, if there are
+    none."""
+    ids = await reachability.retired_workers(db, grace_seconds)
+    if not ids:
         return False
-    now = await pools.now(tx)
-    await demand.close_claims(tx, [worker.id for worker in leaving], now)
-    await reachability.record(tx, [machine(worker) for worker in leaving])
-    await workers.save(tx, [settled(worker, now) for worker in await release(tx, leaving, UNREACHABLE)])
-    return True
+    async with db.transaction():
+        leaving = [w for w in await workers.lock(db, ids) if w.state in ASKED_TO_STOP and w.instance_id is not None]
+        now = await pools.now(db)
+        await demand.close_claims(db, [worker.id for worker in leaving], now)
+        await reachability.record(db, [machine(worker) for worker in leaving])
+        await workers.save(db, [settled(worker, now) for worker in await release(db, leaving, UNREACHABLE)])
+    return bool(leaving)

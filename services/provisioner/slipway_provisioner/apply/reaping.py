@@ -48,13 +48,14 @@ async def keep(tx: Connection, account_id: str, findings: Findings, *, unlisted:
         await outbox.enqueue(tx, [kept_alert(account_id, 0)])
 
 
-async def forget_unlisted(tx: Connection) -> bool:
+async def forget_unlisted(db: Connection) -> bool:
     """Delete the orphan and missing instances of an account that is listed no more, since no pass would, and resolve
-    their alert; False if there are none."""
-    account_id = await orphans.unlisted_account(tx)
+    their alert; False, without a transaction, if there are none."""
+    account_id = await orphans.unlisted_account(db)
     if account_id is None:
         return False
-    await keep(tx, account_id, Findings(orphans=[], kept=[], missing=[], implausible=""), unlisted=())
+    async with db.transaction():
+        await keep(db, account_id, Findings(orphans=[], kept=[], missing=[], implausible=""), unlisted=())
     return True
 
 

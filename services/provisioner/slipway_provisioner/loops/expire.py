@@ -31,29 +31,21 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
             async with db.transaction():
                 await leases.renew(db)
             return False
-        async with db.transaction():
-            downtime_seconds = await deadlines.record_pass(db, regular_seconds=REGULAR_PASS_SECONDS)
+        downtime_seconds = await deadlines.record_pass(db, regular_seconds=REGULAR_PASS_SECONDS)
         if downtime_seconds:
             metrics.DOWNTIME_SECONDS.inc(downtime_seconds)
             LOG.warning("deadlines of workers are extended by the time without a pass", seconds=downtime_seconds)
-        async with db.transaction():
-            booting = await expiry.stop_overdue_boots(db, settings.boot_timeout_seconds, providers)
-        async with db.transaction():
-            idle = await expiry.stop_idle(db, settings.give_up_idle_seconds, providers)
-        async with db.transaction():
-            unresponsive = await expiry.stop_unresponsive(db, settings.unresponsive_timeout_seconds)
+        booting = await expiry.stop_overdue_boots(db, settings.boot_timeout_seconds, providers)
+        idle = await expiry.stop_idle(db, settings.give_up_idle_seconds, providers)
+        unresponsive = await expiry.stop_unresponsive(db, settings.unresponsive_timeout_seconds)
         async with db.transaction():
             sources = await settle_sources(db, settings.stale_demand_seconds)
         async with db.transaction():
             calls = await reachability.settle_calls(db)
-        async with db.transaction():
-            leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
-        async with db.transaction():
-            kept = await reaping.forget_unlisted(db)
-        async with db.transaction():
-            await pauses.resume_overdue(db)
-        async with db.transaction():
-            await configs.resume_overdue(db)
+        leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
+        kept = await reaping.forget_unlisted(db)
+        await pauses.resume_overdue(db)
+        await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
     return booting or idle or unresponsive or sources or calls or leaving or kept

@@ -166,11 +166,13 @@ async def resume(tx: Connection, name: str, *, reason: str, by: str, only_by: st
     return await _resume(tx, RESUME, name, reason, by, only_by=only_by)
 
 
-async def resume_overdue(tx: Connection) -> int:
-    """Resume launch configs whose pause has expired; returns their number."""
-    reason, by = "the pause expired", "provisioner"
-    rows = await tx.fetch(OVERDUE.text)
-    return sum([await _resume(tx, RESUME_OVERDUE, row["name"], reason, by) for row in rows])
+async def resume_overdue(db: Connection) -> int:
+    """Resume launch configs whose pause has expired, each in a transaction; returns their number."""
+    resumed, reason, by = 0, "the pause expired", "provisioner"
+    for row in await db.fetch(OVERDUE.text):
+        async with db.transaction():
+            resumed += await _resume(db, RESUME_OVERDUE, row["name"], reason, by)
+    return resumed
 
 
 async def _resume(tx: Connection, statement: Statement, name: str, reason: str, by: str, **condition: Any) -> bool:

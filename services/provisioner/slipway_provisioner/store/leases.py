@@ -347,7 +347,8 @@ async def resend(tx: Connection, after_seconds: float) -> int:
         if row["units"] > 0
     ]
     await outbox.enqueue(tx, events)
-    await _delete_requests(tx, [row["id"] for row in rows if row["units"] == 0])
+    if unneeded := [row["id"] for row in rows if row["units"] == 0]:
+        await _delete_requests(tx, unneeded)
     return len(rows)
 
 

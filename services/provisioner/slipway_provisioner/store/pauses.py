@@ -104,11 +104,13 @@ async def resume(tx: Connection, pool_id: str, *, reason: str, by: str) -> bool:
     return await _resume(tx, RESUME, pool_id, reason, by)
 
 
-async def resume_overdue(tx: Connection) -> int:
-    """Resume pools whose pause has expired; returns their number."""
-    reason, by = "the pause expired", "provisioner"
-    rows = await tx.fetch(OVERDUE.text)
-    return sum([await _resume(tx, RESUME_OVERDUE, row["id"], reason, by) for row in rows])
+async def resume_overdue(db: Connection) -> int:
+    """Resume pools whose pause has expired, each in a transaction; returns their number."""
+    resumed, reason, by = 0, "the pause expired", "provisioner"
+    for row in await db.fetch(OVERDUE.text):
+        async with db.transaction():
+            resumed += await _resume(db, RESUME_OVERDUE, row["id"], reason, by)
+    return resumed
 
 
 async def _resume(tx: Connection, statement: Statement, pool_id: str, reason: str, by: str) -> bool:
