@@ -1,4 +1,4 @@
-"""One PostgreSQL for all histories of a test session, with the settings of `make simulate`."""
+"""One PostgreSQL for all histories of a test session, beside that of other tests and with the settings of a run."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
     from slipway_local.servers.postgres import EmbeddedPostgres
     from tests.simulation.run import FAST
 
-    server = EmbeddedPostgres(session_folder / "postgres", FAST)
+    server = EmbeddedPostgres(session_folder / "simulation", FAST)
     await server.start()
     yield server
     await server.stop()
