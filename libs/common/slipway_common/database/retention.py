@@ -76,6 +76,13 @@ def older(at: ColumnElement[Any], age_seconds: ColumnElement[Any] = AGE) -> Colu
     return at < now - func.make_interval(0, 0, 0, 0, 0, 0, age_seconds)
 
 
+def unused_by(*uses: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Condition that no row refers to a row, looked up by an index for one row after another.
+
+    As NOT EXISTS it could become a join of both tables, which reads all of them for each chunk."""
+    return select(literal_column("1")).where(*uses).limit(1).scalar_subquery().is_(None)
+
+
 def delete_ended(table: Table, *ended: ColumnElement[bool], order: Sequence[ColumnElement[Any]]) -> Delete:
     """Deletion of a chunk of rows that have ended, in the `order` of an index that finds them, the oldest
     first. Where they change meanwhile, they are checked again."""
@@ -117,18 +124,22 @@ class PruneLoop:
         self._due: deque[tuple[Rule, float]] = deque()
         self._next_at = 0.0
 
+    def begin_round(self) -> None:
+        """Execute every rule again in the next steps."""
+        self._due = deque(self._rules)
+        self._next_at = monotonic_seconds() + EVERY_SECONDS
+
     async def step(self, database: Database) -> bool:
         """Delete for about a second; True if there is more to delete."""
         began = monotonic_seconds()
         if not self._due:
             if began < self._next_at:
                 return False  # woken early
-            self._next_at = began + EVERY_SECONDS
-            self._due.extend(self._rules)
+            self.begin_round()
         while self._due and monotonic_seconds() < began + STEP_SECONDS:
             rule, age_seconds = self._due.popleft()
             chunk_began = monotonic_seconds()
-            if await prune(database, rule, age_seconds) == CHUNK_ROWS:
+            if await prune(database, rule, age_seconds) > CHUNK_ROWS / 2:  # a few may be locked, or wait for others
                 self._due.append((rule, age_seconds))
             await asyncio.sleep(monotonic_seconds() - chunk_began)
         return bool(self._due)

@@ -17,6 +17,7 @@ from slipway_common.database.retention import (
     delete_ended,
     delete_oldest,
     older,
+    unused_by,
 )
 from slipway_common.database.sql import Statement
 from slipway_lease_broker.store.tables import (
@@ -42,7 +43,7 @@ DELETE_REQUESTS: Final = Statement(
         request,
         ENDED_REQUEST,
         older(request.c.last_requested_at),
-        ~exists().where(lease.c.lease_pool_id == request.c.lease_pool_id, lease.c.request_id == request.c.id),
+        unused_by(lease.c.lease_pool_id == request.c.lease_pool_id, lease.c.request_id == request.c.id),
         order=[request.c.last_requested_at],
     )
 )
@@ -72,9 +73,7 @@ DELETE_GROUPS: Final = Statement(
     )
 )
 DELETE_GANGS: Final = Statement(
-    delete_ended(
-        gang, older(gang.c.last_requested_at), ~exists().where(request.c.gang_id == gang.c.id), order=[gang.c.id]
-    )
+    delete_ended(gang, older(gang.c.last_requested_at), unused_by(request.c.gang_id == gang.c.id), order=[gang.c.id])
 )
 _SLOT_REQUEST: Final = slot_request.c
 DELETE_SLOT_REQUESTS: Final = Statement(

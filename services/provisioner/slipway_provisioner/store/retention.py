@@ -12,6 +12,7 @@ from slipway_common.database.retention import (
     delete_ended,
     delete_oldest,
     older,
+    unused_by,
 )
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
@@ -23,6 +24,7 @@ from slipway_provisioner.store.tables import (
     claim,
     decision,
     demand,
+    dirty_pool,
     in_states,
     launch_batch,
     launch_config,
@@ -32,6 +34,7 @@ from slipway_provisioner.store.tables import (
     pool_revision,
     unreachable_machine,
     worker,
+    worker_pool,
 )
 
 AUDIT: Final = "audit_kept_days"
@@ -55,9 +58,9 @@ DELETE_BATCHES: Final = Statement(
         launch_batch,
         launch_batch.c.state == BatchState.KNOWN,
         older(launch_batch.c.known_at),
-        ~sa.exists().where(worker.c.batch_id == launch_batch.c.id),
-        ~sa.exists().where(unreachable_machine.c.batch_id == launch_batch.c.id),
-        ~sa.exists().where(orphan_instance.c.batch_id == sa.cast(launch_batch.c.id, sa.Text)),
+        unused_by(worker.c.batch_id == launch_batch.c.id),
+        unused_by(unreachable_machine.c.batch_id == launch_batch.c.id),
+        unused_by(orphan_instance.c.batch_id == sa.cast(launch_batch.c.id, sa.Text)),
         order=[launch_batch.c.known_at],
     )
 )
@@ -69,6 +72,9 @@ DELETE_UNREACHABLE: Final = Statement(
 )
 DELETE_STOPS: Final = Statement(
     delete_ended(launch_stop, older(launch_stop.c.until), order=[launch_stop.c.scope, launch_stop.c.scope_id])
+)
+DELETE_MARKS: Final = Statement(
+    delete_ended(dirty_pool, unused_by(worker_pool.c.id == dirty_pool.c.pool_id), order=[dirty_pool.c.id])
 )
 DELETE_AUDIT: Final = Statement(delete_oldest(audit, audit.c.at, order=audit.c.id))
 _NEWER: Final = sa.func.row_number().over(
@@ -92,9 +98,9 @@ DELETE_ACCOUNTS: Final = Statement(
     delete_ended(
         account,
         account.c.removed,
-        ~sa.exists().where(launch_config.c.account_id == account.c.id),
-        ~sa.exists().where(worker.c.account_id == account.c.id, ~in_states(ENDED)),
-        ~sa.exists().where(unreachable_machine.c.account_id == account.c.id),
+        unused_by(launch_config.c.account_id == account.c.id),
+        unused_by(worker.c.account_id == account.c.id, ~in_states(ENDED)),
+        unused_by(unreachable_machine.c.account_id == account.c.id),
         order=[account.c.id],
     )
 )
@@ -113,7 +119,14 @@ RETENTION: Final[Retention] = (
         after="the end of the last of these",
         delete=DELETE_ACCOUNTS,
     ),
-    Bounded("worker_pool", "one row per name ever declared"),
+    Rule(
+        table="worker_pool",
+        rows="removed pools without launch configs and demand, with their history",
+        after="the removal",
+        days=REVISION_DAYS,
+        loop=ROLL_OUT,
+        chunk="one",
+    ),
     Rule(
         table="pool_revision",
         rows=f"history of a pool, except the newest {REVISIONS_MIN}; beyond the newest {REVISIONS_MAX} at once",
@@ -177,7 +190,12 @@ RETENTION: Final[Retention] = (
         days=7,
         delete=DELETE_ENDED_DEMAND,
     ),
-    Bounded("dirty_pool", "the marks of a pool are deleted by the decision that they cause"),
+    Rule(
+        table="dirty_pool",
+        rows="marks of pools that are deleted; the decision that a mark causes deletes it otherwise",
+        after="the deletion of the pool",
+        delete=DELETE_MARKS,
+    ),
     Bounded("lease_request", "one row per request that waits for its answer"),
     Rule(
         table="lease",

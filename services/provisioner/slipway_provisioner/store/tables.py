@@ -134,6 +134,8 @@ worker_pool = Table(
     CheckConstraint("max_capacity >= min_capacity"),
 )
 
+Index("worker_pool_deleted", worker_pool.c.id, postgresql_where=worker_pool.c.deleted)
+
 # What was declared of a pool, by its revision at that time. `changes` are those made then; `action` is apply, put or
 # rollback.
 pool_revision = Table(

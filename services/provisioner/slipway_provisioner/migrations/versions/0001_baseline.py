@@ -43,6 +43,7 @@ CREATE TABLE worker_pool (
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz, drain_seconds double precision,
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
+CREATE INDEX worker_pool_deleted ON worker_pool (id) WHERE deleted;
 CREATE TABLE pool_revision (
     pool_id text NOT NULL REFERENCES worker_pool, revision bigint NOT NULL,
     at timestamptz NOT NULL DEFAULT slipway_clock(), by text NOT NULL, action text NOT NULL,
