@@ -240,6 +240,43 @@ async def test_a_revision_that_is_declared_again_while_it_is_deleted(provisioner
     assert names == {"zone-a", "zone-b"}
 
 
+async def removed(provisioner: Provisioner) -> None:
+    """Remove the pool, and let its time pass until its launch configs are deleted."""
+    await provisioner.declare(declared("zone-a"))
+    await provisioner.declare(declared("zone-a") | {"worker_pools": []})
+    await provisioner.roll_out()
+    await provisioner.set_clock(REVISION_KEPT_SECONDS + 1)
+    async with provisioner.database.acquire() as db, db.transaction():
+        assert await roll_out.delete_expired(db, ZONE_A, REVISION_KEPT_SECONDS)
+    await provisioner.events()
+
+
+DELETION: Final = ("store.removed_pools.LOCK", "store.removed_pools.DELETE")
+POOLS: Final = "SELECT array_agg(id || CASE WHEN deleted THEN ' removed' ELSE '' END) FROM worker_pool"
+
+
+@locking(*DELETION)
+async def test_replicas_delete_a_pool_once(provisioner: Provisioner) -> None:
+    """With one tombstone."""
+    await removed(provisioner)
+    await asyncio.gather(*(roll_out_next(provisioner.database) for _ in range(3)))
+    assert await provisioner.database.fetchval(POOLS) is None
+    assert await provisioner.database.fetchval("SELECT count(*) FROM outbox WHERE value IS NULL") == 1
+
+
+@locking(*DELETION)
+@pytest.mark.parametrize("first", ["declaration", "deletion"])
+async def test_a_pool_that_is_declared_again_while_it_is_deleted(provisioner: Provisioner, first: str) -> None:
+    """It is there afterwards, whichever was first."""
+    await removed(provisioner)
+    steps = [provisioner.declare(declared("zone-a")), roll_out_next(provisioner.database)]
+    async with stopped_at(provisioner, "outbox", steps.pop(0 if first == "declaration" else 1)) as one:
+        two = provisioner.start(steps.pop())
+        await provisioner.until_waiting(one, two)
+    await asyncio.gather(one, two)
+    assert await provisioner.database.fetchval(POOLS) == ["linux"]
+
+
 def test_every_locking_statement_of_roll_outs_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
