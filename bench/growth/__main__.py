@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +36,7 @@ from slipway_lease_broker.store.retention import RETENTION as LEASE_BROKER
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
-from slipway_provisioner.loops import plan, roll_out
+from slipway_provisioner.loops import expire, plan, roll_out
 from slipway_provisioner.store.retention import RETENTION as PROVISIONER
 from slipway_weight_calculator.store.retention import RETENTION as WEIGHT_CALCULATOR
 from tests.simulation.deployment import SERVICES, Deployment, deployment_on
@@ -89,7 +88,7 @@ class Growth:
             end = min(begin + CHUNK_DAYS, last)
             numbers = begin * self.per_day + 1, end * self.per_day
             self.copied += await copies.copy_days(self.db, self.tables, *numbers, per_day=self.per_day)
-            await self.db.execute("ANALYZE")
+            await self.db.execute("ANALYZE", timeout=3600)
             await self._pass_to(end)
             await self._run_loops()
 
@@ -104,8 +103,10 @@ class Growth:
         await asyncio.gather(*(self._prune(name) for name in SERVICES))
         deployment = self.deployment
         provisioner = deployment.databases["provisioner"]
-        plan_next = partial(plan.plan_next, settings=deployment.settings, calculator_unavailable_seconds=lambda: 0.0)
-        while await plan_next(provisioner):
+        settings, providers = deployment.settings, {"simulated": deployment.cloud}
+        while await expire.expire_next(provisioner, settings=settings, providers=providers):
+            pass
+        while await plan.plan_next(provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0):
             pass
         for _ in range(ROUNDS_MAX):
             more = await roll_out.roll_out_next(provisioner)
@@ -116,7 +117,7 @@ class Growth:
             waiting = [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
             if not (more or any(waiting) or deployment.unread()):
                 return
-        raise AssertionError("the loops find no end")
+        raise AssertionError(f"the loops find no end: more {more}, outboxes {waiting}, unread {deployment.unread()}")
 
     async def _prune(self, name: str) -> None:
         loop = self.loops[name]
@@ -138,8 +139,8 @@ async def grow(server: EmbeddedPostgres, seed: int, *, per_day: int) -> dict[int
                 growth = Growth(deployment, db, per_day=per_day)
                 written = await growth.write_day()
                 print(
-                    f"a day of {day.WORKERS * per_day:,} workers leaves {sum(written.values()) * per_day:,} rows in "
-                    f"{len(written)} tables, written at 1/100 and copied",
+                    f"a day of {day.WORKERS} workers, 1/100 of the full volume, leaves {sum(written.values()):,} rows "
+                    f"in {len(written)} tables; {per_day} {'copies make' if per_day > 1 else 'copy makes'} a day",
                     flush=True,
                 )
                 before = 0

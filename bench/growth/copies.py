@@ -24,13 +24,13 @@ SELECT c.relname AS table_name, a.attname AS name, format_type(a.atttypid, NULL)
     EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND a.attnum = ANY(i.indkey)) AS is_unique
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE c.relkind IN ('r', 'p') AND c.relnamespace = $1::regnamespace ORDER BY c.relname, a.attnum"""
-# What differs between the days is replaced by KKKK once, so that each copy replaces only that: in UUIDs, in ids of
-# instances, which are "i-" and a number, and in revisions of launch configs, which are a name, "@" and a digest. Those
-# that existed before the day stay as they are.
+# What differs is replaced once, so that each copy replaces only that: by KKKK what each copy has for itself, in UUIDs
+# and in ids of instances, "i-" and a number; by DDDD what the copies of a day share, in names that contain MARK
+# and in revisions of launch configs, which are a name, "@" and a digest. Revisions from before the day stay.
 SHORTEN: Final = f"""
 regexp_replace(regexp_replace(regexp_replace(
-    replace({{column}}::text, '{MARK}', 'KKKK'), '-7[0-9a-f]{{{{3}}}}-', '-KKKK-', 'g'),
-    '\\mi-([0-9]{{{{6}}}})', 'i-KKKK\\1', 'g'), '@(?!{{known}})[0-9a-f]{{{{4}}}}', '@KKKK', 'g')"""
+    replace({{column}}::text, '{MARK}', 'DDDD'), '-7[0-9a-f]{{{{3}}}}-', '-KKKK-', 'g'),
+    '\\mi-([0-9]{{{{6}}}})', 'i-KKKK\\1', 'g'), '@(?!{{known}})[0-9a-f]{{{{4}}}}', '@DDDD', 'g')"""
 KNOWN: Final = "SELECT string_agg(left(split_part(id, '@', 2), 4), '|') FROM day.provisioner_launch_config_before"
 NUMBERS: Final = 10**9
 """Distance between the numbers of two copies within a unique key."""
@@ -116,10 +116,13 @@ async def copy_days(db: Connection, tables: Iterable[Table], first: int, last: i
         values = ", ".join(_again(column, DAY_SECONDS / per_day) for column in columns)
         done = await db.execute(
             f"INSERT INTO {table.full_name} ({names}) SELECT {values} FROM {table.written}, "
-            "(SELECT k, lpad(to_hex(k), 4, '0') AS h FROM generate_series($1::int, $2::int) AS k) AS copies "
+            "(SELECT k, lpad(to_hex(k), 4, '0') AS kkkk, lpad(to_hex((k - 1) / $3::int), 4, '0') AS dddd "
+            "FROM generate_series($1::int, $2::int) AS k) AS copies "
             "ORDER BY k ON CONFLICT DO NOTHING",
             first,
             last,
+            per_day,
+            timeout=3600,
         )
         inserted += int(done.split()[-1])
     return inserted
@@ -137,7 +140,7 @@ def _shortened(column: Column, known: str) -> str:
 def _again(column: Column, seconds: float) -> str:
     name = f'"{column.name}"'
     if column.type in TEXTS:
-        return f"replace({name}, 'KKKK', h)::{column.type}"
+        return f"replace(replace({name}, 'KKKK', kkkk), 'DDDD', dddd)::{column.type}"
     if column.type == "timestamp with time zone":
         return f"{name} + k * make_interval(secs => {seconds})"
     return f"{name} + k::bigint * {NUMBERS}" if column.type == "bigint" and column.is_unique else name

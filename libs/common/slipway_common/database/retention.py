@@ -29,7 +29,7 @@ from slipway_common.database.postgres import Database
 from slipway_common.database.sql import Statement
 from slipway_common.observability import metrics
 
-CHUNK_ROWS: Final = 1_000
+CHUNK_ROWS: Final = 500
 """Rows that one statement of the prune loop deletes at most: a few milliseconds of work."""
 HISTORY_DAYS: Final = 60.0
 """Retention of what only people read again."""

@@ -7,6 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.retention import CHUNK_ROWS
 from slipway_common.database.sql import Statement, array, given
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.lifecycle import ENDED, REGISTERED, STOPPABLE
@@ -169,6 +170,7 @@ EXPIRED_OF: Final = Statement(
     .join(launch_config_name, OF_NAME)
     .where(C.name == sa.bindparam("name"), *_EXPIRED)
     .order_by(C.id)
+    .limit(CHUNK_ROWS)
     .with_for_update(of=launch_config)
 )
 _IDS: Final = array("ids", C.id)
@@ -261,7 +263,7 @@ async def expired(db: Connection, kept_seconds: float) -> list[Name]:
 
 
 async def delete_expired(tx: Connection, name: str, kept_seconds: float) -> int:
-    """Delete the expired revisions of a name with their counts, weights and shares that nothing else uses, and the name
+    """Delete expired revisions of a name with their counts, weights and shares that nothing else uses, and the name
     if none is left and it is not declared. Returns their number. The name is locked."""
     rows = [
         dict(row)

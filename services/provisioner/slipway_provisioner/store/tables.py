@@ -531,6 +531,7 @@ unreachable_machine = Table(
     now("since"),
 )
 Index("unreachable_machine_account", unreachable_machine.c.account_id)
+Index("unreachable_machine_batch", unreachable_machine.c.batch_id)
 
 claim = Table(
     "claim",

@@ -220,6 +220,7 @@ CREATE TABLE unreachable_machine (
     batch_id uuid, instance_id text, since timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE INDEX unreachable_machine_account ON unreachable_machine (account_id);
+CREATE INDEX unreachable_machine_batch ON unreachable_machine (batch_id);
 CREATE TABLE claim (
     worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, reported_at timestamptz NOT NULL,
     pool_id text NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
