@@ -32,7 +32,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements mutants fuzz readme \
-	generated replay-same tables structure simulate policies bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
+	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -157,6 +157,9 @@ bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and 
 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
+
+growth: $(READY) ## Rows of each table after 2 and 12 months, and the longest lock of pruning a million rows: SEED=1, FULL=1 KEEP=1
+	@$(RUN) -m $(BROKEN) bench.growth
 
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=new-image SEEDS=3 SEED=1 BOOTS=20,90,480 RATE=24, SCENARIO=FILE, CELL=all-out/slipway/7, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies

@@ -178,10 +178,14 @@ async def test_a_rule_that_fails_delays_no_other(service: Service) -> None:
     broken = Rule(table="gap", rows="", after="", delete=Statement(text("DELETE FROM nothing")))
     await service.insert("gap", 1, seconds=61 * DAY_SECONDS)
     loop = PruneLoop((broken, *RETENTION), SimpleNamespace())
-    with pytest.raises(asyncpg.UndefinedTableError):
-        await loop.step(service.database)
-    while await loop.step(service.database):
-        pass
+    failures = 0
+    for _ in range(20):
+        try:
+            if not await loop.step(service.database):
+                break
+        except asyncpg.UndefinedTableError:
+            failures += 1
+    assert failures == 1
     assert await service.count("gap") == 0
     assert await loop.step(service.database) is False, "woken early"
 

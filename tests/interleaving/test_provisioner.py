@@ -76,6 +76,7 @@ from slipway_provisioner.store import (
 from slipway_provisioner.store.batches import Batch
 from slipway_provisioner.store.retention import DELETE_AUDIT, DELETE_STOPS
 from slipway_provisioner.store.tables import states
+from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import (
     START,
     Divided,
@@ -1181,6 +1182,8 @@ UPDATE worker SET state = 'stopped', ended_at = slipway_clock();
 UPDATE lease SET state = 'ended';
 DELETE FROM decision;
 DELETE FROM pool_revision;
+DELETE FROM dirty_pool;
+INSERT INTO dirty_pool (pool_id, reason) VALUES ('gone', 'a weight');
 INSERT INTO decision (id, pool_id, at, last_at, launched, reason, details)
 VALUES (gen_random_uuid(), 'linux', slipway_clock(), slipway_clock(), 0, '', '{}');
 INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at, ended_at)
@@ -1202,6 +1205,7 @@ PRUNED: Final = (
     "launch_stop",
     "pool_revision",
     "account",
+    "dirty_pool",
 )
 
 
@@ -1219,6 +1223,7 @@ async def rows(provisioner: Provisioner) -> list[int]:
     "store.retention.DELETE_STOPS",
     "store.retention.DELETE_REVISIONS",
     "store.retention.DELETE_ACCOUNTS",
+    "store.retention.DELETE_MARKS",
 )
 async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisioner) -> None:
     """It waits for nobody, and deletes those rows in a later round. Two that prune at once do not wait for each other
@@ -1226,15 +1231,18 @@ async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisio
     await provisioner.starting(1)
     await provisioner.database.execute(OLD_ROWS)
     await provisioner.set_clock(401 * 86_400)
-    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2]
+    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2, 1]
     async with provisioner.database.acquire() as db, db.transaction():
         for table in PRUNED:
             await db.execute(f"SELECT FROM {table} FOR UPDATE")
-        await provisioner.prune()
+        pruning = provisioner.start(provisioner.prune())
+        await until_ended_or_waiting(provisioner.database, pruning)
+        assert pruning.done(), "pruning waits for a lock"
+        await pruning
         assert await rows(provisioner) == all_of_them
     await asyncio.gather(*(provisioner.prune() for _ in range(3)))
     await provisioner.prune()
-    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1]
+    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1, 0]
 
 
 @locking("store.retention.DELETE_STOPS", "store.launch_stops.PUT")
@@ -1538,7 +1546,7 @@ def test_every_locking_statement_has_an_interleaving() -> None:
     locks = locking_statements(slipway_provisioner)
     # test_declarations.py, test_roll_outs.py, test_unreachable_accounts.py, test_sources.py
     elsewhere = (
-        *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources."),
+        *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
         "store.retention.DELETE_ENDED_DEMAND",
     )
     assert {name for name in locks if not name.startswith(elsewhere)} == locking

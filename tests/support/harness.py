@@ -90,6 +90,15 @@ async def until_waiting(database: Database, *tasks: asyncio.Task[Any]) -> None:
     await until(all_wait, f"{len(tasks)} sessions wait for locks")
 
 
+async def until_ended_or_waiting(database: Database, task: asyncio.Task[Any]) -> None:
+    """Wait until a task has ended or a session is blocked on a lock."""
+
+    async def ended_or_waiting() -> bool:
+        return task.done() or bool(await database.fetchval(WAITING))
+
+    await until(ended_or_waiting, "the task ends or waits for a lock")
+
+
 async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
     """Create a template database once per server and name: the tables of every service, and one for effects."""
     url = await server.create_database(name)
