@@ -245,7 +245,7 @@ FEW: Final = ELSEWHERE | {"launch_stop", "gangs", "unreachable_machine"} - {"dem
 
 @pytest.mark.parametrize("service", ROWS, indirect=True)
 async def test_rules_find_rows_by_an_index(service: Service) -> None:
-    """What has not ended is not read, and no table is sorted or joined as a whole."""
+    """Rows that have not ended are not read, and no table is sorted or joined as a whole."""
     async with service.database.acquire() as db, db.transaction():
         for plans in ("seqscan", "bitmapscan", "sort"):  # small tables are read as a whole otherwise
             await db.execute(f"SET LOCAL enable_{plans} = off")
