@@ -121,20 +121,19 @@ async def unannounced(tx: Connection, lease_pool_id: str, *, limit: int) -> list
 
 async def named(db: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
     """Requests by (lease pool id, request id)."""
-    return await _fetch(db, NAMED, keys)
+    if not keys:
+        return []
+    pools, ids = zip(*keys, strict=True)
+    return structs(await db.fetch(NAMED.text, *NAMED.arguments(lease_pool_id=pools, id=ids)), Request)
 
 
 async def lock(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
     """Lock requests by (lease pool id, request id), so that none is pruned before the transaction ends. Call it under
     the locks of their pools."""
-    return await _fetch(tx, LOCK, keys)
-
-
-async def _fetch(db: Connection, statement: Statement, keys: Collection[tuple[str, str]]) -> list[Request]:
     if not keys:
         return []
     pools, ids = zip(*keys, strict=True)
-    return structs(await db.fetch(statement.text, *statement.arguments(lease_pool_id=pools, id=ids)), Request)
+    return structs(await tx.fetch(LOCK.text, *LOCK.arguments(lease_pool_id=pools, id=ids)), Request)
 
 
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
