@@ -79,6 +79,21 @@ async def test_changed_rows_are_found(provisioner: Provisioner) -> None:
     assert await rows.changed() == []
 
 
+async def test_refusals_that_change_rows_are_found(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Here an app writes a row before each answer."""
+    async with WORLDS["weight-calculator"](postgres, tmp_path) as world:
+
+        async def writing(*given: Any) -> None:
+            await world.database.execute("INSERT INTO gap (topic, partition, kind, detail) VALUES ('t', 1, 'k', 'd')")
+            await world.app(*given)
+
+        report = await fuzz(world._replace(app=writing), seed=1, number=20)
+    assert report.answers[4]
+    assert (
+        len([line for line in report.found if "the refused request has changed rows: gap" in line]) == report.answers[4]
+    )
+
+
 def test_requests_depend_on_the_seed_alone() -> None:
     """They reach every operation, and are valid and broken in many ways."""
     made = [

@@ -135,6 +135,7 @@ def _longest(column: Column[Any], rng: Random) -> Any:
 @pytest.mark.parametrize("tables", [broker.metadata, calculator.metadata, provisioner.metadata])
 async def test_texts_within_their_limits_fit_into_every_index(postgres: EmbeddedPostgres, tables: MetaData) -> None:
     rng, found = Random(1), list(_indexed(tables))
+    refused: list[str] = []
     connection = await asyncpg.connect(await postgres.create_database(new_id()))
     try:
         for place, (name, columns) in enumerate(found):
@@ -147,7 +148,8 @@ async def test_texts_within_their_limits_fit_into_every_index(postgres: Embedded
             try:
                 await connection.execute(insert, *(_longest(column, rng) for column in columns))
             except asyncpg.ProgramLimitExceededError as error:
-                pytest.fail(f"{name}: {error}")
+                refused.append(f"{name}: {error}")
     finally:
         await connection.close()
+    assert refused == []
     assert len(found) > 10
