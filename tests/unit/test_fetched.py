@@ -7,6 +7,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import DefaultRecordBase
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from slipway_common.messaging import fetched as slipway_fetched
 from slipway_common.messaging.fetched import FetchedBatches
@@ -112,6 +113,16 @@ def test_batch_that_the_broker_has_cut_off() -> None:
     assert not FetchedBatches(b"").has_next()
     assert not FetchedBatches(bytes(100)).has_next()
     assert FetchedBatches(raw[:50]).size_in_bytes() == 50
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_batch_of_an_older_format(codec: int) -> None:
+    """A broker may still have records from before Kafka 0.11, which have no headers."""
+    builder = LegacyRecordBatchBuilder(magic=1, compression_type=codec, batch_size=1_000)
+    for offset in (0, 1):
+        builder.append(offset, timestamp=1_000, key=b"key", value=b"old")
+    raw: bytes = builder.build()
+    assert values(fetched(bytes(raw), batch(0, b"new", base_offset=2))) == [(0, b"old"), (1, b"old"), (2, b"new")]
 
 
 def test_control_batch() -> None:

@@ -22,6 +22,7 @@ from slipway_common.messaging.records import Undecoded
 
 FRAME_BYTES: Final = 12  # base offset and length, before every batch
 MAGIC: Final = 16  # place of the format's version
+CODEC: Final = 22  # place of the byte with the codec
 HEADER: Final = DefaultRecordBase.HEADER_STRUCT
 ATTRIBUTES: Final = 5  # among the fields of HEADER; the length is the second
 CODEC_MASK: Final = DefaultRecordBase.CODEC_MASK
@@ -46,7 +47,6 @@ class FetchedBatch(msgspec.Struct, frozen=True):
     """One batch, with the attributes that the client expects. Its checksum is known to be right, or its only record is
     `Undecoded`. No producer is named, since that matters only to consumers of committed transactions."""
 
-    base_offset: int
     next_offset: int
     records: Sequence[Any]
     is_control_batch: bool = False
@@ -90,39 +90,49 @@ class FetchedBatches:
 def batch_of(raw: bytes, following: int | None = None) -> FetchedBatch:
     """Decode a batch; one `Undecoded` takes the place of its records if that fails. The next batch, if it is known,
     begins at the offset `following`."""
-    base_offset, magic = int.from_bytes(raw[:8], signed=True), raw[MAGIC] if len(raw) > MAGIC else 0
-    has_header = magic >= 2 and len(raw) >= HEADER.size
-    last_offset = base_offset + HEADER.unpack_from(raw)[6] if has_header else -1
-    if following is not None and not base_offset <= last_offset < following:
-        last_offset = following - 1  # the count of offsets is corrupt or unknown
-    last_offset = max(last_offset, base_offset)
     try:
+        magic = raw[MAGIC] if len(raw) > MAGIC else 0
         if magic > 2:
             raise BadEvent(f"unknown record format {magic}")
-        if magic == 2 and not has_header:
+        if magic == 2 and len(raw) < HEADER.size:
             raise BadEvent("its header is incomplete")
         batch = MemoryRecords(raw).next_batch()
         if not batch.validate_crc():
             raise BadEvent("wrong checksum")
-        records = _records(_decompressed(raw) if magic == 2 else raw)
-        return FetchedBatch(base_offset, batch.next_offset, records, batch.is_control_batch)
+        records = _records(raw, batch) if magic == 2 else list(batch)
+        return FetchedBatch(batch.next_offset, records, batch.is_control_batch)
     except MemoryError:
         raise  # no fault of the batch
     except Exception as error:
-        offsets = f"offset {base_offset}" if base_offset == last_offset else f"offsets {base_offset}…{last_offset}"
-        reason = f"record batch of {offsets} cannot be decoded: {error if str(error) else repr(error)}"
-        stored_ms = max(0, HEADER.unpack_from(raw)[8]) if has_header else 0
-        # The client drops records below its position, which may be anywhere in the batch.
-        undecoded = FetchedRecord(last_offset, stored_ms, 0, None, Undecoded(raw, reason))
-        return FetchedBatch(base_offset, last_offset + 1, [undecoded])
+        return _undecoded(raw, following, str(error) or repr(error))
 
 
-def _records(raw: bytes) -> Sequence[Any]:
+def _undecoded(raw: bytes, following: int | None, reason: str) -> FetchedBatch:
+    base_offset = last_offset = int.from_bytes(raw[:8], signed=True)
+    stored_ms = 0
+    if len(raw) >= HEADER.size and raw[MAGIC] >= 2:
+        fields = HEADER.unpack_from(raw)
+        last_offset, stored_ms = base_offset + fields[6], max(0, fields[8])
+    elif following is not None:
+        last_offset = following - 1
+    if following is not None and not base_offset <= last_offset < following:
+        last_offset = following - 1  # the count of offsets is corrupt as well
+    last_offset = max(last_offset, base_offset)
+    offsets = f"offset {base_offset}" if base_offset == last_offset else f"offsets {base_offset}…{last_offset}"
+    value = Undecoded(raw, f"record batch of {offsets} cannot be decoded: {reason}")
+    # The client drops records below its position, which may be anywhere in the batch.
+    undecoded = FetchedRecord(last_offset, stored_ms, 0, None, value)
+    return FetchedBatch(last_offset + 1, [undecoded])
+
+
+def _records(raw: bytes, batch: Any) -> Sequence[Any]:
+    """Records of a batch of today's format."""
+    if raw[CODEC] & CODEC_MASK:
+        raw = _decompressed(raw)
+        batch = MemoryRecords(raw).next_batch()
     try:
-        return list(MemoryRecords(raw).next_batch())
+        return list(batch)
     except Exception:
-        if raw[MAGIC] != 2:
-            raise
         return list(_with_escaped_names(raw))
 
 
@@ -131,8 +141,6 @@ def _decompressed(raw: bytes) -> bytes:
     a codec."""
     fields = list(HEADER.unpack_from(raw))
     codec = fields[ATTRIBUTES] & CODEC_MASK
-    if not codec:
-        return raw
     if codec not in CODECS:
         raise BadEvent(f"unknown compression codec {codec}")
     body = CODECS[codec](raw[HEADER.size :])
