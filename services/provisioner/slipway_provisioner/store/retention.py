@@ -205,6 +205,7 @@ RETENTION: Final[Retention] = (
         delete=DELETE_LEASES,
     ),
     Bounded("unleased_pace", "one row per lease pool that an account names"),
+    Rule(table="worker", rows="ended workers", after="the worker's end", days=14, delete=DELETE_WORKERS),
     Rule(
         table="launch_batch",
         rows="launch batches without workers, unreachable machines and orphan instances",
@@ -212,7 +213,6 @@ RETENTION: Final[Retention] = (
         days=14,
         delete=DELETE_BATCHES,
     ),
-    Rule(table="worker", rows="ended workers", after="the worker's end", days=14, delete=DELETE_WORKERS),
     Rule(table="claim", rows="ended claims", after="the claim's end", days=1, delete=DELETE_CLAIMS),
     Rule(
         table="decision", rows="decisions", after="the last repetition of the decision", days=7, delete=DELETE_DECISIONS
