@@ -198,7 +198,7 @@ async def test_retire(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) 
     """Open calls are settled without evidence, their room is free, and they are listed until a pass over the reinstated
     account. Before, they keep the pool at its maximum."""
     await provisioner.database.execute("UPDATE worker_pool SET max_capacity = 4")
-    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+    async with administrator(provisioner, tmp_path, ["accounts:write", "read"]) as client:
         retire = {"reason": "closed by its owner"}
         answer = await client.post(f"/accounts/{DEAD}/retire", json=retire)
         assert (answer.status_code, answer.json().get("type")) == (409, "urn:slipway:problem:account-reachable")
@@ -253,7 +253,7 @@ async def test_nothing_is_asked_about_an_account_that_is_listed_no_more(
         await provisioner.expire()
     else:
         await provisioner.database.execute("UPDATE account SET unreachable = true WHERE id = $1", DEAD)
-        async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+        async with administrator(provisioner, tmp_path, ["accounts:write", "read"]) as client:
             await client.post(f"/accounts/{DEAD}/retire", json={"reason": "closed"})
     assert await kept(provisioner) == ["sim-b"]
     assert await provisioner.database.fetchval("SELECT count(*) FROM missing_instance") == 0
@@ -279,7 +279,7 @@ async def test_leaving_workers_of_a_retired_account(provisioner: Provisioner, cl
     await provisioner.set_clock(200)
     await provisioner.reap()
     await provisioner.events()
-    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+    async with administrator(provisioner, tmp_path, ["accounts:write", "read"]) as client:
         await client.post(f"/accounts/{DEAD}/retire", json={"reason": "closed"})
         assert (await states(provisioner))[DEAD] == {"running": 1, "starting": 1}
         await provisioner.database.execute("UPDATE worker SET last_seen_at = $1", booting.requested_at)
@@ -298,7 +298,7 @@ async def test_leaving_workers_of_a_retired_account(provisioner: Provisioner, cl
 async def test_an_account_that_is_reinstated_in_vain(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) -> None:
     """The alert is raised again until it answers. What it left a month ago is ended then, since its batch is known."""
     await die(provisioner, clouds)
-    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+    async with administrator(provisioner, tmp_path, ["accounts:write", "read"]) as client:
         await client.post(f"/accounts/{DEAD}/retire", json={"reason": "closed"})
         assert [type(alert) for alert in await alerts(provisioner)] == [AlertRaised, AlertResolved]
         await provisioner.set_clock(30 * 86400)
@@ -314,7 +314,7 @@ async def test_an_account_that_is_reinstated_in_vain(provisioner: Provisioner, c
 
 @pytest.mark.parametrize("command", ["retire", "reinstate", "confirm-unresponsive"])
 async def test_refused_commands(provisioner: Provisioner, tmp_path: Path, command: str) -> None:
-    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+    async with administrator(provisioner, tmp_path, ["accounts:write", "read"]) as client:
         answer = await client.post(f"/accounts/nobody/{command}", json={"reason": "test"})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:slipway:problem:unknown-account")
         assert (await client.get("/accounts/nobody")).status_code == 404
@@ -323,7 +323,7 @@ async def test_refused_commands(provisioner: Provisioner, tmp_path: Path, comman
 
 
 async def test_reinstating_what_is_not_retired(provisioner: Provisioner, tmp_path: Path) -> None:
-    async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
+    async with administrator(provisioner, tmp_path, ["accounts:write", "read"]) as client:
         answer = await client.post(f"/accounts/{DEAD}/reinstate", json={"reason": "test"})
         assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:account-not-retired")
 

@@ -9,10 +9,10 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Header
 
 from slipway_common.base.clock import utc_now
 from slipway_common.declaration.models import LeasePool, WorkerPool
@@ -357,6 +357,7 @@ class Services:
         problem.install(self.app)
         self.received: list[tuple[str, dict[str, Any]]] = []
         self.dead_letters = 0
+        self.authorization: str | None = None  # of the last GET
 
         @self.app.get("/{service}/status")
         async def status(service: str) -> dict[str, Any]:
@@ -376,7 +377,8 @@ class Services:
             }
 
         @self.app.get("/{service}/{path:path}")
-        async def get(path: str) -> Any:
+        async def get(path: str, authorization: Annotated[str | None, Header()] = None) -> Any:
+            self.authorization = authorization
             if path not in ANSWERS:
                 raise Problem(404, REFUSALS[path.partition("/")[0]], "No such thing", path)
             return ANSWERS[path]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,6 +363,23 @@ def complete(words: str, url: str) -> list[str]:
 )
 def test_completion_offers_existing_ids(url: str, words: str, offered: list[str]) -> None:
     assert complete(words, url) == offered
+
+
+def test_completion_reads_with_the_token_of_the_shell(
+    services: Services, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every list needs a token."""
+    file = tmp_path / "token"
+    file.write_text("of-a-file\n")
+    monkeypatch.setenv("SLIPWAY_TOKEN_FILE", str(file))
+    assert complete("slipway pool show ", url) == ["linux"]
+    assert services.authorization == "Bearer of-a-file"
+    monkeypatch.setenv("SLIPWAY_TOKEN", "of-a-variable")
+    assert complete("slipway pool show ", url) == ["linux"]
+    assert services.authorization == "Bearer of-a-variable"
+    monkeypatch.delenv("SLIPWAY_TOKEN")
+    file.unlink()
+    assert complete("slipway pool show ", url) == []
 
 
 def test_completion_is_empty_when_services_are_unavailable() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from slipway_client.cli.tables import Output
-from slipway_client.transport.http import SERVICES, Api, Failed
+from slipway_client.transport.http import SERVICES, Api, Failed, token_of
 from slipway_client.view import moments
 from slipway_common.base.clock import utc_now
 
@@ -97,9 +97,10 @@ def _completion(
         given = context.find_root().params
         urls = {service: given.get(service.replace("-", "_")) or _url(service)}
         try:
-            rows = Api(urls, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
+            token = given.get("token") or token_of(os.environ)
+            rows = Api(urls, token, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
             return list({id_: about(row) for row in reversed(rows) for id_ in ids(row)}.items())[::-1]
-        except (Failed, KeyError, TypeError):
+        except (Failed, ValueError, KeyError, TypeError):
             return []
 
     return complete

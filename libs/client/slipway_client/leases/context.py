@@ -13,9 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
@@ -24,7 +23,7 @@ from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session, Unleased, open_session
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
-from slipway_client.transport.http import SERVICES
+from slipway_client.transport.http import SERVICES, token_of
 from slipway_client.transport.switch import switched_off
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
@@ -106,7 +105,7 @@ def lease(
             unavailable_seconds=unavailable_seconds,
         )
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
-        return open_session(where, token or _token(environment), wanted, admission, log)
+        return open_session(where, token or token_of(environment), wanted, admission, log)
 
     return Leasing(None if switched_off(environment) else new_session)
 
@@ -264,12 +263,3 @@ def _ends_by_unwinding() -> Iterator[None]:
         for signum in changed:
             if signal.getsignal(signum) is leave:
                 signal.signal(signum, signal.SIG_DFL)
-
-
-def _token(environment: Mapping[str, str]) -> str:
-    if given := environment.get("SLIPWAY_TOKEN"):
-        return given
-    file = environment.get("SLIPWAY_TOKEN_FILE")
-    from slipway_common.base.settings import read_value  # slow to import, since it validates settings of services
-
-    return read_value("SLIPWAY_TOKEN_FILE", Path(file)) if file else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
@@ -60,6 +61,17 @@ class InvalidDeclaration(Failed):
     """A service refused a declaration as invalid, as a file would be."""
 
     exit_code = 2
+
+
+def token_of(environment: Mapping[str, str]) -> str:
+    """Access token of SLIPWAY_TOKEN, or in the file that SLIPWAY_TOKEN_FILE names; empty without either. Raises
+    UnreadableFile."""
+    if given := environment.get("SLIPWAY_TOKEN"):
+        return given
+    file = environment.get("SLIPWAY_TOKEN_FILE")
+    from slipway_common.base.settings import read_value  # slow to import, since it validates settings of services
+
+    return read_value("SLIPWAY_TOKEN_FILE", Path(file)) if file else ""
 
 
 class Api:
