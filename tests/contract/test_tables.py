@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from slipway_common.base.ids import new_id
 from slipway_common.base.text import KEY, NAME, WORD
+from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.sql import DIALECT
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX
 from slipway_common.events.lease import LeaseGroup
@@ -34,7 +35,7 @@ from slipway_lease_broker.domain.spread import group_key
 from slipway_lease_broker.store import tables as broker
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store import tables as provisioner
-from slipway_provisioner.store.tables import PERCENT_ENCODED, launch_config
+from slipway_provisioner.store.tables import launch_config
 from slipway_weight_calculator.store import tables as calculator
 from tests.tools.tables import SERVICES, differences, made, migrated
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
@@ -36,15 +37,6 @@ EMPTY_OBJECT: Final = text("'{}'")
 
 metadata = MetaData()
 messaging(metadata)
-# A text as one part of a key, like `encoded` in slipway_common.base.percent. Every byte but those of the unreserved
-# characters of RFC 3986 and "@" is encoded.
-PERCENT_ENCODED: Final = r"""
-CREATE FUNCTION percent_encoded(given text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
-    SELECT CASE WHEN given ~ '^[A-Za-z0-9_.~@-]*$' THEN given ELSE (
-        SELECT string_agg(CASE WHEN c ~ '^[A-Za-z0-9_.~@-]$' THEN c ELSE
-            regexp_replace(upper(encode(convert_to(c, 'UTF8'), 'hex')), '(..)', '%\1', 'g') END, '' ORDER BY place)
-        FROM regexp_split_to_table(given, '') WITH ORDINALITY AS t (c, place)) END
-$$"""
 metadata.info["before"].append(PERCENT_ENCODED)
 
 
