@@ -181,7 +181,7 @@ CALLERS: Final = ("nobody", "stranger", "foreign", "worker", "read", "read:setti
 
 @cache
 def apps() -> dict[str, FastAPI]:
-    """The routes of every service, without servers: who is let in is told that the service is starting."""
+    """The routes of every service, without servers: an admitted request is answered that the service is starting."""
     given: dict[str, Any] = {"database_url": "", "kafka": ""}
     return {
         "provisioner": provisioner.build(ProvisionerSettings(registration_key="key", **given)).app(),

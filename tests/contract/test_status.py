@@ -167,7 +167,7 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
 
 
 async def test_stopped_partitions_are_adopted_with_a_right(tmp_path: Path) -> None:
-    """One of them, or all, by a token with the scope alone; a topic that is not consumed is told from one that is."""
+    """One of them, or all, by a token with the scope alone; a topic that is not consumed has a refusal of its own."""
 
     class Adopting(Consuming):
         async def adopt(self, partition: int, *, at_end: bool) -> int:
