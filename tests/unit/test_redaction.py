@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.base.redaction import CHARACTERS_MAX, redacted
+from slipway_common.observability import telemetry
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,20 @@ def test_one_short_line_of_anything(text: str) -> None:
 
 def test_a_long_text_is_cut() -> None:
     assert redacted("no room " * 100).endswith("…")
+
+
+def test_errors_in_logs() -> None:
+    """What an error says is redacted, in a traceback too; code, ids and our own messages stay."""
+    text = "secret=s3cr3t-word"
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        lines = [
+            telemetry.written({"event": "call failed", "logger": "slipway_x", "batch": "01981c6e-8f7a-7d53", **more})
+            for more in ({"error": repr(error)}, {"reason": str(error)}, {"exc_info": error})
+        ]
+    assert [line for line in lines if "s3cr3t-word" in line or "call failed" not in line or "8f7a" not in line] == []
+    assert "test_redaction.py" in lines[-1]
+    assert "secret=…" in lines[-1] or "secret=\\u2026" in lines[-1]
+    library = telemetry.written({"event": "login with password=s3cr3t-word", "logger": "aiokafka"})
+    assert "s3cr3t-word" not in library

@@ -7,7 +7,7 @@ from typing import Any, Final
 from slipway_common.base.errors import BadEvent
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, redacted_signal
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_common.messaging import outbox
 from slipway_common.messaging.consume import Batch
@@ -80,7 +80,7 @@ class Folding:
                 self.refused += [Refused(signal.event(), reason) for signal, reason in dropped]
                 traces[configs.config_in(received.subject)] = received.traceparent
             elif reason := signals.fold(draft, received, now, self.rules):
-                self.refused.append(Refused(received.event, reason))
+                self.refused.append(Refused(redacted_signal(received.event), reason))
 
     def dead_letter(self, records: Iterable[Record]) -> None:
         """Count dead-lettered and parked records as folded, and their probes as ended."""

@@ -1,13 +1,17 @@
-"""Redaction of external text for events, alerts and logs: one short line without likely secrets. Pure.
+"""Redaction of external text: one short line without likely secrets, written to rows, events and logs. Pure.
 
-When in doubt text is removed: a request id is redacted too, since it looks like a token.
+Text of providers, machines, monitors and of errors is redacted where it enters: afterwards it is part of sentences with
+names and ids, which look like tokens. When in doubt text is removed: a request id is redacted too.
 """
 
 import re
 from typing import Final
 
 CHARACTERS_MAX: Final = 200
+ERROR_CHARACTERS_MAX: Final = 500
 GONE: Final = "…"
+CODE: Final = ('  File "', "    ")
+"""Beginnings of the lines of a traceback that show code."""
 
 # Applied in this order: first secrets recognised by a name, last any long random-looking text.
 _PATTERNS: Final = (
@@ -29,7 +33,21 @@ _PATTERNS: Final = (
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
     """Redact `text` and shorten it to one line of at most `characters_max` characters."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 20 * characters_max]).split())
+    line = _hidden(" ".join("".join(c if c.isprintable() else " " for c in text[: 20 * characters_max]).split()))
+    return line if len(line) <= characters_max else line[: characters_max - 1] + GONE
+
+
+def described(error: BaseException, characters_max: int = ERROR_CHARACTERS_MAX) -> str:
+    """Type and redacted text of an error."""
+    return redacted(f"{type(error).__name__}: {error}", characters_max)
+
+
+def redacted_traceback(text: str) -> str:
+    """A traceback with its messages redacted. Lines of code stay as they are, since they hold no values."""
+    return "\n".join(line if line.startswith(CODE) else _hidden(line) for line in text.split("\n"))
+
+
+def _hidden(line: str) -> str:
     for pattern, instead in _PATTERNS:
         line = pattern.sub(instead, line)
-    return line if len(line) <= characters_max else line[: characters_max - 1] + GONE
+    return line

@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.redaction import redacted
+from slipway_common.base.text import REASON
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import KINDS, REQUESTS, TARGETS, TTL_SECONDS_MAX
 
@@ -67,6 +69,11 @@ def is_for_provisioner(event: SignalRaised) -> bool:
     """True if the provisioner acts on a valid signal: a request, or the interruption of a worker. The weight-calculator
     acts on all others."""
     return event.kind in REQUESTS or (event.kind, event.target_kind) == ("spot_interruption", "worker")
+
+
+def redacted_signal(event: SignalRaised) -> SignalRaised:
+    """The signal as it is stored and published: monitors quote what failed in its reason."""
+    return msgspec.structs.replace(event, reason=redacted(event.reason, REASON.characters))
 
 
 def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> str:

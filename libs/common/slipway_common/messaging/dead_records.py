@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
+from slipway_common.base.redaction import described, redacted
 from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import Topic, dead_letter_topic
 from slipway_common.messaging import outbox
@@ -51,8 +52,10 @@ class DeadRecord(msgspec.Struct, frozen=True):
 
 
 def reason_of(error: Exception) -> str:
-    """Reason for people why a record is dead; a BadEvent is worded for them."""
-    return str(error) if isinstance(error, BadEvent) else f"{type(error).__name__}: {error}"
+    """Reason for people why a record is dead, without likely secrets; a BadEvent is worded for them."""
+    if isinstance(error, BadEvent):
+        return redacted(str(error), REASON_CHARACTERS_MAX)
+    return described(error, REASON_CHARACTERS_MAX)
 
 
 async def store(tx: Connection, service: str, dead_records: Sequence[DeadRecord]) -> None:

@@ -2,14 +2,15 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from slipway_common.base.ids import random_bytes
+from slipway_common.base.redaction import redacted, redacted_traceback
 from slipway_common.observability import metrics
 
 _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
@@ -19,6 +20,11 @@ PUBLISHED: Final = metrics.counter("slipway_published_total")
 UNOWNED: Final = metrics.gauge("slipway_unowned_partitions")
 UNSENDABLE: Final = metrics.gauge("slipway_unsendable_partitions")
 LOOP_SECONDS: Final = metrics.histogram("slipway_loop_seconds")
+EXTERNAL: Final = ("error", "reason")
+"""Values of log lines that quote text from outside."""
+OWN: Final = "slipway_"
+"""Beginning of the names of Slipway's own loggers, whose messages are constants."""
+LOGGED_CHARACTERS_MAX: Final = 2_000
 LOOP_FAILURES: Final = metrics.counter("slipway_loop_failures_total")
 
 
@@ -48,8 +54,7 @@ def configure_logs(service: str, level: int = logging.INFO) -> None:
             foreign_pre_chain=shared,  # type: ignore[arg-type]
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
+                *WRITTEN,
             ],
         )
     )
@@ -58,6 +63,30 @@ def configure_logs(service: str, level: int = logging.INFO) -> None:
     for noisy in ("aiokafka", "uvicorn.access", "httpx2", "httpcore2", "faststream", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _redact(_: object, __: str, event: dict[str, object]) -> dict[str, object]:
+    """Redact what errors say. Ids and names are values of their own."""
+    for name in EXTERNAL:
+        if isinstance(text := event.get(name), str):
+            event[name] = redacted(text, LOGGED_CHARACTERS_MAX)
+    if isinstance(traceback := event.get("exception"), str):
+        event["exception"] = redacted_traceback(traceback)
+    if not str(event.get("logger", "")).startswith(OWN):
+        event["event"] = redacted(str(event.get("event", "")), LOGGED_CHARACTERS_MAX)
+    return event
+
+
+WRITTEN: Final[Sequence[Any]] = (structlog.processors.format_exc_info, _redact, structlog.processors.JSONRenderer())
+"""Processors that make a line of an event."""
+
+
+def written(event: Mapping[str, object]) -> str:
+    """Line of a log event."""
+    line: Any = dict(event)
+    for processor in WRITTEN:
+        line = processor(None, "", line)
+    return str(line)
 
 
 def _add_trace(_: object, __: str, event: dict[str, object]) -> dict[str, object]:

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipway_common.base.redaction import described
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
@@ -40,7 +41,7 @@ async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONRespon
         try:
             await asyncio.wait_for(runtime.database.fetchval("SELECT 1"), 2)
         except Exception as error:
-            reasons.append(f"database: {error!r}")
+            reasons.append(f"database: {described(error)}")
     return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.redaction import described
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.admission import RETRY_SECONDS, Admissions
@@ -52,7 +53,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
                     raise
                 LOG.exception("decision for a lease pool failed", lease_pool=pool.id)
                 UNDECIDED.labels(pool.id).inc()
-                await pools.put_off(db, pool.id, f"decision failed: {error!r}", seconds=RETRY_SECONDS)
+                await pools.put_off(db, pool.id, f"decision failed: {described(error)}", seconds=RETRY_SECONDS)
                 return True
         admission.committed()
         return True

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.redaction import redacted
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_provisioner import metrics
@@ -22,6 +23,7 @@ CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accep
 # Largest time after receipt. A claim that ended at the instant of a demand report has to count as ended by then, also
 # if this clock is slower than that of the machine.
 AHEAD: Final = timedelta(seconds=5)
+DETAIL_CHARACTERS_MAX: Final = 1_000  # of an error
 
 
 class UnknownWorker(Exception):
@@ -74,8 +76,9 @@ async def idle(tx: Connection, agent: Agent, reported_at: datetime) -> Answer:
 
 
 async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
-    """Record an error."""
-    change = domain.error_reported(await _authenticated(tx, agent), kind, detail)
+    """Record an error, without likely secrets: agents send what programs print."""
+    texts = redacted(kind), redacted(detail, DETAIL_CHARACTERS_MAX)
+    change = domain.error_reported(await _authenticated(tx, agent), *texts)
     await workers.save(tx, [change])
     return await _answer(tx, change[0], has_task=change[0].has_task)
 

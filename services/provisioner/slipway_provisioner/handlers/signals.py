@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED, STOPPABLE, WAITING, State
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import REQUESTS
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner, refusal
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner, redacted_signal, refusal
 from slipway_common.messaging.records import Received
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -33,7 +33,7 @@ async def record_requests(
     counts the refused signals, to be called after the commit.
     """
     received_signals: list[SignalRaised] = [
-        r.event for r in received if r.event is not None and is_for_provisioner(r.event)
+        redacted_signal(r.event) for r in received if r.event is not None and is_for_provisioner(r.event)
     ]
     if not received_signals:
         return None

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from slipway_common.base.redaction import described
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.messaging import outbox
@@ -66,7 +67,7 @@ async def _postpone(database: Database, pool_id: str, error: Exception) -> None:
     LOG.error("planning failed", pool=pool_id, exc_info=error)
     async with database.acquire() as db, db.transaction():
         if await marks.postpone(db, pool_id, RETRY_SECONDS):
-            await outbox.enqueue(db, [_failing(AlertRaised, pool_id, f"planning {pool_id} fails: {error!r}")])
+            await outbox.enqueue(db, [_failing(AlertRaised, pool_id, f"planning {pool_id} fails: {described(error)}")])
 
 
 def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:

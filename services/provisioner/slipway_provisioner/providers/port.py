@@ -47,7 +47,7 @@ class Refused(Exception):
     """The provider certainly refused the call. `throttled`: only because of the API rate limit."""
 
     def __init__(self, outcome: Outcome, message: str, *, retry_after_seconds: float | None = None) -> None:
-        super().__init__(f"{outcome.code}: {message}")
+        super().__init__(f"{outcome.code}: {redacted(message)}")
         self.outcome = outcome
         self.throttled = outcome.scope is Scope.LIMITER
         self.retry_after_seconds = retry_after_seconds
@@ -55,6 +55,9 @@ class Refused(Exception):
 
 class OutcomeUnknown(Exception):
     """There was no conclusive reply: the call may have taken effect."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redacted(message))
 
 
 class Provider(Protocol):

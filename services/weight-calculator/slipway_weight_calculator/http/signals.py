@@ -16,6 +16,7 @@ from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.events.decoding import EventDecoder
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import TTL_SECONDS
+from slipway_common.events.signal_rules import redacted_signal
 from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
 from slipway_common.web import openapi
@@ -92,7 +93,7 @@ async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dic
         raise _refused(f"source: the body names {signal.source!r}, but the token belongs to {source!r}")
     async with db.acquire() as connection, connection.transaction():
         now = await signals.clock(connection)
-        event = _event(signal, source, now)
+        event = redacted_signal(_event(signal, source, now))
         known = await signals.world(connection, event.target_id if event.target_kind == "worker" else "")
         if reason := world.apply_signal(Draft(known), event, now.timestamp(), request.app.state.signal_rules):
             metrics.REFUSED.labels(reason.partition(":")[0]).inc()
