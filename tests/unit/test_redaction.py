@@ -41,7 +41,7 @@ def test_a_long_text_is_cut() -> None:
 
 
 def test_errors_in_logs() -> None:
-    """What an error says is redacted, in a traceback too; code, ids and our own messages stay."""
+    """Text of an error is redacted, in a traceback too; code, ids and our own messages stay."""
     text = "secret=s3cr3t-word"
     try:
         raise ValueError(text)
