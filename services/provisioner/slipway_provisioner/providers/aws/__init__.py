@@ -1,0 +1,1 @@
+"""Provider of EC2 instances."""
