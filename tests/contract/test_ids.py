@@ -443,8 +443,8 @@ async def test_a_launch_on_the_simulated_cloud(
         )
         assert await provider.identity(account) == ID
         assert [i.id for i in await provider.instances(account)] == [worker.instance_id]
-        assert await provider.exists(account, worker.instance_id or "")
-        await provider.terminate(account, worker.instance_id or "")
+        assert await provider.exists(account, worker.instance_id or "", launched_at=None)
+        await provider.terminate(account, [worker.instance_id or ""])
         async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_SECONDS) as cloud:
             console = await cloud.get(provider.console(account, worker.batch_id or "", worker.instance_id or ""))
         assert console.status_code == 200

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from subprocess import PIPE
@@ -24,7 +24,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.installed import GROUP, installed
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.facts import Call, InstanceCreated, Reply
@@ -143,6 +143,21 @@ async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
         await provider.close()
 
 
+async def create(setup: Setup, asked: CreateRequest) -> Sequence[str]:
+    """Ids of the instances of a call, also if it is accepted at first."""
+    reply = await setup.provider.create(setup.account, asked)
+    if not isinstance(reply, Accepted):
+        return reply
+    handle, found = reply.handle, list[str]()
+
+    async def resolved() -> bool:
+        found[:] = await setup.provider.poll(setup.account, asked, handle) or []
+        return bool(found)
+
+    await until(resolved, "the accepted call is resolved")
+    return found
+
+
 async def test_providers_are_found_by_entry_point() -> None:
     found = installed(provider_settings())
     assert {"process": Processes, "simulated": Simulated}.items() <= {n: type(p) for n, p in found.items()}.items()
@@ -154,8 +169,8 @@ async def test_created_instances_are_listed_by_batch(setup: Setup) -> None:
     """As many instances as requested exist, each with an id of its own, under the batch's tag only."""
     before = utc_now().timestamp()
     one, two = request(1), request(2)
-    first = await setup.provider.create(setup.account, one)
-    second = await setup.provider.create(setup.account, two)
+    first = await create(setup, one)
+    second = await create(setup, two)
     assert (len(set(first)), len(set(second)), len({*first, *second})) == (1, 2, 3)
     assert {i.id for i in await setup.provider.instances(setup.account, batch_id=one.batch_id)} == set(first)
     assert {i.id for i in await setup.provider.instances(setup.account, batch_id=two.batch_id)} == set(second)
@@ -167,7 +182,7 @@ async def test_created_instances_are_listed_by_batch(setup: Setup) -> None:
     }
     # The kernel counts from the time of the boot, which it knows in whole seconds.
     assert all(before - 5 <= i.created_at.timestamp() <= utc_now().timestamp() + 5 for i in listed)
-    assert all([await setup.provider.exists(setup.account, i.id) for i in listed])
+    assert all([await setup.provider.exists(setup.account, i.id, launched_at=None) for i in listed])
 
     async def all_run() -> bool:
         return all(i.running for i in await setup.provider.instances(setup.account))
@@ -178,40 +193,40 @@ async def test_created_instances_are_listed_by_batch(setup: Setup) -> None:
 async def test_terminate_is_repeatable(setup: Setup) -> None:
     """The terminated instance is gone from the listing and by id, the others stay, and a repetition succeeds."""
     asked = request(2)
-    gone, stays = await setup.provider.create(setup.account, asked)
+    gone, stays = await create(setup, asked)
     for _ in range(2):
-        await setup.provider.terminate(setup.account, gone)
+        await setup.provider.terminate(setup.account, [gone])
     await until(lambda: no_more(setup, gone), "the instance is gone")
     assert [i.id for i in await setup.provider.instances(setup.account, batch_id=asked.batch_id)] == [stays]
-    assert await setup.provider.exists(setup.account, stays)
-    await setup.provider.terminate(setup.account, "1-1-nobody")
-    assert not await setup.provider.exists(setup.account, "1-1-nobody")
+    assert await setup.provider.exists(setup.account, stays, launched_at=None)
+    await setup.provider.terminate(setup.account, ["1-1-nobody"])
+    assert not await setup.provider.exists(setup.account, "1-1-nobody", launched_at=None)
 
 
 async def no_more(setup: Setup, instance_id: str) -> bool:
-    return not await setup.provider.exists(setup.account, instance_id)
+    return not await setup.provider.exists(setup.account, instance_id, launched_at=None)
 
 
 async def test_partial_and_exhausted_capacity(setup: Setup) -> None:
     """Fewer instances than requested, then a capacity failure; freed capacity is used again."""
     asked = request(5)
-    created = await setup.provider.create(setup.account, asked)
+    created = await create(setup, asked)
     assert len(created) == 3
     with pytest.raises(Refused) as refused:
-        await setup.provider.create(setup.account, request())
+        await create(setup, request())
     key = "m5.large/zone-a/on-demand"
     expected = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, key, "InsufficientCapacity")
     assert (refused.value.outcome, refused.value.throttled) == (expected, False)
-    await setup.provider.terminate(setup.account, created[0])
+    await setup.provider.terminate(setup.account, [created[0]])
     await until(lambda: no_more(setup, created[0]), "the instance is gone")
-    assert len(await setup.provider.create(setup.account, request())) == 1
+    assert len(await create(setup, request())) == 1
 
 
 @pytest.mark.parametrize("other_id", ["ci/there", "ci", f"{ACCOUNT}/more", "ci%2Fhere"])
 async def test_accounts_are_separate(setup: Setup, other_id: str) -> None:
     """An account's listing and count leave out instances of other accounts, whatever their ids have in common."""
     other = msgspec.structs.replace(setup.account, id=other_id)
-    created = await setup.provider.create(setup.account, request())
+    created = await create(setup, request())
     assert await setup.provider.instances(other) == []
     assert [i.id for i in await setup.provider.instances(setup.account)] == created
 
@@ -221,9 +236,9 @@ async def test_a_cancelled_create_is_found_by_its_tag(setup: Setup) -> None:
     asked = request(3)
     left = await setup.cancelled(asked)
     assert {i.id for i in await setup.provider.instances(setup.account, batch_id=asked.batch_id)} == left
-    assert all([await setup.provider.exists(setup.account, id_) for id_ in left])
+    assert all([await setup.provider.exists(setup.account, id_, launched_at=None) for id_ in left])
     if setup.provider.honours_tokens(setup.account):
-        repeated = await setup.provider.create(setup.account, asked)
+        repeated = await create(setup, asked)
         listed = await setup.provider.instances(setup.account, batch_id=asked.batch_id)
         assert set(repeated) == {i.id for i in listed}
         assert left <= set(repeated)
@@ -292,7 +307,7 @@ async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path
     run = [identity for pid in pids if (identity := processes.identity(pid))]
     assert len(run) == 5
     try:
-        await local.terminate(here, created)
+        await local.terminate(here, [created])
         await until(lambda: not any(map(processes.alive, run)), "none of them runs")
     finally:
         for identity in run:
@@ -312,9 +327,9 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     assert [instance.batch_id for instance in left] == [asked.batch_id]
     orphan = left[0]
     assert orphan.id != created
-    assert not await local.exists(here, created)
-    assert await local.exists(here, orphan.id)
-    await local.terminate(here, orphan.id)
+    assert not await local.exists(here, created, launched_at=None)
+    assert await local.exists(here, orphan.id, launched_at=None)
+    await local.terminate(here, [orphan.id])
     await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
     assert await local.instances(here) == []
 
@@ -327,7 +342,7 @@ async def test_children_are_collected_at_once(local: Processes) -> None:
     pids = [int(id_.split("-")[0]) for id_ in created]
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "no zombie is left")
     assert await local.instances(here) == []
-    assert not any([await local.exists(here, id_) for id_ in created])
+    assert not any([await local.exists(here, id_, launched_at=None) for id_ in created])
 
 
 #         settings,                              code, scope, words
@@ -442,12 +457,12 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     here = account()
     listed = await local.instances(here, batch_id=asked.batch_id)
     assert len(listed) == 5
-    assert all([await local.exists(here, instance.id) for instance in listed])
+    assert all([await local.exists(here, instance.id, launched_at=None) for instance in listed])
     seen = [tmp_path / instance.id.split("-")[0] for instance in listed]
     await until(lambda: all(path.exists() and path.stat().st_size for path in seen), "all have read their user data")
     assert {msgspec.json.decode(path.read_bytes())["batch_id"] for path in seen} == {asked.batch_id}
     for instance in listed:
-        await local.terminate(here, instance.id)
+        await local.terminate(here, [instance.id])
     await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
 
 

@@ -14,6 +14,7 @@ from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import revision_id as id_of
+from slipway_provisioner.store import accounts
 from tests.support.provisioner import (
     Provisioner,
     administrator,
@@ -1004,9 +1005,13 @@ async def test_lines_without_an_owner_are_those_of_the_caller(provisioner: Provi
 
 
 async def test_a_change_of_a_credential_is_shown_and_stored(provisioner: Provisioner) -> None:
-    """Nothing but the declaration has it."""
+    """It is a reference, which reaches the provider; the secret that it refers to is stored nowhere."""
     await provisioner.declare()
-    accounts = [declared()["accounts"][0] | {"credential": "vault/aws"}]
-    (change,) = await provisioner.declare({"version": 1, "accounts": accounts})
-    assert (change.kind, change.result, change.detail) == ("account", "updated", "credential: none → vault/aws")
-    assert await provisioner.database.fetchval("SELECT spec ->> 'credential' FROM account") == "vault/aws"
+    reference = {"role": "arn:aws:iam::1:role/ci", "external_id": "x-1", "source": {"environment": "CI_AWS"}}
+    changed = [declared()["accounts"][0] | {"credential": reference}]
+    (change,) = await provisioner.declare({"version": 1, "accounts": changed})
+    assert (change.kind, change.result) == ("account", "updated")
+    assert change.detail.startswith("credential: none → ")
+    assert "arn:aws:iam::1:role/ci" in change.detail
+    async with provisioner.database.acquire() as db:
+        assert (await accounts.get(db, "sim-a")).credential == reference

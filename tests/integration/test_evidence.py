@@ -14,6 +14,7 @@ from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import DECODERS
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.cloud import InstanceState
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report
@@ -65,7 +66,7 @@ async def test_a_boot_is_confirmed_by_the_provider(provisioner: Provisioner) -> 
     await provisioner.reap()
     assert await provisioner.states() == {"starting": 1}
     for id_, instance in provisioner.cloud.live.items():
-        provisioner.cloud.live[id_] = msgspec.structs.replace(instance, running=True)
+        provisioner.cloud.live[id_] = msgspec.structs.replace(instance, state=InstanceState.RUNNING)
     await provisioner.set_clock(61)
     await provisioner.reap()
     released, registered = await provisioner.events()

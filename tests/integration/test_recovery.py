@@ -15,7 +15,7 @@ from slipway_common.events.worker import WorkerRegistered, WorkerStopping
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import recovery
-from slipway_provisioner.domain.cloud import Instance
+from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs, instances, launch_stops
@@ -79,7 +79,7 @@ def orphan(name: str, batch_id: str = "", config: str | None = None) -> Instance
         batch_id=batch_id,
         launch_config_id=revision_id() if config is None else config,
         created_at=START,
-        running=True,
+        state=InstanceState.RUNNING,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.worker import WorkerLost, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown
 from tests.support.provisioner import START, Cloud, Provisioner, administrator, declared, provisioner_on, report
@@ -43,18 +43,19 @@ class Clouds(Cloud):
         self._check(account)
         return ids
 
-    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         self._check(account)
         self.listed.append(account.id)
-        return [i for i in await super().instances(account, batch_id=batch_id) if i.id in self.of[account.id]]
+        async for page in super().pages(account, batch_id=batch_id):
+            yield [i for i in page if i.id in self.of[account.id]]
 
-    async def exists(self, account: Account, instance_id: str) -> bool:
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         self._check(account)
-        return await super().exists(account, instance_id)
+        return await super().exists(account, instance_id, launched_at=launched_at)
 
-    async def terminate(self, account: Account, instance_id: str) -> None:
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         self._check(account)
-        await super().terminate(account, instance_id)
+        await super().terminate(account, instance_ids)
 
     async def identity(self, account: Account) -> str:
         self._check(account)
@@ -239,7 +240,7 @@ async def test_nothing_is_asked_about_an_account_that_is_listed_no_more(
     await launch(provisioner)
     for account in (DEAD, "sim-b"):
         name = f"i-{account}"
-        clouds.live[name] = Instance(id=name, batch_id=new_id(), created_at=START, running=True)
+        clouds.live[name] = Instance(id=name, batch_id=new_id(), created_at=START, state=InstanceState.RUNNING)
         clouds.of[account].add(name)
     await provisioner.set_clock(100)
     await provisioner.reap()

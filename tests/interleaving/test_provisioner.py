@@ -47,7 +47,7 @@ from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import freezing, launches, reaping, recovery
 from slipway_provisioner.domain import accounting, planning
-from slipway_provisioner.domain.cloud import Instance
+from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import Kept
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.roll_out import Drain
@@ -1020,7 +1020,10 @@ async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
 async def test_a_decision_during_a_pass_is_kept(provisioner: Provisioner) -> None:
     """The pass under way waits for it and keeps it, or the decision waits for the pass and finds its rows."""
     await provisioner.declare()
-    kept = [Kept(Instance(id=f"i-{n}", batch_id="", created_at=START, running=True), "unknown") for n in range(2)]
+    kept = [
+        Kept(Instance(id=f"i-{n}", batch_id="", created_at=START, state=InstanceState.RUNNING), "unknown")
+        for n in range(2)
+    ]
 
     async def record(db: Connection) -> Any:
         await instances.record_missing(db, "sim-a", [])
@@ -1049,7 +1052,9 @@ async def test_a_decision_during_a_pass_is_kept(provisioner: Provisioner) -> Non
 async def test_an_instance_is_adopted_once(provisioner: Provisioner) -> None:
     """Two persons confirm at the same time: it gets one worker. A revision that is archived meanwhile gets none."""
     await provisioner.declare()
-    instance = Instance(id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, running=True)
+    instance = Instance(
+        id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, state=InstanceState.RUNNING
+    )
 
     async def adopt(db: Connection) -> recovery.Confirmed:
         return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")
@@ -1080,7 +1085,9 @@ async def test_an_instance_is_adopted_once(provisioner: Provisioner) -> None:
 async def test_no_plan_misses_an_adoption(provisioner: Provisioner) -> None:
     """A plan under way commits first, so that its intents are cancelled; the pool is not planned during an adoption."""
     await provisioner.declare()
-    instance = Instance(id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, running=True)
+    instance = Instance(
+        id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, state=InstanceState.RUNNING
+    )
 
     async def adopt(db: Connection) -> recovery.Confirmed:
         return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
 import msgspec
 
-from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.simulated import ERRORS
 from slipway_simulator import world
@@ -179,26 +179,27 @@ class Cloud(Provider):
             self.unanswered += 1
             raise OutcomeUnknown(f"{account.id} does not answer")
 
-    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         self.check_answers(account)
-        return [
+        yield [
             Instance(
                 id=i.instance_id,
                 batch_id=i.batch,
                 launch_config_id=i.config,
                 created_at=datetime.fromtimestamp(i.created_at, UTC),
-                running=i.state(self.now()) == "running",
+                state=InstanceState(i.state(self.now())),
             )
             for i in self.world.cloud.listed(account.id, account.deployment, batch_id, now=self.now())
         ]
 
-    async def exists(self, account: Account, instance_id: str) -> bool:
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         self.check_answers(account)
         return instance_id in self.world.cloud.instances
 
-    async def terminate(self, account: Account, instance_id: str) -> None:
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         self.check_answers(account)
-        self.terminate_now(instance_id, "api")
+        for instance_id in instance_ids:
+            self.terminate_now(instance_id, "api")
 
     async def identity(self, account: Account) -> str:
         self.check_answers(account)

@@ -28,7 +28,7 @@ from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.apply.reading import Declared, DeclaredReader
-from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.domain.declaration import Applied, Request, Times
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
@@ -91,7 +91,7 @@ def revision_id(config: str = "zone-a", *, region: str = "sim-1", **changes: Any
 async def read_body(db: Connection, body: dict[str, Any], *, skips: bool = True) -> Declared:
     """Read a declaration as JSON; all that it declares belongs to its owner, or to "test"."""
     index = await declarations.index(db)
-    reader = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES, skips=skips)
+    reader = DeclaredReader(index, providers={"simulated": Cloud()}, times=TIMES, skips=skips)
     sections = [name for name in ("lease_pools", "accounts", "worker_pools") if name in body]
     reader.document(body.get("metadata", {}).get("owner", "test"), sections)
     for section in sections:
@@ -162,6 +162,9 @@ class Cloud(Provider):
     def problem(self, account_settings: Mapping[str, Any]) -> str:
         return ""
 
+    def credential_problem(self, credential: Mapping[str, Any]) -> str:
+        return ""
+
     def honours_tokens(self, account: Account) -> bool:
         return self.honours
 
@@ -183,7 +186,7 @@ class Cloud(Provider):
                 batch_id=request.batch_id,
                 launch_config_id=request.config["id"],
                 created_at=self.created_at,
-                running=not self.boots_slowly,
+                state=InstanceState.PENDING if self.boots_slowly else InstanceState.RUNNING,
             )
         if self.hold is not None:
             await self.hold.wait()
@@ -191,17 +194,18 @@ class Cloud(Provider):
             raise OutcomeUnknown("no reply")
         return ids
 
-    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        return [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
+        yield [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
 
-    async def exists(self, account: Account, instance_id: str) -> bool:
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         return instance_id in self.live
 
-    async def terminate(self, account: Account, instance_id: str) -> None:
-        if instance_id in self.failing:
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
+        for instance_id in [id_ for id_ in instance_ids if id_ not in self.failing]:
+            self.terminated.append(instance_id)
+            self.live.pop(instance_id, None)
+        if self.failing & set(instance_ids):
             raise OutcomeUnknown("the provider is unavailable")
-        self.terminated.append(instance_id)
-        self.live.pop(instance_id, None)
 
     async def identity(self, account: Account) -> str:
         return self.reported_identity

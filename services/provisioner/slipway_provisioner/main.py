@@ -43,6 +43,7 @@ def build(settings: Settings) -> Service:
         async with contextlib.AsyncExitStack() as stack:
             for provider in providers.values():
                 stack.push_async_callback(provider.close)
+                await provider.open()
             yield
 
     return Service(
@@ -83,7 +84,7 @@ def build(settings: Settings) -> Service:
         state={
             "settings": settings,
             "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX},
-            "providers": {name: provider.problem for name, provider in providers.items()},
+            "providers": providers,
             "times": Times(
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
             ),

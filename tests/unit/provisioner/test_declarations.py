@@ -24,6 +24,7 @@ from slipway_provisioner.domain.declaration import (
     Times,
 )
 from slipway_provisioner.domain.revisions import StoredRevision
+from tests.support.provisioner import Cloud
 
 TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
 NOTHING: Final = Index(accounts={}, pools={}, regions={})
@@ -47,7 +48,7 @@ def pool(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 def reader(index: Index = NOTHING) -> DeclaredReader:
-    found = DeclaredReader(index, providers={"simulated": lambda _: ""}, times=TIMES)
+    found = DeclaredReader(index, providers={"simulated": Cloud()}, times=TIMES)
     found.document("a.yaml", ["worker_pools"])
     return found
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.binding import bind
-from slipway_provisioner.domain.cloud import Instance
+from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import Findings, compare
 from slipway_provisioner.domain.recovery import Orphan
 from slipway_provisioner.domain.workers import Worker
@@ -24,7 +24,7 @@ def ago(seconds: float) -> datetime:
 
 
 def listed(name: str, age: float = 500, batch: str = "b") -> Instance:
-    return Instance(id=name, batch_id=batch, created_at=ago(age), running=True)
+    return Instance(id=name, batch_id=batch, created_at=ago(age), state=InstanceState.RUNNING)
 
 
 def worker(instance_id: str | None, age: float = 500, state: State = State.RUNNING, **changes: Any) -> Worker:

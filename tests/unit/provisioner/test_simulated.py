@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, ProviderSettings, Refused
 from slipway_provisioner.providers.simulated import Simulated
 
@@ -73,7 +73,13 @@ async def test_a_lost_reply_is_found_by_its_tag() -> None:
     with pytest.raises(OutcomeUnknown):
         await adapter.create(ACCOUNT, REQUEST)
     found = [
-        Instance(id="i-1", batch_id="b", launch_config_id="c", created_at=datetime.fromtimestamp(0, UTC), running=False)
+        Instance(
+            id="i-1",
+            batch_id="b",
+            launch_config_id="c",
+            created_at=datetime.fromtimestamp(0, UTC),
+            state=InstanceState.PENDING,
+        )
     ]
     assert await adapter.instances(ACCOUNT, batch_id="b") == found
     assert await adapter.instances(ACCOUNT, batch_id="another") == []

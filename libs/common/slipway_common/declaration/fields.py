@@ -17,6 +17,8 @@ PROVIDER_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_PATTERN: Final = r"^[!-~]{1,200}$"
 # A signal names a zone alone or as region/zone; three of these fit into a key with an account.
 PLACE_PATTERN: Final = r"^[!-.0-~]{1,100}$"
+ENVIRONMENT_PATTERN: Final = r"^[A-Z][A-Z0-9_]{0,99}$"
+FILE_PATTERN: Final = r"^/[!-~]{1,999}$"
 # Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
 SETTINGS_BYTES_MAX: Final = 16_384
@@ -51,6 +53,8 @@ Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=ID_CHARACTERS_MAX)]
 Provider = Annotated[str, Field(pattern=PROVIDER_PATTERN)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Place = Annotated[str, Field(pattern=PLACE_PATTERN)]
+EnvironmentPrefix = Annotated[str, Field(pattern=ENVIRONMENT_PATTERN)]
+FilePath = Annotated[str, Field(pattern=FILE_PATTERN)]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]

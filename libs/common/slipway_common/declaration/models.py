@@ -7,11 +7,22 @@ knows the applied state or the settings of any provider.
 from fractions import Fraction
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from slipway_common.declaration.fields import (
     AtLeastOne,
     Count,
+    EnvironmentPrefix,
+    FilePath,
     Id,
     Name,
     Place,
@@ -24,6 +35,8 @@ from slipway_common.declaration.fields import (
 
 ENTRIES_MAX: Final = 100_000
 """Entries of a section."""
+CREDENTIAL_DEPTH_MAX: Final = 5
+"""Roles in a row, each assumed with the credential of the next one, and the credential at their end."""
 # Tags of a field that accepts either; removed from displayed paths.
 WORD, MAPPING = ALTERNATIVES = "<word>", "<mapping>"
 
@@ -51,12 +64,12 @@ class LeasePacing(_Declared):
     burst: AtLeastOne = 1
 
 
-def _pacing_kind(given: object) -> str:
+def _word_or_mapping(given: object) -> str:
     return WORD if isinstance(given, str) else MAPPING
 
 
 Pacing = Annotated[
-    Annotated[LeasePacing, Tag(MAPPING)] | Annotated[Literal["off"], Tag(WORD)], Discriminator(_pacing_kind)
+    Annotated[LeasePacing, Tag(MAPPING)] | Annotated[Literal["off"], Tag(WORD)], Discriminator(_word_or_mapping)
 ]
 
 
@@ -140,15 +153,68 @@ class LeasePool(_Declared):
         return self
 
 
+class WebIdentity(_Declared):
+    """Role that is assumed with the token of a file, which its issuer renews."""
+
+    role: Name
+    token_file: FilePath
+
+
+class Credential(_Declared):
+    """Reference to a credential: exactly one of environment, file, web_identity and role. It never holds a secret."""
+
+    environment: EnvironmentPrefix | None = Field(
+        None, description="Prefix of the environment variables that hold the credential, for example CI_AWS."
+    )
+    file: FilePath | None = Field(None, description="Absolute path of the file that holds the credential.")
+    web_identity: WebIdentity | None = None
+    role: Name | None = Field(None, description="Role to assume, as the provider names it.")
+    external_id: Name | None = Field(None, description="External id with which the role is assumed.")
+    source: "Credential | None" = Field(
+        None, description="Credential that assumes the role [default: that of the provisioner's own machine]."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> "Credential":
+        names = ("environment", "file", "web_identity", "role")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"write exactly one of {', '.join(names)}, not {found}")
+        for name in ("external_id", "source"):
+            if self.role is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} belongs to role, not to {given[0]}")
+        depth, source = 1, self.source
+        while source is not None:
+            depth, source = depth + 1, source.source
+        if depth > CREDENTIAL_DEPTH_MAX:
+            raise ValueError(f"has {depth} credentials in a row; the maximum is {CREDENTIAL_DEPTH_MAX}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _given(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
 class Account(_Declared):
     """Provider account: a cloud account, project or subscription in one region, as throttled by the provider."""
 
     id: Id
     provider: Provider = Field(description="Name of the provider adapter, for example simulated.")
     region: Place
-    credential: Name = Field(description="Reference to a secret, never the secret itself; none if not needed.")
+    credential: Annotated[
+        Annotated[Credential, Tag(MAPPING)] | Annotated[Literal["none"], Tag(WORD)], Discriminator(_word_or_mapping)
+    ] = Field(description="Reference to a credential, never the secret itself; none if not needed.")
     identity: Name = Field(description="Identity the provider must report; otherwise no worker is marked lost.")
     lease_pool: Id = Field(description="Id of the lease pool that admits launches in this account.")
+    request_timeout_seconds: Seconds | None = Field(
+        None, description="Timeout of a call, after which its outcome is unknown [default: call_timeout_seconds]."
+    )
+    accepted_timeout_seconds: Seconds | None = Field(
+        None,
+        description="Time in which an accepted launch must end before it is looked up [default: that of the "
+        "provisioner].",
+    )
     settings: Settings = Field(default_factory=dict, description="Settings of the provider adapter.")
 
 

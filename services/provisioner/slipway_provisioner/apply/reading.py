@@ -1,6 +1,6 @@
 """Reads declared entries one by one: validates those that are not stored alike, and turns them into rows."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, Final
 
@@ -19,9 +19,8 @@ from slipway_provisioner.domain.declaration import (
     Owners,
     Times,
 )
+from slipway_provisioner.providers.port import Provider
 
-Problems = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""Provider → function that returns the problem with an account's settings."""
 SECTIONS: Final = {"account": "accounts", "worker_pool": "worker_pools", "lease_pool": "lease_pools"}
 """Section of slipway.yaml by the kind of its entries."""
 
@@ -90,7 +89,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 class DeclaredReader:
     """Reader of declared entries. Raises Invalid with the problems of all entries when it has read them."""
 
-    def __init__(self, index: Index, *, providers: Problems, times: Times, skips: bool = True) -> None:
+    def __init__(self, index: Index, *, providers: Mapping[str, Provider], times: Times, skips: bool = True) -> None:
         """`skips`: entries that are stored alike are not compared further."""
         self._index, self._skips = index, skips
         self._providers, self._times = providers, times
@@ -158,8 +157,11 @@ class DeclaredReader:
                 f"account {account.id}: unknown provider {account.provider}; "
                 f"use one of {', '.join(sorted(self._providers))}"
             )
-        if problem := self._providers[account.provider](account.settings):
+        provider = self._providers[account.provider]
+        if problem := provider.problem(account.settings):
             raise DeclarationRefused(f"account {account.id}: settings: {problem}")
+        if problem := provider.credential_problem(_credential(account)):
+            raise DeclarationRefused(f"account {account.id}: credential: {problem}")
 
     def _refuse(self, problems: Iterable[DocumentProblem]) -> None:
         owner = self.declared.documents[-1].owner
@@ -195,11 +197,18 @@ def _account(account: Account, owner: str, spec: dict[str, Any], digest: str) ->
         region=account.region,
         identity=account.identity,
         lease_pool_id=account.lease_pool,
+        credential=_credential(account),
+        request_timeout_seconds=account.request_timeout_seconds,
+        accepted_timeout_seconds=account.accepted_timeout_seconds,
         settings=dict(account.settings),
         owner=owner,
         spec=spec,
         spec_digest=digest,
     )
+
+
+def _credential(account: Account) -> dict[str, Any]:
+    return {} if isinstance(account.credential, str) else account.credential.model_dump(mode="json")
 
 
 def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConfig:

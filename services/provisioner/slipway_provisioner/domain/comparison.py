@@ -41,6 +41,9 @@ class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     identity: str
     lease_pool_id: str
+    credential: dict[str, Any]
+    request_timeout_seconds: float | None
+    accepted_timeout_seconds: float | None
     settings: dict[str, Any]
     owner: str
     spec: dict[str, Any]

@@ -13,10 +13,10 @@ from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import expiry, reachability, reaping
 from slipway_provisioner.apply.sources import settle_sources
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, restores
-from slipway_provisioner.store.deadlines import Terminable
 
 LOG = logger(__name__)
 REGULAR_PASS_SECONDS: Final = 5.0
@@ -61,14 +61,12 @@ async def terminate_instances(database: Database, *, settings: Settings, provide
         )
         by_id = {instance.account_id: await accounts.get(db, instance.account_id) for instance in taken}
 
-    async def terminate(instance: Terminable) -> None:
-        account = by_id[instance.account_id]
+    async def terminate(account: Account) -> None:
+        instance_ids = [instance.instance_id for instance in taken if instance.account_id == account.id]
         try:
-            await providers[account.provider].terminate(account, instance.instance_id)
+            await providers[account.provider].terminate(account, instance_ids)
         except Exception as error:
-            LOG.warning(
-                "terminating the instance failed and will be retried", instance=instance.instance_id, error=repr(error)
-            )
+            LOG.warning("terminating instances failed and will be retried", instances=instance_ids, error=repr(error))
 
-    await asyncio.gather(*(terminate(instance) for instance in taken))
+    await asyncio.gather(*map(terminate, by_id.values()))
     return False

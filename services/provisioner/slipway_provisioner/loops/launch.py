@@ -17,7 +17,7 @@ from slipway_provisioner.apply import launches
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.loops import contact
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import leases
 from slipway_provisioner.store.batches import Batch
@@ -92,7 +92,9 @@ class Launcher:
         )
         try:
             async with asyncio.timeout(settings.call_timeout_seconds - (monotonic_seconds() - began)):
-                ids = await self.providers[account.provider].create(account, request)
+                reply = await self.providers[account.provider].create(account, request)
+            if isinstance(reply, Accepted):
+                raise OutcomeUnknown("the call was accepted; its instances are looked up")
         except Refused as refused:
             metrics.CALLS.labels(account.id, "failed", refused.outcome.scope.value).inc()
             if repeated and refused.outcome.scope in REJECTED_BEFORE_TOKEN_CHECK:
@@ -113,7 +115,7 @@ class Launcher:
             await contact.unanswered(database, account.id, settings, began=began)
         else:
             metrics.CALLS.labels(account.id, "ok", "").inc()
-            await self.record(database, batch, ids)
+            await self.record(database, batch, reply)
             await contact.answered(database, account.id)
         metrics.CALL_SECONDS.labels(account.id).observe(monotonic_seconds() - began)
 

@@ -2,6 +2,7 @@
 a person, finds missing instances, and marks workers as running where the provider's listing is the boot evidence."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
@@ -62,7 +63,7 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     if matches:
         present = {i.id for i in listed}
         absent = [orphan.instance_id for orphan in asked if orphan.instance_id not in present]
-        unlisted = [id_ for id_ in absent if not await _is_gone(account, provider, id_)]
+        unlisted = [id_ for id_ in absent if not await _is_gone(account, provider, id_, None)]
         async with database.acquire() as db, db.transaction():
             await reaping.keep(db, account.id, findings, unlisted=unlisted)
     if unconfirmed:
@@ -92,29 +93,34 @@ async def _passed(database: Database, account: Account, listed: Sequence[Instanc
 
 
 async def _terminate_orphans(account: Account, provider: Provider, orphans: Sequence[str]) -> None:
-    for instance_id in list(orphans)[:TERMINATIONS_PER_PASS]:
-        try:
-            await provider.terminate(account, instance_id)
-        except OutcomeUnknown as error:
-            LOG.warning(
-                "terminating the orphan instance failed; the next pass retries", instance=instance_id, error=str(error)
-            )
-            continue
-        metrics.REAPED.labels(account.id, "orphan").inc()
-        LOG.info("terminated an orphan instance", instance=instance_id, account=account.id)
+    ended = list(orphans)[:TERMINATIONS_PER_PASS]
+    if not ended:
+        return
+    try:
+        await provider.terminate(account, ended)
+    except OutcomeUnknown as error:
+        LOG.warning(
+            "terminating orphan instances failed; the next pass retries those that are still listed",
+            account=account.id,
+            instances=ended,
+            error=str(error),
+        )
+        return
+    metrics.REAPED.labels(account.id, "orphan").inc(len(ended))
+    LOG.info("terminated orphan instances", account=account.id, instances=ended)
 
 
 async def _confirmed(account: Account, provider: Provider, missing: Sequence[Worker]) -> list[Worker]:
     """Missing workers whose instance is gone."""
-    gone = [worker for worker in missing if await _is_gone(account, provider, worker.instance_id or "")]
+    gone = [w for w in missing if await _is_gone(account, provider, w.instance_id or "", w.launched_at)]
     metrics.REAPED.labels(account.id, "missing").inc(len(gone))
     return gone
 
 
-async def _is_gone(account: Account, provider: Provider, instance_id: str) -> bool:
+async def _is_gone(account: Account, provider: Provider, instance_id: str, launched_at: datetime | None) -> bool:
     """True if the provider confirms by id that an instance is gone. A listing alone is no proof."""
     try:
-        return not await provider.exists(account, instance_id)
+        return not await provider.exists(account, instance_id, launched_at=launched_at)
     except OutcomeUnknown as error:
         LOG.warning("looking up an instance that is not listed failed", instance=instance_id, error=str(error))
         return False

@@ -1,6 +1,8 @@
 """Provider port: operations that Slipway needs from a cloud. Only adapters interpret error codes, by a table."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -12,14 +14,19 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
 
 CODE_CHARACTERS_MAX: Final = 60
+HANDLE_CHARACTERS_MAX: Final = 500
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the provisioner for its providers. Machines reach the provisioner at `register_url`. No call lasts
-    longer than `timeout_seconds`."""
+    longer than `timeout_seconds`, unless its account has a timeout of its own."""
 
     register_url: str
     timeout_seconds: float
+
+    def timeout(self, account: Account) -> float:
+        """Timeout of a call in an account, in seconds."""
+        return account.request_timeout_seconds or self.timeout_seconds
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +50,17 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class Accepted(msgspec.Struct, frozen=True):
+    """Reply to a create call that the provider works on. `poll` resolves it by its `handle`: stored text without any
+    secret, at most 500 characters."""
+
+    handle: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.handle) <= HANDLE_CHARACTERS_MAX:
+            raise ValueError(f"a handle has 1 to {HANDLE_CHARACTERS_MAX} characters, not {len(self.handle)}")
+
+
 class Refused(Exception):
     """The provider certainly refused the call. `throttled`: only because of the API rate limit."""
 
@@ -54,10 +72,12 @@ class Refused(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """There was no conclusive reply: the call may have taken effect."""
+    """There was no conclusive reply: the call may have taken effect. `look_up`: a repeat of the call would prove
+    nothing, and only the listing shows its instances."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, look_up: bool = False) -> None:
         super().__init__(redacted(message))
+        self.look_up = look_up
 
 
 class Provider(Protocol):
@@ -66,40 +86,64 @@ class Provider(Protocol):
     A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
     """
 
+    async def open(self) -> None:
+        """Make what calls need, before the first one. Makes no call itself."""
+        return
+
     async def close(self) -> None:
         """Release connections and threads. Instances continue."""
         return
+
+    def visibility_seconds(self, account: Account) -> float | None:
+        """Longest time until a new instance is listed; None: the setting of this service."""
+        return None
 
     def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
         """Key of the capacity that a config uses. A capacity failure concerns every config with the same key."""
         return encoded(config["instance_type"], config["zone"], config.get("lifecycle", "on-demand"))
 
     def failure(
-        self, account: Account, config: Mapping[str, Any], code: str, scope: Scope | None, message: str = ""
+        self,
+        account: Account,
+        config: Mapping[str, Any],
+        code: str,
+        scope: Scope | None,
+        message: str = "",
+        *,
+        stage: Stage = Stage.LAUNCH,
+        key: str = "",
     ) -> Outcome:
-        """Outcome of a refused launch, counted under the key of its scope. Without a scope it is a definite failure of
-        unknown meaning, charged to the config; `message` is the provider's own text."""
+        """Outcome of a refused launch, or of a later `stage`, counted under the key of its scope, or under `key`.
+        Without a scope it is a definite failure of unknown meaning, charged to the config; `message` is the provider's
+        own text."""
         match scope:
             case None:
                 code, sample = redacted(code, CODE_CHARACTERS_MAX), redacted(message)
-                return Outcome(
-                    Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=False, sample=sample
-                )
+                return Outcome(stage, Result.FAILED, Scope.CONFIG, config["id"], code, classified=False, sample=sample)
             case Scope.CAPACITY:
-                key = self.capacity_key(account, config)
+                own = self.capacity_key(account, config)
             case Scope.QUOTA:
-                key = quota_key(account.id, account.region, config["instance_type"]).id
+                own = quota_key(account.id, account.region, config["instance_type"]).id
             case Scope.IMAGE:
-                key = config["image"]
+                own = config["image"]
             case Scope.CREDENTIAL | Scope.LIMITER:
-                key = account.id
+                own = account.id
             case _:
-                key = config["id"]
-        return Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code)
+                own = config["id"]
+        return Outcome(stage, Result.FAILED, scope, key or own, code)
 
     def problem(self, account_settings: Mapping[str, Any]) -> str:
         """Problem with an account's settings and its remedy; empty if they are usable."""
         ...
+
+    def credential_problem(self, credential: Mapping[str, Any]) -> str:
+        """Problem with an account's reference to a credential and its remedy; empty if it is usable. A provider that
+        needs no credential accepts none, since nobody would notice that it is not used."""
+        return "this provider needs none; write credential: none" if credential else ""
+
+    def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
+        """Problem with the settings of a launch config in an account and its remedy; empty if they are usable."""
+        return ""
 
     def honours_tokens(self, account: Account) -> bool:
         """True if a call may be repeated with its token."""
@@ -110,28 +154,60 @@ class Provider(Protocol):
         instance may be gone."""
         ...
 
-    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
-        """Launch 1…count instances and return their ids. Raises Refused.
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
+        """Launch 1…count instances and return their ids, or accept the call and work on it. Raises Refused.
 
-        The caller may cancel it at any time, and does after `timeout_seconds`. The outcome is then unknown, as after
+        The caller may cancel it at any time, and does after the request timeout. The outcome is then unknown, as after
         OutcomeUnknown, and is resolved by the token if it is honoured, else by the tag. So every instance has its tag
         from the start, and a cancelled call creates no more than what it has already asked the provider for, listed
         once the provider's visibility delay has passed.
         """
         ...
 
+    async def poll(self, account: Account, request: CreateRequest, handle: str) -> Sequence[str] | None:
+        """Ids of the instances of an accepted call; None while the provider works on it. Raises Refused.
+
+        It may be called again at any time, also after it has answered, by any replica and after a restart. Once the
+        deadline of the accepted call has passed, its instances are looked up by their tag instead.
+        """
+        raise OutcomeUnknown("this provider accepts no calls")
+
+    def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
+        """List the live instances of the account's deployment, or of one batch, page by page. Never those of other
+        deployments. Raises OutcomeUnknown also between two pages: then the listing is incomplete."""
+        ...
+
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        """List the live instances of the account's deployment, or of one batch. Never those of other deployments."""
+        """All pages of a listing. Raises OutcomeUnknown if one of them is missing, so that no instance is taken for
+        gone because of it."""
+        return [instance async for page in self.pages(account, batch_id=batch_id) for instance in page]
+
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
+        """True if the instance exists. Confirms what a listing suggests. `launched_at` is None if that time is unknown.
+        Raises OutcomeUnknown if the instance is so young that the provider may not know it yet."""
         ...
 
-    async def exists(self, account: Account, instance_id: str) -> bool:
-        """True if the instance exists. Confirms what a listing suggests."""
+    async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
+        """Outcome of an instance that died while it booted, as far as the provider knows the reason; None if not."""
+        return None
+
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
+        """Terminate instances; those that are already gone are no failure. Tries each of them before it raises. That
+        they are gone is proven by the listing, not by this call."""
         ...
 
-    async def terminate(self, account: Account, instance_id: str) -> None:
-        """Terminate an instance. Succeeds if it is already gone."""
-        ...
+    async def health(self, account: Account) -> None:
+        """Make a cheap call that reads. Raises Refused if the account's credential is refused."""
+        await self.identity(account)
 
     async def identity(self, account: Account) -> str:
         """Identity of the account that the credentials belong to, to compare with the declared one."""
         ...
+
+
+async def each(instance_ids: Sequence[str], terminate: Callable[[str], Awaitable[None]]) -> None:
+    """Terminate instances one by one at the same time. Raises the first failure once all were tried."""
+    results = await asyncio.gather(*map(terminate, instance_ids), return_exceptions=True)
+    for result in results:
+        if result is not None:
+            raise result

@@ -12,9 +12,10 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -25,8 +26,8 @@ from slipway_common.base.percent import decoded, encoded
 from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
-from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused, each
 
 LOG = logger(__name__)
 DEFAULT_COMMAND: Final = ("slipway-worker", "run")
@@ -134,15 +135,18 @@ class Processes(Provider):
         finally:
             abandoned.set()  # no process may start once the call's outcome is looked up
 
-    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         prefix = tag_prefix(account, batch_id) if batch_id else tag_prefix(account)
         found = await asyncio.to_thread(_tagged, prefix)
-        return [_instance(process) for process in instances(found)]
+        yield [_instance(process) for process in instances(found)]
 
-    async def exists(self, account: Account, instance_id: str) -> bool:
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         return processes.alive(instance_id)
 
-    async def terminate(self, account: Account, instance_id: str) -> None:
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
+        await each(instance_ids, lambda instance_id: self._terminate(account, instance_id))
+
+    async def _terminate(self, account: Account, instance_id: str) -> None:
         found = await asyncio.to_thread(_tagged, tag_prefix(account))
         leader = next((process for process in found if process.identity == instance_id), None)
         if leader is None:
@@ -291,7 +295,7 @@ def _instance(process: Process) -> Instance:
         batch_id=batch_id,
         launch_config_id=config_id,
         created_at=process.started_at,
-        running=True,
+        state=InstanceState.RUNNING,
     )
 
 

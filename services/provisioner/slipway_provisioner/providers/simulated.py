@@ -1,6 +1,6 @@
 """Provider of simulated instances, over the simulator's HTTP API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -8,8 +8,8 @@ from urllib.parse import quote
 import httpx2
 
 from slipway_common.events.worker import Scope
-from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused, each
 
 # Error code → scope of the failure. `errors` in the account's settings extends the table.
 ERRORS: Final = {
@@ -78,23 +78,23 @@ class Simulated(Provider):
         outcome = self.failure(account, config, code, scope, message)
         raise Refused(outcome, message, retry_after_seconds=error.get("retry_after_seconds"))
 
-    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         query = {"deployment": account.deployment} | ({"batch": batch_id} if batch_id else {})
         response = await self._call("GET", account, "/instances", params=query)
         if response.status_code != 200:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
-        return [
+        yield [
             Instance(
                 id=row["id"],
                 batch_id=row["batch"],
                 launch_config_id=row["config"],
                 created_at=datetime.fromtimestamp(row["created_at"], UTC),
-                running=row["state"] == "running",
+                state=InstanceState(row["state"]),
             )
             for row in _listed(response)
         ]
 
-    async def exists(self, account: Account, instance_id: str) -> bool:
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         response = await self._call("GET", account, _instance_path(instance_id))
         if response.status_code == 404:
             return False
@@ -102,7 +102,10 @@ class Simulated(Provider):
             raise OutcomeUnknown(f"instance {instance_id}: HTTP {response.status_code}")
         return bool(_json(response).get("state") != "terminated")
 
-    async def terminate(self, account: Account, instance_id: str) -> None:
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
+        await each(instance_ids, lambda instance_id: self._terminate(account, instance_id))
+
+    async def _terminate(self, account: Account, instance_id: str) -> None:
         response = await self._call("DELETE", account, _instance_path(instance_id))
         if response.status_code not in {204, 404}:
             raise OutcomeUnknown(f"terminate {instance_id}: HTTP {response.status_code}")
@@ -115,7 +118,8 @@ class Simulated(Provider):
 
     async def _call(self, method: str, account: Account, path: str, **content: Any) -> httpx2.Response:
         try:
-            return await self.client.request(method, _url(account) + path, **content)
+            timeout = self.settings.timeout(account)
+            return await self.client.request(method, _url(account) + path, timeout=timeout, **content)
         except httpx2.HTTPError as error:
             raise OutcomeUnknown(f"{method} {path}: {error!r}") from error
 

@@ -68,6 +68,7 @@ deployment = Table(
 )
 
 # `spec` is the account as declared by `owner`, `spec_digest` its hash. A removed one is deleted once it is unused.
+# `credential` is a reference, never a secret.
 # `unanswered_since` is the start of the first call without an answer since the last one that was answered. An account
 # becomes `unreachable` by a call that is unanswered long after that, until it answers; a person may retire it then.
 account = Table(
@@ -79,6 +80,9 @@ account = Table(
     required("identity", Text),
     required("lease_pool_id", Text),
     required("settings", JSONB),
+    required("credential", JSONB, server_default=EMPTY_OBJECT),
+    Column("request_timeout_seconds", Double),
+    Column("accepted_timeout_seconds", Double),
     Column("reaped_at", TIME),
     required("passes", BigInteger, server_default=ZERO),
     now("passed_at"),

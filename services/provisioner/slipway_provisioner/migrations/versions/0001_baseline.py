@@ -23,7 +23,9 @@ CREATE TABLE deployment (
 INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16));
 CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
-    lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
+    lease_pool_id text NOT NULL, settings jsonb NOT NULL,
+    credential jsonb NOT NULL DEFAULT '{}', -- a reference, never a secret
+    request_timeout_seconds double precision, accepted_timeout_seconds double precision, reaped_at timestamptz,
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
     listing_problem text NOT NULL DEFAULT '',
     silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
