@@ -74,8 +74,8 @@ from slipway_provisioner.store import (
     workers,
 )
 from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.retention import DELETE_AUDIT, DELETE_STOPS
-from slipway_provisioner.store.tables import states
 from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import (
     START,

@@ -18,7 +18,7 @@ import pytest
 from slipway_common.events.lifecycle import LIVE
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE

@@ -12,7 +12,8 @@ from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
 from slipway_provisioner.domain.silence import SILENT_PART, Silence
 from slipway_provisioner.store import accounts
-from slipway_provisioner.store.tables import FINISHING, in_states, states
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.tables import FINISHING, in_states
 
 # A pass is recorded before the deadlines are read. The time between two passes beyond the regular $1 is downtime: so
 # slow passes do not suspend deadlines. Downtime ahead of the clock was recorded before the clock was set back; the part

@@ -34,8 +34,9 @@ from slipway_provisioner.domain.comparison import (
 from slipway_provisioner.domain.declaration import Index, Known, Request
 from slipway_provisioner.domain.revisions import RevisionRow, StoredRevision
 from slipway_provisioner.store import configs, marks, tables
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
-from slipway_provisioner.store.tables import shared_window, states
+from slipway_provisioner.store.tables import shared_window
 
 CHUNK: Final = 100
 Row = TypeVar("Row")

@@ -18,7 +18,8 @@ from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks, tables
-from slipway_provisioner.store.tables import claim, states
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.tables import claim
 
 D: Final = tables.demand.c
 REPORTED: Final = tuple(D[name] for name in Report.__struct_fields__)

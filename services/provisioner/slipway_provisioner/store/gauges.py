@@ -6,7 +6,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED, LIVE
 from slipway_common.observability.metrics import Readings
 from slipway_provisioner.store import summaries
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.columns import states
 
 NAMES: Final = (
     "slipway_workers",

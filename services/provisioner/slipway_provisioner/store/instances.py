@@ -7,7 +7,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED, IN_FLIGHT
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import workers
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.columns import states
 
 # Includes stopped workers whose instance is listed: they may have stopped since.
 WITH_INSTANCE: Final = f"""

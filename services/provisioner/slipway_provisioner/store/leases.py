@@ -27,8 +27,9 @@ from slipway_common.events.lease import (
 from slipway_common.events.lifecycle import WAITING
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.launching import LeaseState
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import MAY_START
-from slipway_provisioner.store.tables import lease, lease_request, states, worker
+from slipway_provisioner.store.tables import lease, lease_request, worker
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Any, Final
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED
 from slipway_provisioner.domain.launching import BatchState
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store.columns import states
 
 UNFOLDED_SECONDS: Final = 3600  # longer than a record can be delayed while the calculator is available
 # A counter must not be below the number of failed workers.

@@ -16,8 +16,9 @@ from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import accounts, demand, launch_stops, restores
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME
-from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, states, worker, worker_pool
+from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that

@@ -12,7 +12,8 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEA
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.reachability import Machine
 from slipway_provisioner.store import marks
-from slipway_provisioner.store.tables import account, launch_config, states, unreachable_machine
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.tables import account, launch_config, unreachable_machine
 
 A: Final = account.c
 _ID: Final = A.id == sa.bindparam("account_id")

@@ -15,6 +15,7 @@ from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
 from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progress, succeeded_starts
 from slipway_provisioner.store import configs, marks
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import (
     FINISHING,
@@ -23,7 +24,6 @@ from slipway_provisioner.store.tables import (
     launch_config,
     launch_config_name,
     launch_config_outcomes,
-    states,
     weight,
     worker,
     worker_pool,

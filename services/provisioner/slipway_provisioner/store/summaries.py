@@ -14,8 +14,9 @@ from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shared_window_size, shares, stages
-from slipway_provisioner.store.tables import launch_config, launch_config_name, states, worker, worker_pool
+from slipway_provisioner.store.tables import launch_config, launch_config_name, worker, worker_pool
 
 P: Final = worker_pool.c
 C: Final = launch_config.c

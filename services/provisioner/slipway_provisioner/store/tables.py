@@ -1,7 +1,7 @@
 """Tables of the provisioner. Migrations are compared with these in CI."""
 
-from collections.abc import Collection, Iterable
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final
 
 from sqlalchemy import (
     BigInteger,
@@ -28,34 +28,11 @@ from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
-
-FALSE: Final = text("false")
-TRUE: Final = text("true")
-ZERO: Final = text("0")
-ONE: Final = text("1")
-EMPTY_OBJECT: Final = text("'{}'")
+from slipway_provisioner.store.columns import EMPTY_OBJECT, FALSE, ONE, TRUE, ZERO, empty_text, literals, required
 
 metadata = MetaData()
 messaging(metadata)
 metadata.info["before"].append(PERCENT_ENCODED)
-
-
-def states(members: Collection[State]) -> str:
-    """Worker states as a list of SQL literals, for statements in text."""
-    return literals(state for state in State if state in members)
-
-
-def literals(values: Iterable[str]) -> str:
-    return ", ".join(f"'{value}'" for value in values)
-
-
-def required(name: str, type_: Any, *constraints: Any, **options: Any) -> Column[Any]:
-    return Column(name, type_, *constraints, nullable=False, **options)
-
-
-def empty_text(name: str) -> Column[str]:
-    """Text column, empty by default."""
-    return required(name, Text, server_default=text("''"))
 
 
 # One row: the id of this deployment, drawn with the schema. With the id of a batch it is an idempotency token, of which

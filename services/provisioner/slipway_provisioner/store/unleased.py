@@ -11,8 +11,9 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import WAITING
 from slipway_provisioner.domain.unleased import Pace
+from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import MAY_START
-from slipway_provisioner.store.tables import lease_request, states, unleased_pace
+from slipway_provisioner.store.tables import lease_request, unleased_pace
 
 C: Final = unleased_pace.c
 PENDING: Final = Statement(sa.select(lease_request.c.lease_pool_id).distinct().order_by(lease_request.c.lease_pool_id))

@@ -13,7 +13,8 @@ from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
-from slipway_provisioner.store.tables import in_states, states
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.tables import in_states
 
 WORKER: Final = tables.worker
 FIELDS: Final = tuple(WORKER.c[name] for name in Worker.__struct_fields__)
