@@ -205,6 +205,7 @@ RETENTION: Final[Retention] = (
         delete=DELETE_LEASES,
     ),
     Bounded("unleased_pace", "one row per lease pool that an account names"),
+    Bounded("provider_bucket", "one row per identity and region that an account named, and group of calls"),
     Rule(table="worker", rows="ended workers", after="the worker's end", days=14, delete=DELETE_WORKERS),
     Rule(
         table="launch_batch",

@@ -394,6 +394,11 @@ unleased_pace = Table(
     Column("next_at", TIME),  # earliest time of the next unleased launch
 )
 
+# Token bucket of a provider's API, per identity, region and group of calls. One that is full is as good as none.
+provider_bucket = Table(
+    "provider_bucket", metadata, Column("bucket", Text, primary_key=True), required("full_at", TIME)
+)
+
 launch_batch = Table(
     "launch_batch",
     metadata,

@@ -184,6 +184,7 @@ CREATE INDEX lease_granted ON lease (lease_pool_id, granted_at) WHERE granted_un
 CREATE TABLE unleased_pace (
     lease_pool_id text PRIMARY KEY, next_at timestamptz -- earliest time of the next unleased launch
 );
+CREATE TABLE provider_bucket (bucket text PRIMARY KEY, full_at timestamptz NOT NULL);
 CREATE TABLE launch_batch (
     id uuid PRIMARY KEY, launch_config_id text NOT NULL, account_id text NOT NULL, lease_id text NOT NULL,
     token text NOT NULL UNIQUE, body jsonb NOT NULL, units integer NOT NULL,

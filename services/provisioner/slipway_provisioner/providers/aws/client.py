@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 from aiobotocore.config import AioConfig
-from aiobotocore.parsers import AioResponseParserFactory, PROTOCOL_PARSERS
+from aiobotocore.parsers import PROTOCOL_PARSERS, AioResponseParserFactory
 from aiobotocore.session import AioSession
 from botocore.exceptions import NoCredentialsError
 
@@ -34,14 +34,14 @@ SERVICES: Final = ("ec2", "sts")
 _signing: ContextVar[Credentials | None] = ContextVar("_signing", default=None)
 
 
-class Session(AioSession):  # type: ignore[misc]
+class Session(AioSession):
     """Session of the SDK whose clients sign with the credentials of their account."""
 
-    async def get_credentials(self) -> Any:
+    async def get_credentials(self) -> Any:  # type: ignore[override]
         return _signing.get() or await super().get_credentials()
 
 
-class Parsers(AioResponseParserFactory):  # type: ignore[misc]
+class Parsers(AioResponseParserFactory):
     """Parsers of replies, which parse long ones in a thread."""
 
     def create_parser(self, protocol_name: str) -> Any:
@@ -83,7 +83,7 @@ class Clients:
     def __init__(self, timeout: Callable[[Account], float]) -> None:
         """`timeout` gives the timeout of a call in an account, in seconds."""
         self._timeout = timeout
-        self._session = Session()
+        self._session: Any = Session()
         self._session.register_component("response_parser_factory", Parsers())
         self._connections: dict[str, Connection] = {}
         self._making = asyncio.Lock()
@@ -146,9 +146,7 @@ class Clients:
                 **keys,
             )
 
-        signed = credentials.of(
-            account.credential, session_name=account.deployment, default=self._own, client=client
-        )
+        signed = credentials.of(account.credential, session_name=account.deployment, default=self._own, client=client)
         connection = Connection(made_from, signed)
         token = _signing.set(signed)
         try:

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from aiobotocore.credentials import (
     AioAssumeRoleCredentialFetcher,
     AioAssumeRoleWithWebIdentityCredentialFetcher,
+    AioCredentials,
     AioDeferredRefreshableCredentials,
 )
 from botocore.credentials import ReadOnlyCredentials
@@ -29,16 +30,15 @@ class Source(Protocol):
     async def get_frozen_credentials(self) -> ReadOnlyCredentials: ...
 
 
-class Credentials:
+class Credentials(AioCredentials):
     """Credentials of one account. Raises CallFailed, before anything was sent, if there are none."""
 
-    method = "slipway"
-
     def __init__(self, make: Callable[[], Awaitable[Source]]) -> None:
+        super().__init__("", "")
         self._make = make
         self._source: Source | None = None
 
-    async def get_frozen_credentials(self) -> ReadOnlyCredentials:
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:  # type: ignore[override]
         try:
             if self._source is None:
                 self._source = await self._make()
@@ -133,4 +133,3 @@ def of(
 def _session(name: str) -> str:
     """Name of a session of a role, which AWS shows in its audit."""
     return _NOT_IN_SESSION.sub("-", f"slipway-{name}")[:SESSION_CHARACTERS_MAX]
-

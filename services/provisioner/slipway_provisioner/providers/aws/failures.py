@@ -6,7 +6,7 @@ Texts of the SDK may contain whole replies, headers and addresses; they are reda
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slipway_common.base.redaction import described, redacted
+from slipway_common.base.redaction import redacted
 from slipway_provisioner.providers.aws.calls import CREDENTIAL_OPERATIONS
 from slipway_provisioner.providers.aws.errors import TABLE
 
@@ -42,7 +42,7 @@ def call_failed(error: BaseException) -> CallFailed:
     response = getattr(error, "response", None)
     if isinstance(response, Mapping) and "Error" in response:
         return _answered(response, str(getattr(error, "operation_name", "")))
-    return CallFailed(_code(error), described(error))
+    return CallFailed(_code(error), str(error) or repr(error))
 
 
 def credential_failed(error: BaseException) -> CallFailed:
