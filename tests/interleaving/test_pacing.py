@@ -82,7 +82,7 @@ async def test_time_passes_while_a_call_waits_for_the_lock(provisioner: Provisio
 
 @locking("store.pacing.TAKE")
 async def test_calls_that_share_two_buckets_do_not_block_each_other(provisioner: Provisioner) -> None:
-    """Whatever the order in which they name them."""
+    """In any order in which they name them."""
     one, two = replicas(provisioner)
     await one.take([share("a"), share("b")], within_seconds=9)
     async with provisioner.database.acquire() as db:
@@ -91,7 +91,7 @@ async def test_calls_that_share_two_buckets_do_not_block_each_other(provisioner:
             first = provisioner.start(one.take([share("b"), share("a")], within_seconds=9))
             second = provisioner.start(two.take([share("a"), share("b")], within_seconds=9))
             await provisioner.until_waiting(first, second)
-            await db.fetch(PAUSE + " NOWAIT", "b")
+            assert len(await db.fetch(f"{PAUSE} SKIP LOCKED", "b")) == 1, "a waiting call holds the other bucket"
         assert (await first, await second) == (0, 0)
 
 

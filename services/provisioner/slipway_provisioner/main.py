@@ -8,6 +8,7 @@ from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
+from slipway_common.web.runtime import Runtime
 from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
@@ -21,13 +22,21 @@ from slipway_provisioner.loops.watch import Watch, effects
 from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.port import ProviderSettings
 from slipway_provisioner.settings import Settings
+from slipway_provisioner.store.pacing import SharedBuckets
 from slipway_provisioner.store.retention import RETENTION
 
 
 def build(settings: Settings) -> Service:
     """Assemble the service from its settings."""
     register_url = settings.register_url or f"http://{settings.host}:{settings.port}"
-    providers = installed(ProviderSettings(register_url=register_url, timeout_seconds=settings.call_timeout_seconds))
+    runtime = Runtime()
+    providers = installed(
+        ProviderSettings(
+            register_url=register_url,
+            timeout_seconds=settings.call_timeout_seconds,
+            pacing=SharedBuckets(lambda: runtime.database),
+        )
+    )
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
@@ -49,6 +58,7 @@ def build(settings: Settings) -> Service:
     return Service(
         "provisioner",
         settings,
+        runtime=runtime,
         consumes={
             POOL_DEMAND: demand.record_demand,
             LEASE_LIFECYCLE: leases.record_leases,

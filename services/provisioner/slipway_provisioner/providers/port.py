@@ -12,6 +12,7 @@ from slipway_common.base.redaction import redacted
 from slipway_common.events.scopes import quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
 
 CODE_CHARACTERS_MAX: Final = 60
 HANDLE_CHARACTERS_MAX: Final = 500
@@ -19,10 +20,12 @@ HANDLE_CHARACTERS_MAX: Final = 500
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the provisioner for its providers. Machines reach the provisioner at `register_url`. No call lasts
-    longer than `timeout_seconds`, unless its account has a timeout of its own."""
+    longer than `timeout_seconds`, unless its account has a timeout of its own. Token buckets of `pacing` are shared by
+    all replicas."""
 
     register_url: str
     timeout_seconds: float
+    pacing: Pacing = msgspec.field(default_factory=LocalBuckets)
 
     def timeout(self, account: Account) -> float:
         """Timeout of a call in an account, in seconds."""

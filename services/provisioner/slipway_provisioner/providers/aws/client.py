@@ -20,7 +20,7 @@ from botocore.exceptions import NoCredentialsError
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import credentials
 from slipway_provisioner.providers.aws.calls import Call
-from slipway_provisioner.providers.aws.credentials import Credentials, Source
+from slipway_provisioner.providers.aws.credentials import Credentials, CredentialSource
 from slipway_provisioner.providers.aws.errors import EXPIRED, classify
 from slipway_provisioner.providers.aws.failures import CallFailed, call_failed
 from slipway_provisioner.providers.aws.settings import Ec2Settings, account_settings
@@ -161,12 +161,12 @@ class Clients:
             _signing.reset(token)
         return connection
 
-    async def _own(self) -> Source:
+    async def _own(self) -> CredentialSource:
         """Credentials of this machine, as the SDK finds them."""
         found = await AioSession.get_credentials(self._session)
         if found is None:
             raise NoCredentialsError
-        return cast(Source, found)
+        return cast(CredentialSource, found)
 
 
 async def _close_unused(connection: Connection) -> None:

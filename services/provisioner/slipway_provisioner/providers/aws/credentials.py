@@ -24,7 +24,7 @@ _NOT_IN_SESSION: Final = re.compile(r"[^\w+=,.@-]")
 VARIABLES: Final = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
 
 
-class Source(Protocol):
+class CredentialSource(Protocol):
     """Credentials as the SDK reads them when it signs a call."""
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials: ...
@@ -33,10 +33,10 @@ class Source(Protocol):
 class Credentials(AioCredentials):
     """Credentials of one account. Raises CallFailed, before anything was sent, if there are none."""
 
-    def __init__(self, make: Callable[[], Awaitable[Source]]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[CredentialSource]]) -> None:
         super().__init__("", "")
         self._make = make
-        self._source: Source | None = None
+        self._source: CredentialSource | None = None
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:  # type: ignore[override]
         try:
@@ -99,12 +99,12 @@ class SharedFile:
 
 
 def of(
-    reference: Mapping[str, Any], *, session_name: str, default: Callable[[], Awaitable[Source]], client: Any
+    reference: Mapping[str, Any], *, session_name: str, default: Callable[[], Awaitable[CredentialSource]], client: Any
 ) -> Credentials:
     """Credentials of a reference. `default` are those of the provisioner's own machine, `client` makes a client of
     STS."""
 
-    async def make() -> Source:
+    async def make() -> CredentialSource:
         if "environment" in reference:
             return Environment(reference["environment"])
         if "file" in reference:
