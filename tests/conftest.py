@@ -2,6 +2,7 @@
 and topics per test. Fixtures import their dependencies themselves, since these take more than half of the startup
 of a run of pure tests, and every mutant is such a run."""
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # The same under nohup. A handler that does nothing keeps this process alive, and its children start with the default.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# Workers under test are processes, also on an EC2 instance; tests of its metadata service give a fake one.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 # One broken law must be one failed assertion, since mutants are judged by assertions. Neither an example nor its
 # generation has a deadline, since their time depends on the machine.

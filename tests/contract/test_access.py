@@ -93,6 +93,7 @@ POST /workers/{worker_id}/idle                          worker
 POST /workers/{worker_id}/heartbeat                     worker
 GET  /workers/{worker_id}/should-terminate              worker
 POST /workers/{worker_id}/error                         worker
+POST /workers/{worker_id}/notice                        worker
 POST /workers/{worker_id}/stopped                       worker
 """,
     "weight-calculator": COMMON
@@ -160,6 +161,7 @@ BODIES: Final = {
     "idle": {"at": AT},
     "heartbeat": {},
     "error": {"kind": "k"},
+    "notice": {"kind": "rebalance", "at": AT},
 }
 Route = tuple[str, str]
 TABLE: Final[dict[str, dict[Route, str]]] = {

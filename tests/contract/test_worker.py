@@ -20,6 +20,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Response
 
+from slipway_client.worker.machine import DISABLED, ENDPOINT
 from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret, new_id
@@ -30,6 +31,7 @@ from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.imds import INSTANCE_ID, FakeImds, fake_imds
 from tests.support.provisioner import KEY, Provisioner, declared, provisioner_on, revision_id
 
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
@@ -149,7 +151,7 @@ class Scene:
         async with serving(config):
             yield
 
-    async def start(self, *arguments: str, secret: str = "", **settings: Any) -> Agent:
+    async def start(self, *arguments: str, secret: str = "", imds: FakeImds | None = None, **settings: Any) -> Agent:
         user_data = {
             "register_url": f"http://127.0.0.1:{self.port}",
             "batch_id": self.batch_id,
@@ -165,7 +167,7 @@ class Scene:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | {TAG: tag, "TMPDIR": str(self.folder)},
+            env=os.environ | {TAG: tag, "TMPDIR": str(self.folder)} | imds_environment(imds),
         )
         self.agents.append(Agent(process, tag))
         assert process.stdin is not None
@@ -178,6 +180,9 @@ class Scene:
 
     async def state(self) -> str:
         return str((await self.worker()).state)
+
+    async def state_is(self, state: str) -> bool:
+        return await self.state() == state
 
     async def published(self) -> list[str]:
         """Events that the provisioner published for the worker's reports, in order."""
@@ -193,6 +198,10 @@ class Scene:
 
     async def drain_worker(self) -> None:
         await self.provisioner.database.execute("UPDATE worker SET state = 'stopping', reason = 'test'")
+
+
+def imds_environment(imds: FakeImds | None) -> dict[str, str]:
+    return {} if imds is None else {ENDPOINT: imds.url, DISABLED: "false"}
 
 
 @contextlib.asynccontextmanager
@@ -383,6 +392,44 @@ async def test_a_worker_of_a_replaced_revision_leaves_after_its_task(scene: Scen
     assert wrapped or scene.queue.calls == [("claim", "task-1"), ("task-1", 0)]
     assert not wrapped or f"leave: {revision_id()} drains".encode() in agent.output
     assert (await scene.published())[-1] == "stopped"
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("wrap",)], ids=["run", "wrap"])
+async def test_a_machine_that_its_provider_takes_back(scene: Scene, arguments: tuple[str, ...]) -> None:
+    """It registers by the id of its instance. After a notice it finishes its task, takes no other one, and leaves: the
+    provisioner knows the reason."""
+    os.mkfifo(scene.folder / "go")
+    task = ["cat", str(scene.folder / "go")]
+    scene.queue.commands += [task, ["sleep", "600"]]
+    script = f"{HOOK} claimed --task task-1; {' '.join(task)}; {HOOK} idle; while :; do sleep 0.05; done"
+    wrapped = ("--", "sh", "-c", script) if arguments == ("wrap",) else ()
+    async with fake_imds() as imds, scene.serving():
+        agent = await scene.start(*arguments, *wrapped, imds=imds)
+        await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
+        assert (await scene.worker()).instance_id == INSTANCE_ID
+        imds.recommend_rebalance()
+        await agent.until_printed("leaving after the current task: the provider recommends to replace the machine")
+        await until(lambda: scene.state_is("stopping"))
+        (scene.folder / "go").write_text("")
+        assert await agent.end() == (128 + signal.SIGTERM if wrapped else 0)
+    worker = await scene.worker()
+    assert (worker.state, worker.notice) == ("stopped", "rebalance")
+    assert worker.reason == "its provider recommends to replace the machine in zone euw1-az2"
+    assert wrapped or scene.queue.calls == [("claim", "task-1"), ("task-1", 0)]
+    assert (await scene.published())[-1] == "stopped"
+
+
+async def test_a_task_ends_with_its_machine(scene: Scene) -> None:
+    """The machine ends at once: its task is terminated, and not finished at the queue, where it waits again."""
+    scene.queue.commands.append(["sleep", "600"])
+    async with fake_imds() as imds, scene.serving():
+        agent = await scene.start("run", imds=imds)
+        await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
+        imds.interrupt(utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        assert await agent.end() == 0
+    assert scene.queue.calls == [("claim", "task-1")]
+    assert await scene.published() == ["registered", "claimed", "stopped"]
+    assert (await scene.worker()).notice == "interruption"
 
 
 async def test_a_second_signal_ends_the_task(scene: Scene) -> None:

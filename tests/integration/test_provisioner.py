@@ -1256,6 +1256,49 @@ async def test_a_task_that_ends_at_the_instant_of_a_report(
     assert (await provisioner.states()).get("requested", 0) == replacements
 
 
+async def test_a_machine_that_its_provider_takes_back(provisioner: Provisioner) -> None:
+    """Its worker leaves, after its task if it has one, and no stage ends; another one starts in its place. A notice
+    counts once, and a recommendation not after an interruption."""
+    ((worker, client),) = await running(provisioner)
+    await provisioner.demand(report(1, 1, at=1))
+    at = {"at": after(0).isoformat()}
+    await client.post("/claimed", json=at | {"task_id": "t", "source": "q"})
+    await provisioner.events()
+    rebalance = at | {"kind": "rebalance", "zone_id": "euw1-az2"}
+    interruption = at | {"kind": "interruption", "ends_at": after(120).isoformat()}
+    reason = "its provider recommends to replace the machine in zone euw1-az2"
+    for body in (rebalance, rebalance, interruption, interruption, rebalance):
+        answer = await client.post("/notice", json=body)
+        assert (answer.status_code, answer.json()) == (200, {"terminate": True, "reason": reason})
+    (stopping,) = await provisioner.events()
+    assert (type(stopping).__name__, stopping.outcome) == ("WorkerStopping", None)
+    noticed = await provisioner.worker()
+    assert (noticed.id, noticed.notice, noticed.is_finishing) == (worker.id, "interruption", True)
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopping": 1, "requested": 1}
+    await client.post("/stopped", json=at)
+    assert (await client.post("/notice", json=interruption)).status_code == 410
+    assert await provisioner.database.fetchval("SELECT sum(failures) FROM launch_config_outcomes") in (None, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"kind": "", "at": "2026-01-01T12:00:00Z"},
+        {"kind": "earthquake", "at": "2026-01-01T12:00:00Z"},
+        {"kind": "rebalance"},
+        {"kind": "interruption", "at": "2026-01-01T12:00:00Z", "ends_at": "soon"},
+        {"kind": "rebalance", "at": "2026-01-01T12:00:00Z", "zone_id": "a b"},
+    ],
+)
+async def test_a_notice_that_cannot_be_read(provisioner: Provisioner, body: dict[str, str]) -> None:
+    """It is refused and changes nothing."""
+    ((_, client),) = await running(provisioner)
+    before = await provisioner.worker()
+    assert (await client.post("/notice", json=body)).status_code == 422
+    assert await provisioner.worker() == before
+
+
 async def test_a_wrong_state(provisioner: Provisioner) -> None:
     """A stopping worker may finish its task but cannot report errors."""
     ((_, client),) = await running(provisioner)

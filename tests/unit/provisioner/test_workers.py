@@ -1,7 +1,7 @@
 """State transitions of a worker: each is allowed in some states and raises in all others."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from slipway_common.events.lifecycle import (
 )
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
-from slipway_provisioner.domain.workers import Change, Worker, ended_stage
+from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/on-demand", "InsufficientCapacity")
@@ -174,6 +174,34 @@ def test_a_worker_that_stops_as_idle_finishes_what_it_claimed() -> None:
     later = NOW + timedelta(hours=1)
     hastened = workers.hastened(busy, "drain deadline", later)
     assert (hastened.is_finishing, hastened.stopping_at, hastened.reason) == (False, later, "drain deadline")
+
+
+def test_a_notice_is_news_once() -> None:
+    """An interruption after a recommendation is news, nothing after an interruption; no stage ends."""
+    busy = worker(State.RUNNING)
+    recommended, event = workers.noticed(busy, Notice.REBALANCE, "why", NOW) or (busy, None)
+    assert (recommended.state, recommended.notice, recommended.reason) == (State.STOPPING, Notice.REBALANCE, "why")
+    assert event is not None
+    assert (event.reason, event.outcome) == ("why", None)
+    assert workers.noticed(recommended, Notice.REBALANCE, "again", NOW) is None
+    interrupted, event = workers.noticed(recommended, Notice.INTERRUPTION, "ends", NOW) or (busy, None)
+    assert (interrupted.notice, interrupted.reason, event) == (Notice.INTERRUPTION, "why", None)
+    for notice in (Notice.REBALANCE, Notice.INTERRUPTION):
+        assert workers.noticed(interrupted, notice, "again", NOW) is None
+
+
+def test_reasons_of_notices() -> None:
+    at = datetime(2026, 8, 1, 17, 0, 5, tzinfo=timezone(timedelta(hours=2)))
+    reasons = [
+        workers.notice_reason(Notice.REBALANCE, None, "euw1-az2"),
+        workers.notice_reason(Notice.INTERRUPTION, at, "euw1-az2"),
+        workers.notice_reason(Notice.INTERRUPTION, None, ""),
+    ]
+    assert reasons == [
+        "its provider recommends to replace the machine in zone euw1-az2",
+        "its provider takes the machine back in zone euw1-az2 at 15:00:05 UTC",
+        "its provider takes the machine back",
+    ]
 
 
 def test_the_reason_for_a_delay_is_cleared_by_the_call() -> None:

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 
 from slipway_client.worker import agent, core
-from slipway_client.worker.agent import FINAL_REPORT_SECONDS, Drain, Kill, Leave, StartAgent, Wrapped, next_step
-from slipway_client.worker.core import Poll, Register, SendReport, Wait, Worker
+from slipway_client.worker.agent import (
+    END_SECONDS,
+    FINAL_REPORT_SECONDS,
+    Drain,
+    Kill,
+    Leave,
+    StartAgent,
+    Wrapped,
+    next_step,
+)
+from slipway_client.worker.core import Notice, Poll, Register, SendReport, Wait, Worker
 from slipway_client.worker.settings import Settings
 
 Step = Callable[[Wrapped], Wrapped]
@@ -57,6 +66,12 @@ def ended(code: int) -> Step:
     return lambda wrapped: agent.exited(wrapped, code, f"exit code {code}", 60.0)
 
 
+def noticed(ends_at: float | None) -> Step:
+    """The provider takes the machine back."""
+    notice = Notice("interruption", None)
+    return lambda wrapped: agent.worker_changed(wrapped, core.noticed(wrapped.worker, notice, ends_at, 40.0), 40.0)
+
+
 def got(signum: signal.Signals) -> Step:
     return lambda wrapped: agent.forwarded(wrapped, signum, 55.0)
 
@@ -98,6 +113,34 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
     ("and ends", (*RUNS, leave, drained, job(50.1), idle(200.0)), 200.0, Wait(260.0), None, ["claimed", "idle"]),
     ("and it stays", (*RUNS, leave, drained, job(50.1), idle(200.0)), 260.0, Kill(), None, ["claimed", "idle"]),
     ("disowned in such a job", (*RUNS, leave, drained, job(50.1), refused), 110.0, Kill(), None, []),
+    ("machine ends, while idle", (*RUNS, noticed(160.0)), 40.0, Drain(), None, ["notice"]),
+    ("machine ends, in a job", (*RUNS, job(20.0), noticed(160.0)), 40.0, Wait(90.0), None, ["claimed", "notice"]),
+    ("at a time not known", (*RUNS, job(20.0), noticed(None)), 999.0, Wait(None), None, ["claimed", "notice"]),
+    ("the job takes too long", (*RUNS, job(20.0), noticed(160.0)), 90.0, Drain(), None, ["claimed", "notice"]),
+    (
+        "and is drained",
+        (*RUNS, job(20.0), noticed(160.0), drained),
+        90.0,
+        Wait(160.0 - END_SECONDS),
+        None,
+        ["claimed", "notice"],
+    ),
+    (
+        "and does not end",
+        (*RUNS, job(20.0), noticed(160.0), drained),
+        160.0 - END_SECONDS,
+        Kill(),
+        None,
+        ["claimed", "notice"],
+    ),
+    (
+        "a job begins as a machine that ends is drained",
+        (*RUNS, noticed(160.0), drained, job(50.1)),
+        160.0 - END_SECONDS,
+        Kill(),
+        None,
+        ["notice", "claimed"],
+    ),
     ("given up while idle", (*RUNS, gave_up), 50.0, Drain(), None, []),
     ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Wait(None), None, ["claimed"]),
     ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, ["claimed", "idle"]),

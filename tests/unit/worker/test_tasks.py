@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_client.worker import core, tasks
-from slipway_client.worker.core import Poll, Register, SendReport, Wait, Worker
+from slipway_client.worker.core import Notice, Poll, Register, SendReport, Wait, Worker
 from slipway_client.worker.settings import Settings
 from slipway_client.worker.tasks import (
+    END_SECONDS,
     KILL_SECONDS,
     WAIT_SECONDS,
     Claim,
@@ -72,6 +73,12 @@ def miss(now: float) -> Step:
     return lambda run: tasks.worker_changed(run, core.unanswered(run.worker, now, 0.5), now)
 
 
+def noticed(ends_at: float | None) -> Step:
+    """The provider takes the machine back."""
+    notice = Notice("interruption", None)
+    return lambda run: tasks.worker_changed(run, core.noticed(run.worker, notice, ends_at, 12.0), 12.0)
+
+
 def refuse(now: float) -> Step:
     return lambda run: tasks.worker_changed(run, core.refused(run.worker, "gone"), now)
 
@@ -124,6 +131,12 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
     ("stop signal while busy", (*REPORTED, signal(12.0)), {}, 12.0, Wait(21.0), None),
     ("for too long", (*REPORTED, signal(12.0)), {"stop_seconds": 5.0}, 17.0, Terminate(kill=False), None),
     ("stop signal twice", (*REPORTED, signal(12.0), signal(13.0)), {}, 13.0, Terminate(kill=False), None),
+    ("machine ends, while busy", (*REPORTED, noticed(132.0)), {}, 12.0, Wait(21.0), None),
+    ("until shortly before", (*REPORTED, noticed(132.0)), {}, 132.0 - END_SECONDS, Terminate(kill=False), None),
+    ("at a time not known", (*REPORTED, noticed(None)), {}, 999.0, Renew(TASK), None),
+    ("and takes no other", (*REPORTED, noticed(132.0), exit_with(0, 20.0), finish(21.0)), {}, 21.0, Wait(None), None),
+    ("machine ends, while idle", (noticed(132.0),), {}, 12.0, Wait(None), None),
+    ("and both was acknowledged", (noticed(132.0), talk(12.5), talk(12.6)), {}, 12.6, Wait(None), 0),
     ("terminated", (*REPORTED, lose(12.0), terminated(12.0)), {}, 12.0, Wait(12.0 + KILL_SECONDS), None),
     ("and does not", (*REPORTED, lose(12.0), terminated(12.0)), {}, 12.0 + KILL_SECONDS, Terminate(kill=True), None),
     (
@@ -205,6 +218,8 @@ OWED: list[tuple[tuple[Step, ...], dict[str, Any], list[str]]] = [
     ((*REPORTED, signal(12.0), signal(13.0), terminated(13.0), exit_with(143, 14.0)), {}, ["stopped"]),
     ((*REPORTED, lose(12.0), terminated(12.0), exit_with(143, 13.0)), {"tasks_per_worker": 1}, ["idle"]),
     ((signal(12.0),), {}, ["stopped"]),
+    ((noticed(132.0),), {}, ["notice", "stopped"]),
+    ((*REPORTED, noticed(132.0), terminated(117.0), exit_with(143, 118.0)), {}, ["notice", "stopped"]),
     ((signal(12.0), take(12.5)), {}, ["stopped"]),
 ]
 

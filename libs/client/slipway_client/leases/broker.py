@@ -7,7 +7,7 @@ import msgspec
 
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
-from slipway_client.transport.exchange import NoAnswer, exchange
+from slipway_client.transport.exchange import NoAnswer, authorization, exchange
 from slipway_client.transport.http import ADVICE, SERVICES, advice, path
 from slipway_common.base.sanitize import printable
 
@@ -108,7 +108,9 @@ class Broker:
     ) -> tuple[int, dict[str, Any]]:
         url = self.url + path
         content = b"" if body is None else msgspec.json.encode(body)
-        status, answered = await exchange(method, url, content, token=self._token, seconds=CALL_SECONDS + wait_seconds)
+        status, answered = await exchange(
+            method, url, content, headers=authorization(self._token), seconds=CALL_SECONDS + wait_seconds
+        )
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
             raise NoAnswer(f"{self.url} answered {status}")
         try:

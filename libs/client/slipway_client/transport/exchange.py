@@ -5,6 +5,8 @@ up the time that a worker may take to start.
 """
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +15,7 @@ import msgspec
 
 REQUEST_SECONDS: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1 << 20
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class NoAnswer(Exception):
@@ -56,11 +59,18 @@ async def get(url: str, *, token: str = "", seconds: float = REQUEST_SECONDS) ->
     return await _request("GET", url, b"", token, seconds)
 
 
-async def exchange(method: str, url: str, body: bytes, *, token: str = "", seconds: float) -> tuple[int, bytes]:
+def authorization(token: str) -> Mapping[str, str]:
+    """Header that authorizes a request; none for an empty token."""
+    return {"Authorization": f"Bearer {token}"} if token else NO_HEADERS
+
+
+async def exchange(
+    method: str, url: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS, seconds: float
+) -> tuple[int, bytes]:
     """Send one request; returns status and body of the response. Raises NoAnswer after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
-            return await _exchange(method, url, body, token)
+            return await _exchange(method, url, body, headers)
     except TimeoutError:
         raise NoAnswer(f"no answer within {seconds:g} s") from None
     except (OSError, ValueError, h11.ProtocolError) as error:
@@ -68,7 +78,7 @@ async def exchange(method: str, url: str, body: bytes, *, token: str = "", secon
 
 
 async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
-    status, content = await exchange(method, url, body, token=token, seconds=seconds)
+    status, content = await exchange(method, url, body, headers=authorization(token), seconds=seconds)
     # 404 may come from a service that is starting, a redirect from something other than a Slipway service.
     retry = status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400
     try:
@@ -82,7 +92,7 @@ async def _request(method: str, url: str, body: bytes, token: str, seconds: floa
     return answer
 
 
-async def _exchange(method: str, url: str, body: bytes, token: str) -> tuple[int, bytes]:
+async def _exchange(method: str, url: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
     where = urlsplit(url)
     if where.scheme not in {"http", "https"} or not where.hostname:
         raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
@@ -93,9 +103,8 @@ async def _exchange(method: str, url: str, body: bytes, token: str) -> tuple[int
         ("Accept", "application/json"),
         ("Content-Type", "application/json"),
         ("Content-Length", str(len(body))),
+        *more_headers.items(),
     ]
-    if token:
-        headers.append(("Authorization", f"Bearer {token}"))
     target = (where.path or "/") + (f"?{where.query}" if where.query else "")
     connection = h11.Connection(h11.CLIENT)
     reader, writer = await asyncio.open_connection(where.hostname, port, ssl=where.scheme == "https" or None)

@@ -11,6 +11,8 @@ from slipway_client.worker.core import Wait, Worker
 
 # Time for the last report to be acknowledged once the process was asked to stop.
 FINAL_REPORT_SECONDS: Final = 2.0
+# Time between SIGKILL of the agent and the end of a machine that its provider takes back, for the last report.
+END_SECONDS: Final = 10.0
 # Signals that ask the agent to stop when they are forwarded: its exit afterwards is not a failure.
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
@@ -39,7 +41,7 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Kill the agent: it did not exit within stop_seconds of the drain signal."""
+    """Kill the agent: it did not exit within stop_seconds of the drain signal, or its machine ends."""
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -55,11 +57,26 @@ def next_step(wrapped: Wrapped, now: float) -> StartAgent | Drain | Kill | Leave
         return StartAgent() if worker.registered and not worker.leaving and not worker.refused else Wait(None)
     # A running job is finished first, also one that began just as the agent was drained: the provisioner decides
     # whether it takes too long. The job of a worker that was refused is not waited for.
-    if wrapped.killed or (worker.task_id and not worker.refused):
+    if wrapped.killed:
         return Wait(None)
+    if worker.task_id and not worker.refused:
+        return _during_a_job(wrapped, now)
     if wrapped.drained_at is None:
         return Drain() if worker.refused or worker.leaving else Wait(None)
     kill_at = wrapped.drained_at + worker.settings.stop_seconds
+    return Kill() if kill_at <= now else Wait(kill_at)
+
+
+def _during_a_job(wrapped: Wrapped, now: float) -> Drain | Kill | Wait:
+    """Next action while a job runs: none, unless the provider takes the machine back at a known time. The agent then
+    has the last stop_seconds to end its job."""
+    worker = wrapped.worker
+    if worker.ends_at is None:
+        return Wait(None)
+    kill_at = worker.ends_at - END_SECONDS
+    drain_at = kill_at - worker.settings.stop_seconds
+    if wrapped.drained_at is None:
+        return Drain() if drain_at <= now else Wait(drain_at)
     return Kill() if kill_at <= now else Wait(kill_at)
 
 

@@ -1,9 +1,22 @@
-"""Change notification between the loops of one process."""
+"""Loops of one process that run side by side and notify each other of changes."""
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from slipway_common.base.clock import monotonic_seconds
+
+Result = TypeVar("Result")
+
+
+async def beside(work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, None]) -> Result:
+    """Run the others until the work is done; returns its result. A failure of one ends them all."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(other) for other in others]
+        result = await work
+        for task in running:
+            task.cancel()
+    return result
 
 
 class Changes:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from slipway_client.worker.user_data import UserData
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -56,17 +58,21 @@ def run_tasks(user_data: WhereUserData = "-") -> None:
     SIGTERM or SIGINT: finish the running task within stop_seconds, then leave. A second signal terminates the task.
 
     \b
+    On EC2 the worker registers by the id of its instance. When the instance is to be interrupted or replaced, it
+    leaves after the running task; a task that runs until 15 s before the interruption is terminated.
+
+    \b
     Example:
       slipway-worker run --user-data /run/slipway/user-data.json
 
-    Exit codes: 0 left normally; 1 refused by the provisioner, provisioner unavailable, or ended by a second signal;
-    2 usage error or invalid user data.
+    Exit codes: 0 left normally; 1 refused by the provisioner, provisioner or metadata service unavailable, or ended
+    by a second signal; 2 usage error or invalid user data.
     """
-    import asyncio
+    import os
 
     from slipway_client.worker.run import run
 
-    raise typer.Exit(asyncio.run(run(_user_data(user_data))))
+    raise typer.Exit(_exit_code(run(_user_data(user_data), os.environ)))
 
 
 @app.command("wrap")
@@ -83,19 +89,23 @@ def wrap_agent(
     as soon as no job runs, and SIGKILL after stop_seconds. TERM, INT, HUP, USR1 and USR2 are forwarded to it. An
     unexpected failure of the agent is reported to the provisioner.
 
+    On EC2 the worker registers by the id of its instance. When the instance is to be interrupted or replaced, it
+    leaves after the running job; one that runs until shortly before the interruption gets the drain signal
+    stop_seconds before SIGKILL.
+
     \b
     Example:
       slipway-worker wrap --user-data /run/slipway/user-data.json --drain-signal INT -- ./run.sh --once
 
     Exit codes: the agent's, 128+n for signal n, 127 if it is not found, 126 if it cannot be run; 1 refused by the
-    provisioner or provisioner unavailable; 2 usage error or invalid user data.
+    provisioner, provisioner or metadata service unavailable; 2 usage error or invalid user data.
     """
-    import asyncio
+    import os
 
     from slipway_client.worker.wrap import wrap
 
     signum = signal.Signals[f"SIG{drain_signal}"]
-    raise typer.Exit(asyncio.run(wrap(_user_data(user_data), command, signum)))
+    raise typer.Exit(_exit_code(wrap(_user_data(user_data), os.environ, command, signum)))
 
 
 def _user_data(where: str) -> "UserData":
@@ -106,6 +116,18 @@ def _user_data(where: str) -> "UserData":
     except InvalidUserData as error:
         print(f"slipway-worker: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
+
+
+def _exit_code(worker: "Coroutine[Any, Any, int]") -> int:
+    import asyncio
+
+    from slipway_client.worker.machine import NoIdentity
+
+    try:
+        return asyncio.run(worker)
+    except NoIdentity as error:
+        print(f"slipway-worker: {error}", file=sys.stderr)
+        return 1
 
 
 @hook.callback()

@@ -5,7 +5,8 @@ Reports are sent in order, each until it was answered, while tasks go on. Every 
 provisioner.py performs the calls; tasks.py (`run`) and agent.py (`wrap`) decide about tasks.
 """
 
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -13,16 +14,36 @@ from msgspec.structs import replace
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.worker.settings import Settings
 
+INTERRUPTION: Final = "interruption"
+REBALANCE: Final = "rebalance"
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """Notice of the provider that it takes the machine back, at `ends_at` if it says when, or (`rebalance`) that it
+    probably will."""
+
+    kind: Literal["interruption", "rebalance"]
+    ends_at: datetime | None = None
+
+    @property
+    def reason(self) -> str:
+        """Reason for the worker to leave."""
+        if self.kind == REBALANCE:
+            return "the provider recommends to replace the machine"
+        when = "soon" if self.ends_at is None else f"at {self.ends_at.astimezone(UTC):%H:%M:%S} UTC"
+        return f"the provider takes the machine back {when}"
+
 
 class Report(msgspec.Struct, frozen=True):
     """A fact that the provisioner has not acknowledged yet; `at` is when it became true (monotonic seconds)."""
 
-    what: Literal["claimed", "idle", "error", "stopped"]
+    what: Literal["claimed", "idle", "error", "notice", "stopped"]
     at: float
     task_id: str = ""
     source: str = ""
     kind: str = ""
     detail: str = ""
+    ends_at: datetime | None = None
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +53,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     longer its own. `gave_up`: the provisioner has been unavailable for too long; calls go on while a task runs.
     `stopped`: the last report was acknowledged. `poll_requested`: a caller waits for a fresh answer on whether to
     leave. `claim` is the report of the current task. `rejoining`: the provisioner did not know the worker, which
-    registers again, and has not answered a report since.
+    registers again, and has not answered a report since. `notices`: their kinds. `ends_at`: when the provider takes
+    the machine back, if it has said so.
     """
 
     settings: Settings
@@ -48,6 +70,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     poll_requested: bool = False
     polled_at: float = 0.0
     backoff: Backoff = Backoff()
+    notices: tuple[str, ...] = ()
+    ends_at: float | None = None
 
 
 class Register(msgspec.Struct, frozen=True):
@@ -180,6 +204,15 @@ def task_ended(worker: Worker, at: float) -> Worker:
 def failed(worker: Worker, kind: str, detail: str, at: float) -> Worker:
     """Record an error for the provisioner's event log."""
     return _with_report(worker, Report("error", at, kind=kind, detail=detail))
+
+
+def noticed(worker: Worker, notice: Notice, ends_at: float | None, at: float) -> Worker:
+    """Record a notice, once of each kind, and leave. `ends_at`: its time by the monotonic clock."""
+    if notice.kind in worker.notices:
+        return worker
+    report = Report("notice", at, kind=notice.kind, ends_at=notice.ends_at)
+    known = replace(worker, notices=(*worker.notices, notice.kind), ends_at=ends_at)
+    return leave(_with_report(known, report), notice.reason)
 
 
 def stopping(worker: Worker, at: float) -> Worker:

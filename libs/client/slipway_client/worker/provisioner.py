@@ -10,6 +10,7 @@ import msgspec
 from slipway_client.transport.exchange import Answer, NoAnswer, get, post
 from slipway_client.worker import core
 from slipway_client.worker.core import Call, GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
+from slipway_client.worker.imds import Identity
 from slipway_client.worker.log import log
 from slipway_client.worker.user_data import REGISTER_PATH, UserData
 from slipway_common.base.clock import monotonic_seconds, utc_now
@@ -45,9 +46,9 @@ class Registered(msgspec.Struct, frozen=True):
 class Provisioner:
     """The provisioner of one worker. `worker_id` and `pool_id` are empty until it is registered."""
 
-    def __init__(self, user_data: UserData, instance_id: str) -> None:
+    def __init__(self, user_data: UserData, identity: Identity) -> None:
         self._user_data = user_data
-        self._instance_id = instance_id
+        self._identity = identity
         self._known = Registered("", "", "")
         # Wall-clock time of the oldest report: kept, so that a retry sends the same time and is recognised as one.
         self._dated: tuple[Report, datetime] | None = None
@@ -96,7 +97,7 @@ class Provisioner:
         body = {
             "batch_id": self._user_data.batch_id,
             "secret": self._user_data.secret,
-            "instance_id": self._instance_id,
+            "instance_id": self._identity.instance_id,
         }
         answer = await post(self._user_data.provisioner_url + REGISTER_PATH, body)
         if not answer.ok:
@@ -113,7 +114,14 @@ class Provisioner:
         if self._dated is None or self._dated[0] is not report:
             self._dated = report, utc_now() - timedelta(seconds=monotonic_seconds() - report.at)
         at = {"at": self._dated[1].isoformat()}
-        return {**at, "task_id": report.task_id, "source": report.source} if report.what == "claimed" else at
+        match report.what:
+            case "claimed":
+                return {**at, "task_id": report.task_id, "source": report.source}
+            case "notice":
+                ends_at = None if report.ends_at is None else report.ends_at.isoformat()
+                return {**at, "kind": report.kind, "ends_at": ends_at, "zone_id": self._identity.zone_id}
+            case _:
+                return at
 
     async def _post(self, what: str, body: dict[str, Any]) -> Answer:
         return await post(self._url(what), body, token=self._known.token)

@@ -1,43 +1,45 @@
 """`slipway-worker run`: a worker that takes tasks from a queue. Performs the decisions of core.py and tasks.py.
 
-Two loops share one state: one calls the provisioner, the other runs tasks. Neither waits for the other.
+Three loops share one state: one calls the provisioner, one runs tasks, and on an EC2 instance one polls for notices.
+None waits for another.
 """
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from random import Random
 from typing import Any, TypeVar
 
 from slipway_client.transport.exchange import NoAnswer
 from slipway_client.worker import tasks
-from slipway_client.worker.changes import Changes
+from slipway_client.worker.changes import Changes, beside
 from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.log import log
+from slipway_client.worker.machine import Machine, this_machine
 from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.queue import Queue
 from slipway_client.worker.tasks import Claim, Finish, Quit, Renew, Run, StartTask, Task, Terminate, next_work
 from slipway_client.worker.user_data import UserData
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.process_group import CannotStart, Group, describe_exit
-from slipway_common.base.processes import own_identity
 
 Result = TypeVar("Result")
 
 
-async def run(user_data: UserData) -> int:
-    """Run a worker until it leaves; returns the exit code."""
-    return await _Running(user_data, own_identity(), Random()).run_until_exit()  # noqa: S311 (spreads repetitions)
+async def run(user_data: UserData, environment: Mapping[str, str]) -> int:
+    """Run a worker until it leaves; returns the exit code. Raises NoIdentity."""
+    rng = Random()  # noqa: S311 (spreads repetitions)
+    return await _Running(user_data, await this_machine(environment, rng), rng).run_until_exit()
 
 
 class _Running:
-    def __init__(self, user_data: UserData, instance_id: str, rng: Random) -> None:
+    def __init__(self, user_data: UserData, machine: Machine, rng: Random) -> None:
         self.state = Run(worker=Worker(settings=user_data.settings), free_since=monotonic_seconds())
-        self.provisioner = Provisioner(user_data, instance_id)
+        self.machine = machine
+        self.provisioner = Provisioner(user_data, machine.identity)
         self.changes = Changes()
         self.rng = rng
         self._queue_url = user_data.queue_url
-        self._instance_id = instance_id
         self._group: Group | None = None
         self._exit: asyncio.Task[None] | None = None
 
@@ -46,15 +48,11 @@ class _Running:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         try:
-            async with asyncio.TaskGroup() as both:
-                reporting = both.create_task(
-                    run_calls(
-                        self.provisioner, lambda: self.state.worker, self._worker_changed, self.changes.wait, self.rng
-                    )
-                )
-                code = await self._work()
-                reporting.cancel()
-            return code
+            return await beside(
+                self._work(),
+                run_calls(self.provisioner, self._worker, self._worker_changed, self.changes.wait, self.rng),
+                self.machine.watch(self._worker, self._worker_changed, self.changes.wait),
+            )
         finally:
             if self._group is not None:
                 self._group.send(signal.SIGKILL)  # after a crash of ours nothing renews the task's claim
@@ -62,6 +60,9 @@ class _Running:
     def _change(self, state: Run) -> None:
         self.state = state
         self.changes.notify()
+
+    def _worker(self) -> Worker:
+        return self.state.worker
 
     def _worker_changed(self, worker: Worker) -> None:
         self._change(tasks.worker_changed(self.state, worker, monotonic_seconds()))
@@ -98,8 +99,8 @@ class _Running:
         return code
 
     def _queue(self) -> Queue:
-        known = self.provisioner
-        return Queue(self._queue_url, pool_id=known.pool_id, worker_id=known.worker_id, instance_id=self._instance_id)
+        known, instance_id = self.provisioner, self.machine.identity.instance_id
+        return Queue(self._queue_url, pool_id=known.pool_id, worker_id=known.worker_id, instance_id=instance_id)
 
     async def _claim(self, wait_seconds: float) -> None:
         """Wait for a task for as long as one is wanted. A task granted after that is not run: its claim expires."""

@@ -19,6 +19,8 @@ WAIT_SECONDS: Final = 20.0
 RENEWALS: Final = 3
 # Time between SIGTERM and SIGKILL of a task that may not go on, at most stop_seconds.
 KILL_SECONDS: Final = 5.0
+# Time between SIGTERM of a task and the end of a machine that its provider takes back: for SIGKILL and the last report.
+END_SECONDS: Final = 15.0
 
 
 Name = Annotated[text.Name, msgspec.Meta(min_length=1)]
@@ -132,6 +134,8 @@ def _end_at(run: Run) -> float | None:
     if run.lost or run.worker.refused or run.signals > 1:
         return 0.0
     ends: list[float] = []
+    if run.worker.ends_at is not None:
+        ends.append(run.worker.ends_at - END_SECONDS)
     if run.signals:
         ends.append(run.signalled_at + run.worker.settings.stop_seconds)
     if run.worker.gave_up and run.task is not None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Final, Literal
@@ -16,15 +16,15 @@ import msgspec
 
 from slipway_client.worker import agent, core
 from slipway_client.worker.agent import Drain, Kill, Leave, StartAgent, Wrapped, next_step
-from slipway_client.worker.changes import Changes
+from slipway_client.worker.changes import Changes, beside
 from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.hooks import SOCKET
 from slipway_client.worker.log import log
+from slipway_client.worker.machine import Machine, this_machine
 from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.user_data import UserData
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.process_group import CannotStart, Group, describe_exit
-from slipway_common.base.processes import own_identity
 from slipway_common.base.text import Name
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -40,9 +40,12 @@ class HookCall(msgspec.Struct, frozen=True):
     source: Annotated[Name, msgspec.Meta(min_length=1)] = "agent"
 
 
-async def wrap(user_data: UserData, command: Sequence[str], drain_signal: signal.Signals) -> int:
-    """Run the agent until it exits; returns the exit code."""
-    wrapping = _Wrapping(user_data, command, drain_signal, Random())  # noqa: S311 (spreads repetitions)
+async def wrap(
+    user_data: UserData, environment: Mapping[str, str], command: Sequence[str], drain_signal: signal.Signals
+) -> int:
+    """Run the agent until it exits; returns the exit code. Raises NoIdentity."""
+    rng = Random()  # noqa: S311 (spreads repetitions)
+    wrapping = _Wrapping(user_data, await this_machine(environment, rng), command, drain_signal, rng)
     wrapping.catch_signals()
     # mkdtemp makes directories that only their owner can enter.
     with tempfile.TemporaryDirectory(prefix="slipway-worker-", ignore_cleanup_errors=True) as folder:
@@ -50,9 +53,17 @@ async def wrap(user_data: UserData, command: Sequence[str], drain_signal: signal
 
 
 class _Wrapping:
-    def __init__(self, user_data: UserData, command: Sequence[str], drain_signal: signal.Signals, rng: Random) -> None:
+    def __init__(
+        self,
+        user_data: UserData,
+        machine: Machine,
+        command: Sequence[str],
+        drain_signal: signal.Signals,
+        rng: Random,
+    ) -> None:
         self.state = Wrapped(worker=Worker(settings=user_data.settings))
-        self.provisioner = Provisioner(user_data, own_identity())
+        self.machine = machine
+        self.provisioner = Provisioner(user_data, machine.identity)
         self.changes = Changes()
         self.rng = rng
         self._command = command
@@ -68,15 +79,11 @@ class _Wrapping:
     async def run_until_exit(self, path: Path) -> int:
         server = await asyncio.start_unix_server(self._answer, path)
         try:
-            async with asyncio.TaskGroup() as both:
-                reporting = both.create_task(
-                    run_calls(
-                        self.provisioner, lambda: self.state.worker, self._worker_changed, self.changes.wait, self.rng
-                    )
-                )
-                code = await self._work(path)
-                reporting.cancel()
-            return code
+            return await beside(
+                self._work(path),
+                run_calls(self.provisioner, self._worker, self._worker_changed, self.changes.wait, self.rng),
+                self.machine.watch(self._worker, self._worker_changed, self.changes.wait),
+            )
         finally:
             server.close()
             self._signal(signal.SIGKILL)  # after a crash of ours nothing reports for the agent
@@ -84,6 +91,9 @@ class _Wrapping:
     def _change(self, state: Wrapped) -> None:
         self.state = state
         self.changes.notify()
+
+    def _worker(self) -> Worker:
+        return self.state.worker
 
     def _worker_changed(self, worker: Worker) -> None:
         self._change(agent.worker_changed(self.state, worker, monotonic_seconds()))

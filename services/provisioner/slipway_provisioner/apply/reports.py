@@ -1,4 +1,4 @@
-"""Reports of a worker's agent: claim, end of a task, error, stop of the machine, heartbeat.
+"""Reports of a worker's agent: claim, end of a task, error, notice of the provider, stop of the machine, heartbeat.
 
 Each locks the worker, verifies the agent's token and records the contact. Repeated reports change nothing else;
 impossible ones raise IllegalTransition.
@@ -16,7 +16,7 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.roll_out import Standing
-from slipway_provisioner.domain.workers import AlreadyStopped, Change, Worker
+from slipway_provisioner.domain.workers import AlreadyStopped, Change, Notice, Worker
 from slipway_provisioner.store import configs, demand, pools, workers
 
 CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accepted
@@ -81,6 +81,19 @@ async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
     change = domain.error_reported(await _authenticated(tx, agent), *texts)
     await workers.save(tx, [change])
     return await _answer(tx, change[0], has_task=change[0].has_task)
+
+
+async def noticed(tx: Connection, agent: Agent, notice: Notice, reason: str) -> Answer:
+    """Record a notice that the provider takes the machine back, after which the worker leaves. A repeated one, and a
+    recommendation after an interruption, change nothing."""
+    worker = await _authenticated(tx, agent)
+    change = domain.noticed(worker, notice, reason, await pools.now(tx))
+    worker, event = change or (worker, None)
+    if event is None:
+        await workers.save_without_events(tx, [worker])
+    else:
+        await workers.save(tx, [(worker, event)])
+    return await _answer(tx, worker, has_task=worker.has_task)
 
 
 async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: datetime) -> Worker:

@@ -5,7 +5,8 @@ States follow the table in slipway_common.events.lifecycle; a transition that it
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -15,8 +16,17 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 
 
+class Notice(StrEnum):
+    """Notice that a provider takes a machine back: it probably will (`rebalance`), or it does (`interruption`)."""
+
+    NONE = ""
+    REBALANCE = "rebalance"
+    INTERRUPTION = "interruption"
+
+
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop because it was idle."""
+    """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
+    it has claimed. `notice`: the last notice of its provider, which takes the machine back."""
 
     id: str
     pool_id: str
@@ -42,6 +52,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_at: datetime | None = None
     stopping_at: datetime | None = None
     may_finish: bool = False
+    notice: Notice = Notice.NONE
     ended_at: datetime | None = None
     failed_at: datetime | None = None
     reason: str = ""
@@ -53,7 +64,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finishing(self) -> bool:
-        """True if it claimed a task when it was asked to stop as an idle worker. It is terminated after that task."""
+        """True if it was asked to stop and finishes a task that it may finish. It is terminated after that task."""
         return self.state in ASKED_TO_STOP and self.may_finish and self.idle_since is None
 
 
@@ -210,9 +221,27 @@ def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None
 def stopping_idle(
     worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = ""
 ) -> Change:
-    """Ask a worker to stop because it is idle: if it claims a task at this moment, it may finish that."""
+    """Ask a worker to stop that may finish a task: usually it is idle, and may claim one at this moment."""
     after, event = stopping(worker, reason, now, outcome, console)
     return msgspec.structs.replace(after, may_finish=True), event
+
+
+def notice_reason(notice: Notice, ends_at: datetime | None, zone_id: str) -> str:
+    """Reason for a worker to stop after a notice."""
+    where = f" in zone {zone_id}" if zone_id else ""
+    if notice is Notice.REBALANCE:
+        return f"its provider recommends to replace the machine{where}"
+    when = "" if ends_at is None else f" at {ends_at.astimezone(UTC):%H:%M:%S} UTC"
+    return f"its provider takes the machine back{where}{when}"
+
+
+def noticed(worker: Worker, notice: Notice, reason: str, now: datetime) -> tuple[Worker, Any | None] | None:
+    """Ask a worker to stop because its provider takes the machine back: it may finish its task, if the machine lasts.
+    No stage ends by it. Without an event for one that was asked to stop before; None for a notice that is no news."""
+    if notice is worker.notice or worker.notice is Notice.INTERRUPTION:
+        return None
+    known = msgspec.structs.replace(worker, notice=notice)
+    return (known, None) if worker.state in ASKED_TO_STOP else stopping_idle(known, reason, now)
 
 
 def hastened(worker: Worker, reason: str, now: datetime) -> Worker:

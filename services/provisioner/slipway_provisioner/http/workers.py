@@ -3,7 +3,7 @@
 import contextlib
 import hmac
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -21,7 +21,7 @@ from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.reports import Agent, Answer
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.domain.workers import AlreadyStopped
+from slipway_provisioner.domain.workers import AlreadyStopped, Notice, notice_reason
 from slipway_provisioner.store import restores
 
 router = APIRouter(prefix="/workers", tags=["workers"])
@@ -67,6 +67,13 @@ class TimeReport(AgentBody):
 class ErrorReport(AgentBody):
     kind: Name
     detail: Note = ""
+
+
+class NoticeReport(AgentBody):
+    kind: Literal[Notice.REBALANCE, Notice.INTERRUPTION]
+    at: AwareDatetime
+    ends_at: AwareDatetime | None = None
+    zone_id: Annotated[str, Field(pattern="^[a-z0-9-]{0,64}$")] = ""
 
 
 # Refusals that a restored database may give for lack of rows: agents try again until its state is confirmed.
@@ -170,6 +177,18 @@ async def report_error(worker_id: Name, body: ErrorReport, secret: Secret, db: D
     """Report an error of the machine. It changes no state."""
     async with _transaction(db) as tx:
         answer = await reports.error(tx, _agent(worker_id, secret), body.kind, body.detail)
+    return _answer(answer)
+
+
+@router.post("/{worker_id:id}/notice")
+async def notice(
+    worker_id: Name, body: NoticeReport, request: Request, secret: Secret, db: DatabaseDep
+) -> dict[str, Any]:
+    """Report a notice that the provider takes the machine back. The worker leaves after its task."""
+    reason = notice_reason(body.kind, body.ends_at, body.zone_id)
+    async with _transaction(db) as tx:
+        answer = await reports.noticed(tx, _agent(worker_id, secret), body.kind, reason)
+    wake(request)
     return _answer(answer)
 
 

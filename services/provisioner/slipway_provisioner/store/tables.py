@@ -446,6 +446,7 @@ worker = Table(
     Column("last_seen_at", TIME),
     Column("stopping_at", TIME),
     required("may_finish", Boolean, server_default=FALSE),
+    empty_text("notice"),
     Column("ended_at", TIME),
     Column("failed_at", TIME),
     Column("termination_requested_at", TIME),

@@ -11,7 +11,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, matches, names
 from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
 from slipway_common.messaging import outbox
-from slipway_provisioner.domain.workers import Change, Worker, ended_stage
+from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import in_states
@@ -77,7 +77,7 @@ def from_row(row: Any) -> Worker:
     for name in UUIDS:
         if values[name] is not None:
             values[name] = str(values[name])
-    values["state"] = State(values["state"])
+    values["state"], values["notice"] = State(values["state"]), Notice(values["notice"])
     return Worker(**values)
 
 

@@ -202,7 +202,8 @@ CREATE TABLE worker (
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
-    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, ended_at timestamptz, failed_at timestamptz,
+    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, notice text NOT NULL DEFAULT '',
+    ended_at timestamptz, failed_at timestamptz,
     termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
     UNIQUE (account_id, instance_id)
 );
