@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState
-from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, capacity_key, config_key, credential_key, image_key, quota_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.events.weight import WeightChanged
@@ -42,6 +42,14 @@ POLICY: Final = PROFILES["on-demand"]
 IMAGE: Final = image_key("linux-1")
 QUOTA: Final = quota_key("sim-a", "sim-1", "m5.large")
 CREDENTIAL: Final = credential_key("sim-a")
+
+
+def capacity(name: str, account: str = "sim-a") -> Key:
+    """Key of the capacity of the config of this name."""
+    return capacity_key(account, "sim-1", name, "m5.large")
+
+
+CAPACITY: Final = capacity("a")
 
 Step = tuple[str, Any, float]
 """Transition of a world, its argument, and the time: ("fold", event, at), ("advance", None, now)."""
@@ -210,7 +218,7 @@ class Story:
         return record(Draft(self.world), self.world.configs[config_id], T0 + at)
 
     def trip_config(self, c: LaunchConfigState, at: float = 0.0, scope: Scope = Scope.CAPACITY) -> None:
-        """Trip a config, or a row that it shares, by two definite refusals."""
+        """Trip a row that a config shares, by two definite refusals."""
         self.fold(at, refused(c, scope, "x"), refused(c, scope, "y"))
 
     def probe(self, config_id: str, at: float) -> int:

@@ -29,10 +29,11 @@ from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.alerts import NOTICE, PAGE
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold
-from tests.support.worlds import known_boots
+from tests.support.worlds import capacity, known_boots
 
 START = 1_900_000_000.0
 CONFIGS = ("zone-a", "zone-b", "zone-c")
+PAGES = ("image-tripped", "quota-exhausted", "credential-failing")
 
 
 class Alerted:
@@ -137,25 +138,25 @@ def alerted() -> Alerted:
 
 def test_a_config_that_trips_and_recovers(alerted: Alerted) -> None:
     """A notice with all its fields; then its resolution, and a notice of the recovery, which ends by time."""
-    assert alerted.commit(alerted.refused()) == []
-    (raised,) = alerted.commit(alerted.refused())
+    assert alerted.commit(*(alerted.refused(Scope.CONFIG) for _ in range(4))) == []
+    (raised,) = alerted.commit(alerted.refused(Scope.CONFIG))
     assert isinstance(raised, AlertRaised)
     assert raised == AlertRaised(
         dedup_key="weight-calculator/config-tripped/config/zone-a",
         subject_kind="config",
         subject_id="zone-a",
         kind="config-tripped",
-        summary="zone-a tripped at launch: 2 capacity errors (capacity-code)",
+        summary="zone-a tripped at launch: 5 config errors (config-code)",
         effect="pending tasks of linux get workers from 2 of 3 launch configs",
         doing="launches from the pool's other configs; probes with one start at a time at growing intervals, and "
         "resumes launches after the first success",
         command="slipway lc show zone-a",
         since=datetime.fromtimestamp(alerted.now, UTC),
-        cause="launch: 2 capacity errors (capacity-code)",
+        cause="launch: 5 config errors (config-code)",
         severity=NOTICE,
-        evidence=("worker w-1", "worker w-2"),
+        evidence=("worker w-1", "worker w-2", "worker w-3", "worker w-4", "worker w-5"),
     )
-    assert alerted.commit(alerted.refused()) == []
+    assert alerted.commit(alerted.refused(Scope.CONFIG)) == []
     permit = alerted.permit("zone-a")
     resolved, recovered = alerted.commit(alerted.launched(probe_permit=permit))
     assert isinstance(resolved, AlertResolved)
@@ -163,7 +164,7 @@ def test_a_config_that_trips_and_recovers(alerted: Alerted) -> None:
     assert (resolved.since, resolved.cause, resolved.severity) == (raised.since, raised.cause, NOTICE)
     assert (recovered.kind, recovered.severity) == ("recovered", NOTICE)
     assert recovered.summary.startswith("zone-a recovered after ")
-    assert "2 capacity errors (capacity-code)" in recovered.cause
+    assert "5 config errors (config-code)" in recovered.cause
     assert alerted.commit(seconds=1790) == []
     (over,) = alerted.commit(seconds=20)
     assert (type(over), over.summary) == (AlertResolved, "zone-a has stayed healthy")
@@ -173,10 +174,43 @@ def test_a_config_that_trips_and_recovers(alerted: Alerted) -> None:
 def test_a_recovery_that_does_not_last(alerted: Alerted) -> None:
     alerted.commit(alerted.refused(), alerted.refused())
     alerted.commit(alerted.launched(probe_permit=alerted.permit("zone-a")))
-    assert alerted.kinds() == ["recovered/config/zone-a"]
+    assert alerted.kinds() == [f"recovered/{capacity('zone-a').text}"]
     alerted.commit(alerted.refused(), alerted.refused())
-    assert alerted.kinds() == ["config-tripped/config/zone-a"]
+    assert alerted.kinds() == [f"capacity-unavailable/{capacity('zone-a').text}"]
     assert [type(alert) for alert in alerted.all if alert.kind == "recovered"] == [AlertRaised, AlertResolved]
+
+
+def test_one_notice_for_a_shortage_of_capacity() -> None:
+    """In four pools of two accounts: nobody has to end it, and nobody hears of it for each config."""
+    alerted, shared = Alerted(), "sim-1/z1/m5.large/spot"
+    for pool in range(4):
+        fields = {"pool_id": f"pool-{pool}", "account_id": f"acc-{pool % 2}", "capacity_key": shared}
+        alerted.declare(*(f"c-{pool}-{n}" for n in range(10)), **fields)
+        alerted.declare(f"od-{pool}", pool_id=f"pool-{pool}", account_id=f"acc-{pool % 2}")
+    alerted.commit(alerted.refused(config_id="c-0-0"))
+    (raised,) = alerted.commit(alerted.refused(config_id="c-3-9"))
+    assert isinstance(raised, AlertRaised)
+    assert (raised.kind, raised.severity, raised.subject_kind, raised.subject_id) == (
+        "capacity-unavailable",
+        NOTICE,
+        "capacity",
+        shared,
+    )
+    assert raised.summary == f"capacity {shared} is unavailable: 2 capacity errors (capacity-code)"
+    assert raised.effect.startswith("pending tasks of pool-0 get workers from 1 of 11 launch configs; ")
+    assert raised.doing.startswith("launches from other capacity; probes with one start at a time")
+    ready = [id_ for id_ in alerted.world.configs if _permitted(alerted, id_)]
+    assert ready == []
+    alerted.commit(seconds=20)
+    (ready_id,) = [id_ for id_ in alerted.world.configs if _permitted(alerted, id_)]
+    permit = alerted.world.rows[config_key(ready_id)].permit
+    resolved, recovered = alerted.commit(alerted.launched(ready_id, probe_permit=permit))
+    assert (type(resolved), resolved.summary) == (AlertResolved, f"capacity {shared} recovered")
+    assert (recovered.kind, recovered.subject_id) == ("recovered", shared)
+
+
+def _permitted(alerted: Alerted, config_id: str) -> bool:
+    return alerted.world.rows[config_key(config_id)].ready
 
 
 @pytest.mark.parametrize("scope", [Scope.CREDENTIAL, Scope.QUOTA])
@@ -210,7 +244,8 @@ def test_a_pool_tripped_by_its_own_failures_is_a_page(alerted: Alerted) -> None:
         alerted.commit(alerted.refused(config_id=config_id), alerted.refused(config_id=config_id))
     (page,) = [alert for alert in alerted.all if alert.severity == PAGE]
     assert (page.dedup_key, page.subject_id) == ("weight-calculator/pool-tripped/pool/linux", "linux")
-    assert (page.cause, page.command) == ("zone-a, zone-b, zone-c", "slipway why linux")
+    assert page.cause == ", ".join(str(capacity(config_id)) for config_id in CONFIGS)
+    assert page.command == "slipway why linux"
     alerted.commit(alerted.launched("zone-b", probe_permit=alerted.permit("zone-b")))
     assert "pool-tripped/pool/linux" not in alerted.kinds()
 
@@ -306,20 +341,24 @@ def test_a_trip_by_a_signal(alerted: Alerted) -> None:
 
 @pytest.mark.parametrize("state", ["paused", "draining", "archived"])
 def test_alerts_of_unused_configs_are_resolved(alerted: Alerted, state: str) -> None:
-    alerted.commit(alerted.refused(), alerted.refused())
+    alerted.commit(alerted.refused(), alerted.refused(), *(alerted.refused(Scope.CONFIG) for _ in range(5)))
+    assert len(alerted.open) == 2
     alerted.declare("zone-a", state=state, revision=2)
     assert alerted.open == {}
-    assert alerted.all[-1].summary == "zone-a is no longer in use"
+    assert [alert.summary for alert in alerted.all[-2:]] == [
+        f"{capacity('zone-a')} is no longer in use",
+        "zone-a is no longer in use",
+    ]
 
 
 def test_an_alert_names_the_revision_and_its_effect_counts_names(alerted: Alerted) -> None:
     """A launch config with a revision that launches is not lost, whatever another of its revisions does."""
     alerted.declare("zone-b@2", instance_type="m6.large")
-    (raised,) = alerted.commit(*(alerted.refused(config_id="zone-b@2") for _ in range(2)))
+    (raised,) = alerted.commit(*(alerted.refused(Scope.CONFIG, "zone-b@2") for _ in range(5)))
     assert isinstance(raised, AlertRaised)
     assert (raised.subject_kind, raised.subject_id) == ("config", "zone-b@2")
     assert raised.effect == "pending tasks of linux get workers from 3 of 3 launch configs"
-    (raised,) = alerted.commit(*(alerted.refused(config_id="zone-b") for _ in range(2)))
+    (raised,) = alerted.commit(*(alerted.refused(Scope.CONFIG, "zone-b") for _ in range(5)))
     assert isinstance(raised, AlertRaised)
     assert raised.effect == "pending tasks of linux get workers from 2 of 3 launch configs"
 
@@ -451,10 +490,11 @@ def test_at_most_one_page_per_shared_cause(taken: Sequence[Step]) -> None:
             continue
         open_[alert.dedup_key] = alert
         if alert.kind == "pool-tripped":
-            explained = {str(Key(each.subject_kind, each.subject_id)) for each in open_.values()}
+            pages = [each for each in open_.values() if each.kind in PAGES]
+            explained = {str(Key(each.subject_kind, each.subject_id)) for each in pages}
             assert (alert.severity == NOTICE) == (set(alert.cause.split(", ")) <= explained)
         elif alert.severity == PAGE:
-            assert alert.kind in ("image-tripped", "quota-exhausted", "credential-failing")
+            assert alert.kind in PAGES
 
 
 @given(steps)

@@ -22,6 +22,7 @@ from slipway_weight_calculator.domain.trips import HEALTHY
 from slipway_weight_calculator.domain.windows import Boots, size
 from slipway_weight_calculator.domain.world import World, advance
 from tests.support.worlds import (
+    CAPACITY,
     CREDENTIAL,
     IMAGE,
     POLICY,
@@ -49,7 +50,7 @@ OK, BAD = True, False
 outcomes = st.sampled_from([OK, BAD])
 instants = st.integers(0, 3600).map(lambda seconds: T0 + seconds)
 histories = st.lists(st.tuples(outcomes, instants), max_size=40)
-SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL}
+SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL, "capacity": CAPACITY}
 
 
 def folded(history: list[tuple[bool, float]], start: Stage | None = None, policy: Policy = POLICY) -> Stage:
@@ -166,7 +167,7 @@ OWN: Final = config_key("a")
 #   scope             of a launch            of a boot or a claim
 ATTRIBUTION: Final = [
     (Scope.CONFIG, (OWN,), (OWN,)),
-    (Scope.CAPACITY, (OWN,), (OWN,)),
+    (Scope.CAPACITY, (CAPACITY,), (CAPACITY,)),
     (Scope.QUOTA, (QUOTA,), (QUOTA,)),
     (Scope.CREDENTIAL, (CREDENTIAL,), (CREDENTIAL,)),
     (Scope.IMAGE, (IMAGE,), (IMAGE, OWN)),

@@ -19,6 +19,7 @@ from tests.support.worlds import (
     IMAGE,
     T0,
     Story,
+    capacity,
     claimed,
     config,
     known_boots,
@@ -86,6 +87,7 @@ def test_configs_share_what_they_have_in_common_and_nothing_else(one: dict[str, 
         wanted |= {key} if same(*fields) else set()
     family = [each["instance_type"].split(".")[0] for each in (one, other)]
     wanted |= {first.shared["quota"]} if same("account_id", "region") and family[0] == family[1] else set()
+    wanted |= {first.shared["capacity"]} if same("account_id", "region", "zone", "instance_type") else set()
     wanted |= {pool_key(one["pool_id"])} if same("pool_id") else set()
     for number, place in enumerate((("pool_id",), ("account_id",), ("region", "zone"))):
         wanted |= {places[number] for places in first.parents.values()} if same(*place) else set()
@@ -104,6 +106,7 @@ def test_a_config_called_like_an_image_is_no_image() -> None:
         pool_key("linux"): {"image/linux-1"},
         name_key("image/linux-1"): {"image/linux-1"},
         **{key: {"image/linux-1"} for key in (IMAGE, quota_key("sim-a", "sim-1", "m5"), credential_key("sim-a"))},
+        capacity("image/linux-1"): {"image/linux-1"},
     }
 
 

@@ -13,6 +13,7 @@ from slipway_common.events.worker import Scope
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.world import commit, enforce_shares
 from tests.support.worlds import (
+    CAPACITY,
     T0,
     A,
     B,
@@ -205,10 +206,10 @@ def test_recovered_only_brings_the_probe_forward() -> None:
     story = Story(A, B)
     story.trip_config(A)
     for permit in range(1, 7):
-        at = story.next_probe("a")
+        at = story.next_probe(CAPACITY)
         story.fold(at, requested(A, "p", story.probe("a", at)), refused(A, worker_id="p", permit=permit))
     at += 60
-    assert story.next_probe("a") > at + 100
+    assert story.next_probe(CAPACITY) > at + 100
     weight = story.record("a", at).weight
     story.signal(signal_event("recovered", "config", "a", at), at)
     assert (story.record("a", at).weight, tripped(story, at)) == (weight, {"a"})

@@ -14,6 +14,7 @@ from slipway_common.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain import trips
 from slipway_weight_calculator.domain.trips import HEALTHY, Failure, Probe
 from tests.support.worlds import (
+    CAPACITY,
     CREDENTIAL,
     IMAGE,
     POLICY,
@@ -23,6 +24,7 @@ from tests.support.worlds import (
     B,
     C,
     Story,
+    capacity,
     claimed,
     config,
     delayed,
@@ -48,12 +50,13 @@ TRIPS: Final[list[tuple[list[Scope | None], bool]]] = [
     ([C_, C_], True),
     ([Q, Q], True),
     ([K, K], True),
-    ([Q, C_], False),  # one of the quota, one of the config
+    ([Q, C_], False),  # one of the quota, one of the capacity
     ([C_, None, C_], False),
     ([C_, None, C_, C_], True),
     ([X, X, X, X], False),
     ([X, X, X, X, X], True),
-    ([X, C_, X, C_], True),  # the second definite one, wherever the others are
+    ([X, C_, X, C_], True),  # the second definite one, whatever the config has
+    ([X, X, C_, X, X], False),  # the capacity has one, the config four
     ([M, M, M, M, M], True),
     ([M, M, X, M, M], False),  # the image has four, the config one
     ([X, X, X, X, None, X], False),
@@ -77,9 +80,9 @@ def test_unclassified_capacity_is_not_definite() -> None:
     """An unclassified failure may have any cause, so five are needed instead of two."""
     story = Story(A)
     for n in range(5):
-        assert not story.trip("a").tripped
+        assert story.record("a", n).state == "healthy"
         story.fold(n, refused(A, Scope.CAPACITY, f"w-{n}", classified=False))
-    assert story.trip("a").tripped
+    assert story.trip(CAPACITY).tripped
 
 
 @pytest.mark.parametrize("stage", [Stage.BOOT, Stage.CLAIM])
@@ -112,7 +115,7 @@ def test_row_is_counted_in_event_time() -> None:
             story = Story(A)
             for at, event in order:
                 story.fold(at, event)
-            assert not story.trip("a").tripped
+            assert not story.trip(CAPACITY).tripped
 
 
 def test_failures_beside_a_success_of_the_same_instant_count() -> None:
@@ -120,16 +123,16 @@ def test_failures_beside_a_success_of_the_same_instant_count() -> None:
     for order in permutations([launched(A, "v"), refused(A, worker_id="x"), refused(A, worker_id="y")]):
         story = Story(A)
         story.fold(1, *order)
-        assert story.trip("a").tripped
+        assert story.trip(CAPACITY).tripped
 
 
 def test_failures_while_tripped_do_not_compound() -> None:
     """Failures of starts in flight at the trip are only counted, for the decision to freeze a pool."""
     story = Story(A)
     story.trip_config(A)
-    before = story.trip("a")
+    before = story.trip(CAPACITY)
     story.fold(1, *(refused(A, worker_id=f"w-{n}") for n in range(8)))
-    assert story.trip("a") == msgspec.structs.replace(before, unconfirmed=10)
+    assert story.trip(CAPACITY) == msgspec.structs.replace(before, unconfirmed=10)
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.sampled_from([C_, X, M]), st.booleans()), max_size=9))
@@ -156,28 +159,28 @@ def tripped(*others: LaunchConfigState) -> Story:
 def test_first_probe_comes_within_the_initial_delay() -> None:
     """Equal jitter: between half of 15 s and all of it, the same for the same config."""
     story = tripped(B)
-    due = story.next_probe("a")
+    due = story.next_probe(CAPACITY)
     assert 7.5 <= due <= 15
-    assert due == tripped(B).next_probe("a")
+    assert due == tripped(B).next_probe(CAPACITY)
     story.advance_to(due - 0.01)
     assert not story.row("a").ready
     story.advance_to(due)
-    assert (story.row("a").permit, story.row("a").ready, story.trip("a").probe) == (1, True, Probe("a", 1))
+    assert (story.row("a").permit, story.row("a").ready, story.trip(CAPACITY).probe) == (1, True, Probe("a", 1))
     assert story.record("a", due).probe_ready
-    before = story.trip("a")
+    before = story.trip(CAPACITY)
     story.advance_to(9999)
-    assert story.trip("a") == before, "an unspent permit waits for demand"
+    assert story.trip(CAPACITY) == before, "an unspent permit waits for demand"
 
 
 def test_backoff_doubles_up_to_its_maximum() -> None:
     """From 15 to 600 s; a permit number is never used twice."""
     story, now, delays = tripped(B), 0.0, []
     for permit in range(1, 9):
-        delays.append((story.next_probe("a") - now, story.trip("a").backoff_seconds))
-        now = story.next_probe("a")
+        delays.append((story.next_probe(CAPACITY) - now, story.trip(CAPACITY).backoff_seconds))
+        now = story.next_probe(CAPACITY)
         assert story.probe("a", now) == permit
         story.fold(now, requested(A, f"p-{permit}", permit), refused(A, worker_id=f"p-{permit}", permit=permit))
-        assert story.trip("a").failed_probes == permit
+        assert story.trip(CAPACITY).failed_probes == permit
     assert [backoff for _, backoff in delays] == [15, 30, 60, 120, 240, 480, 600, 600]
     assert all(backoff / 2 <= delay <= backoff for delay, backoff in delays)
     assert len({delay / backoff for delay, backoff in delays}) > 6, "each number has its own jitter"
@@ -191,9 +194,9 @@ def test_success_of_the_probe_recovers() -> None:
     assert not story.record("a", 20).probe_ready, "it is spent"
     story.fold(22, launched(A, "p", permit))
     assert story.record("a", 22).state == "healthy"
-    assert story.row("a").launch.window == 2
+    assert story.row(CAPACITY).launch.window == 2
     story.fold(23, *(launched(A, f"w-{n}") for n in range(3)))
-    assert story.row("a").launch.window == 5
+    assert story.row(CAPACITY).launch.window == 5
     story.trip_config(A, 30)
     assert story.probe("a", 60) == 2, "numbers continue over the config's life"
 
@@ -204,7 +207,7 @@ def test_success_without_the_permit_does_not_recover(permit: int | None) -> None
     story = tripped(B)
     story.probe("a", 20)
     story.fold(20, launched(A, "w", permit))
-    assert story.trip("a").tripped
+    assert story.trip(CAPACITY).tripped
 
 
 def test_an_old_permit_resolves_nothing() -> None:
@@ -212,11 +215,11 @@ def test_an_old_permit_resolves_nothing() -> None:
     story = tripped(B)
     story.fold(20, requested(A, "p", story.probe("a", 20)), refused(A, worker_id="p", permit=1))
     story.fold(99, requested(A, "q", story.probe("a", 99)))
-    before = story.trip("a")
+    before = story.trip(CAPACITY)
     for late in (launched(A, "p", 1), refused(A, worker_id="p", permit=1), stopped(A, "p", 1), lost(A, None, "p", 1)):
         story.fold(100, late)
-        assert story.trip("a").tripped
-        assert (story.trip("a").probe, story.trip("a").failed_probes) == (before.probe, before.failed_probes)
+        assert story.trip(CAPACITY).tripped
+        assert (story.trip(CAPACITY).probe, story.trip(CAPACITY).failed_probes) == (before.probe, before.failed_probes)
 
 
 UNANSWERED: Final = [
@@ -237,9 +240,9 @@ def test_permit_is_reissued_after_an_unanswered_probe(event: WorkerEvent) -> Non
     story.fold(20, requested(A, "p", story.probe("a", 20)), refused(A, worker_id="p", permit=1))
     story.fold(60, requested(A, "q", story.probe("a", 60)))
     story.fold(100, event)
-    trip = story.trip("a")
+    trip = story.trip(CAPACITY)
     assert (trip.tripped, trip.probe, trip.failed_probes, trip.backoff_seconds) == (True, None, 1, 30)
-    assert 107.5 <= story.next_probe("a") <= 115
+    assert 107.5 <= story.next_probe(CAPACITY) <= 115
     assert story.probe("a", 115) == 3
 
 
@@ -251,9 +254,9 @@ def test_a_delayed_probe_keeps_its_permit() -> None:
         story.advance_to(at)
         story.fold(at, delayed(A, "p", 1))
     story.advance_to(3600)
-    assert (story.trip("a").probe, story.row("a").permit) == (Probe("a", 1), 1)
+    assert (story.trip(CAPACITY).probe, story.row("a").permit) == (Probe("a", 1), 1)
     story.fold(3600, launched(A, "p", 1))
-    assert not story.trip("a").tripped
+    assert not story.trip(CAPACITY).tripped
 
 
 # Events of a probe before the rest is lost, the tripped stage, and the seconds until the probe counts as lost.
@@ -332,16 +335,16 @@ def test_end_of_a_resolved_probe_changes_nothing() -> None:
     story = tripped(B)
     story.fold(20, requested(A, "p", story.probe("a", 20)), launched(A, "p", 1))
     story.trip_config(A, 30)
-    before = story.trip("a")
+    before = story.trip(CAPACITY)
     story.fold(40, registered(A, "p", 1), claimed(A, "p", 1), stopping(A, None, "p", 1), stopped(A, "p", 1))
-    assert story.trip("a") == msgspec.structs.replace(before, unconfirmed=story.trip("a").unconfirmed)
+    assert story.trip(CAPACITY) == msgspec.structs.replace(before, unconfirmed=story.trip(CAPACITY).unconfirmed)
 
 
 def test_a_relapse_continues_with_its_delay() -> None:
     """The delay is halved per half hour since the last probe; one refusal trips until the window has grown."""
     story, now = tripped(B), 0.0
     for permit in range(1, 6):
-        now = story.next_probe("a")
+        now = story.next_probe(CAPACITY)
         story.fold(now, requested(A, f"p-{permit}", story.probe("a", now)))
         if permit < 5:
             story.fold(now, refused(A, worker_id=f"p-{permit}", permit=permit))
@@ -351,11 +354,11 @@ def test_a_relapse_continues_with_its_delay() -> None:
         for method, argument, at in story.log[2:]:
             again.advance(at - T0) if method == "advance" else again.fold(at - T0, argument)
         again.fold(now + later, refused(A, worker_id="x"))
-        assert again.trip("a").tripped
-        assert again.trip("a").backoff_seconds == pytest.approx(delay, rel=0.01)
+        assert again.trip(CAPACITY).tripped
+        assert again.trip(CAPACITY).backoff_seconds == pytest.approx(delay, rel=0.01)
     story.fold(now + 1, launched(A, "w-1"))
     story.fold(now + 2, refused(A, worker_id="x"))
-    assert not story.trip("a").tripped, "proven again by the probe and one more"
+    assert not story.trip(CAPACITY).tripped, "proven again by the probe and one more"
 
 
 def test_a_probe_of_a_boot_is_answered_by_its_boot() -> None:
@@ -392,13 +395,13 @@ def test_a_permit_covers_all_trips_of_its_config() -> None:
     """The permit is issued when all trips are due; each trip uses the answer for its own stage and row."""
     story = tripped()
     story.trip_config(A, 1, Scope.QUOTA)
-    story.advance_to(min(story.next_probe("a"), story.next_probe(QUOTA)))
+    story.advance_to(min(story.next_probe(CAPACITY), story.next_probe(QUOTA)))
     assert not story.row("a").ready
     permit = story.probe("a", 16)
-    assert story.trip("a").probe == story.trip(QUOTA).probe == Probe("a", 1)
+    assert story.trip(CAPACITY).probe == story.trip(QUOTA).probe == Probe("a", 1)
     story.fold(20, requested(A, "p", permit), refused(A, Scope.QUOTA, "p", permit))
     assert story.trip(QUOTA).failed_probes == 1
-    assert story.trip("a").failed_probes == 0
+    assert story.trip(CAPACITY).failed_probes == 0
     permit = story.probe("a", 60)
     story.fold(60, requested(A, "q", permit), launched(A, "q", permit))
     assert story.record("a", 61).state == "healthy"
@@ -411,7 +414,7 @@ def test_an_unspent_permit_is_replaced_when_another_row_trips() -> None:
     story.fold(21, refused(A, Scope.QUOTA, "x"), refused(A, Scope.QUOTA, "y"))
     assert not story.record("a", 21).probe_ready
     story.advance_to(40)
-    holders = {story.trip(key).probe for key in ("a", QUOTA)}
+    holders = {story.trip(key).probe for key in (CAPACITY, QUOTA)}
     assert holders in ({Probe("a", 2)}, {Probe("a", 1), Probe("b", 1)})
     assert story.record("a", 40).probe_ready is (holders == {Probe("a", 2)})
 
@@ -440,7 +443,7 @@ def test_a_config_waits_for_the_probe_of_another() -> None:
     assert (story.trip(CREDENTIAL).probe, story.row("b").permit) == (Probe("a", 1), 0)
     story.fold(600, launched(A, "p", 1))
     story.advance(600)
-    assert story.trip("b").probe == Probe("b", 1)
+    assert story.trip(capacity("b")).probe == Probe("b", 1)
 
 
 def test_a_shared_permit_without_demand_goes_to_another() -> None:
@@ -541,7 +544,7 @@ def spend(story: Story, until: float, *configs: LaunchConfigState) -> list[float
 def test_a_tripped_pool_is_probed_every_30_seconds() -> None:
     """Every 30 s whatever the delays of its configs have grown to, and not sooner."""
     story = all_tripped()
-    assert all(story.trip(id_).backoff_seconds == 600 for id_ in ("a", "b"))
+    assert all(story.trip(capacity(id_)).backoff_seconds == 600 for id_ in ("a", "b"))
     spent = spend(story, 3600)
     gaps = [later - sooner for sooner, later in pairwise(spent)]
     assert len(spent) == pytest.approx(1800 / 30, abs=4)
@@ -598,13 +601,14 @@ def test_a_recovery_brings_probes_of_peers_forward() -> None:
         story.trip_config(c, at)
     story.fold(170, *(lost(B, fails(Scope.CONFIG, Stage.BOOT), f"w-{n}") for n in range(5)))
     spend(story, 3600, A, B, later, other)
-    at = story.next_probe("a")
+    at = story.next_probe(CAPACITY)
     spend(story, at - 0.001, B, later, other)
-    before, boot = {id_: story.trip(id_) for id_ in ("b", "d", "o")}, story.trip("b", "boot")
+    before, boot = {id_: story.trip(capacity(id_)) for id_ in ("b", "d", "o")}, story.trip("b", "boot")
     story.fold(at, requested(A, "p", story.probe("a", at)), launched(A, "p", story.row("a").permit))
     assert before["b"].next_probe_at > T0 + at
-    assert story.trip("b") == msgspec.structs.replace(before["b"], next_probe_at=T0 + at)
-    assert (story.trip("d"), story.trip("o"), story.trip("b", "boot")) == (before["d"], before["o"], boot)
+    assert story.trip(capacity("b")) == msgspec.structs.replace(before["b"], next_probe_at=T0 + at)
+    after = (story.trip(capacity("d")), story.trip(capacity("o")), story.trip("b", "boot"))
+    assert after == (before["d"], before["o"], boot)
 
 
 def test_a_probe_after_a_failed_one_is_not_brought_forward() -> None:
@@ -613,4 +617,4 @@ def test_a_probe_after_a_failed_one_is_not_brought_forward() -> None:
     story.fold(20, requested(A, "p", story.probe("a", 20)), refused(A, worker_id="p", permit=1))
     for at in (21, 22, 23):
         story.signal(signal_event("recovered", "config", "a", at), at)
-    assert story.next_probe("a") == pytest.approx(story.trip("a").probe_at - T0 + 15)
+    assert story.next_probe(CAPACITY) == pytest.approx(story.trip(CAPACITY).probe_at - T0 + 15)

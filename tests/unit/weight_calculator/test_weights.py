@@ -21,6 +21,7 @@ from slipway_weight_calculator.domain.weights import prior, weight
 from slipway_weight_calculator.domain.windows import Boots, size
 from slipway_weight_calculator.domain.world import declare, fold
 from tests.support.worlds import (
+    CAPACITY,
     IMAGE,
     POLICY,
     QUOTA,
@@ -243,15 +244,15 @@ def test_reasons_follow_an_outage() -> None:
     note()
     story.fold(now, refused(A, worker_id="p", permit=1))
     note()
-    now = story.next_probe("a")
+    now = story.next_probe(CAPACITY)
     story.fold(now, requested(A, "q", story.probe("a", now)), launched(A, "q", 2))
     note()
     assert [reason.split("%")[0][:-2] if "%" in reason else reason for reason in reasons] == [
         "a healthy: launch ",
-        "a tripped: 2 capacity errors (capacity)",
-        "a tripped: 2 capacity errors (capacity); probe 1 may launch",
-        "a tripped: 2 capacity errors (capacity); probe 1 is running",
-        "a tripped: 2 capacity errors (capacity); 1 failed probe (capacity)",
+        f"a tripped: {CAPACITY}: 2 capacity errors (capacity)",
+        f"a tripped: {CAPACITY}: 2 capacity errors (capacity); probe 1 may launch",
+        f"a tripped: {CAPACITY}: 2 capacity errors (capacity); probe 1 is running",
+        f"a tripped: {CAPACITY}: 2 capacity errors (capacity); 1 failed probe (capacity)",
         "a healthy: launch ",
     ]
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.base.text import Name, Note
+from slipway_common.base.text import Key, Name, Note
 from slipway_common.events.time import Time
 
 
@@ -14,8 +14,10 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     `launch_config_id` is "name@hash": the launch config's `name`, and a hash of the revision's immutable body.
     `current`: the revision that the name stands for; another one that is active only launches what the current one,
     which replaces it, does not. `state` is active, paused, draining or archived; `drain_until` is the deadline of a
-    drain. `base_weight` and `price_factor` belong to the name and scale its share at equal health. The rest of the body
-    (settings, user data) stays with the provisioner.
+    drain. `base_weight` and `price_factor` belong to the name and scale its share at equal health. `capacity_key` is the
+    id of the capacity that the revision launches from, by its provider: account, region, zone, instance type and
+    lifecycle where it is empty; configs with the same one share its health. The rest of the body (settings, user data)
+    stays with the provisioner.
 
     Health settings: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or provider_running) and
     `claim_evidence` (hook, queue or none) select the evidence that confirms a start; `on_bad_image` is probe or freeze,
@@ -41,6 +43,7 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     claim_evidence: Name = "hook"
     on_bad_image: Name = "probe"
     freeze_after: int = 10
+    capacity_key: Key = ""
 
 
 class LaunchConfigCreated(LaunchConfigState, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""Keys of resources shared by launch configs (image, quota, credential) and windows of new configs and keys, used by
-provisioner and weight-calculator."""
+"""Keys of resources shared by launch configs (image, quota, credential, capacity) and windows of new configs and keys,
+used by provisioner and weight-calculator."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -10,12 +10,18 @@ from slipway_common.base.percent import decoded, encoded
 REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
 """Retention of an archived revision with its health and counts. Then the provisioner deletes it, and by its tombstone
 all others forget it."""
+ON_DEMAND: Final = "on-demand"
+"""Lifecycle of machines that are not interrupted."""
+
+
+ENCODED: Final = frozenset({"quota", "capacity"})
+"""Kinds of keys whose ids are `encoded` from several parts; the others are ids as declared."""
 
 
 class Key(NamedTuple):
-    """Kind and id of what has health: a launch config's revision, an image, a quota or a credential.
+    """Kind and id of what has health: a launch config's revision, an image, a quota, a credential or a capacity.
 
-    `id` of a quota is `encoded` from account, region and family; the others are ids as declared.
+    `id` of a quota is `encoded` from account, region and family, that of a capacity by its provider.
     """
 
     kind: str
@@ -24,13 +30,13 @@ class Key(NamedTuple):
     @property
     def text(self) -> str:
         """The key as one text, for columns and topic keys; no two keys have the same."""
-        return f"{self.kind}/{self.id if self.kind == 'quota' else encoded(self.id)}"
+        return f"{self.kind}/{self.id if self.kind in ENCODED else encoded(self.id)}"
 
     @staticmethod
     def of(text: str) -> "Key":
         """Key that has this `text`."""
         kind, _, id_ = text.partition("/")
-        return key(kind, id_ if kind == "quota" else decoded(id_)[0])
+        return key(kind, id_ if kind in ENCODED else decoded(id_)[0])
 
     def __str__(self) -> str:
         """The key for people."""
@@ -55,6 +61,7 @@ NEW_SHARED_WINDOWS: Final[Mapping[tuple[str, str], int]] = {
     ("image", "boot"): 18,
     ("image", "claim"): NEW_WINDOWS["claim"],
     ("quota", "launch"): 64,
+    ("capacity", "launch"): 64,
 }
 """Windows of shared keys before their first outcome, by kind and stage. The others are unlimited: they only have a
 health state."""
@@ -71,3 +78,8 @@ def quota_key(account_id: str, region: str, instance_type: str) -> Key:
 
 def credential_key(account_id: str) -> Key:
     return key("credential", account_id)
+
+
+def capacity_key(account_id: str, region: str, zone: str, instance_type: str, lifecycle: str = ON_DEMAND) -> Key:
+    """Key of the capacity of a place, unless the provider gives another one. `lifecycle` is on-demand or spot."""
+    return key("capacity", encoded(account_id, region, zone, instance_type, lifecycle))

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal, NamedTuple
 
-TARGETS: Final = ("worker", "config", "pool", "zone", "account", "image")
+TARGETS: Final = ("worker", "config", "pool", "zone", "account", "image", "capacity")
 TTL_SECONDS: Final = 900.0  # of a signal that gives none
 TTL_SECONDS_MAX: Final = 86_400.0
 

@@ -15,9 +15,10 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence and window of one stage of one config.
 
     `successes` and `failures` are decayed masses; `succeeded` and `failed` count the outcomes charged to the config
-    over its life. `late` starts take longer than is likely, and count as failures until they end. `failures_folded`
-    counts every failed outcome of the stage that this record includes, whatever its scope, over the config's life: the
-    provisioner subtracts it from its own count. `window` limits the unconfirmed starts in flight.
+    over its life, those of launches also the failures for lack of capacity, which are charged to the capacity. `late`
+    starts take longer than is likely, and count as failures until they end. `failures_folded` counts every failed
+    outcome of the stage that this record includes, whatever its scope, over the config's life: the provisioner subtracts
+    it from its own count. `window` limits the unconfirmed starts in flight.
     """
 
     probability: float
@@ -31,14 +32,15 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Window and health of a key that configs share: an image revision, a quota or a credential, by stage.
+    """Window and health of a key that configs share: an image revision, a quota, a credential or a capacity, by stage.
 
-    `kind` is image, quota or credential, `id` the image revision, the quota as "account/region/family" (each
-    percent-encoded) or the account; `stage` is launch, boot or claim. It is repeated in the record of every config in
-    its scope: the highest `version` of a (kind, id, stage) is the newest.
+    `kind` is image, quota, credential or capacity, `id` the image revision, the quota as "account/region/family" (each
+    percent-encoded), the account, or the capacity as its provider names it; `stage` is launch, boot or claim. It is
+    repeated in the record of every config in its scope: the highest `version` of a (kind, id, stage) is the newest.
     `window` is BOUNDLESS where nothing is counted: such a key only has a health state. `state` is "healthy" or
     "tripped"; a tripped key trips every config in its scope, for `reason`. `unconfirmed` counts starts that failed or
-    are late since the last success.
+    are late since the last success. `probability` is a factor of the launch probability of the configs: that the
+    capacity is available, 1 for the other kinds.
     """
 
     kind: Word
@@ -49,6 +51,7 @@ class SharedWindow(msgspec.Struct, frozen=True, kw_only=True):
     state: Name = HEALTHY
     unconfirmed: int = 0
     reason: Note = ""
+    probability: float = 1.0
 
 
 class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):

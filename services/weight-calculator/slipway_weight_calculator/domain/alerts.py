@@ -28,10 +28,13 @@ POOL: Final = "pool-tripped"
 IMAGE: Final = "image-tripped"
 QUOTA: Final = "quota-exhausted"
 CREDENTIAL: Final = "credential-failing"
+CAPACITY: Final = "capacity-unavailable"
 UNCLASSIFIED: Final = "unclassified-error"
 RECOVERED: Final = "recovered"
 TIMED: Final = frozenset({RECOVERED, UNCLASSIFIED})
-SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL}
+SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL, "capacity": CAPACITY}
+PAGED: Final = frozenset({IMAGE, QUOTA, CREDENTIAL})
+"""Alerts of shared keys that a person has to end. A shortage of capacity ends by itself."""
 UNCLASSIFIED_SECONDS: Final = 3600.0  # one alert an hour for a code that comes and goes
 NAMED_MAX: Final = 5  # of pools and causes
 NO_TRIPS: Final = tuple((name, HEALTHY) for name in STAGES)
@@ -123,7 +126,7 @@ class _Changes:
     # Conditions
 
     def shared(self, key: Key) -> AlertRaised | None:
-        """Alert of a tripped image, quota or credential; the provisioner raises those of pools frozen by an image."""
+        """Alert of a tripped image, quota, credential or capacity; the provisioner raises those of pools frozen by an image."""
         tripped, kind, members = _tripped(self.draft.row(key)), SHARED[key.kind], self.configs_of(key)
         if not tripped or not members:
             return None
@@ -134,6 +137,7 @@ class _Changes:
             IMAGE: f"launches only probes of this image, in every config; {PROBES}",
             QUOTA: f"launches elsewhere; {PROBES}",
             CREDENTIAL: f"launches through other accounts, and pauses nothing that has to be resumed by hand; {PROBES}",
+            CAPACITY: f"launches from other capacity; {PROBES}",
         }[kind]
         return AlertRaised(
             dedup_key=dedup_key(kind, key),
@@ -145,7 +149,7 @@ class _Changes:
             command=command,
             since=_time(trip.tripped_at),
             cause=f"{stage}: {_cause(trip)}",
-            severity=PAGE,
+            severity=PAGE if kind in PAGED else NOTICE,
             evidence=_evidence(trip.run),
         )
 
@@ -194,7 +198,8 @@ class _Changes:
             since = max(since, min([trip.tripped_at for _, _, trip in active] + ([down.since] if down else [])))
             paged = [key for key in config.keys[1:] if self.is_paged(key)]
             explained = explained and bool(paged)
-            causes |= dict.fromkeys(paged or [config.key])
+            lacking = [key for key, _, _ in active if SHARED.get(key.kind) == CAPACITY]
+            causes |= dict.fromkeys(paged or lacking or [config.key])
         if not members:
             return None
         more = f" and {len(causes) - NAMED_MAX} more" if len(causes) > NAMED_MAX else ""
@@ -315,8 +320,9 @@ class _Changes:
 
     def is_paged(self, key: Key) -> bool:
         """True if an open page covers the trip of a shared key."""
-        named = dedup_key(SHARED[key.kind], key)
-        return bool(_tripped(self.draft.row(key))) and (named in self.open_alerts or named in self.raised)
+        kind = SHARED[key.kind]
+        named = dedup_key(kind, key)
+        return kind in PAGED and bool(_tripped(self.draft.row(key))) and (named in self.open_alerts or named in self.raised)
 
 
 def dedup_key(kind: str, subject: Key, *more: str) -> str:
@@ -384,6 +390,7 @@ def _summary(kind: str, key: Key) -> str:
         IMAGE: f"{key} fails to start",
         QUOTA: f"{key} is exhausted",
         CREDENTIAL: f"account {key.id} rejects its credential",
+        CAPACITY: f"{key} is unavailable",
     }[kind]
 
 

@@ -10,19 +10,25 @@ from typing import Final
 from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 
-OWN: Final = frozenset({Scope.CONFIG, Scope.CAPACITY})
-KINDS: Final = {Scope.QUOTA: "quota", Scope.CREDENTIAL: "credential", Scope.IMAGE: "image"}
+KINDS: Final = {
+    Scope.QUOTA: "quota",
+    Scope.CREDENTIAL: "credential",
+    Scope.IMAGE: "image",
+    Scope.CAPACITY: "capacity",
+}
 """Kind of the shared row that a scope names; its id is the scope key."""
 DEFINITE: Final = frozenset({Scope.CAPACITY, Scope.QUOTA, Scope.CREDENTIAL})
 """Scopes of definite refusals: `trip_capacity` of them in a row trip a row."""
 PLACE: Final = frozenset({Scope.CAPACITY, Scope.IMAGE})
 """Scopes of failures that concern more than the config's own request: they also lower the siblings' priors."""
 CREDITED: Final[Mapping[str, tuple[str, ...]]] = {
-    "launch": ("quota", "credential", "image"),
+    "launch": ("quota", "credential", "image", "capacity"),
     "boot": ("image",),
     "claim": ("image",),
 }
 """Kinds of the shared rows that a success of a stage is credited to."""
+PRICED: Final = "capacity"
+"""Kind of the shared rows whose evidence lowers the weights of their configs; the others only limit and trip them."""
 
 
 def charged(
@@ -30,17 +36,27 @@ def charged(
 ) -> tuple[Key, ...]:
     """Keys of the rows that a failed outcome is charged to; empty if it moves no row.
 
-    `own` is the config's key, `shared` maps image, quota and credential to those that it shares. A scope key that names
-    another key of the kind is trusted if any config shares it (`is_shared`), because the provider knows best which
-    instance family it counted. The config is then charged too, otherwise nothing would ever stop it.
+    `own` is the config's key, `shared` maps image, quota, credential and capacity to those that it shares. A scope key
+    that names another key of the kind is trusted if any config shares it (`is_shared`), because the provider knows best
+    which instance family it counted. The config is then charged too, or its own capacity, otherwise nothing would ever
+    stop it.
     """
     if outcome.result is not Result.FAILED or outcome.stage is Stage.UNKNOWN:
         return ()
     kind = KINDS.get(outcome.scope)
     if kind is None:
-        return (own,) if outcome.scope in OWN else ()
+        return (own,) if outcome.scope is Scope.CONFIG else ()
     key = Key(kind, outcome.scope_key) if outcome.scope_key else shared[kind]
     if key != shared[kind]:
-        return (key, own) if is_shared(key) else (own,)
+        itself = shared[kind] if kind == PRICED else own
+        return (key, itself) if is_shared(key) else (itself,)
     # A failed boot or claim may be the fault of the location as well as of the image.
     return (key, own) if kind == "image" and outcome.stage is not Stage.LAUNCH else (key,)
+
+
+def charged_stage(key: Key, name: str) -> str:
+    """Stage of a row that a failure at a stage is charged to.
+
+    Capacity is only known by launches: a machine that dies while it boots, for lack of capacity, was not launched.
+    """
+    return "launch" if key.kind == KINDS[Scope.CAPACITY] else name

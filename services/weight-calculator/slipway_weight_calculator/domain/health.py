@@ -1,18 +1,22 @@
 """Outcomes applied to rows: evidence, windows and trips after a success, a failure or a recovery. Pure."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from slipway_common.events.scopes import Key, config_key
 from slipway_common.events.worker import Scope
 from slipway_weight_calculator.domain import evidence, trips, windows
+from slipway_weight_calculator.domain.blame import PRICED
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import CONFIG, Config, Row, new_shared_row
 from slipway_weight_calculator.domain.trips import Failure, Trip
+
+FORGOTTEN: Final = 0.01
+"""Mass of failures up to which a success need not be counted in a priced row: it lowers no weight by 2 %."""
 
 
 def succeed(
@@ -47,7 +51,7 @@ def succeed(
             rows[key] = _booted(shared, at, boot_seconds, launched_at, policy)
             continue
         stage: Stage = getattr(shared, name)
-        if not _is_saturated(stage, name, policy):
+        if not _is_saturated(stage, name, policy) or (key.kind == PRICED and stage.failures > FORGOTTEN):
             changed: dict[str, Any] = {name: _after_success(stage, name, at, policy), "version": shared.version + 1}
             rows[key] = replace(shared, **changed)
 
@@ -63,7 +67,8 @@ def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, 
     if row is None:
         if not draft.members(key):
             return  # the last config that shared it is gone
-        row = draft.rows[key] = new_shared_row(policy, at)
+        new = new_shared_row(policy, at)
+        row = draft.rows[key] = _with_successes(draft, key, new, at, policy) if key.kind == PRICED else new
     stage: Stage = getattr(row, name)
     trip, window, boots = stage.trip, stage.window, stage.boots
     if name == "boot":
@@ -80,6 +85,29 @@ def charge(draft: Draft, config: Config, key: Key, name: str, failure: Failure, 
             boots = windows.tripped(boots, trips.actual_failures(trip), _hanging(draft, key, row), policy)
         window = windows.size(boots, policy)
     draft.set_stage(key, name, evidence.after(stage, at, window, trip, policy, boots, failed=True, place=place))
+
+
+def _with_successes(draft: Draft, capacity: Key, row: Row, at: float, policy: Policy) -> Row:
+    """New row of a capacity, with the launches that have succeeded so far: it lowers weights, so one failure among many
+    successes must not look like the only launch."""
+    rows = (draft.row(config_key(config_id)) for config_id in sorted(draft.members(capacity)))
+    launches = [known.launch for known in rows if known is not None and known.launch.ok_at]
+    successes = sum(evidence.masses(launch, at, policy)[0] for launch in launches)
+    ok_at = max((launch.ok_at for launch in launches), default=0.0)
+    launch = replace(row.launch, successes=min(successes, policy.mass_cap), at=max(at, ok_at), ok_at=ok_at)
+    return replace(row, launch=launch)
+
+
+def note_shortage(draft: Draft, config: Config, at: float) -> None:
+    """Note a launch that failed for lack of capacity in the evidence of its config: it lowers the priors of siblings.
+
+    What follows for the config itself follows from its capacity.
+    """
+    row = draft.row(config.key)
+    if row is not None:
+        stage, policy = row.launch, draft.policy(config)
+        noted = evidence.after(stage, at, stage.window, stage.trip, policy, stage.boots, failed=True, place=True)
+        draft.set_stage(config.key, "launch", noted)
 
 
 def count_folded(draft: Draft, config_id: str, name: str, by: int = 1) -> None:
@@ -118,8 +146,21 @@ def recover(draft: Draft, config: Config, key: Key, name: str, at: float) -> Non
         boots=boots,
         window=window,
     )
+    if key.kind == PRICED:
+        _forget_shortage(draft, key, kept)
     if name == "launch":
         _bring_siblings_forward(draft, config, stage.trip.tripped_at, at)
+
+
+def _forget_shortage(draft: Draft, capacity: Key, kept: float) -> None:
+    """Keep this share of what the configs of a capacity have noted of its shortage."""
+    for config_id in sorted(draft.members(capacity)):
+        config = draft.config(config_id)
+        row = draft.row(config.key) if config is not None else None
+        if config is not None and row is not None and row.launch.place_failures:
+            noted = row.launch.place_failures
+            failures = row.launch.failures - noted * (1.0 - kept)
+            draft.set_stage(config.key, "launch", replace(row.launch, failures=failures, place_failures=noted * kept))
 
 
 def _bring_siblings_forward(draft: Draft, config: Config, tripped_at: float, at: float) -> None:
@@ -127,9 +168,11 @@ def _bring_siblings_forward(draft: Draft, config: Config, tripped_at: float, at:
     for other_id in sorted(draft.members(config.pool) - {config.id}):
         other = draft.config(other_id)
         row = draft.row(other.key) if other is not None else None
-        if other is None or row is None or not row.launch.trip.tripped:
+        if other is None or row is None:
             continue
-        if abs(row.launch.trip.tripped_at - tripped_at) <= draft.policy(other).sibling_seconds:
+        place = draft.row(other.shared["capacity"])
+        launches = [each.launch.trip for each in (row, place) if each is not None and each.launch.trip.tripped]
+        if any(abs(trip.tripped_at - tripped_at) <= draft.policy(other).sibling_seconds for trip in launches):
             bring_forward(draft, other, ("launch",), at)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from slipway_common.events import worker
 from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Outcome, Result, WorkerEvent
+from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
 from slipway_weight_calculator.domain import blame, boots, health, health_signals, probes
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import UNDECLARED, Boot, Config
@@ -109,7 +109,10 @@ def _fail(
         failure = _failure(event, outcome, at)
         for key in charged:
             if key not in already_charged:
-                health.charge(draft, config, key, name, failure, place=outcome.scope in blame.PLACE)
+                stage = blame.charged_stage(key, name)
+                health.charge(draft, config, key, stage, failure, place=outcome.scope in blame.PLACE)
+        if outcome.scope is Scope.CAPACITY and charged:
+            health.note_shortage(draft, config, at)
         health.count_folded(draft, config.id, name)
     if event.probe_permit is not None:
         probes.settle(draft, config, event.probe_permit, at, outcome, charged, ended=True)

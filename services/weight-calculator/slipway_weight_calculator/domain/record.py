@@ -19,17 +19,18 @@ from slipway_common.events.weight import (
     WeightChanged,
 )
 from slipway_weight_calculator.domain import probes, signals
+from slipway_weight_calculator.domain.blame import PRICED
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage, masses
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Config, new_row
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import Failure, Trip
-from slipway_weight_calculator.domain.weights import chances, weight
+from slipway_weight_calculator.domain.weights import availability, chances, weight
 
 HEALTHY_PROBABILITY: Final = 0.9  # stages below this are named in the reason
 GROWN: Final = 1.1  # a window that grew by less is not published
-SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
+SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)), ("capacity", ("launch",)))
 
 
 def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] | None = None) -> WeightChanged:
@@ -49,6 +50,8 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
     ready = may_probe and probes.is_ready(known, config, active)
     running = may_probe and not ready and row.ready and row.spent
     probe = f"probe {row.permit} may launch" if ready else f"probe {row.permit} is running" if running else ""
+    shares = shared(known, config, policy, now)
+    notes = _notes(stages, shares, live)
     by = Key("signal", "") if down is not None else Key("", "") if key == config.key else key
     return WeightChanged(
         launch_config_id=config.id,
@@ -66,15 +69,15 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         probe_permit=row.permit if row.permit_at else None,
         probe_ready=ready,
         next_probe_at=_time(max(due)) if due and all(due) and down is None else None,
-        reason=f"{config.id} {_reason(key, trip, probe, down, stages, live)}",
+        reason=f"{config.id} {_reason(key, trip, probe, down, notes)}",
         profile=config.declared.profile,
-        shared=tuple(shared(known, config, policy)),
+        shared=tuple(shares),
         signals=tuple(_signal_text(signal) for signal in live),
         offsets=dict(offsets or {}),
     )
 
 
-def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
+def shared(known: Draft, config: Config, policy: Policy, now: float) -> list[SharedWindow]:
     """Windows and health of the keys that the config shares with others, without those that have no row."""
     found = []
     for kind, names in SHARED_STAGES:
@@ -82,6 +85,7 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
         row = known.row(key)
         if row is None:
             continue
+        likely = availability(known, config, now) if kind == PRICED else 1.0
         for name in names:
             stage: Stage = getattr(row, name)
             trip = stage.trip
@@ -96,6 +100,7 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
                     state=TRIPPED if trip.tripped else HEALTHY,
                     unconfirmed=trip.unconfirmed,
                     reason=_cause(trip) if trip.tripped else "",
+                    probability=likely,
                 )
             )
     return found
@@ -121,7 +126,7 @@ def _steps(record: WeightChanged) -> WeightChanged:
         )
         for name, stage in record.stages.items()
     }
-    shared_ = tuple(msgspec.structs.replace(window, version=0, window=0) for window in record.shared)
+    shared_ = tuple(msgspec.structs.replace(window, version=0, window=0, probability=1.0) for window in record.shared)
     return msgspec.structs.replace(record, weight=0.0, health=0.0, stages=stages, shared=shared_, reason="", offsets={})
 
 
@@ -152,8 +157,7 @@ def _reason(
     trip: Trip | None,
     probe: str,
     down: Signal | None,
-    stages: dict[str, StageHealth],
-    live: Sequence[Signal],
+    notes: str,
 ) -> str:
     """Health state and its cause, as text. Without times: consumers render `next_probe_at` themselves."""
     if down is not None:
@@ -161,11 +165,20 @@ def _reason(
     if trip is not None:
         cause = f"{key}: {_cause(trip)}" if key.kind != CONFIG else _cause(trip)
         return f"{TRIPPED}: {cause}; {probe}" if probe else f"{TRIPPED}: {cause}"
+    return f"{HEALTHY}: {notes}" if notes else HEALTHY
+
+
+def _notes(stages: dict[str, StageHealth], shares: Sequence[SharedWindow], live: Sequence[Signal]) -> str:
+    """Whatever lowers the weight, as text."""
     weak = [
         f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY_PROBABILITY
     ]
-    notes = ", ".join([*weak, *(_signal_text(signal) for signal in live)])
-    return f"{HEALTHY}: {notes}" if notes else HEALTHY
+    weak += [f"{share.kind} {share.id} {share.probability:.0%}" for share in shares if _is_weak(share)]
+    return ", ".join([*weak, *(_signal_text(signal) for signal in live)])
+
+
+def _is_weak(share: SharedWindow) -> bool:
+    return share.probability < HEALTHY_PROBABILITY
 
 
 def _signal_text(signal: Signal) -> str:

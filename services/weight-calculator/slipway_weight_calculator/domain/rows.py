@@ -1,4 +1,5 @@
-"""Stored state of health: a row per launch config, image revision, quota and credential, and the boots in progress.
+"""Stored state of health: a row per launch config, image revision, quota, credential and capacity, and the boots in
+progress.
 
 Every kind of row has the same three stages, each with its evidence, window and trip. The kinds differ in the outcomes
 that are charged or credited to them (blame.py).
@@ -11,7 +12,7 @@ import msgspec
 from slipway_common.base.percent import encoded
 from slipway_common.base.revisions import name_of
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, capacity_key, config_key, credential_key, image_key, key, quota_key
 from slipway_common.events.worker import WorkerEvent
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
@@ -128,28 +129,36 @@ def name_key(name: str) -> Key:
     return Key("name", name)
 
 
+def capacity_of(state: LaunchConfigState) -> Key:
+    """Key of the capacity that a config launches from."""
+    if state.capacity_key:
+        return key("capacity", state.capacity_key)
+    return capacity_key(state.account_id, state.region, state.zone, state.instance_type)
+
+
 def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
     # Drops the event type, so that the value equals the one read back from the database.
     state = LaunchConfigState(**{name: getattr(declared, name) for name in LaunchConfigState.__struct_fields__})
-    key, pool, name = config_key(state.launch_config_id), pool_key(state.pool_id), name_key(state.name)
+    own, pool, name = config_key(state.launch_config_id), pool_key(state.pool_id), name_key(state.name)
     places = (pool, ("account", state.account_id), ("zone", state.region, state.zone))
     parents = [encoded(state.profile, *place) for place in places]
     shared = {
         "image": image_key(state.image_revision),
         "quota": quota_key(state.account_id, state.region, state.instance_type),
         "credential": credential_key(state.account_id),
+        "capacity": capacity_of(state),
     }
     return Config(
         declared=state,
         archived_at=archived_at,
         id=state.launch_config_id,
-        key=key,
+        key=own,
         active=state.state == "active",
         profile=state.profile,
         pool=pool,
         name=name,
         shared=shared,
-        keys=(key, *shared.values()),
+        keys=(own, *shared.values()),
         groups=(pool, name, *shared.values()),
         stages=tuple(name for name in STAGES if name != "claim" or state.claim_evidence != "none"),
         credited={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()},
@@ -196,7 +205,7 @@ def new_row(policy: Policy, revision: int = 1, at: float = 0.0) -> Row:
 
 
 def new_shared_row(policy: Policy, at: float) -> Row:
-    """Row of an image revision, a quota or a credential at its first outcome.
+    """Row of an image revision, a quota, a credential or a capacity at its first outcome.
 
     Its launch window starts full, because only launch failures create such a row. Versions of a row that was forgotten
     and comes back continue above those that consumers may remember, at the milliseconds of `at`.

@@ -89,6 +89,8 @@ def is_about(target_kind: str, target_id: str, config: Config) -> bool:
             return declared.account_id == target_id
         case "image":
             return declared.image_revision == target_id
+        case "capacity":
+            return config.shared["capacity"].id == target_id
     return False
 
 

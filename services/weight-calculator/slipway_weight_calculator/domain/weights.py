@@ -22,8 +22,24 @@ def chances(known: Draft, config: Config, now: float) -> dict[str, float]:
         stage: Stage = getattr(row, name)
         successes, failures, place_failures = masses(stage, now, policy)
         before = prior(known, config, name, successes, place_failures, now, policy)
+        if name == "launch":
+            failures -= place_failures  # those count in the availability of its capacity
         found[name] = probability(successes, failures, before, policy)
+    found["launch"] *= availability(known, config, now)
     return found
+
+
+def availability(known: Draft, config: Config, now: float) -> float:
+    """Probability that the capacity which a config launches from is available, by the launches of all its configs.
+
+    Without failures it is 1, since the config's own probability has the prior already. For a config that alone uses its
+    capacity, the product of both is the smoothed share of successes in all its launches.
+    """
+    row = known.row(config.shared["capacity"])
+    if row is None:
+        return 1.0
+    successes, failures, _ = masses(row.launch, now, known.policy(config))
+    return probability(successes, failures, 1.0, known.policy(config))
 
 
 def prior(
