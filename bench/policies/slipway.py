@@ -21,7 +21,7 @@ from bench.policies.policy import Policy
 from bench.policies.scenario import Scenario
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, capacity_of, credential_key, image_key, quota_of
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_provisioner.domain import planning, pool, roll_out
@@ -41,7 +41,7 @@ UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 ATTEMPT_SECONDS: Final = 30.0
 CAPACITY: Final = 1_000_000
 STAGES: Final = ("launch", "boot", "claim")
-SHARED_STAGES: Final = {"image": STAGES, "quota": ("launch",), "credential": ("launch",)}
+SHARED_STAGES: Final = {"image": STAGES, "quota": ("launch",), "credential": ("launch",), "capacity": ("launch",)}
 STRATEGY: Final = "natural"
 EVIDENCE: Final = "hook"  # of claims
 UNLIMITED: Final = {
@@ -276,6 +276,7 @@ class Slipway(Policy):
             ("image", "boot"): int(coefficients.new_boot_window),
             ("image", "claim"): self.new_windows["claim"],
             ("quota", "launch"): int(coefficients.launch_window),
+            ("capacity", "launch"): int(coefficients.launch_window),
         }
         self.sharing = [
             (
@@ -442,9 +443,9 @@ class Slipway(Policy):
         self.counts[config].failed_launches += 1
         kind, declared = Scope(scope), self.configs[config]
         key = {
-            Scope.QUOTA: quota_key(declared.account_id, declared.region, declared.instance_type).id,
+            Scope.QUOTA: quota_of(declared).id,
             Scope.IMAGE: declared.image_revision,
-            Scope.CAPACITY: f"{declared.instance_type}/{declared.zone}/on-demand",
+            Scope.CAPACITY: capacity_of(declared).id,
         }.get(kind, "")
         outcome = Outcome(Stage.LAUNCH, Result.FAILED, kind, key, CODES[kind], kind is not Scope.CONFIG)
         self._append(now, config, worker, events.WorkerLaunchFailed, batch_id="", outcome=outcome)
@@ -521,9 +522,10 @@ def _declared(conditions: Conditions, place: int) -> LaunchConfigCreated:
 
 def _shares(config: LaunchConfigCreated) -> list[pool.Share]:
     image = image_key(config.image_revision)
-    quota = quota_key(config.account_id, config.region, config.instance_type)
+    quota = quota_of(config)
     return [
         *((image, stage) for stage in ("boot", "claim", "launch")),
         (quota, "launch"),
         (credential_key(config.account_id), "launch"),
+        (capacity_of(config), "launch"),
     ]

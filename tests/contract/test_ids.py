@@ -35,7 +35,7 @@ from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.events.alert import alert_key
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseRequested
-from slipway_common.events.scopes import Key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, quota_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import LEASE_LIFECYCLE, TOPICS, Topic
 from slipway_common.events.weight import SharedWindow
@@ -311,7 +311,12 @@ def test_the_longest_ids_can_be_published() -> None:
     body["accounts"][0]["region"] = region
     parse(body)
     about = [*decoded(quota_key(LONGEST, region, instance_type).text), "x"]
-    subjects = [alert_key("weight-calculator", "quota-tripped", *about), alert_key("a" * 40, "k" * 40, "image", image)]
+    of_capacity = decoded(capacity_key(LONGEST, region, zone, instance_type).text)
+    subjects = [
+        alert_key("weight-calculator", "quota-tripped", *about),
+        alert_key("weight-calculator", "capacity-unavailable", *of_capacity),
+        alert_key("a" * 40, "k" * 40, "image", image),
+    ]
     assert not any(map(KEY.problem, subjects))
 
 
@@ -357,6 +362,7 @@ async def test_a_pool_with_slashes(provisioner: Provisioner, tmp_path: Path) -> 
     assert row["image_key"] == image_key("linux-1").text
     assert row["quota_key"] == quota_key(ID, "sim-1", "m5.large").text
     assert row["credential_key"] == credential_key(ID).text
+    assert row["capacity_key"] == capacity_key(ID, "sim-1", row["zone"], "m5.large").text
 
 
 async def test_a_scope_of_a_pool_with_slashes(provisioner: Provisioner, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import asyncpg
+import msgspec
 import pytest
 from sqlalchemy import (
     BigInteger,
@@ -29,7 +30,7 @@ from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.sql import DIALECT
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX
 from slipway_common.events.lease import LeaseGroup
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, lifecycle_of, quota_key
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.spread import group_key
 from slipway_lease_broker.store import tables as broker
@@ -73,11 +74,27 @@ async def test_every_difference_is_named(postgres: EmbeddedPostgres) -> None:
 
 
 @pytest.mark.parametrize("instance_type", ["m5.large", "m5", "u-6tb1.56xlarge.metal", ".large", "", "é/ü.1"])
-async def test_generated_keys_are_those_of_the_calculator(postgres: EmbeddedPostgres, instance_type: str) -> None:
+@pytest.mark.parametrize(
+    ("lifecycle", "capacity", "family"),
+    [(None, "", ""), ("spot", "", "standard-spot"), ("spots", "", ""), (7, "sim-1/z%20/m5.large/spot", "standard")],
+)
+async def test_generated_keys_are_those_of_the_calculator(
+    postgres: EmbeddedPostgres, instance_type: str, lifecycle: Any, capacity: str, family: str
+) -> None:
     """The provisioner's keys are generated columns, the weight-calculator's come from `events/scopes`."""
-    values = {"image_revision": "linux/1", "account_id": "ci/a", "region": "sim-1", "instance_type": instance_type}
+    values = {
+        "image_revision": "linux/1",
+        "account_id": "ci/a",
+        "region": "sim-1",
+        "zone": "zone%a",
+        "instance_type": instance_type,
+        "settings": msgspec.json.encode({"lifecycle": lifecycle}).decode(),
+        "capacity": capacity,
+        "quota_family": family,
+    }
     generated = {field.name: str(field.computed.sqltext) for field in launch_config.c if field.computed is not None}
-    given = ", ".join(f"${place}::text AS {name}" for place, name in enumerate(values, 1))
+    types = {name: "jsonb" if name == "settings" else "text" for name in values}
+    given = ", ".join(f"${place}::{types[name]} AS {name}" for place, name in enumerate(values, 1))
     connection = await asyncpg.connect(await postgres.create_database(new_id()))
     try:
         await connection.execute(PERCENT_ENCODED)
@@ -87,8 +104,11 @@ async def test_generated_keys_are_those_of_the_calculator(postgres: EmbeddedPost
         await connection.close()
     assert keys == {
         "image_key": image_key("linux/1").text,
-        "quota_key": quota_key("ci/a", "sim-1", instance_type).text,
+        "quota_key": quota_key("ci/a", "sim-1", instance_type, family).text,
         "credential_key": credential_key("ci/a").text,
+        "capacity_key": Key("capacity", capacity).text
+        if capacity
+        else capacity_key("ci/a", "sim-1", "zone%a", instance_type, lifecycle_of({"lifecycle": lifecycle})).text,
     }
 
 
@@ -102,6 +122,7 @@ BYTES: Final = {
     "image_key": KEY.bytes,
     "quota_key": KEY.bytes,
     "credential_key": KEY.bytes,
+    "capacity_key": KEY.bytes,
     "group_name": NAME.bytes + len(group_key(LeaseGroup(name="", size=UNITS_MAX, spread_seconds=86_399.123))),
 }
 VALUES: Final[dict[type[Any], Any]] = {

@@ -22,7 +22,7 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import digest, new_id
 from slipway_common.declaration.identity import canonical_body, config_name
 from slipway_common.declaration.models import Declaration
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.scopes import capacity_key, credential_key, image_key, quota_key
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
@@ -50,7 +50,7 @@ READING_SECONDS: Final = 0.5  # from being readable to being read and stored by 
 LAUNCHES_MIN: Final = 420  # some 470 on an idle machine; fewer where decisions wait for a processor
 FAILURES_MIN: Final = 50
 METRICS: Final = ("slipway_decisions_total", "slipway_provider_calls_total")
-REQUIRED_KINDS: Final = ("config launch", "config boot", "image boot", "quota")
+REQUIRED_KINDS: Final = ("config launch", "config boot", "image boot", "quota", "capacity")
 DECIDED: Final = """
 SELECT b.id::text AS batch, extract(epoch FROM min(w.requested_at))::float8 AS decided
 FROM provisioner.launch_batch b JOIN provisioner.worker w ON w.batch_id = b.id GROUP BY b.id"""
@@ -147,6 +147,7 @@ def config_keys() -> dict[str, ConfigKeys]:
             image_key(config.image),
             quota_key(config.account, REGION, config.instance_type),
             credential_key(config.account),
+            capacity_key(config.account, REGION, config.zone, config.instance_type),
         )
         for pool in declaration("http://simulator").worker_pools or ()
         for config in pool.launch_configs

@@ -26,6 +26,7 @@ SHARED: Final = (
     ("image boot", 0, ("image", "boot")),
     ("image claim", 0, ("image", "claim")),
     ("quota", 1, ("quota", "launch")),
+    ("capacity", 3, ("capacity", "launch")),
 )
 
 T = TypeVar("T")
@@ -38,10 +39,11 @@ class ConfigKeys(msgspec.Struct, frozen=True):
     image: Key
     quota: Key
     credential: Key
+    capacity: Key
 
     @property
-    def shared(self) -> tuple[Key, Key, Key]:
-        return self.image, self.quota, self.credential
+    def shared(self) -> tuple[Key, Key, Key, Key]:
+        return self.image, self.quota, self.credential, self.capacity
 
 
 class Visible(msgspec.Struct, frozen=True):

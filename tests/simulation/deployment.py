@@ -290,7 +290,9 @@ class Deployment:
             (
                 "provisioner",
                 "sweep",
-                lambda: sweep.sweep_next(provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0),
+                lambda: sweep.sweep_next(
+                    provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0, providers=providers
+                ),
             ),
             ("provisioner", "roll-out", lambda: roll_out.roll_out_next(provisioner)),
             ("provisioner", "view", self.view),

@@ -91,7 +91,7 @@ def revision_id(config: str = "zone-a", *, region: str = "sim-1", **changes: Any
 async def read_body(db: Connection, body: dict[str, Any], *, skips: bool = True) -> Declared:
     """Read a declaration as JSON; all that it declares belongs to its owner, or to "test"."""
     index = await declarations.index(db)
-    reader = DeclaredReader(index, providers={"simulated": Cloud()}, times=TIMES, skips=skips)
+    reader = DeclaredReader(index, providers=PROVIDERS, times=TIMES, skips=skips)
     sections = [name for name in ("lease_pools", "accounts", "worker_pools") if name in body]
     reader.document(body.get("metadata", {}).get("owner", "test"), sections)
     for section in sections:
@@ -105,8 +105,8 @@ async def apply_body(db: Connection, body: dict[str, Any], **request: Any) -> Ap
     usual: dict[str, Any] = {"by": "test", "terminate": request.get("strategy") == "now"} | request
     wanted = await read_body(db, body, skips=not Request(**usual).ends_others)
     if "confirm" not in request:
-        usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})))).digest
-    return await apply(db, wanted, Request(**usual))
+        usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})), PROVIDERS)).digest
+    return await apply(db, wanted, Request(**usual), PROVIDERS)
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:
@@ -209,6 +209,9 @@ class Cloud(Provider):
 
     async def identity(self, account: Account) -> str:
         return self.reported_identity
+
+
+PROVIDERS: Final[dict[str, Provider]] = {"simulated": Cloud()}
 
 
 class Provisioner:
@@ -320,7 +323,10 @@ class Provisioner:
 
     async def sweep(self) -> None:
         while await sweep.sweep_next(
-            self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
+            self.database,
+            settings=self.settings,
+            calculator_unavailable_seconds=lambda: self.unavailable_seconds,
+            providers=self.providers,
         ):
             pass
 

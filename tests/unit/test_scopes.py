@@ -16,7 +16,12 @@ UNRECORDED: Final = {"record": None, "failures": None, "claim_evidence": "hook",
 def test_both_services_begin_with_the_same_windows(profile: str) -> None:
     """In every profile, for configs and for shared keys."""
     assert NEW_WINDOWS == {"launch": 4, "boot": 48, "claim": 64}
-    assert NEW_SHARED_WINDOWS == {("image", "boot"): 18, ("image", "claim"): 64, ("quota", "launch"): 64}
+    assert NEW_SHARED_WINDOWS == {
+        ("image", "boot"): 18,
+        ("image", "claim"): 64,
+        ("quota", "launch"): 64,
+        ("capacity", "launch"): 64,
+    }
     row, shared = new_row(PROFILES[profile]), new_shared_row(PROFILES[profile], 0)
     assert {stage: getattr(row, stage).window for stage in STAGES} == NEW_WINDOWS
     assert {share: getattr(shared, share[1]).window for share in NEW_SHARED_WINDOWS} == NEW_SHARED_WINDOWS

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.scopes import capacity_key, credential_key, image_key, quota_key
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_simulator import facts
@@ -16,8 +16,13 @@ from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
 
 Facts = facts.Fact | list[facts.Fact]
 TIMES: Final = Times(reading=1.0, boot=50.0, unavailable=5.0, attempt=3.0)
-KEYS: Final = ConfigKeys("pool", image_key("i"), quota_key("a", "r", "m"), credential_key("a"))
-CONFIGS: Final = {"c": KEYS, "d": ConfigKeys("other", image_key("i"), quota_key("b", "r", "m"), credential_key("b"))}
+KEYS: Final = ConfigKeys(
+    "pool", image_key("i"), quota_key("a", "r", "m"), credential_key("a"), capacity_key("a", "r", "z", "m")
+)
+OTHER: Final = ConfigKeys(
+    "other", image_key("i"), quota_key("b", "r", "m"), credential_key("b"), capacity_key("b", "r", "z", "m")
+)
+CONFIGS: Final = {"c": KEYS, "d": OTHER}
 BEATS: Final = [float(second) for second in range(200)]
 
 
@@ -238,7 +243,7 @@ def test_without_a_calculator_windows_are_four_and_a_pool_makes_attempts() -> No
     assert texts(many) == [
         "2 started: config launch window exceeded by 2, config boot window exceeded by 2, "
         "config claim window exceeded by 2, image boot window exceeded by 2, image claim window exceeded by 2, "
-        "quota window exceeded by 2"
+        "quota window exceeded by 2, capacity window exceeded by 2"
     ]
     tried = judged(call(20, "1", 4), refused(21, "1"), call(24, "2"), call(27, "3"), seen=wide, beats=gone)
     assert (tried.attempts, texts(tried)) == (2, [])

@@ -44,7 +44,12 @@ def build(settings: Settings) -> Service:
     plan_next = partial(plan.plan_next, settings=settings, calculator_unavailable_seconds=calculator_unavailable)
     broker_unavailable = partial(unavailable, "lease-broker")
     admit_unleased = partial(unleased.admit_unleased, settings=settings, broker_unavailable_seconds=broker_unavailable)
-    sweep_next = partial(sweep.sweep_next, settings=settings, calculator_unavailable_seconds=calculator_unavailable)
+    sweep_next = partial(
+        sweep.sweep_next,
+        settings=settings,
+        calculator_unavailable_seconds=calculator_unavailable,
+        providers=providers,
+    )
 
     @contextlib.asynccontextmanager
     async def open_providers() -> AsyncIterator[None]:

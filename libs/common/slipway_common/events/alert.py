@@ -12,8 +12,8 @@ from slipway_common.events.time import Time
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of an alert: summary, effect, what Slipway does (`doing`), one command to run, start and cause.
 
-    `subject_kind` is pool, config, image, quota, credential, capacity, account, lease-pool, service or partition. `dedup_key` is
-    "service/kind/subject", each part percent-encoded.
+    `subject_kind` is pool, config, image, quota, credential, capacity, account, lease-pool, service or partition.
+    `dedup_key` is "service/kind/subject", each part percent-encoded.
     `severity` is page or notice; only one alert per account-wide cause is a page. `evidence` names workers, instances
     and the locations of their console logs.
     """

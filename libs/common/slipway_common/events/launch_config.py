@@ -14,10 +14,12 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     `launch_config_id` is "name@hash": the launch config's `name`, and a hash of the revision's immutable body.
     `current`: the revision that the name stands for; another one that is active only launches what the current one,
     which replaces it, does not. `state` is active, paused, draining or archived; `drain_until` is the deadline of a
-    drain. `base_weight` and `price_factor` belong to the name and scale its share at equal health. `capacity_key` is the
-    id of the capacity that the revision launches from, by its provider: account, region, zone, instance type and
-    lifecycle where it is empty; configs with the same one share its health. The rest of the body (settings, user data)
-    stays with the provisioner.
+    drain. `base_weight` and `price_factor` belong to the name and scale its share at equal health. The rest of the body
+    (settings, user data) stays with the provisioner.
+
+    `capacity_key` is the id of the capacity that the revision launches from, by its provider: account, region, zone,
+    instance type and lifecycle where it is empty; configs with the same one share its health. `quota_family` is the
+    family of its quota: the instance type before the first dot where it is empty.
 
     Health settings: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or provider_running) and
     `claim_evidence` (hook, queue or none) select the evidence that confirms a start; `on_bad_image` is probe or freeze,
@@ -44,6 +46,7 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     on_bad_image: Name = "probe"
     freeze_after: int = 10
     capacity_key: Key = ""
+    quota_family: Name = ""
 
 
 class LaunchConfigCreated(LaunchConfigState, frozen=True, kw_only=True):

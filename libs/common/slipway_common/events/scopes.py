@@ -3,15 +3,16 @@ used by provisioner and weight-calculator."""
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from slipway_common.base.percent import decoded, encoded
+from slipway_common.events.launch_config import LaunchConfigState
 
 REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
 """Retention of an archived revision with its health and counts. Then the provisioner deletes it, and by its tombstone
 all others forget it."""
-ON_DEMAND: Final = "on-demand"
-"""Lifecycle of machines that are not interrupted."""
+ON_DEMAND, SPOT = "on-demand", "spot"
+"""Lifecycles of machines: the second are interrupted when their capacity is needed."""
 
 
 ENCODED: Final = frozenset({"quota", "capacity"})
@@ -71,9 +72,10 @@ def image_key(image_revision: str) -> Key:
     return key("image", image_revision)
 
 
-def quota_key(account_id: str, region: str, instance_type: str) -> Key:
-    """Key of a quota. Quotas apply per family: the part of an instance type before the first dot."""
-    return key("quota", encoded(account_id, region, instance_type.split(".")[0]))
+def quota_key(account_id: str, region: str, instance_type: str, family: str = "") -> Key:
+    """Key of a quota. Quotas apply per family: the part of an instance type before the first dot, unless the provider
+    gives another `family`."""
+    return key("quota", encoded(account_id, region, family or instance_type.split(".")[0]))
 
 
 def credential_key(account_id: str) -> Key:
@@ -83,3 +85,20 @@ def credential_key(account_id: str) -> Key:
 def capacity_key(account_id: str, region: str, zone: str, instance_type: str, lifecycle: str = ON_DEMAND) -> Key:
     """Key of the capacity of a place, unless the provider gives another one. `lifecycle` is on-demand or spot."""
     return key("capacity", encoded(account_id, region, zone, instance_type, lifecycle))
+
+
+def lifecycle_of(settings: Mapping[str, Any]) -> str:
+    """Lifecycle of the machines of a launch config with these settings."""
+    return SPOT if settings.get("lifecycle") == SPOT else ON_DEMAND
+
+
+def capacity_of(state: LaunchConfigState) -> Key:
+    """Key of the capacity that a launch config launches from."""
+    if state.capacity_key:
+        return key("capacity", state.capacity_key)
+    return capacity_key(state.account_id, state.region, state.zone, state.instance_type)
+
+
+def quota_of(state: LaunchConfigState) -> Key:
+    """Key of the quota that a launch config uses."""
+    return quota_key(state.account_id, state.region, state.instance_type, state.quota_family)

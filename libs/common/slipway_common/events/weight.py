@@ -17,8 +17,8 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
     `successes` and `failures` are decayed masses; `succeeded` and `failed` count the outcomes charged to the config
     over its life, those of launches also the failures for lack of capacity, which are charged to the capacity. `late`
     starts take longer than is likely, and count as failures until they end. `failures_folded` counts every failed
-    outcome of the stage that this record includes, whatever its scope, over the config's life: the provisioner subtracts
-    it from its own count. `window` limits the unconfirmed starts in flight.
+    outcome of the stage that this record includes, whatever its scope, over the config's life: the provisioner
+    subtracts it from its own count. `window` limits the unconfirmed starts in flight.
     """
 
     probability: float

@@ -14,6 +14,8 @@ from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
+from slipway_provisioner.apply import provider_keys
+from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, Writes
@@ -68,14 +70,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def apply(db: Connection, declared: Declared, request: Request) -> Applied:
+async def apply(db: Connection, declared: Declared, request: Request, providers: Providers) -> Applied:
     """Make the rows match what is declared, or only list the changes for a dry run, which takes no locks.
 
     Raises DeclarationRefused, OwnedByAnother, Invalid, ConfirmationRequired or PreconditionFailed, and ChangedMeanwhile
     if others keep changing the same rows; then nothing was changed.
     """
     for _ in range(ATTEMPTS):
-        prepared = await _prepared(db, declared, request)
+        prepared = await _prepared(db, declared, request, providers)
         writes = prepared.writes
         digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:
@@ -92,7 +94,7 @@ async def apply(db: Connection, declared: Declared, request: Request) -> Applied
     raise ChangedMeanwhile
 
 
-async def _prepared(db: Connection, declared: Declared, request: Request) -> Prepared:
+async def _prepared(db: Connection, declared: Declared, request: Request, providers: Providers) -> Prepared:
     """Compute the writes from the rows as they are now."""
     index = await declarations.index(db, _pool_ids(declared))
     _check_precondition(declared, index, request)
@@ -105,6 +107,7 @@ async def _prepared(db: Connection, declared: Declared, request: Request) -> Pre
     )
     serving = await declarations.serving(db, seen.pools)
     writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving))
+    await provider_keys.fill_in(db, writes, declared.accounts, providers)
     if request.action != "rollback":  # which refuses what is tripped, unless it is forced
         writes.dangers += await _tripped(db, writes.replacements)
     return Prepared(writes=writes, scope=scope, seen=seen)

@@ -9,6 +9,7 @@ from slipway_common.declaration.identity import BODY, config_name
 from slipway_common.declaration.models import LaunchConfig, WorkerPool
 from slipway_provisioner.apply import declaration
 from slipway_provisioner.apply.declaration import ATTEMPTS, PreconditionFailed
+from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool, spec_digest
 from slipway_provisioner.domain.comparison import DeclaredPool, Snapshot, revision_of
 from slipway_provisioner.domain.declaration import Applied, Request
@@ -36,20 +37,24 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     revisions: dict[str, dict[str, str]]
 
 
-async def roll_back(db: Connection, pool_id: str, rollback: Rollback, request: Request) -> RolledBack:
+async def roll_back(
+    db: Connection, pool_id: str, rollback: Rollback, request: Request, providers: Providers
+) -> RolledBack:
     """Declare a pool with the revisions of an entry of its history, and otherwise as it is now.
 
     Raises NothingToRollBack, TargetTripped unless forced, and what `apply` raises.
     """
     for _ in range(ATTEMPTS):
         try:
-            return await _rolled_back(db, pool_id, rollback, request)
+            return await _rolled_back(db, pool_id, rollback, request, providers)
         except PreconditionFailed:
             continue  # others have changed the pool since it was read
     raise ChangedMeanwhile
 
 
-async def _rolled_back(db: Connection, pool_id: str, rollback: Rollback, request: Request) -> RolledBack:
+async def _rolled_back(
+    db: Connection, pool_id: str, rollback: Rollback, request: Request, providers: Providers
+) -> RolledBack:
     stored = await declarations.declared_pool(db, pool_id)
     present = WorkerPool.model_validate(stored["spec"]) if stored is not None else None
     entry, pool = await _target(db, pool_id, present, rollback)
@@ -64,7 +69,7 @@ async def _rolled_back(db: Connection, pool_id: str, rollback: Rollback, request
     change = msgspec.structs.replace(
         request, to_revision=entry["revision"], if_match=stored["spec_digest"] if stored is not None else ""
     )
-    applied = await declaration.apply(db, Declared(pools={pool_id: given}), change)
+    applied = await declaration.apply(db, Declared(pools={pool_id: given}), change, providers)
     return RolledBack(
         to_revision=entry["revision"], digest=given.digest, applied=applied, revisions=in_force(revisions)
     )
@@ -134,10 +139,7 @@ def _by_name(pool: WorkerPool) -> dict[str, LaunchConfig]:
 
 def _revisions(pool: DeclaredPool, seen: Snapshot) -> list[RevisionRow]:
     """Revisions that are current once the pool is declared."""
-    return [
-        revision_of(config, {stored.id: stored.digest for stored in seen.revisions.get(config.name, ())})
-        for config in pool.configs
-    ]
+    return [revision_of(config, seen.revisions.get(config.name, ())) for config in pool.configs]
 
 
 def _is_current(revision: RevisionRow, seen: Snapshot) -> bool:

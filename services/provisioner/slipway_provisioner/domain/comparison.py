@@ -25,6 +25,7 @@ from slipway_provisioner.domain.declaration import DeclarationRefused, Request
 from slipway_provisioner.domain.revisions import (
     BODY,
     HEALTH_SETTINGS,
+    PROVIDER_KEYS,
     DeclaredRevision,
     HealthSettings,
     RevisionRow,
@@ -283,7 +284,7 @@ class Comparison:
         pool."""
         self._claim(config)
         stored, known = self.seen.names.get(config.name), self.seen.revisions.get(config.name, ())
-        wanted = revision_of(config, {revision.id: revision.digest for revision in known})
+        wanted = revision_of(config, known)
         row = NameRow(
             name=config.name,
             pool_id=config.pool_id,
@@ -460,10 +461,13 @@ class Comparison:
         )
 
 
-def revision_of(config: DeclaredConfig, known: Mapping[str, str]) -> RevisionRow:
-    """Revision that a declared launch config stands for. `known`: digests of its revisions by their ids."""
-    shared = {name: getattr(config, name) for name in DeclaredRevision.__struct_fields__}
-    return RevisionRow(id=revisions.revision_id(config.name, config.digest, known), **shared)
+def revision_of(config: DeclaredConfig, known: Iterable[StoredRevision]) -> RevisionRow:
+    """Revision that a declared launch config stands for, among the `known` ones of its name or a new one."""
+    stored = {revision.id: revision for revision in known}
+    id_ = revisions.revision_id(config.name, config.digest, {each.id: each.digest for each in stored.values()})
+    given = {name: getattr(config, name) for name in DeclaredRevision.__struct_fields__}
+    by_provider = {name: getattr(stored[id_], name) for name in PROVIDER_KEYS} if id_ in stored else {}
+    return RevisionRow(id=id_, **given, **by_provider)
 
 
 def _limits(pool: PoolRow) -> guard.Limits:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.revisions import hash_of
-from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, key, lifecycle_of, quota_key
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
@@ -42,10 +42,24 @@ class DeclaredRevision(HealthSettings, frozen=True, kw_only=True):
     settings: dict[str, Any]
 
 
+PROVIDER_KEYS: Final = ("capacity", "quota_family")
+"""Columns that the provider fills in. Unlike the body they may change: a provider may learn them later."""
+
+
 class RevisionRow(DeclaredRevision, frozen=True, kw_only=True):
-    """Revision with its id, in the columns of its row."""
+    """Revision with its id, in the columns of its row. `capacity` and `quota_family` are what its provider names
+    otherwise than usual."""
 
     id: str
+    capacity: str = ""
+    quota_family: str = ""
+
+    @property
+    def capacity_key(self) -> Key:
+        """Key of the capacity that it launches from."""
+        if self.capacity:
+            return key("capacity", self.capacity)
+        return capacity_key(self.account_id, self.region, self.zone, self.instance_type, lifecycle_of(self.settings))
 
 
 class StoredRevision(RevisionRow, frozen=True, kw_only=True):
@@ -67,15 +81,36 @@ class StoredRevision(RevisionRow, frozen=True, kw_only=True):
         return self.state == "archived" or (ends and in_time)
 
 
+class RevisionKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a revision that its provider gives, empty where they are the usual ones."""
+
+    id: str
+    capacity: str
+    quota_family: str
+
+
+class StoredKeys(RevisionKeys, frozen=True, kw_only=True):
+    """Keys of a stored revision, and what they are derived from."""
+
+    name: str
+    account_id: str
+    region: str
+    zone: str
+    instance_type: str
+    image_revision: str
+    settings: dict[str, Any]
+
+
 def in_force(rows: Iterable[RevisionRow]) -> dict[str, dict[str, str]]:
     """Current revisions for people: hash and image by the name of the launch config."""
     return {row.name: {"revision": hash_of(row.id), "image": row.image_revision} for row in rows}
 
 
-def shared_keys(revision: DeclaredRevision) -> list[str]:
-    """Keys of what a revision shares with others: its image, quota and credential."""
-    quota = quota_key(revision.account_id, revision.region, revision.instance_type)
-    return [key.text for key in (image_key(revision.image_revision), quota, credential_key(revision.account_id))]
+def shared_keys(revision: RevisionRow) -> list[str]:
+    """Keys of what a revision shares with others: its image, quota, credential and capacity."""
+    image, credential = image_key(revision.image_revision), credential_key(revision.account_id)
+    quota = quota_key(revision.account_id, revision.region, revision.instance_type, revision.quota_family)
+    return [each.text for each in (image, quota, credential, revision.capacity_key)]
 
 
 def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:

@@ -159,7 +159,7 @@ async def put_declaration(
         asked = how.request(by, prune=prune)
         declared = await _read(request, db, asked)
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, asked)
+            applied = await declaration.apply(connection, declared, asked, request.app.state.providers)
     return _answer(request, applied)
 
 
@@ -222,7 +222,7 @@ async def put_pool(
         if_match = _expected(request.headers, stored)
         asked = how.request(by, if_match=if_match, **edit.model_dump())
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, asked)
+            applied = await declaration.apply(connection, declared, asked, request.app.state.providers)
     given = declared.pools.get(pool_id)
     return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
 
@@ -244,7 +244,7 @@ async def get_history(
 
 
 @router.get("/pools/{pool_id:id}/rollback", dependencies=[READ])
-async def preview_rollback(pool_id: Name, db: DatabaseDep) -> Response:
+async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> Response:
     """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
     be refused (empty if it would not)."""
     if pool_id not in await pools.known(db, [pool_id]):
@@ -252,7 +252,7 @@ async def preview_rollback(pool_id: Name, db: DatabaseDep) -> Response:
     change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="rollback")
     try:
         async with db.acquire() as connection:
-            done = await rollback.roll_back(connection, pool_id, Rollback(), change)
+            done = await rollback.roll_back(connection, pool_id, Rollback(), change, request.app.state.providers)
     except (DeclarationRefused, NothingToRollBack, TargetTripped) as error:
         shown: dict[str, Any] = {"to_revision": None, "items": [], "dangers": [], "refused": str(error)}
     except ChangedMeanwhile as error:
@@ -284,7 +284,7 @@ async def roll_back(pool_id: Name, body: RollbackBody, request: Request, by: Cal
     wanted = Rollback(to_revision=body.to_revision, whole=body.whole, force=body.force)
     with _refusing():
         async with db.acquire() as connection:
-            done = await rollback.roll_back(connection, pool_id, wanted, change)
+            done = await rollback.roll_back(connection, pool_id, wanted, change, request.app.state.providers)
     return _answer(request, done.applied, done.digest, to_revision=done.to_revision, revisions=done.revisions)
 
 

@@ -3,10 +3,12 @@
 Level-triggered: a lost wake-up, a late write of a fenced process or a bug in marking heals within one round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner.apply import provider_keys
+from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import marks, outcomes, sweeps
 
@@ -14,7 +16,11 @@ LOG = logger(__name__)
 
 
 async def sweep_next(
-    database: Database, *, settings: Settings, calculator_unavailable_seconds: Callable[[], float]
+    database: Database,
+    *,
+    settings: Settings,
+    calculator_unavailable_seconds: Callable[[], float],
+    providers: Mapping[str, Provider],
 ) -> bool:
     """Sweep one pool that is due; False if none is."""
     async with database.acquire() as db, db.transaction():
@@ -24,6 +30,7 @@ async def sweep_next(
         await marks.dirty(db, {pool_id}, reason="sweep")
         await sweeps.republish(db, pool_id)
     async with database.acquire() as db:
+        await provider_keys.refresh(db, pool_id, providers)
         for config_id in await outcomes.repair(db, pool_id):
             LOG.error("a failure counter was below the number of failed workers and was repaired", config=config_id)
         available = not calculator_unavailable_seconds()

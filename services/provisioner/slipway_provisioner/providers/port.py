@@ -7,9 +7,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from slipway_common.base.percent import encoded
 from slipway_common.base.redaction import redacted
-from slipway_common.events.scopes import quota_key
+from slipway_common.events.scopes import capacity_key, lifecycle_of, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
@@ -102,8 +101,14 @@ class Provider(Protocol):
         return None
 
     def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
-        """Key of the capacity that a config uses. A capacity failure concerns every config with the same key."""
-        return encoded(config["instance_type"], config["zone"], config.get("lifecycle", "on-demand"))
+        """Id of the capacity that a config launches from, `encoded` from its parts. A capacity failure concerns every
+        config with the same one, in whatever pool or account. Makes no call; empty if it is not known yet."""
+        zone, lifecycle = config["zone"], lifecycle_of(config["settings"])
+        return capacity_key(account.id, account.region, zone, config["instance_type"], lifecycle).id
+
+    def quota_family(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Instance types of an account and region that count towards one quota, by a name of theirs."""
+        return str(config["instance_type"]).split(".")[0]
 
     def failure(
         self,
@@ -126,7 +131,8 @@ class Provider(Protocol):
             case Scope.CAPACITY:
                 own = self.capacity_key(account, config)
             case Scope.QUOTA:
-                own = quota_key(account.id, account.region, config["instance_type"]).id
+                family = self.quota_family(account, config)
+                own = quota_key(account.id, account.region, config["instance_type"], family).id
             case Scope.IMAGE:
                 own = config["image"]
             case Scope.CREDENTIAL | Scope.LIMITER:

@@ -26,7 +26,13 @@ STATE: Final = sa.case((sa.and_(C.state == "active", N.paused), "paused"), else_
 """State as shown to people: an active revision is paused with its name."""
 # The revision that a removed launch config stood for is not current any more once it is archived: another one may be.
 _CURRENT: Final = sa.and_(N.current_id == C.id, C.state != "archived")
-_SHOWN: Final = {"state": STATE, "current": _CURRENT.label("current")}
+CAPACITY: Final = sa.func.substr(C.capacity_key, len("capacity/") + 1).label("capacity_key")
+"""Id of the capacity that a revision launches from."""
+_SHOWN: Final = {
+    "state": STATE,
+    "current": _CURRENT.label("current"),
+    "capacity_key": CAPACITY,
+}
 _OF_NAME: Final = {field.name: field for field in N if field.name in ("base_weight", "price_factor")}
 FIELDS: Final = (
     C.id,

@@ -415,7 +415,7 @@ async def put_configs(tx: Connection, writes: Writes) -> None:
         await tx.execute(ADAPT.text, *ADAPT.rows(health))
     new = sorted(revision.id for revision in writes.new_revisions)
     for ids in _chunks(sorted({*new, *writes.renewed})):
-        await tx.execute(SHARED, ids)
+        await add_shares(tx, ids)
     for ids in _chunks(new):
         rows = await tx.fetch(STATES.text, *STATES.arguments(ids=ids))
         await outbox.enqueue(tx, [config_events.LaunchConfigCreated(**configs.state(row)) for row in rows])
@@ -423,6 +423,11 @@ async def put_configs(tx: Connection, writes: Writes) -> None:
     for changed in _chunks(sorted(_changed_names(writes))):
         rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(names=changed, published=published))
         await outbox.enqueue(tx, [_config_event(row, writes) for row in rows])
+
+
+async def add_shares(tx: Connection, config_ids: Sequence[str]) -> None:
+    """Insert the shares of revisions that do not exist yet."""
+    await tx.execute(SHARED, config_ids)
 
 
 def _config_event(row: Any, writes: Writes) -> config_events.LaunchConfigState:

@@ -93,7 +93,7 @@ LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
-# Locked after the pool and before starts are counted, so that pools which share an image or a quota decide in turn.
+# Locked after the pool and before starts are counted, so that pools which share a window decide in turn.
 # Shares without a window limit nothing, so nobody waits for them.
 LIMITED: Final = ", ".join(f"('{kind}', '{stage}')" for kind, stage in NEW_SHARED_WINDOWS)
 # The array makes it use the primary key also while nothing is known of new tables.
@@ -108,8 +108,8 @@ ACTIVE: Final = f"""(
     EXISTS (SELECT FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id
         AND w.state NOT IN ({states(ENDED)}))
     OR EXISTS (SELECT FROM launch_config_outcomes o WHERE o.launch_config_id = c.id AND o.failures > o.written_off))"""
-# Boots count towards the image, launches towards the quota, over all pools. Failures of revisions archived before $2
-# are ignored: by then their weight records have folded them.
+# Boots count towards the image, launches towards the quota and the capacity, over all pools. Failures of revisions
+# archived before $2 are ignored: by then their weight records have folded them.
 SHARED: Final = f"""
 WITH mine AS (
     SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
@@ -117,10 +117,10 @@ WITH mine AS (
 keys AS MATERIALIZED (SELECT array_agg(DISTINCT key) AS given FROM mine),
 counted AS (
     SELECT c.id FROM launch_config c, keys WHERE c.state <> 'archived' AND (c.image_key = ANY(given)
-        OR c.quota_key = ANY(given))
+        OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given))
     UNION ALL
     SELECT c.id FROM launch_config c, keys WHERE c.state = 'archived' AND c.archived_at > $2
-        AND (c.image_key = ANY(given) OR c.quota_key = ANY(given))),
+        AND (c.image_key = ANY(given) OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given))),
 levels AS (
     SELECT k.key, k.stage,
         sum(u.launch + CASE k.stage WHEN 'launch' THEN 0 WHEN 'boot' THEN u.boot ELSE u.boot + u.claim END)

@@ -1,6 +1,6 @@
 """Roll-outs of launch configs: proofs, drains, archived revisions and their deletion, with their events."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -161,12 +161,13 @@ SELECT DISTINCT pool_id, name FROM (
     SELECT pool_id, name FROM launch_config
     WHERE state = 'archived' AND archived_at < slipway_clock() - make_interval(secs => $1)
     ORDER BY archived_at LIMIT 100) AS oldest"""
+SHARED_KEYS: Final = ("image_key", "quota_key", "credential_key", "capacity_key")
 _EXPIRED: Final = (
     C.state == "archived",
     C.archived_at < _NOW - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("kept_seconds", type_=sa.Double)),
 )
 EXPIRED_OF: Final = Statement(
-    sa.select(*configs.FIELDS, C.image_key, C.quota_key, C.credential_key)
+    sa.select(*configs.FIELDS, *(C[key].label(f"of_{key}") for key in SHARED_KEYS))
     .join(launch_config_name, OF_NAME)
     .where(C.name == sa.bindparam("name"), *_EXPIRED)
     .order_by(C.id)
@@ -184,10 +185,10 @@ DELETE_NAME: Final = Statement(
         N.name == sa.bindparam("name"), ~N.declared, ~sa.exists().where(C.name == sa.bindparam("name"))
     )
 )
-DELETE_SHARED: Final = """
+DELETE_SHARED: Final = f"""
 DELETE FROM shared_window WHERE (key, stage) IN (
     SELECT key, stage FROM shared_window s WHERE key = ANY($1::text[]) AND NOT EXISTS (
-        SELECT FROM launch_config WHERE s.key IN (image_key, quota_key, credential_key))
+        SELECT FROM launch_config WHERE s.key IN ({", ".join(SHARED_KEYS)}))
     ORDER BY key, stage FOR UPDATE)"""
 
 
@@ -270,13 +271,18 @@ async def delete_expired(tx: Connection, name: str, kept_seconds: float) -> int:
         for row in await tx.fetch(EXPIRED_OF.text, *EXPIRED_OF.arguments(name=name, kept_seconds=kept_seconds))
     ]
     ids = [row["id"] for row in rows]
-    keys = {row.pop(column) for row in rows for column in ("image_key", "quota_key", "credential_key")}
+    keys = {row.pop(f"of_{key}") for row in rows for key in SHARED_KEYS}
     await outbox.enqueue(tx, [Tombstone(LaunchConfigArchived(**configs.state(row))) for row in rows])
     for statement in DELETE:
         await tx.execute(statement.text, *statement.arguments(ids=ids))
     await tx.execute(DELETE_NAME.text, *DELETE_NAME.arguments(name=name))
-    await tx.execute(DELETE_SHARED, sorted(keys))
+    await delete_unused_shares(tx, keys)
     return len(ids)
+
+
+async def delete_unused_shares(tx: Connection, keys: Collection[str]) -> None:
+    """Delete the shares of keys that no revision has."""
+    await tx.execute(DELETE_SHARED, sorted(keys))
 
 
 def _draining(row: dict[str, Any]) -> LaunchConfigDraining:

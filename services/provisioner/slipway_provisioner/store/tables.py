@@ -172,6 +172,7 @@ Index("launch_config_name_pool", launch_config_name.c.pool_id)
 # to then. The indexes that planning uses are without archived revisions, of which there may be many.
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
+# `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type.
 launch_config = Table(
     "launch_config",
     metadata,
@@ -205,17 +206,30 @@ launch_config = Table(
     now("declared_at"),
     Column("archived_at", TIME),
     required("revision", BigInteger, server_default=ONE),
+    empty_text("capacity"),
+    empty_text("quota_family"),
     required("image_key", Text, Computed("'image/' || percent_encoded(image_revision)", persisted=True)),
     required(
         "quota_key",
         Text,
         Computed(
             "'quota/' || percent_encoded(account_id) || '/' || percent_encoded(region) || '/' || "
-            "percent_encoded(split_part(instance_type, '.', 1))",
+            "percent_encoded(CASE WHEN quota_family <> '' THEN quota_family "
+            "ELSE split_part(instance_type, '.', 1) END)",
             persisted=True,
         ),
     ),
     required("credential_key", Text, Computed("'credential/' || percent_encoded(account_id)", persisted=True)),
+    required(
+        "capacity_key",
+        Text,
+        Computed(
+            "'capacity/' || CASE WHEN capacity <> '' THEN capacity ELSE percent_encoded(account_id) || '/' || "
+            "percent_encoded(region) || '/' || percent_encoded(zone) || '/' || percent_encoded(instance_type) || "
+            "CASE settings ->> 'lifecycle' WHEN 'spot' THEN '/spot' ELSE '/on-demand' END END",
+            persisted=True,
+        ),
+    ),
 )
 _NOT_ARCHIVED: Final = launch_config.c.state != "archived"
 Index("launch_config_pool", launch_config.c.pool_id, postgresql_where=_NOT_ARCHIVED)
@@ -231,6 +245,7 @@ Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=la
 Index("launch_config_image", launch_config.c.image_key, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_quota", launch_config.c.quota_key, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_credential", launch_config.c.credential_key, postgresql_where=_NOT_ARCHIVED)
+Index("launch_config_capacity", launch_config.c.capacity_key, postgresql_where=_NOT_ARCHIVED)
 
 # Shares of a config. Claims without claim evidence have no share.
 SHARED_KEYS: Final = """
@@ -238,7 +253,8 @@ CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text,
 LANGUAGE sql IMMUTABLE AS $$
     SELECT k.kind, k.key, k.stage FROM (VALUES
         ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
-        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
+        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch'),
+        ('capacity', c.capacity_key, 'launch')
     ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$"""
 # Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is

@@ -51,7 +51,7 @@ RETURNING key"""
 DELETE_FORGIVEN: Final = """
 DELETE FROM forgiven f USING shared_window s
 WHERE (s.key, s.stage) = (f.key, f.stage) AND s.key = ANY($1::text[]) AND s.unconfirmed < f.unconfirmed"""
-SHARED_KEYS: Final = (launch_config.c.image_key, launch_config.c.quota_key, launch_config.c.credential_key)
+SHARED_KEYS: Final = launch_config.c["image_key", "quota_key", "credential_key", "capacity_key"]
 POOLS_OF: Final = Statement(
     sa.select(launch_config.c.pool_id)
     .distinct()

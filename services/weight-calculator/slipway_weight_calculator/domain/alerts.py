@@ -126,7 +126,7 @@ class _Changes:
     # Conditions
 
     def shared(self, key: Key) -> AlertRaised | None:
-        """Alert of a tripped image, quota, credential or capacity; the provisioner raises those of pools frozen by an image."""
+        """Alert of a tripped key that configs share; the provisioner raises those of pools frozen by an image."""
         tripped, kind, members = _tripped(self.draft.row(key)), SHARED[key.kind], self.configs_of(key)
         if not tripped or not members:
             return None
@@ -321,8 +321,10 @@ class _Changes:
     def is_paged(self, key: Key) -> bool:
         """True if an open page covers the trip of a shared key."""
         kind = SHARED[key.kind]
+        if kind not in PAGED or not _tripped(self.draft.row(key)):
+            return False
         named = dedup_key(kind, key)
-        return kind in PAGED and bool(_tripped(self.draft.row(key))) and (named in self.open_alerts or named in self.raised)
+        return named in self.open_alerts or named in self.raised
 
 
 def dedup_key(kind: str, subject: Key, *more: str) -> str:

@@ -30,7 +30,12 @@ from slipway_weight_calculator.domain.weights import availability, chances, weig
 
 HEALTHY_PROBABILITY: Final = 0.9  # stages below this are named in the reason
 GROWN: Final = 1.1  # a window that grew by less is not published
-SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)), ("capacity", ("launch",)))
+SHARED_STAGES: Final = (
+    ("image", ("launch", "boot", "claim")),
+    ("quota", ("launch",)),
+    ("credential", ("launch",)),
+    ("capacity", ("launch",)),
+)
 
 
 def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] | None = None) -> WeightChanged:

@@ -12,7 +12,7 @@ import msgspec
 from slipway_common.base.percent import encoded
 from slipway_common.base.revisions import name_of
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, capacity_key, config_key, credential_key, image_key, key, quota_key
+from slipway_common.events.scopes import Key, capacity_of, config_key, credential_key, image_key, quota_of
 from slipway_common.events.worker import WorkerEvent
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
@@ -129,13 +129,6 @@ def name_key(name: str) -> Key:
     return Key("name", name)
 
 
-def capacity_of(state: LaunchConfigState) -> Key:
-    """Key of the capacity that a config launches from."""
-    if state.capacity_key:
-        return key("capacity", state.capacity_key)
-    return capacity_key(state.account_id, state.region, state.zone, state.instance_type)
-
-
 def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
     # Drops the event type, so that the value equals the one read back from the database.
     state = LaunchConfigState(**{name: getattr(declared, name) for name in LaunchConfigState.__struct_fields__})
@@ -144,7 +137,7 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
     parents = [encoded(state.profile, *place) for place in places]
     shared = {
         "image": image_key(state.image_revision),
-        "quota": quota_key(state.account_id, state.region, state.instance_type),
+        "quota": quota_of(state),
         "credential": credential_key(state.account_id),
         "capacity": capacity_of(state),
     }

@@ -30,6 +30,8 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
         state.zone,
         state.instance_type,
         state.image_revision,
+        state.capacity_key,
+        state.quota_family,
     )
     world.declare(draft, state, now)
     return world.enforce_shares(draft, state.launch_config_id, now, rules)

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from slipway_common.events.lifecycle import ENDED, State
-from slipway_common.events.scopes import quota_key
+from slipway_common.events.scopes import capacity_of, quota_of
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_local.demo.replay.observed import Provisioner
 from slipway_local.demo.replay.run import IDLE_SECONDS, Pool, Rule, Run, Worker
@@ -137,9 +137,10 @@ class Slipway(Rule):
     def refused(self, worker: Worker, code: str, now: float) -> None:
         config, scope = self.provisioner.configs[worker.pool.id][worker.place], Scope(ERRORS[code])
         key = {
-            Scope.QUOTA: quota_key(config.account_id, config.region, config.instance_type).id,
+            Scope.QUOTA: quota_of(config).id,
             Scope.IMAGE: config.image_revision,
             Scope.CREDENTIAL: config.account_id,
+            Scope.CAPACITY: capacity_of(config).id,
         }.get(scope, config.launch_config_id)
         outcome = Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code)
         self._save(workers.launch_failed(self.provisioner.rows[worker.id], outcome, _time(now)), now)

@@ -9,7 +9,15 @@ from slipway_common.declaration.identity import config_name
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import (
+    NEW_SHARED_WINDOWS,
+    NEW_WINDOWS,
+    Key,
+    capacity_of,
+    credential_key,
+    image_key,
+    quota_of,
+)
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import WorkerEvent
 from slipway_local.demo.replay.run import Pool
@@ -209,6 +217,7 @@ def _declared(pool: WorkerPool, place: int, regions: Mapping[str, str]) -> Launc
 def _shares(config: LaunchConfigCreated) -> list[observed.Share]:
     """Shares of a config, in the order in which they trip it."""
     image = image_key(config.image_revision)
-    quota = quota_key(config.account_id, config.region, config.instance_type)
+    quota = quota_of(config)
     stages = ("boot", "launch") if config.claim_evidence == "none" else ("boot", "claim", "launch")
-    return [*((image, stage) for stage in stages), (quota, "launch"), (credential_key(config.account_id), "launch")]
+    others = (quota, credential_key(config.account_id), capacity_of(config))
+    return [*((image, stage) for stage in stages), *((key, "launch") for key in others)]

@@ -1,0 +1,84 @@
+"""Keys that providers give to revisions of launch configs: of their capacity and of their quota."""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from slipway_common.database.postgres import Connection
+from slipway_common.events.scopes import capacity_key, lifecycle_of
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.comparison import AccountRow, Writes
+from slipway_provisioner.domain.revisions import RevisionKeys, RevisionRow, StoredKeys
+from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.store import accounts, deployment, provider_keys
+from slipway_provisioner.store.roll_outs import Name
+
+Providers = Mapping[str, Provider]
+
+
+async def fill_in(db: Connection, writes: Writes, declared: Mapping[str, AccountRow], providers: Providers) -> None:
+    """Fill in the keys of new revisions. `declared` accounts are as they will be."""
+    if not writes.new_revisions:
+        return
+    known = await _accounts(db, {revision.account_id for revision in writes.new_revisions}, declared)
+    filled = {each.id: _filled(each, known[each.account_id], providers) for each in writes.new_revisions}
+    writes.new_revisions = list(filled.values())
+    writes.replacements = [
+        replace(made, target=filled.get(made.target.id, made.target)) for made in writes.replacements
+    ]
+
+
+async def refresh(db: Connection, pool_id: str, providers: Providers) -> int:
+    """Change the keys of a pool's revisions that their providers give otherwise by now; returns their number.
+
+    A provider may learn later which zone it is that an account calls by a name.
+    """
+    stored = await provider_keys.of_pool(db, pool_id)
+    known = await _accounts(db, {each.account_id for each in stored}, {})
+    changed: dict[str, list[RevisionKeys]] = {}
+    for each in stored:
+        keys = _keys(each, known[each.account_id], providers)
+        if (keys.capacity, keys.quota_family) != (each.capacity, each.quota_family):
+            changed.setdefault(each.name, []).append(keys)
+    for name, of_name in sorted(changed.items()):
+        async with db.transaction():
+            await provider_keys.put(db, Name(pool_id=pool_id, name=name), of_name)
+    return sum(map(len, changed.values()))
+
+
+async def _accounts(db: Connection, ids: Iterable[str], declared: Mapping[str, AccountRow]) -> dict[str, Account]:
+    found = {}
+    for id_ in sorted(ids):
+        row = declared.get(id_)
+        if row is None:
+            found[id_] = await accounts.get(db, id_)
+        else:
+            fields = {name: getattr(row, name) for name in Account.__struct_fields__ if name != "deployment"}
+            found[id_] = Account(deployment=(await deployment.get(db)).id, **fields)
+    return found
+
+
+def _filled(revision: RevisionRow, account: Account, providers: Providers) -> RevisionRow:
+    keys = _keys(revision, account, providers)
+    return replace(revision, capacity=keys.capacity, quota_family=keys.quota_family)
+
+
+def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Providers) -> RevisionKeys:
+    """Keys that the provider gives now; the present ones where it does not know."""
+    provider, type_ = providers.get(account.provider), revision.instance_type
+    if provider is None:
+        return RevisionKeys(id=revision.id, capacity=revision.capacity, quota_family=revision.quota_family)
+    config = {
+        "id": revision.id,
+        "zone": revision.zone,
+        "instance_type": type_,
+        "image": revision.image_revision,
+        "settings": revision.settings,
+    }
+    capacity, family = provider.capacity_key(account, config), provider.quota_family(account, config)
+    usual = capacity_key(account.id, revision.region, revision.zone, type_, lifecycle_of(revision.settings)).id
+    return RevisionKeys(
+        id=revision.id,
+        capacity="" if capacity == usual else capacity or revision.capacity,
+        quota_family="" if family == type_.split(".")[0] else family or revision.quota_family,
+    )

@@ -1,0 +1,56 @@
+"""Keys of revisions of launch configs that their providers give: of their capacity and of their quota."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import sqlalchemy as sa
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, given
+from slipway_common.events.launch_config import LaunchConfigUpdated
+from slipway_common.messaging import outbox
+from slipway_provisioner.domain.revisions import RevisionKeys, StoredKeys
+from slipway_provisioner.store import configs, declarations, marks, roll_outs
+from slipway_provisioner.store.configs import OF_NAME
+from slipway_provisioner.store.tables import launch_config
+
+C: Final = launch_config.c
+_STORED: Final = [C[name] for name in StoredKeys.__struct_fields__]
+OF_POOL: Final = Statement(
+    sa.select(*_STORED).where(C.pool_id == sa.bindparam("pool_id"), C.state != "archived").order_by(C.name, C.id)
+)
+CAPACITY_OF: Final = Statement(sa.select(configs.CAPACITY).where(C.id == sa.bindparam("config_id")))
+_GIVEN: Final = given(*(C[name] for name in RevisionKeys.__struct_fields__))
+KEYS_OF: Final = Statement(sa.select(C.quota_key, C.capacity_key).where(C.id == sa.any_(array("ids", C.id))))
+SET: Final = Statement(
+    sa.update(launch_config)
+    .where(C.id == _GIVEN.c.id, C.state != "archived", OF_NAME)
+    .values({name: _GIVEN.c[name] for name in RevisionKeys.__struct_fields__ if name != "id"})
+    .values(revision=C.revision + 1)
+    .returning(*configs.FIELDS)
+)
+
+
+async def of_pool(db: Connection, pool_id: str) -> list[StoredKeys]:
+    """Revisions of a pool that are not archived, with what their keys are derived from."""
+    return [StoredKeys(**row) for row in await db.fetch(OF_POOL.text, *OF_POOL.arguments(pool_id=pool_id))]
+
+
+async def capacity_of(db: Connection, config_id: str) -> str:
+    """Id of the capacity that a revision launches from."""
+    capacity: str = await db.fetchval(CAPACITY_OF.text, *CAPACITY_OF.arguments(config_id=config_id))
+    return capacity
+
+
+async def put(tx: Connection, name: roll_outs.Name, keys: Sequence[RevisionKeys]) -> None:
+    """Change keys of revisions of one launch config, and publish them. Shares that nothing uses any more are deleted.
+
+    A plan of the pool sees either the old keys or the new ones, and counts by those.
+    """
+    await roll_outs.lock(tx, name)
+    before = await tx.fetch(KEYS_OF.text, *KEYS_OF.arguments(ids=[each.id for each in keys]))
+    rows = await tx.fetch(SET.text, *SET.rows(sorted(keys, key=lambda each: each.id)))
+    await roll_outs.delete_unused_shares(tx, {key for row in before for key in row.values()})
+    await declarations.add_shares(tx, [row["id"] for row in rows])
+    await outbox.enqueue(tx, [LaunchConfigUpdated(**configs.state(row)) for row in rows])
+    await marks.dirty(tx, {name.pool_id}, reason="keys")
