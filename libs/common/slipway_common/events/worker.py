@@ -49,8 +49,8 @@ class Scope(StrEnum):
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """Outcome of a stage of a start, and the resource it is attributed to.
 
-    `scope_key` identifies the resource: "account/region/family" (each percent-encoded) for a quota,
-    "type/zone/lifecycle" for capacity, an image revision, an account. `code` is the provider's error code, for people.
+    `scope_key` identifies the resource: "account/region/family" (each percent-encoded) for a quota, the capacity key of
+    the launch config for capacity, an image revision, an account. `code` is the provider's error code, for people.
     `classified` is false for a definite failure with an unknown code; `sample` is then the provider's message,
     redacted.
     """

@@ -325,7 +325,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=CALCULATOR,
         labels=("to",),
-        help="Trips and recoveries of launch configs, images, quotas and credentials",
+        help="Trips and recoveries of launch configs, images, quotas, credentials and capacities",
     ),
     Metric(name="slipway_probe_permits_total", kind="counter", services=CALCULATOR, help="Probe permits issued"),
     Metric(

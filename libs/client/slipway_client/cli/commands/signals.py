@@ -18,7 +18,7 @@ from slipway_common.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS
 
 app = noun("Manage external health signals")
 
-TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker")  # in the order of their use
+TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker", "capacity")  # in the order of their use
 CONFIGS_SHOWN: Final = 5
 
 LIVE: Final[tuple[Field, ...]] = (

@@ -54,6 +54,7 @@ SHARED: Final[tuple[Field, ...]] = (
     "stage",
     "state",
     ("window", lambda row: _window(row)),
+    ("available", lambda row: f"{row['probability']:.0%}" if row["kind"] == "capacity" else None),
     "unconfirmed",
     "reason",
 )
@@ -90,7 +91,8 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
 
     That of its current revision, or of the given one. A window limits the starts in flight of a stage; `late` ones take
     longer than the boots before them, and count as failures until they end. A shared window is that of all launch
-    configs with this image, quota or credential; `unconfirmed` counts failed and late starts since its last success.
+    configs with this image, quota, credential or capacity; `unconfirmed` counts failed and late starts since its last
+    success. `available` is the factor by which a capacity lowers the weights of its launch configs.
 
     \b
     Examples:
