@@ -597,7 +597,9 @@ async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Dep
     await calculator.consume(degraded, msgspec.structs.replace(degraded, kind="up"))
     await deployment.slipway("lc", "pause", "zone-b", "--reason", "maintenance")
     worker = (await deployment.starting(1))[0]
-    refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5.large/zone-a/on-demand", "InsufficientCapacity")
+    refused = Outcome(
+        Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand", "InsufficientCapacity"
+    )
     provisioner.cloud.script.append(Refused(refused, "no"))
     await deployment.starting(2)
     lease = (await deployment.slipway("lease", "acquire", "--pool", "sim-a", "--max-wait", "0")).partition(":")[0]

@@ -50,7 +50,7 @@ READING_SECONDS: Final = 0.5  # from being readable to being read and stored by 
 LAUNCHES_MIN: Final = 420  # some 470 on an idle machine; fewer where decisions wait for a processor
 FAILURES_MIN: Final = 50
 METRICS: Final = ("slipway_decisions_total", "slipway_provider_calls_total")
-REQUIRED_KINDS: Final = ("config launch", "config boot", "image boot", "quota", "capacity")
+REQUIRED_KINDS: Final = ("config launch", "config boot", "image boot", "quota")
 DECIDED: Final = """
 SELECT b.id::text AS batch, extract(epoch FROM min(w.requested_at))::float8 AS decided
 FROM provisioner.launch_batch b JOIN provisioner.worker w ON w.batch_id = b.id GROUP BY b.id"""

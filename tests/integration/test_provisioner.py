@@ -319,7 +319,7 @@ async def test_a_throttled_call_is_no_evidence(provisioner: Provisioner) -> None
 
 #          code, scope, scope key, classified
 REFUSALS: Final = [
-    ("InsufficientCapacity", Scope.CAPACITY, "m5.large/zone-a/on-demand", True),
+    ("InsufficientCapacity", Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand", True),
     ("QuotaExceeded", Scope.QUOTA, "sim-a/sim-1/m5", True),
     ("ImageNotFound", Scope.IMAGE, "linux-1", True),
     ("AuthFailure", Scope.CREDENTIAL, "sim-a", True),
@@ -356,7 +356,7 @@ async def test_partial_capacity(provisioner: Provisioner) -> None:
     events = await provisioner.events()
     assert [event.instance_id for event in events if isinstance(event, WorkerLaunched)] == ["i-0001"]
     failed = [event.outcome for event in events if isinstance(event, WorkerLaunchFailed)]
-    lacking = (Scope.CAPACITY, "m5.large/zone-a/on-demand", "PartialCapacity")
+    lacking = (Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand", "PartialCapacity")
     assert [(outcome.scope, outcome.scope_key, outcome.code) for outcome in failed] == [lacking] * 2
     assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [2]
 

@@ -90,7 +90,7 @@ async def test_a_lost_reply_is_found_by_its_tag() -> None:
 
 #         status, code            scope, scope key                                   throttled
 REFUSALS = [
-    (409, "InsufficientCapacity", (Scope.CAPACITY, "m5.large/zone-a/on-demand"), False),
+    (409, "InsufficientCapacity", (Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand"), False),
     (409, "QuotaExceeded", (Scope.QUOTA, "sim-a/sim-1/m5"), False),
     (429, "RequestLimitExceeded", (Scope.LIMITER, "sim-a"), True),
     (400, "ImageNotFound", (Scope.IMAGE, "linux-1"), False),
