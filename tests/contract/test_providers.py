@@ -214,7 +214,7 @@ async def test_partial_and_exhausted_capacity(setup: Setup) -> None:
     assert len(created) == 3
     with pytest.raises(Refused) as refused:
         await create(setup, request())
-    key = "sim-a/sim-1/zone-a/m5.large/on-demand"
+    key = setup.provider.capacity_key(setup.account, asked.config)
     expected = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, key, "InsufficientCapacity")
     assert (refused.value.outcome, refused.value.throttled) == (expected, False)
     await setup.provider.terminate(setup.account, [created[0]])
