@@ -334,7 +334,7 @@ async def test_refusals(provisioner: Provisioner, code: str, scope: Scope, key: 
     await provisioner.admitted()
     await provisioner.events()
     account = await accounts.get(provisioner.database, "sim-a")
-    body = {"id": "zone-a", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1"}
+    body = {"id": "zone-a", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": {}}
     outcome = provisioner.cloud.failure(account, body, code, ERRORS.get(code))
     provisioner.cloud.script.append(Refused(outcome, "no"))
     await provisioner.launch()

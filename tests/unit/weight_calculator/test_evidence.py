@@ -31,6 +31,7 @@ from tests.support.worlds import (
     A,
     B,
     Story,
+    capacity,
     claimed,
     config,
     delayed,
@@ -200,6 +201,10 @@ def test_a_scope_key_is_trusted_if_a_config_shares_it() -> None:
     assert charged(own, OWN, SHARED, lambda _: False) == (QUOTA,)
     assert charged(other, OWN, SHARED, lambda key: key == ANOTHER) == (ANOTHER, OWN)
     assert charged(other, OWN, SHARED, lambda _: False) == (OWN,)
+    near, far = fails(Scope.CAPACITY, key=CAPACITY.id), fails(Scope.CAPACITY, key=capacity("b").id)
+    assert charged(near, OWN, SHARED, lambda _: False) == (CAPACITY,)
+    assert charged(far, OWN, SHARED, lambda _: True) == (capacity("b"), CAPACITY)
+    assert charged(far, OWN, SHARED, lambda _: False) == (CAPACITY,)
     nobodys = fails(Scope.IMAGE, WorkerStage.BOOT, key="never-seen")
     assert charged(nobodys, OWN, SHARED, lambda _: False) == (OWN,)
 

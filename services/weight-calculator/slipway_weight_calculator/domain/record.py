@@ -174,7 +174,7 @@ def _reason(
 
 
 def _notes(stages: dict[str, StageHealth], shares: Sequence[SharedWindow], live: Sequence[Signal]) -> str:
-    """Whatever lowers the weight, as text."""
+    """Reasons for a lower weight, as text."""
     weak = [
         f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY_PROBABILITY
     ]
