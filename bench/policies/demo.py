@@ -31,7 +31,7 @@ from slipway_local.demo.replay.run import Rule, play
 from slipway_local.demo.replay.waste import Waste, waste
 from slipway_simulator import demand
 from slipway_simulator.facts import Fact, ScenarioLoaded, TaskArrived
-from slipway_simulator.faults import BadFault
+from slipway_simulator.notation import BadFault
 from slipway_simulator.queue import Queue
 from slipway_simulator.scenario import Scenario
 

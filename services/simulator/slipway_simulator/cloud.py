@@ -13,7 +13,8 @@ import msgspec
 
 from slipway_simulator.facts import Call, Code, Fact, InstanceCreated, Reply, ScenarioLoaded, Terminated
 from slipway_simulator.faults import Effects
-from slipway_simulator.scenario import Account, Capacity, Image, Scenario, Throttle, Zone
+from slipway_simulator.limits import Bucket, Throttle, size
+from slipway_simulator.scenario import Account, Image, Scenario, Zone
 
 MOST_PER_CALL = 1000
 
@@ -41,13 +42,6 @@ class Launch(msgspec.Struct):
 
     request: str
     instance_ids: list[str]
-
-
-class Bucket(msgspec.Struct, frozen=True):
-    """Token bucket: the tokens left at a point in time."""
-
-    level: float
-    at: float
 
 
 class Tally(msgspec.Struct):
@@ -177,11 +171,7 @@ def _admit(cloud: Cloud, name: str, account: Account, effects: Effects, now: flo
     throttle: Throttle | None = cloud.rules.throttle_fault if effects.throttled else account.throttle
     if throttle is None:
         return None, 0.0
-    before = cloud.buckets.get(name, Bucket(throttle.burst, now))
-    level = min(throttle.burst, before.level + max(0.0, now - before.at) * throttle.refill_per_second)
-    if level < 1.0:
-        return level, (1.0 - level) / throttle.refill_per_second
-    return level - 1.0, 0.0
+    return throttle.draw(cloud.buckets.get(name), 1.0, now)
 
 
 def _complaint(cloud: Cloud, call: Call) -> tuple[Code, str] | None:
@@ -207,17 +197,9 @@ def _capacity_room(cloud: Cloud, call: Call, account: Account, effects: Effects,
     if call.zone in effects.zones_out:
         return 0
     elapsed = now - cloud.started_at
-    own = _size(account.capacity.get(call.zone), elapsed) - cloud.count(account=call.account, zone=call.zone).live
-    shared = _size(cloud.rules.zones.get(call.zone, Zone()).capacity, elapsed) - cloud.count(zone=call.zone).live
+    own = size(account.capacity.get(call.zone), elapsed) - cloud.count(account=call.account, zone=call.zone).live
+    shared = size(cloud.rules.zones.get(call.zone, Zone()).capacity, elapsed) - cloud.count(zone=call.zone).live
     return min(own, shared)
-
-
-def _size(capacity: Capacity, elapsed_seconds: float) -> float:
-    """Capacity at this time; unlimited before the first step."""
-    if isinstance(capacity, tuple):
-        begun = [step for step in capacity if step[0] <= elapsed_seconds]
-        capacity = max(begun, key=lambda step: step[0])[1] if begun else None
-    return inf if capacity is None else capacity
 
 
 def _instance(

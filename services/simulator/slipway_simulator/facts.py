@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from slipway_simulator.demand import Demand
-from slipway_simulator.faults import Fault
+from slipway_simulator.notation import Fault
 from slipway_simulator.scenario import Scenario
 
 Code = Literal[

@@ -4,13 +4,15 @@ Durations are in product seconds; `on_the_wall` converts them to real seconds, i
 fills in defaults and raises msgspec.ValidationError or BadFault with the path or reason.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from slipway_simulator.demand import Demand, NotNegative, Positive
-from slipway_simulator.faults import Fault, parsed
+from slipway_simulator.faults import parsed
+from slipway_simulator.limits import Capacity, Throttle, sooner
+from slipway_simulator.notation import Fault
 
 # Minimum intervals of polls and reports in real seconds, which limit the load at high speeds.
 LEAST_POLL_SECONDS = 1.0
@@ -18,16 +20,7 @@ LEAST_REPORT_SECONDS = 0.2
 # Minimum validity of a report in real seconds, so that a slow broker does not make a live queue stale at high speeds.
 LEAST_VALID_SECONDS = 15.0
 
-# How many instances fit: a number, null for any number, or steps [[from_seconds, number or null], …] over time.
-Capacity = int | None | tuple[tuple[NotNegative, int | None], ...]
 ImageFault = Literal["never_registers", "never_claims", "not_found"]
-
-
-class Throttle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The token bucket of an account's create calls."""
-
-    burst: Annotated[float, msgspec.Meta(ge=1)] = 20.0
-    refill_per_second: Positive = 5.0
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,8 +77,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return replace(
             self,
             accounts={name: _account_on_the_wall(account, speed) for name, account in self.accounts.items()},
-            zones={name: Zone(_sooner(zone.capacity, speed)) for name, zone in self.zones.items()},
-            throttle_fault=_faster(self.throttle_fault, speed),
+            zones={name: Zone(sooner(zone.capacity, speed)) for name, zone in self.zones.items()},
+            throttle_fault=self.throttle_fault.faster(speed),
             visibility_seconds=self.visibility_seconds / speed,
             boot_seconds_median=self.boot_seconds_median / speed,
             poll_seconds=max(LEAST_POLL_SECONDS, self.poll_seconds / speed),
@@ -110,17 +103,7 @@ def decode(body: bytes) -> Scenario:
 def _account_on_the_wall(account: Account, speed: float) -> Account:
     return replace(
         account,
-        capacity={zone: _sooner(capacity, speed) for zone, capacity in account.capacity.items()},
-        throttle=_faster(account.throttle, speed) if account.throttle else None,
+        capacity={zone: sooner(capacity, speed) for zone, capacity in account.capacity.items()},
+        throttle=account.throttle.faster(speed) if account.throttle else None,
         latency_seconds=account.latency_seconds / speed,
     )
-
-
-def _faster(throttle: Throttle, speed: float) -> Throttle:
-    return replace(throttle, refill_per_second=throttle.refill_per_second * speed)
-
-
-def _sooner(capacity: Capacity, speed: float) -> Capacity:
-    if isinstance(capacity, tuple):
-        return tuple((from_seconds / speed, number) for from_seconds, number in capacity)
-    return capacity

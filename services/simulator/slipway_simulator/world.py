@@ -20,8 +20,9 @@ from slipway_simulator.facts import (
     TaskEnded,
     Terminated,
 )
-from slipway_simulator.faults import Effects, Fault, effects
+from slipway_simulator.faults import Effects, effects
 from slipway_simulator.machines import Machine
+from slipway_simulator.notation import Fault
 from slipway_simulator.queue import Queue
 
 

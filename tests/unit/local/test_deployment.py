@@ -9,7 +9,7 @@ from slipway_common.base.settings import from_environment
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_local.demo.program import parse_arguments
 from slipway_local.servers.supervisor import Supervisor
-from slipway_simulator.faults import BadFault
+from slipway_simulator.notation import BadFault
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.settings import Settings
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipway_simulator import machines, queue, scenario
 from slipway_simulator.cloud import Cloud, decide_create
+from slipway_simulator.fact_file import ENCODER
 from slipway_simulator.facts import (
     Call,
     DemandSet,
@@ -21,7 +22,7 @@ from slipway_simulator.facts import (
     TaskArrived,
 )
 from slipway_simulator.faults import Effects
-from slipway_simulator.ledger import DECODER, ENCODER
+from slipway_simulator.ledger import DECODER
 from slipway_simulator.world import World, end_instance, rebuild, set_level
 
 NONE = Effects()

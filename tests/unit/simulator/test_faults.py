@@ -2,7 +2,8 @@
 
 import pytest
 
-from slipway_simulator.faults import BadFault, Effects, Fault, effects, parse, parse_one, parsed
+from slipway_simulator.faults import Effects, effects, parse, parse_one, parsed
+from slipway_simulator.notation import BadFault, Fault
 
 PARSED = [
     ("none", ()),

@@ -35,7 +35,7 @@ from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.facts import InstanceCreated
-from slipway_simulator.faults import BadFault, Fault
+from slipway_simulator.notation import BadFault, Fault
 
 DECLARATIONS: Final = {"simulated": Path("examples/slipway.yaml"), "process": Path("examples/slipway-process.yaml")}
 LAST_RUN: Final = Path(".slipway/last-run")

@@ -31,7 +31,7 @@ from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
-from slipway_simulator.faults import BadFault, Fault
+from slipway_simulator.notation import BadFault, Fault
 
 POOL: Final = "linux"
 OLD, NEW, BAD = "linux-1", "linux-2", "linux-3"

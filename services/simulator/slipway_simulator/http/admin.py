@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from slipway_simulator import demand, faults, queue, scenario, world
+from slipway_simulator import demand, faults, notation, queue, scenario, world
 from slipway_simulator.facts import DemandSet, FaultCleared, FaultSet, ScenarioLoaded, TasksAdded
 from slipway_simulator.http.accounts import Simulated
 from slipway_simulator.runtime import Simulator
@@ -64,7 +64,7 @@ async def set_demand(pool_id: str, body: Level, simulation: Simulated) -> Respon
 
 @router.post("/faults")
 async def set_fault(body: NewFault, simulation: Simulated) -> Response:
-    fault = faults.Fault(body.name, body.arg, body.from_seconds, body.until_seconds)
+    fault = notation.Fault(body.name, body.arg, body.from_seconds, body.until_seconds)
     for parsed in faults.parsed([fault]):
         simulation.record([FaultSet(at=simulation.now(), fault=parsed)])
     return _json(200, {"faults": msgspec.to_builtins(simulation.world.faults)})

@@ -5,7 +5,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from slipway_simulator.demand import BadTrace
-from slipway_simulator.faults import BadFault
+from slipway_simulator.notation import BadFault
 from slipway_simulator.queue import ClaimLost
 
 
