@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from slipway_local.ec2.server import EmbeddedEc2
     from slipway_local.servers.kafka import EmbeddedKafka
     from slipway_local.servers.postgres import EmbeddedPostgres
     from tests.support.harness import Place
@@ -51,6 +52,17 @@ async def kafka(session_folder: Path) -> "AsyncIterator[EmbeddedKafka]":
     await broker.start()
     yield broker
     await broker.kill()  # its data are discarded, and closing hundreds of partitions takes seconds
+
+
+@pytest.fixture(scope="session")
+async def ec2_server(session_folder: Path) -> "AsyncIterator[EmbeddedEc2]":
+    """The stand-in for EC2. A test that uses it clears it first (`DELETE /scenario`)."""
+    from slipway_local.ec2.server import EmbeddedEc2
+
+    server = EmbeddedEc2(session_folder / "ec2")
+    await server.start()
+    yield server
+    await server.stop()
 
 
 @pytest.fixture(scope="session")

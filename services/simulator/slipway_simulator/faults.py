@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_simulator.notation import Kind, Notation, bare, changed, factor, named, ratio
+from slipway_simulator.notation import ZONE_PREFIX, Kind, Notation, bare, changed, factor, named, ratio
 
 
 class Effects(msgspec.Struct, frozen=True):
@@ -23,12 +23,14 @@ class Effects(msgspec.Struct, frozen=True):
     boot_factor: float = 1.0
 
 
+ZONE: Final[Kind[Effects]] = Kind(
+    "zone-NAME[:WINDOW] or zone:NAME[:WINDOW]",
+    "the zone has no capacity: launches fail, existing instances keep running",
+    lambda e, value: changed(e, zones_out=e.zones_out | named(value)),
+)
 FAULTS: Final[dict[str, Kind[Effects]]] = {
-    "zone": Kind(
-        "zone-NAME[:WINDOW] or zone:NAME[:WINDOW]",
-        "the zone has no capacity: launches fail, existing instances keep running",
-        lambda e, value: changed(e, zones_out=e.zones_out | named(value)),
-    ),
+    "zone": ZONE,
+    ZONE_PREFIX: ZONE,
     "lost-reply": Kind(
         "lost-reply[:RATIO][:WINDOW]",
         "create calls take effect, but the connection is dropped without a reply (default ratio 0.3)",

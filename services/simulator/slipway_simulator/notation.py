@@ -40,7 +40,8 @@ class Kind(msgspec.Struct, Generic[Effects], frozen=True):
 
 
 class Notation(Generic[Effects]):
-    """Notation of the faults in one table of kinds; `none` are the effects without a fault."""
+    """Notation of the faults in one table of kinds; `none` are the effects without a fault. The kind of ZONE_PREFIX, if
+    the table has it, is that of all names with this prefix, which are its arguments."""
 
     def __init__(self, kinds: Mapping[str, Kind[Effects]], none: Effects) -> None:
         self.kinds = kinds
@@ -87,10 +88,10 @@ class Notation(Generic[Effects]):
         return result
 
     def _kind(self, name: str) -> Kind[Effects]:
-        if name.startswith(ZONE_PREFIX) and "zone" in self.kinds:
-            return self.kinds["zone"]
+        if name.startswith(ZONE_PREFIX) and ZONE_PREFIX in self.kinds:
+            return self.kinds[ZONE_PREFIX]
         if name not in self.kinds:
-            known = ", ".join(["none", *(kind.usage for kind in self.kinds.values())])
+            known = ", ".join(["none", *(kind.usage for kind in dict.fromkeys(self.kinds.values()))])
             raise BadFault(f"unknown fault {name!r}; known: {known}")
         return self.kinds[name]
 
