@@ -16,7 +16,7 @@ from slipway_common.events.worker import WorkerLost, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.loops import plan
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown
 from tests.support.provisioner import START, Cloud, Provisioner, administrator, declared, provisioner_on, report
 
 DEAD = "sim-a"
@@ -36,11 +36,15 @@ class Clouds(Cloud):
         if account.id in self.dead:
             raise OutcomeUnknown(f"{account.id} does not answer")
 
-    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
         if self.takes_effect or account.id not in self.dead:
-            ids = await super().create(account, request)
-            self.of[account.id].update(ids)
+            reply = await super().create(account, request)
         self._check(account)
+        return reply
+
+    def make(self, request: CreateRequest, number: int) -> list[str]:
+        ids = super().make(request, number)
+        self.of["sim-b" if request.config["zone"] == "zone-b" else DEAD].update(ids)
         return ids
 
     async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:

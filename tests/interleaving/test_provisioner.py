@@ -73,7 +73,7 @@ from slipway_provisioner.store import (
     roll_outs,
     workers,
 )
-from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store.batches import Batch, Overdue
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.retention import DELETE_AUDIT, DELETE_STOPS
 from tests.support.harness import until_ended_or_waiting
@@ -785,8 +785,8 @@ async def test_two_replicas_resolve_different_batches(provisioner: Provisioner) 
     await in_flight(provisioner, 1)
     await provisioner.set_clock(16)
 
-    async def take(db: Connection) -> list[Batch]:
-        return await batches.take_overdue(db, visibility_seconds=10, attempt_seconds=5)
+    async def take(db: Connection) -> list[Overdue]:
+        return await batches.take_overdue(db, wait_seconds=10)
 
     async with provisioner.database.acquire() as db, db.transaction():
         assert len(await take(db)) == 1
@@ -794,6 +794,101 @@ async def test_two_replicas_resolve_different_batches(provisioner: Provisioner) 
     assert await in_transaction(provisioner, take) == []
     await provisioner.set_clock(32)
     assert len(await in_transaction(provisioner, take)) == 1
+
+
+@locking("store.batches.POLLABLE", "store.batches.ACCEPTED")
+async def test_two_replicas_poll_different_batches(provisioner: Provisioner) -> None:
+    """An accepted batch that was taken is left to its replica until its timeout."""
+    batch = await accepted_call(provisioner)
+
+    async def take(db: Connection) -> list[Batch]:
+        return await batches.take_pollable(db, poll_seconds=5)
+
+    assert await in_transaction(provisioner, take) == []
+    await provisioner.set_clock(6)
+    async with provisioner.database.acquire() as db, db.transaction():
+        assert [taken.id for taken in await take(db)] == [batch.id]
+        assert await in_transaction(provisioner, take) == []
+    assert await in_transaction(provisioner, take) == []
+    await provisioner.set_clock(12)
+    assert len(await in_transaction(provisioner, take)) == 1
+
+
+@locking("store.batches.LOCK", "store.batches.ACCEPTED")
+@pytest.mark.parametrize("first", ["accepted", "put back"])
+async def test_an_acceptance_beside_a_look_up(provisioner: Provisioner, first: str) -> None:
+    """An acceptance changes no recorded outcome, and the other way round the outcome counts for what was accepted."""
+    batch, _ = await in_flight(provisioner, 1)
+    account = await in_transaction(provisioner, lambda db: accounts.get(db, batch.account_id))
+    launcher = provisioner.launcher
+
+    async def accept(db: Connection) -> None:
+        await launches.accept(db, batch, account, "handle", launcher.terms)
+
+    async def put_back(db: Connection) -> None:
+        await launches.put_back(db, batch, "looked up")
+
+    one, other = (accept, put_back) if first == "accepted" else (put_back, accept)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            await one(db)
+            waiting = provisioner.start(in_transaction(provisioner, other))
+            await provisioner.until_waiting(waiting)
+        await waiting
+    stored = await in_transaction(provisioner, lambda db: batches.get(db, batch.id))
+    assert stored is not None
+    assert (stored.state, stored.handle) == ("known", "handle" if first == "accepted" else "")
+    assert await provisioner.states() == {"requested": 1}
+
+
+@locking("store.batches.KNOWN", "store.batches.POLLED")
+async def test_a_poll_beside_an_outcome(provisioner: Provisioner) -> None:
+    """A poll that ends after the outcome was recorded does not ask for another one."""
+    batch = await accepted_call(provisioner)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            await launches.put_back(db, batch, "looked up")
+            before = await batches.get(db, batch.id)
+            polled = provisioner.start(
+                in_transaction(provisioner, lambda tx: batches.polled(tx, batch.id, poll_seconds=99))
+            )
+            await provisioner.until_waiting(polled)
+        await polled
+    assert await in_transaction(provisioner, lambda db: batches.get(db, batch.id)) == before
+
+
+@locking("store.batches.REPEATED", "store.batches.NOT_REPEATABLE")
+async def test_a_repeat_beside_one_that_proved_nothing(provisioner: Provisioner) -> None:
+    """The later repeat may take effect, so that the time of its call counts, and it may be repeated."""
+    batch, _ = await in_flight(provisioner, 1)
+    await provisioner.set_clock(16)
+    (first,) = await in_transaction(provisioner, lambda db: batches.take_overdue(db, wait_seconds=10))
+    await provisioner.set_clock(32)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            (second,) = await batches.take_overdue(db, wait_seconds=10)
+            await batches.repeated(db, batch.id)
+            late = provisioner.start(in_transaction(provisioner, lambda tx: batches.not_repeatable(tx, first.batch)))
+            await provisioner.until_waiting(late)
+        await late
+    stored = await in_transaction(provisioner, lambda db: batches.get(db, batch.id))
+    assert stored is not None
+    assert (stored.repeats, stored.called_at) == (2, after(32))
+    await in_transaction(provisioner, lambda tx: batches.not_repeatable(tx, second.batch))
+    stored = await in_transaction(provisioner, lambda db: batches.get(db, batch.id))
+    assert stored is not None
+    assert (stored.repeatable, stored.called_at) == (False, START)
+
+
+async def accepted_call(provisioner: Provisioner) -> Batch:
+    """An accepted call, polled for the first time after 5 s."""
+    provisioner.cloud.accepts = True
+    await provisioner.admitted()
+    await provisioner.launch()
+    (row,) = await provisioner.database.fetch("SELECT id::text FROM launch_batch")
+    batch = await in_transaction(provisioner, lambda db: batches.get(db, row["id"]))
+    assert batch is not None
+    return batch
 
 
 @locking("store.workers.COUNT_OUTCOMES", "store.outcomes.REPAIR")

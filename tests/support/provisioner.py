@@ -39,7 +39,7 @@ from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, workers
 from slipway_provisioner.store.retention import RETENTION
@@ -141,7 +141,9 @@ class Cloud(Provider):
     """Scripted provider: each create call takes the next entry, or succeeds if there is none.
 
     An entry is an exception to raise, `ReplyLost`, or the number of instances to create instead of the requested one.
-    Calls wait for `hold`, if it is set, between their effect and their reply.
+    Calls wait for `hold`, if it is set, between their effect and their reply. While it `accepts` calls, they are
+    accepted without an effect, and each poll takes the next entry of `polls`, with which the provider still works on
+    the call if there is none.
     """
 
     def __init__(self) -> None:
@@ -153,6 +155,12 @@ class Cloud(Provider):
         self.failing: set[str] = set()  # instances whose termination fails
         self.by_token: dict[str, list[str]] = {}
         self.honours = False
+        self.checks_first = True
+        self.visibility: float | None = None
+        self.parameters: dict[str, Any] = {}
+        self.accepts = False
+        self.polled: list[tuple[str, CreateRequest]] = []
+        self.polls: deque[Exception | int] = deque()
         self.reported_identity = "sim-a"
         self.created_at = START
         self.boots_slowly = False
@@ -168,17 +176,39 @@ class Cloud(Provider):
     def honours_tokens(self, account: Account) -> bool:
         return self.honours
 
+    def checks_tokens_first(self, account: Account) -> bool:
+        return self.checks_first
+
+    def visibility_seconds(self, account: Account) -> float | None:
+        return self.visibility
+
+    def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(self.parameters)
+
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
         return f"/var/log/{batch_id}/{instance_id}"
 
-    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
         self.calls.append(request)
         entry = self.script.popleft() if self.script else request.count
         if isinstance(entry, Exception):
             raise entry
         if self.honours and request.token in self.by_token:
             return self.by_token[request.token]
-        ids = [f"i-{next(self._numbers):04d}" for _ in range(entry if isinstance(entry, int) else request.count)]
+        if self.accepts:
+            if entry is ReplyLost:
+                raise OutcomeUnknown("no reply")
+            return Accepted(f"working on {request.token}")
+        ids = self.make(request, entry if isinstance(entry, int) else request.count)
+        if self.hold is not None:
+            await self.hold.wait()
+        if entry is ReplyLost:
+            raise OutcomeUnknown("no reply")
+        return ids
+
+    def make(self, request: CreateRequest, number: int) -> list[str]:
+        """Create instances of a call."""
+        ids = [f"i-{next(self._numbers):04d}" for _ in range(number)]
         self.by_token[request.token] = ids
         for id_ in ids:
             self.live[id_] = Instance(
@@ -188,11 +218,14 @@ class Cloud(Provider):
                 created_at=self.created_at,
                 state=InstanceState.PENDING if self.boots_slowly else InstanceState.RUNNING,
             )
-        if self.hold is not None:
-            await self.hold.wait()
-        if entry is ReplyLost:
-            raise OutcomeUnknown("no reply")
         return ids
+
+    async def poll(self, account: Account, request: CreateRequest, handle: str) -> Sequence[str] | None:
+        self.polled.append((handle, request))
+        entry = self.polls.popleft() if self.polls else None
+        if isinstance(entry, Exception):
+            raise entry
+        return None if entry is None else self.make(request, entry)
 
     async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         yield [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
@@ -301,6 +334,10 @@ class Provisioner:
 
     async def resolve(self) -> None:
         while await resolve.resolve_next(self.database, launcher=self.launcher):
+            pass
+
+    async def poll(self) -> None:
+        while await resolve.poll_next(self.database, launcher=self.launcher):
             pass
 
     async def expire(self) -> None:

@@ -35,6 +35,7 @@ def build(settings: Settings) -> Service:
             register_url=register_url,
             timeout_seconds=settings.call_timeout_seconds,
             pacing=SharedBuckets(lambda: runtime.database),
+            accepted_seconds=settings.accepted_timeout_seconds,
         )
     )
     launcher = Launcher(settings, providers)
@@ -76,6 +77,7 @@ def build(settings: Settings) -> Service:
             Loop("admit-unleased", admit_unleased),
             Loop("launch", launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
+            Loop("poll", partial(resolve.poll_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
             Loop(roll_out.LOOP, roll_out.roll_out_next),

@@ -16,6 +16,10 @@ class Settings(SignalSettings):
 
     call_timeout_seconds: float = 60.0
     """Timeout of a provider call, after which its outcome is unknown. Longer: slower recovery from a lost reply."""
+    accepted_timeout_seconds: float = 3600.0
+    """Time in which a launch that its provider has accepted must end; afterwards its instances are looked up."""
+    poll_seconds: float = 5.0
+    """Interval between two polls of an accepted launch."""
     visibility_seconds: float = 10.0
     """Longest time until a provider lists a new instance; earlier, "not found" proves nothing."""
     boot_timeout_seconds: float = 900.0

@@ -36,6 +36,8 @@ SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "provisioner": {
         "call_timeout_seconds": 60,
+        "accepted_timeout_seconds": 3600,
+        "poll_seconds": 5,
         "visibility_seconds": 10,
         "boot_timeout_seconds": 900,
         "idle_timeout_seconds": 120,

@@ -23,21 +23,39 @@ from slipway_provisioner.domain.workers import Change, Worker, calling, delayed,
 from slipway_provisioner.providers.port import Provider, Refused
 from slipway_provisioner.store import accounts, batches, configs, leases, pools, workers
 from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store.leases import Lease
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every launch call."""
+    """Settings of every launch call, for accounts and providers that have none of their own."""
 
     call_timeout_seconds: float
+    accepted_timeout_seconds: float
+    visibility_seconds: float
     clock_skew_seconds: float
+    poll_seconds: float
 
-    @property
-    def margin_seconds(self) -> float:
-        """Remaining lease time required to start a call, in seconds."""
-        return self.call_timeout_seconds + self.clock_skew_seconds
+    def timeout(self, account: Account) -> float:
+        """Timeout of a call in an account, in seconds."""
+        return account.request_timeout_seconds or self.call_timeout_seconds
+
+    def accepted_timeout(self, account: Account) -> float:
+        """Time in which an accepted call must end, in seconds."""
+        return account.accepted_timeout_seconds or self.accepted_timeout_seconds
+
+    def visibility(self, provider: Provider, account: Account) -> float:
+        """Longest time until a new instance is listed, in seconds."""
+        own = provider.visibility_seconds(account)
+        return self.visibility_seconds if own is None else own
+
+    def suffices(self, lease: Lease, now: datetime, timeout_seconds: float) -> bool:
+        """True if a call that starts now ends while the lease is certainly valid."""
+        return lease.expires_at - now > timedelta(seconds=timeout_seconds + self.clock_skew_seconds)
 
 
-async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Account] | None:
+async def start(
+    tx: Connection, lease_id: str, terms: Terms, providers: Mapping[str, Provider]
+) -> tuple[Batch, Account] | None:
     """Store a batch; its call may be made after the commit. None if nothing may start under the lease now."""
     config = await configs.startable(tx, await leases.config_of(tx, lease_id))
     if config is None:
@@ -48,11 +66,12 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
     waiting = await workers.lock_leased(tx, lease_id)
     if not waiting:
         return None
-    now = await pools.now(tx)
-    if lease.expires_at - now <= timedelta(seconds=terms.margin_seconds):
+    account = await accounts.get(tx, config["account_id"])
+    if not terms.suffices(lease, await pools.now(tx), terms.timeout(account)):
         await leases.renew_one(tx, lease_id, renewal_pending_seconds=terms.clock_skew_seconds)
         return None
-    account = await accounts.get(tx, config["account_id"])
+    provider, body = providers[account.provider], call_body(config)
+    call = provider.call(account, body)
     batch_id = new_id()
     batch = Batch(
         id=batch_id,
@@ -60,10 +79,13 @@ async def start(tx: Connection, lease_id: str, terms: Terms) -> tuple[Batch, Acc
         account_id=account.id,
         lease_id=lease_id,
         token=f"{account.deployment}-{batch_id}",
-        body=call_body(config),
+        body=body | ({"call": dict(call)} if call else {}),
         units=len(waiting),
+        timeout_seconds=terms.timeout(account),
+        visibility_seconds=terms.visibility(provider, account),
+        repeatable=provider.honours_tokens(account),
     )
-    await batches.insert(tx, batch, call_timeout_seconds=terms.call_timeout_seconds)
+    await batches.insert(tx, batch)
     await workers.save_without_events(tx, [calling(worker, batch_id) for worker in waiting])
     if lease.state == LeaseState.RESERVED:
         await leases.request_confirmation(tx, lease)
@@ -84,7 +106,23 @@ async def may_repeat(tx: Connection, batch: Batch, terms: Terms) -> bool:
     lease = await leases.lock(tx, batch.lease_id)
     if lease is None or lease.state == LeaseState.ENDED:
         return False
-    return lease.expires_at - await pools.now(tx) > timedelta(seconds=terms.margin_seconds)
+    if not terms.suffices(lease, await pools.now(tx), batch.timeout_seconds):
+        return False
+    await batches.repeated(tx, batch.id)
+    return True
+
+
+async def accept(tx: Connection, batch: Batch, account: Account, handle: str, terms: Terms) -> None:
+    """Record that the provider accepted a call and works on it. Its intents stay, and so does their lease, which is
+    renewed until the call is resolved."""
+    if await _unrecorded(tx, batch) is not None:
+        await batches.accepted(
+            tx,
+            batch.id,
+            handle,
+            accepted_seconds=terms.accepted_timeout(account),
+            poll_seconds=terms.poll_seconds,
+        )
 
 
 async def record_instances(

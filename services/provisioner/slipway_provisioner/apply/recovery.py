@@ -165,8 +165,11 @@ async def _restore_batch(tx: Connection, batch_id: str, revision: LiveRevision, 
         token=f"{account.deployment}-{batch_id}",
         body=await recovery.body(tx, revision.id),
         units=units,
+        timeout_seconds=0.0,
+        visibility_seconds=0.0,
+        repeatable=False,
     )
-    await batches.insert(tx, batch, call_timeout_seconds=0.0)
+    await batches.insert(tx, batch)
     await batches.known(tx, batch_id, "adopted")
 
 

@@ -19,7 +19,7 @@ from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import leases
+from slipway_provisioner.store import batches, leases
 from slipway_provisioner.store.batches import Batch
 
 LOG = logger(__name__)
@@ -35,7 +35,10 @@ class Launcher:
         self.settings = settings
         self.terms = launches.Terms(
             call_timeout_seconds=settings.call_timeout_seconds,
+            accepted_timeout_seconds=settings.accepted_timeout_seconds,
+            visibility_seconds=settings.visibility_seconds,
             clock_skew_seconds=settings.clock_skew_seconds,
+            poll_seconds=settings.poll_seconds,
         )
         self.providers = providers
         self.calls: set[asyncio.Task[None]] = set()
@@ -49,8 +52,8 @@ class Launcher:
             candidates = await leases.candidates(
                 db,
                 min(free, 16),
-                margin_seconds=self.terms.margin_seconds,
-                renewal_pending_seconds=self.terms.clock_skew_seconds,
+                call_timeout_seconds=self.terms.call_timeout_seconds,
+                clock_skew_seconds=self.terms.clock_skew_seconds,
             )
             started = False
             for lease_id in candidates:
@@ -65,7 +68,7 @@ class Launcher:
     async def _start(self, db: Connection, lease_id: str) -> tuple[Batch, Account] | None:
         """Commit the batch, after which its call may be made. None if nothing may start under the lease now."""
         async with db.transaction():
-            return await launches.start(db, lease_id, self.terms)
+            return await launches.start(db, lease_id, self.terms, self.providers)
 
     async def _call(self, database: Database, batch: Batch, account: Account, *, began: float) -> None:
         """Make the call and record its outcome if it is certain. Never raises: failures are resolved later."""
@@ -79,22 +82,14 @@ class Launcher:
 
     async def call(
         self, database: Database, batch: Batch, account: Account, *, began: float, repeated: bool = False
-    ) -> None:
-        """Make one provider call and record a certain outcome. Ends within the call timeout, counted from `began`."""
-        settings = self.settings
-        request = CreateRequest(
-            batch_id=batch.id,
-            incarnation=batch.body["incarnation"],
-            token=batch.token,
-            count=batch.units,
-            config=batch.body,
-            secret=batch_secret(settings.registration_key, batch.id),
-        )
+    ) -> bool:
+        """Make one provider call and record a certain outcome. Ends within its timeout, counted from `began`. False if
+        it had no effect and a repeat would prove nothing about an earlier call."""
+        provider = self.providers[account.provider]
+        looked_up = False
         try:
-            async with asyncio.timeout(settings.call_timeout_seconds - (monotonic_seconds() - began)):
-                reply = await self.providers[account.provider].create(account, request)
-            if isinstance(reply, Accepted):
-                raise OutcomeUnknown("the call was accepted; its instances are looked up")
+            async with asyncio.timeout(batch.timeout_seconds - (monotonic_seconds() - began)):
+                reply = await provider.create(account, self.request(batch))
         except Refused as refused:
             metrics.CALLS.labels(account.id, "failed", refused.outcome.scope.value).inc()
             if repeated and refused.outcome.scope in REJECTED_BEFORE_TOKEN_CHECK:
@@ -104,6 +99,9 @@ class Launcher:
                     account=account.id,
                     error=str(refused),
                 )
+            elif repeated and not provider.checks_tokens_first(account):
+                looked_up = True
+                LOG.info("the refused repeat proves nothing", batch=batch.id, account=account.id, error=str(refused))
             else:
                 async with database.acquire() as db, db.transaction():
                     await launches.record_refusal(db, batch, refused)
@@ -112,12 +110,36 @@ class Launcher:
         except (OutcomeUnknown, TimeoutError) as error:
             metrics.CALLS.labels(account.id, "unknown", "").inc()
             LOG.info("the call's outcome is unknown", batch=batch.id, account=account.id, error=str(error))
-            await contact.unanswered(database, account.id, settings, began=began)
+            looked_up = isinstance(error, OutcomeUnknown) and error.look_up
+            if looked_up:
+                await contact.answered(database, account.id)
+            else:
+                await contact.unanswered(database, account.id, self.settings, began=began)
         else:
-            metrics.CALLS.labels(account.id, "ok", "").inc()
-            await self.record(database, batch, reply)
+            if isinstance(reply, Accepted):
+                metrics.CALLS.labels(account.id, "accepted", "").inc()
+                async with database.acquire() as db, db.transaction():
+                    await launches.accept(db, batch, account, reply.handle, self.terms)
+            else:
+                metrics.CALLS.labels(account.id, "ok", "").inc()
+                await self.record(database, batch, reply)
             await contact.answered(database, account.id)
+        if looked_up:
+            async with database.acquire() as db:
+                await batches.not_repeatable(db, batch)
         metrics.CALL_SECONDS.labels(account.id).observe(monotonic_seconds() - began)
+        return not looked_up
+
+    def request(self, batch: Batch) -> CreateRequest:
+        """Call of a batch, the same for every attempt."""
+        return CreateRequest(
+            batch_id=batch.id,
+            incarnation=batch.body["incarnation"],
+            token=batch.token,
+            count=batch.units,
+            config=batch.body,
+            secret=batch_secret(self.settings.registration_key, batch.id),
+        )
 
     async def record(
         self, database: Database, batch: Batch, instance_ids: Sequence[str], *, looked_up: bool = False

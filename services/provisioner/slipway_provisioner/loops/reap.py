@@ -26,12 +26,14 @@ TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to a
 
 async def reap_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Run one pass over an account that is due; False if none is."""
-    settled_seconds = settings.call_timeout_seconds + settings.visibility_seconds
     async with database.acquire() as db:
         account = await accounts.due_for_reaping(db, settings.reap_seconds)
         if account is None:
             return False
         provider = providers[account.provider]
+        own = provider.visibility_seconds(account)
+        settled_seconds = account.request_timeout_seconds or settings.call_timeout_seconds
+        settled_seconds += settings.visibility_seconds if own is None else own
         listed_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
     began = monotonic_seconds()
     try:

@@ -25,10 +25,15 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     register_url: str
     timeout_seconds: float
     pacing: Pacing = msgspec.field(default_factory=LocalBuckets)
+    accepted_seconds: float = 3600.0
 
     def timeout(self, account: Account) -> float:
         """Timeout of a call in an account, in seconds."""
         return account.request_timeout_seconds or self.timeout_seconds
+
+    def accepted_timeout(self, account: Account) -> float:
+        """Time in which an accepted call of an account must end, in seconds."""
+        return account.accepted_timeout_seconds or self.accepted_seconds
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +102,20 @@ class Provider(Protocol):
         return
 
     def visibility_seconds(self, account: Account) -> float | None:
-        """Longest time until a new instance is listed; None: the setting of this service."""
+        """Longest time until a new instance is listed; None: the setting of this service. Where a call may have been
+        accepted and its reply was lost, and its token is not honoured, the time of an accepted call comes first."""
         return None
+
+    def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Parameters of a create call that are more than its launch config: settings of the account and defaults of the
+        provider, which may be others when the call is repeated. They are committed with the call, as `config["call"]`
+        of its request, whose `config` this one is. Pure; raises nothing for settings without a problem."""
+        return {}
+
+    def checks_tokens_first(self, account: Account) -> bool:
+        """True if the refusal of a repeated call proves that the first one had no effect, unless it is throttled or
+        its credential is refused. False: such a call is looked up."""
+        return True
 
     def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
         """Id of the capacity that a config launches from, `encoded` from its parts. A capacity failure concerns every

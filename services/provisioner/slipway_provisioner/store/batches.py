@@ -14,7 +14,11 @@ from slipway_provisioner.store.tables import launch_batch
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider call: 1…n intents of one config with one body and one token. `id` is also the instance tag."""
+    """One provider call: 1…n intents of one config with one body and one token. `id` is also the instance tag.
+
+    An attempt to resolve it lasts at most `timeout_seconds`. Its last call that may have taken effect was made at
+    `called_at`, may do so for `called_seconds`, and is listed `visibility_seconds` later. `handle`: it was accepted.
+    """
 
     id: str
     launch_config_id: str
@@ -23,44 +27,108 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     body: dict[str, Any]
     units: int
+    timeout_seconds: float
+    visibility_seconds: float
+    repeatable: bool
     state: str = BatchState.CALLING
     outcome: str = ""
     repeats: int = 0
     started_at: datetime | None = None
     call_deadline: datetime | None = None
+    called_at: datetime | None = None
+    called_seconds: float = 0.0
+    handle: str = ""
+    poll_at: datetime | None = None
+
+
+class Overdue(msgspec.Struct, frozen=True):
+    """A batch past its deadline. `listed`: by now its account lists every instance of its last call."""
+
+    batch: Batch
+    listed: bool
 
 
 C: Final = launch_batch.c
 FIELDS: Final = C[Batch.__struct_fields__]
-CALL: Final = C["id", "launch_config_id", "account_id", "lease_id", "token", "body", "units"]
+CALL: Final = C[
+    "id",
+    "launch_config_id",
+    "account_id",
+    "lease_id",
+    "token",
+    "body",
+    "units",
+    "timeout_seconds",
+    "visibility_seconds",
+    "repeatable",
+]
+_NOW: Final = sa.func.slipway_clock()
 INSERT: Final = Statement(
     sa.insert(launch_batch).values(
         {field.name: sa.bindparam(field.name) for field in CALL}
         | {
             "state": BatchState.CALLING,
-            "started_at": sa.func.slipway_clock(),
-            "call_deadline": sa.func.slipway_clock() + seconds("call_timeout"),
+            "started_at": _NOW,
+            "call_deadline": _NOW + seconds("timeout"),
+            "called_at": _NOW,
+            "called_seconds": sa.bindparam("timeout"),
         }
     )
 )
+_ID: Final = C.id == sa.bindparam("batch_id")
+_CALLING: Final = C.state == BatchState.CALLING
 _ONE: Final = sa.select(*FIELDS).where(C.id == sa.bindparam("id"))
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
 KNOWN: Final = Statement(
-    sa.update(launch_batch)
-    .where(C.id == sa.bindparam("batch_id"))
-    .values(state=BatchState.KNOWN, outcome=sa.bindparam("result"), known_at=sa.func.slipway_clock())
+    sa.update(launch_batch).where(_ID).values(state=BatchState.KNOWN, outcome=sa.bindparam("result"), known_at=_NOW)
 )
-# Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
-# gets a new deadline for its attempt; after that any replica may take it. An attempt began $2 before its deadline. Its
-# uptime counts, since after a jump of the clock it may still be in flight.
+REPEATED: Final = Statement(sa.update(launch_batch).where(_ID).values(called_at=_NOW, called_seconds=C.timeout_seconds))
+# Another attempt may have repeated the call meanwhile: that call counts.
+NOT_REPEATABLE: Final = Statement(
+    sa.update(launch_batch)
+    .where(_ID, _CALLING, C.repeats == sa.bindparam("attempt"))
+    .values(
+        repeatable=False,
+        called_at=sa.func.coalesce(sa.bindparam("at", type_=C.called_at.type), C.called_at),
+        called_seconds=sa.bindparam("called"),
+    )
+)
+ACCEPTED: Final = Statement(
+    sa.update(launch_batch)
+    .where(_ID)
+    .values(
+        handle=sa.bindparam("by"),
+        repeatable=False,
+        called_at=_NOW,
+        called_seconds=sa.bindparam("accepted"),
+        call_deadline=_NOW + seconds("accepted"),
+        poll_at=_NOW + seconds("poll"),
+    )
+)
+POLLED: Final = Statement(sa.update(launch_batch).where(_ID, _CALLING).values(poll_at=_NOW + seconds("poll")))
+# The replica that takes a batch past its deadline gets a new deadline for its attempt; after that any replica may take
+# it. An attempt began `timeout_seconds` before its deadline. Its uptime counts, since after a jump of the clock it may
+# still be in flight.
 OVERDUE: Final = f"""
-UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
+UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + timeout_seconds * interval '1 s'
+WHERE id IN (
     SELECT id FROM launch_batch
     WHERE state = '{BatchState.CALLING}' AND NOT {accounts.unreachable("launch_batch")}
         AND call_deadline < slipway_clock() - $1 * interval '1 s'
-        AND uptime_since(call_deadline - $2 * interval '1 s') > $1 + $2
+        AND uptime_since(call_deadline - timeout_seconds * interval '1 s') > $1 + timeout_seconds
     ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
+RETURNING {names(FIELDS)},
+    called_at < slipway_clock() - (called_seconds + visibility_seconds) * interval '1 s'
+        AND uptime_since(called_at) > called_seconds + visibility_seconds AS listed"""
+# While a replica polls, no other does. A poll in the far future was set before the clock was set back.
+POLLABLE: Final = f"""
+UPDATE launch_batch SET poll_at = slipway_clock() + timeout_seconds * interval '1 s' WHERE id IN (
+    SELECT id FROM launch_batch
+    WHERE state = '{BatchState.CALLING}' AND handle <> '' AND NOT {accounts.unreachable("launch_batch")}
+        AND poll_at NOT BETWEEN slipway_clock()
+            AND slipway_clock() + greatest(timeout_seconds, $1) * interval '1 s'
+    ORDER BY poll_at LIMIT 20 FOR UPDATE SKIP LOCKED)
 RETURNING {names(FIELDS)}"""
 # Compared as text, since a tag that an account lists can be any text.
 STATES: Final = Statement(
@@ -69,12 +137,12 @@ STATES: Final = Statement(
 
 
 def from_row(row: Any) -> Batch:
-    return Batch(**dict(row) | {"id": str(row["id"])})
+    return Batch(**{field.name: row[field.name] for field in FIELDS} | {"id": str(row["id"])})
 
 
-async def insert(tx: Connection, batch: Batch, *, call_timeout_seconds: float) -> None:
+async def insert(tx: Connection, batch: Batch) -> None:
     call = {field.name: getattr(batch, field.name) for field in CALL}
-    await tx.execute(INSERT.text, *INSERT.arguments(**call, call_timeout=call_timeout_seconds))
+    await tx.execute(INSERT.text, *INSERT.arguments(**call, timeout=batch.timeout_seconds))
 
 
 async def lock(tx: Connection, batch_id: str) -> Batch | None:
@@ -97,9 +165,43 @@ async def known(tx: Connection, batch_id: str, outcome: str) -> None:
     await tx.execute(KNOWN.text, *KNOWN.arguments(batch_id=batch_id, result=outcome))
 
 
-async def take_overdue(db: Connection, *, visibility_seconds: float, attempt_seconds: float) -> list[Batch]:
-    """Take up to 20 overdue batches without a recorded outcome, for this caller alone until their new deadline."""
-    return [from_row(row) for row in await db.fetch(OVERDUE, visibility_seconds, attempt_seconds)]
+async def repeated(tx: Connection, batch_id: str) -> None:
+    """Record that the call of a batch may be made again now. The batch is locked."""
+    await tx.execute(REPEATED.text, *REPEATED.arguments(batch_id=batch_id))
+
+
+async def not_repeatable(db: Connection, batch: Batch) -> None:
+    """Record that the call which a batch was taken for had no effect, and that repeating it proves nothing."""
+    arguments = NOT_REPEATABLE.arguments(
+        batch_id=batch.id,
+        attempt=batch.repeats,
+        at=batch.called_at,
+        called=batch.called_seconds if batch.called_at is not None else batch.timeout_seconds,
+    )
+    await db.execute(NOT_REPEATABLE.text, *arguments)
+
+
+async def accepted(tx: Connection, batch_id: str, handle: str, *, accepted_seconds: float, poll_seconds: float) -> None:
+    """Record that the provider works on the call for `accepted_seconds` at most. The batch is locked."""
+    arguments = ACCEPTED.arguments(batch_id=batch_id, by=handle, accepted=accepted_seconds, poll=poll_seconds)
+    await tx.execute(ACCEPTED.text, *arguments)
+
+
+async def take_overdue(db: Connection, *, wait_seconds: float) -> list[Overdue]:
+    """Take up to 20 batches whose deadline passed `wait_seconds` ago without a recorded outcome, for this caller alone
+    until their new deadline."""
+    rows = await db.fetch(OVERDUE, wait_seconds)
+    return [Overdue(from_row(row), row["listed"]) for row in rows]
+
+
+async def take_pollable(db: Connection, *, poll_seconds: float) -> list[Batch]:
+    """Take up to 20 accepted batches that are due for a poll, for this caller alone until its timeout."""
+    return [from_row(row) for row in await db.fetch(POLLABLE, poll_seconds)]
+
+
+async def polled(db: Connection, batch_id: str, *, poll_seconds: float) -> None:
+    """Poll a batch again after `poll_seconds`."""
+    await db.execute(POLLED.text, *POLLED.arguments(batch_id=batch_id, poll=poll_seconds))
 
 
 async def states(db: Connection, ids: list[str]) -> dict[str, str]:

@@ -55,8 +55,9 @@ FIELDS: Final = C[Lease.__struct_fields__]
 CANDIDATES: Final = f"""
 SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id
 JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
+JOIN account a ON a.id = c.account_id
 WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
-    AND (l.expires_at > slipway_clock() + $2 * interval '1 s'
+    AND (l.expires_at > slipway_clock() + (coalesce(a.request_timeout_seconds, $2) + $3) * interval '1 s'
         OR l.renewed_at NOT BETWEEN slipway_clock() - $3 * interval '1 s' AND slipway_clock())
     AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))
 ORDER BY l.fencing_token LIMIT $1"""
@@ -155,9 +156,12 @@ RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
     WHERE w.request_id = r.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NULL) AS units"""
 
 
-async def candidates(db: Connection, limit: int, *, margin_seconds: float, renewal_pending_seconds: float) -> list[str]:
-    """Leases under which a call may start, read without locks; oldest admission first."""
-    return [row["id"] for row in await db.fetch(CANDIDATES, limit, margin_seconds, renewal_pending_seconds)]
+async def candidates(
+    db: Connection, limit: int, *, call_timeout_seconds: float, clock_skew_seconds: float
+) -> list[str]:
+    """Leases under which a call may start, read without locks; oldest admission first. A renewal is pending for the
+    clock skew."""
+    return [row["id"] for row in await db.fetch(CANDIDATES, limit, call_timeout_seconds, clock_skew_seconds)]
 
 
 async def config_of(db: Connection, lease_id: str) -> str:

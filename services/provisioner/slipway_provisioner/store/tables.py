@@ -415,6 +415,9 @@ provider_bucket = Table(
     "provider_bucket", metadata, Column("bucket", Text, primary_key=True), required("full_at", TIME)
 )
 
+# `called_at` is the time of the last call of a batch that may have taken effect. It may do so for `called_seconds`, and
+# is listed `visibility_seconds` later; an attempt to resolve it lasts at most `timeout_seconds`. `repeatable`: the call
+# may be made again with its token. `handle`: the call was accepted, and is polled by it at `poll_at`.
 launch_batch = Table(
     "launch_batch",
     metadata,
@@ -430,8 +433,17 @@ launch_batch = Table(
     required("repeats", Integer, server_default=ZERO),
     now("started_at"),
     required("call_deadline", TIME),
+    required("timeout_seconds", Double, server_default=ZERO),
+    required("visibility_seconds", Double, server_default=ZERO),
+    required("repeatable", Boolean, server_default=FALSE),
+    now("called_at"),
+    required("called_seconds", Double, server_default=ZERO),
+    empty_text("handle"),
+    Column("poll_at", TIME),
     Column("known_at", TIME),
 )
+_ACCEPTED: Final = (launch_batch.c.state == BatchState.CALLING) & (launch_batch.c.handle != "")
+Index("launch_batch_accepted", launch_batch.c.poll_at, postgresql_where=_ACCEPTED)
 Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=launch_batch.c.state == BatchState.CALLING)
 Index("launch_batch_known", launch_batch.c.known_at, postgresql_where=launch_batch.c.state == BatchState.KNOWN)
 

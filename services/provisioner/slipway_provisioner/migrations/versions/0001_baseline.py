@@ -200,8 +200,12 @@ CREATE TABLE launch_batch (
     state text NOT NULL CHECK (state IN ('calling', 'known')), outcome text NOT NULL DEFAULT '',
     repeats integer NOT NULL DEFAULT 0,
     started_at timestamptz NOT NULL DEFAULT slipway_clock(), call_deadline timestamptz NOT NULL,
+    timeout_seconds double precision NOT NULL DEFAULT 0, visibility_seconds double precision NOT NULL DEFAULT 0,
+    repeatable boolean NOT NULL DEFAULT false, called_at timestamptz NOT NULL DEFAULT slipway_clock(),
+    called_seconds double precision NOT NULL DEFAULT 0, handle text NOT NULL DEFAULT '', poll_at timestamptz,
     known_at timestamptz
 );
+CREATE INDEX launch_batch_accepted ON launch_batch (poll_at) WHERE state = 'calling' AND handle <> '';
 CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
 CREATE INDEX launch_batch_known ON launch_batch (known_at) WHERE state = 'known';
 CREATE TABLE worker (
