@@ -326,7 +326,7 @@ async def test_a_call_is_committed_with_its_parameters(provisioner: Provisioner)
     await provisioner.resolve()
     first, second = provisioner.cloud.calls
     assert first == second
-    assert second.config["call"] == {"tags": {"team": "ci"}}
+    assert second.config.get("call") == {"tags": {"team": "ci"}}
 
 
 async def test_a_missing_instance_of_a_repeat(provisioner: Provisioner) -> None:

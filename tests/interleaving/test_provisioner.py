@@ -886,7 +886,8 @@ async def accepted_call(provisioner: Provisioner) -> Batch:
     await provisioner.admitted()
     await provisioner.launch()
     (row,) = await provisioner.database.fetch("SELECT id::text FROM launch_batch")
-    batch = await in_transaction(provisioner, lambda db: batches.get(db, row["id"]))
+    async with provisioner.database.acquire() as db:
+        batch = await batches.get(db, row["id"])
     assert batch is not None
     return batch
 

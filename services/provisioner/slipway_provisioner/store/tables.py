@@ -29,6 +29,7 @@ from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.store.columns import EMPTY_OBJECT, FALSE, ONE, TRUE, ZERO, empty_text, literals, required
+from slipway_provisioner.store.functions import UPTIME
 
 metadata = MetaData()
 messaging(metadata)
@@ -257,15 +258,6 @@ LANGUAGE sql IMMUTABLE AS $$
         ('capacity', c.capacity_key, 'launch')
     ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$"""
-# Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is
-# not known before the next one.
-UPTIME: Final = """
-CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAGE sql STABLE AS $$
-    SELECT extract(epoch FROM p.at - since)::float8 - coalesce((
-        SELECT sum(extract(epoch FROM d.until_at - greatest(d.from_at, since)))::float8
-        FROM downtime d WHERE d.until_at > since), 0)
-    FROM deadline_pass p
-$$"""
 metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
 
 # Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no
@@ -442,8 +434,7 @@ launch_batch = Table(
     Column("poll_at", TIME),
     Column("known_at", TIME),
 )
-_ACCEPTED: Final = (launch_batch.c.state == BatchState.CALLING) & (launch_batch.c.handle != "")
-Index("launch_batch_accepted", launch_batch.c.poll_at, postgresql_where=_ACCEPTED)
+Index("launch_batch_accepted", launch_batch.c.poll_at, postgresql_where=text("state = 'calling' AND handle <> ''"))
 Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=launch_batch.c.state == BatchState.CALLING)
 Index("launch_batch_known", launch_batch.c.known_at, postgresql_where=launch_batch.c.state == BatchState.KNOWN)
 
