@@ -368,12 +368,16 @@ async def test_a_scope_of_a_pool_with_slashes(provisioner: Provisioner, tmp_path
 
 
 async def test_demand_and_requests_over_kafka(provisioner: Provisioner) -> None:
-    """The handlers of a report, and of a request of a monitor to pause a launch config."""
-    await provisioner.declare(elsewhere("http://cloud"))
+    """The handlers of a report, and of a request of a monitor to pause one of two launch configs."""
+    body = elsewhere("http://cloud")
+    await provisioner.declare(body)
     await provisioner.demand(report(3, pool_id=ID))
     await provisioner.plan()
     (requested,) = await provisioner.published(LeaseRequested)
     assert (requested.lease_pool_id, requested.tenant) == (ID, ID)
+    launch_configs = body["worker_pools"][0]["launch_configs"]
+    launch_configs.append(launch_configs[0] | {"name": "other", "zone": "zone-b"})
+    await provisioner.declare(body)
     pause = SignalRaised(
         source="m",
         target_kind="config",

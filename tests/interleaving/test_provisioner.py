@@ -1544,10 +1544,10 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    # test_declarations.py, test_roll_outs.py, test_unreachable_accounts.py, test_sources.py
+    # test_declarations.py, test_roll_outs.py, test_unreachable_accounts.py, test_sources.py, test_pauses.py
     elsewhere = (
         *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
-        "store.retention.DELETE_ENDED_DEMAND",
+        *("store.refused_pauses.", "store.retention.DELETE_ENDED_DEMAND"),
     )
     assert {name for name in locks if not name.startswith(elsewhere)} == locking
 

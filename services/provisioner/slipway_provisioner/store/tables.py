@@ -28,6 +28,7 @@ from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.store.functions import SHARED_KEYS, UPTIME
 
 FALSE: Final = text("false")
 TRUE: Final = text("true")
@@ -184,6 +185,17 @@ launch_config_name = Table(
 )
 Index("launch_config_name_pool", launch_config_name.c.pool_id)
 
+# Sources whose pause requests exceeded their share of a pool, until the refused pauses would have ended. The holder of
+# the share is a source that operators have named, or empty for all others together.
+refused_pause = Table(
+    "refused_pause",
+    metadata,
+    Column("pool_id", Text),
+    Column("holder", Text),
+    required("until", TIME),
+    PrimaryKeyConstraint("pool_id", "holder"),
+)
+
 # A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
 # that is not its name's current one launches what the current one does not, by `replaced_by` (natural, rolling or
 # rollback), until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an
@@ -251,24 +263,6 @@ Index("launch_config_image", launch_config.c.image_key, postgresql_where=_NOT_AR
 Index("launch_config_quota", launch_config.c.quota_key, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_credential", launch_config.c.credential_key, postgresql_where=_NOT_ARCHIVED)
 
-# Shares of a config. Claims without claim evidence have no share.
-SHARED_KEYS: Final = """
-CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT k.kind, k.key, k.stage FROM (VALUES
-        ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
-        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch')
-    ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
-$$"""
-# Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is
-# not known before the next one.
-UPTIME: Final = """
-CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAGE sql STABLE AS $$
-    SELECT extract(epoch FROM p.at - since)::float8 - coalesce((
-        SELECT sum(extract(epoch FROM d.until_at - greatest(d.from_at, since)))::float8
-        FROM downtime d WHERE d.until_at > since), 0)
-    FROM deadline_pass p
-$$"""
 metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
 
 # Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no

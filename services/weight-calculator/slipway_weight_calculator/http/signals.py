@@ -85,7 +85,8 @@ DOCUMENTED: Final = openapi.body(
 
 @router.post("/signals", status_code=202, openapi_extra=DOCUMENTED)
 async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dict[str, Any]:
-    """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing."""
+    """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing. A
+    pause request is accepted before the provisioner decides if the source has paused its share of the pool."""
     signal = _parse(request, await request.body())
     caller.permit(target_kind=signal.target_kind, target_id=signal.target_id)
     source = caller.name
