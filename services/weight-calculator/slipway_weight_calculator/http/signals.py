@@ -80,7 +80,7 @@ DOCUMENTED: Final = openapi.body(
     "A signal, or a CloudEvent with it in structured mode.",
     json=openapi.struct_schema(SignalBody),
     cloudevent=openapi.struct_schema(Structured),
-)
+) | {"parameters": [openapi.header(f"ce-{name}", "Attribute of a CloudEvent in binary mode.") for name in ATTRIBUTES]}
 
 
 @router.post("/signals", status_code=202, openapi_extra=DOCUMENTED)
