@@ -19,6 +19,7 @@ from fastapi import APIRouter, FastAPI
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
+from slipway_common.base.text import listed
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
@@ -345,12 +346,12 @@ class Service:
         events = [
             *self._unowned.changes(
                 unowned,
-                summary=f"{self.name} cannot claim its assigned partitions of {', '.join(unowned)}",
+                summary=f"{self.name} cannot claim its assigned partitions of {listed(unowned)}",
                 effect="events on these partitions are not processed",
             ),
             *self._unsendable.changes(
                 unsendable,
-                summary=f"{self.name} cannot publish to all partitions of {', '.join(unsendable)}",
+                summary=f"{self.name} cannot publish to all partitions of {listed(unsendable)}",
                 effect="events on some partitions wait in the outbox; other partitions are not delayed",
             ),
         ]
