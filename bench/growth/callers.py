@@ -46,10 +46,11 @@ class Callers:
         await self._call("PATCH", path, {"ttl_seconds": 300.0} | reason)
 
     async def hold_a_gang(self) -> None:
-        """Acquire a gang and release its leases."""
+        """Acquire a gang for a tenant, which fails, and release its leases."""
         members = [{"pool": name} for name in GANG_POOLS]
-        for lease in (await self._call("POST", "/lease-gangs", {"request_id": new_id(), "members": members}))["leases"]:
-            body = {"fencing_token": lease["fencing_token"]}
+        gang = {"request_id": new_id(), "tenant": f"tenant-{MARK}", "members": members}
+        for lease in (await self._call("POST", "/lease-gangs", gang))["leases"]:
+            body = {"fencing_token": lease["fencing_token"], "result": "failed"}
             await self._call("POST", f"/leases/{lease['lease_id']}/release", body)
 
     async def share_a_slot(self) -> None:

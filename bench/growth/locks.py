@@ -1,8 +1,9 @@
 """Longest lock that the prune loop holds, as other sessions see it while it deletes a million rows.
 
-One session locks the lease pool again and again; others lock rows that the loop is about to delete, among them those
-that it is deleting. The server measures each wait, and leaves out the time in which the loop's session or the waiting
-one was ready to run but had no CPU (`/proc/PID/schedstat` of Linux): on a busy machine that is not the loop's.
+One session locks the lease pool again and again; others lock one of the rows that the loop deletes next or is
+deleting. The server measures their waits. Left out is the time in which the loop's session or the waiting one was ready
+to run but had no CPU (`/proc/PID/schedstat` of Linux), since on a busy machine that is not the loop's. A wait begins up
+to 5 ms after its lock, and of the loop's time without a CPU up to a time slice too much is left out.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import msgspec
 
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Database
-from slipway_common.database.retention import PruneLoop
+from slipway_common.database.retention import CHUNK_ROWS, PruneLoop
 from slipway_common.messaging.retention import RETENTION as MESSAGING
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store.retention import RETENTION
@@ -23,7 +24,6 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 
 ROWS: Final = 1_000_000
 COMMITS: Final = 50
-TRY_SECONDS: Final = 0.005
 POOL: Final = "growth"
 ENDED: Final = "slipway_clock() - interval '9 days' + n * interval '10 ms'"
 LEASE_POOL: Final = """
@@ -44,33 +44,46 @@ SELECT $1, {ENDED}, 'released', 'l' || (n / 3), '' FROM generate_series(1, $2::i
 SHARES: Final = ((LEASES, 0.2), (REQUESTS, 0.2), (HISTORY, 0.6))
 LEFT: Final = "SELECT (SELECT count(*) FROM leases) + (SELECT count(*) FROM requests) + (SELECT count(*) FROM history)"
 LOCK_POOL: Final = f"SELECT FROM lease_pools WHERE id = '{POOL}' FOR UPDATE"
-# Among the oldest that are visible: some of them are being deleted.
-LOCK_ROW: Final = "SELECT FROM {table} WHERE ctid = (SELECT ctid FROM {table} ORDER BY {order} LIMIT 1) FOR UPDATE"
+# Any of the oldest that are visible: most of them are the next chunk, or being deleted.
+LOCK_ROW: Final = f"""
+SELECT FROM {{table}} WHERE ctid = (
+    SELECT ctid FROM {{table}} ORDER BY {{order}} LIMIT 1 OFFSET floor(random() * {CHUNK_ROWS})) FOR UPDATE"""
 ORDERS: Final = {"leases": "ended_at", "requests": "last_requested_at", "history": "id"}
-# Milliseconds for which a session was ready to run but waited for a CPU, since it began.
+# Milliseconds for which a session was ready to run but waited for a CPU, since it began. Only a superuser reads files.
 WAITED_FOR_CPU: Final = """
-CREATE FUNCTION waited_for_cpu(pid int) RETURNS float8 LANGUAGE sql VOLATILE AS $$
+SET ROLE NONE;
+CREATE FUNCTION waited_for_cpu(pid int) RETURNS float8 LANGUAGE sql VOLATILE SECURITY DEFINER AS $$
     SELECT coalesce(split_part(pg_read_file('/proc/' || pid || '/schedstat', true), ' ', 2)::float8 / 1e6, 0) $$"""
-# No row if the lock was free.
-WAIT: Final = """
-CREATE FUNCTION wait(lock text, pruner int) RETURNS TABLE (total_ms float8, cpu_ms float8) LANGUAGE plpgsql AS $$
+# Takes a lock again and again until everything is pruned, and measures its waits.
+PRUNED: Final = "CREATE TABLE pruned (at timestamptz)"
+WATCH: Final = """
+CREATE PROCEDURE watch(lock text, pruner int, INOUT tries int, INOUT total_ms float8[], INOUT cpu_ms float8[])
+LANGUAGE plpgsql AS $$
 DECLARE
+    is_free bool;
     cpu float8;
     began timestamptz;
 BEGIN
-    BEGIN
-        EXECUTE lock || ' NOWAIT';
-        RETURN;
-    EXCEPTION WHEN lock_not_available THEN
-    END;
-    cpu := waited_for_cpu(pruner) + waited_for_cpu(pg_backend_pid());
-    began := clock_timestamp();
-    EXECUTE lock;
-    total_ms := extract(epoch FROM clock_timestamp() - began) * 1000;
-    cpu_ms := waited_for_cpu(pruner) + waited_for_cpu(pg_backend_pid()) - cpu;
-    RETURN NEXT;
+    WHILE NOT EXISTS (SELECT FROM pruned) LOOP
+        tries := tries + 1;
+        BEGIN
+            EXECUTE lock || ' NOWAIT';
+            is_free := true;
+        EXCEPTION WHEN lock_not_available THEN
+            is_free := false;
+        END;
+        IF NOT is_free THEN
+            cpu := waited_for_cpu(pruner) + waited_for_cpu(pg_backend_pid());
+            began := clock_timestamp();
+            EXECUTE lock;
+            total_ms := total_ms || (extract(epoch FROM clock_timestamp() - began) * 1000)::float8;
+            cpu_ms := cpu_ms || (waited_for_cpu(pruner) + waited_for_cpu(pg_backend_pid()) - cpu);
+        END IF;
+        COMMIT;
+        PERFORM pg_sleep(0.005);
+    END LOOP;
 END $$"""
-TRY: Final = "SELECT total_ms, cpu_ms FROM wait($1, $2)"
+CALL: Final = "CALL watch($1, $2, 0, '{}', '{}')"
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -84,18 +97,14 @@ class Wait(msgspec.Struct, frozen=True):
         return max(0.0, self.total_ms - self.cpu_ms)
 
 
-class Tries(msgspec.Struct, frozen=True):
-    """Number of tries of one lock, and those that had to wait."""
+class Watched(msgspec.Struct, frozen=True):
+    """Number of times that something was locked, and the waits where it was not free."""
 
     tries: int
     waits: Sequence[Wait]
 
-    def __add__(self, other: "Tries") -> "Tries":
-        return Tries(self.tries + other.tries, [*self.waits, *other.waits])
-
-    @property
-    def longest_ms(self) -> float:
-        return max((wait.held_ms for wait in self.waits), default=0.0)
+    def __add__(self, other: "Watched") -> "Watched":
+        return Watched(self.tries + other.tries, [*self.waits, *other.waits])
 
 
 class Locks(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,26 +113,26 @@ class Locks(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     seconds: float
-    pool: Tries
-    row: Tries
+    pool: Watched
+    row: Watched
     commit_ms: float
 
     @property
     def longest_ms(self) -> float:
-        return max(self.pool.longest_ms, self.row.longest_ms)
+        return max((wait.held_ms for wait in (*self.pool.waits, *self.row.waits)), default=0.0)
 
     def lines(self) -> list[str]:
         """The figures."""
-        both = self.pool + self.row
-        waits = sorted(wait.held_ms for wait in both.waits)
-        slowest = max(both.waits, key=lambda wait: wait.total_ms, default=Wait(0.0, 0.0))
+        waits = self.row.waits or [Wait(0.0, 0.0)]
+        typical = median(wait.held_ms for wait in waits)
+        slowest = max(waits, key=lambda wait: wait.total_ms)
         return [
-            f"pruned {self.rows:,} rows in {self.seconds:g} s; of {both.tries:,} locks taken beside it on the lease "
-            f"pool and on rows being pruned, {len(waits):,} waited",
-            f"longest lock: of the lease pool {self.pool.longest_ms:.1f} ms, of a row {self.row.longest_ms:.1f} ms, "
-            f"median {median(waits or [0.0]):.1f} ms; an fsynced commit of one row takes {self.commit_ms:.2f} ms",
-            "measured by the server, without waiting for a CPU; the longest wait with it was "
-            f"{slowest.total_ms:.1f} ms, {slowest.cpu_ms:.1f} ms of it for a CPU",
+            f"pruned {self.rows:,} rows in {self.seconds:g} s; a commit of one row, with fsync, takes "
+            f"{self.commit_ms:.2f} ms",
+            f"locked beside it: the lease pool {self.pool.tries:,} times, {len(self.pool.waits):,} of them waited; "
+            f"rows {self.row.tries:,} times, {len(self.row.waits):,} of them waited",
+            f"longest lock {self.longest_ms:.1f} ms, median {typical:.1f} ms, without waiting for a CPU; the longest "
+            f"wait with it {slowest.total_ms:.1f} ms, of which {slowest.cpu_ms:.1f} ms for a CPU",
         ]
 
 
@@ -136,15 +145,16 @@ async def create(server: EmbeddedPostgres) -> str:
 
 async def fill(url: str) -> None:
     """Write a million rows to prune."""
-    db = await postgres.session(url, "lease-broker")
+    db = await postgres.session(url, "lease-broker", synchronous_commit="off", statement_timeout="0")
     try:
-        await db.execute("SET synchronous_commit = off")
         await db.execute(LEASE_POOL, POOL)
         for statement, share in SHARES:
             await db.execute(statement, POOL, round(ROWS * share), timeout=600)
         await db.execute("ANALYZE leases, requests, history")
+        await db.execute(PRUNED)
+        await db.execute(WATCH)
         await db.execute(WAITED_FOR_CPU)
-        await db.execute(WAIT)
+        await db.execute("CHECKPOINT", timeout=600)  # what it writes to disk is not the prune loop's
     finally:
         await db.close()
 
@@ -153,23 +163,25 @@ async def measure(url: str) -> Locks:
     """Prune a filled database beside sessions that lock the pool and the rows."""
     database = await postgres.connect(url, "lease-broker", size=1, settings={"synchronous_commit": "on"})
     try:
-        pruner = await database.fetchval("SELECT pg_backend_pid()")
         commit_ms = await _commit_ms(database)
+        pruner = await database.fetchval("SELECT pg_backend_pid()")
         loop = PruneLoop((*MESSAGING, *RETENTION), Settings(database_url="", kafka=""))
-        done = asyncio.Event()
+        locks = (LOCK_POOL, *(LOCK_ROW.format(table=table, order=order) for table, order in ORDERS.items()))
+        watching = [asyncio.create_task(_watch(url, lock, pruner)) for lock in locks]
         began = time.monotonic()
-        trying = [
-            asyncio.create_task(_try(url, done, lock, pruner))
-            for lock in (LOCK_POOL, *(LOCK_ROW.format(table=table, order=order) for table, order in ORDERS.items()))
-        ]
         await _prune(loop, database)
         seconds = time.monotonic() - began
-        done.set()
-        pool, *rows = await asyncio.gather(*trying)
+        await database.execute("INSERT INTO pruned VALUES (now())")
+        pool, *rows = await asyncio.gather(*watching)
         await _prune(loop, database)  # what was locked in the last moment
         left = await database.fetchval(LEFT)
-        row = sum(rows, Tries(0, []))
-        return Locks(rows=ROWS - left, seconds=round(seconds, 1), pool=pool, row=row, commit_ms=commit_ms)
+        return Locks(
+            rows=ROWS - left,
+            seconds=round(seconds, 1),
+            pool=pool,
+            row=sum(rows, Watched(0, [])),
+            commit_ms=commit_ms,
+        )
     finally:
         database.terminate()
 
@@ -178,6 +190,15 @@ async def _prune(loop: PruneLoop, database: Database) -> None:
     loop.begin_round()
     while await loop.step(database):
         pass
+
+
+async def _watch(url: str, lock: str, pruner: int) -> Watched:
+    db = await postgres.session(url, "lease-broker", synchronous_commit="off", statement_timeout="0")
+    try:
+        tries, *waits = await db.fetchrow(CALL, lock, pruner, timeout=3600)
+        return Watched(tries, [Wait(*both) for both in zip(*waits, strict=True)])
+    finally:
+        await db.close()
 
 
 async def _commit_ms(database: Database) -> float:
@@ -190,17 +211,3 @@ async def _commit_ms(database: Database) -> float:
         samples.append((time.monotonic() - began) * 1000)
     await database.execute("DROP TABLE yardstick")
     return median(samples)
-
-
-async def _try(url: str, done: asyncio.Event, lock: str, pruner: int) -> Tries:
-    """Take a lock again and again, until `done`."""
-    db = await postgres.session(url, "lease-broker")
-    tries, waits = 0, []
-    try:
-        while not done.is_set():
-            tries += 1
-            waits += [Wait(*row) for row in await db.fetch(TRY, lock, pruner)]
-            await asyncio.sleep(TRY_SECONDS)
-    finally:
-        await db.close()
-    return Tries(tries, waits)
