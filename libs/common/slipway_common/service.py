@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from pydantic import field_validator
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
@@ -66,6 +67,14 @@ class ServiceSettings(EnvironmentSettings):
     """Name of this replica for static group membership, so that a quick restart moves no partition."""
     tokens_file: Path | None = None
     heartbeat_seconds: float = 5.0
+
+    @field_validator("tokens_file")
+    @classmethod
+    def _has_usable_names(cls, path: Path | None) -> Path | None:
+        """Report a name that rows cannot have at start-up rather than at the first request of its token."""
+        if path is not None:
+            access.check_tokens(path)
+        return path
 
 
 class Loop(msgspec.Struct, frozen=True):
