@@ -134,7 +134,7 @@ requirements: $(READY) ## Requirements of the lease-broker, one test each, on re
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
-fuzz: $(READY) ## Requests made from contracts/openapi, valid and broken, to every service: no 5xx, refusals change nothing: SEED=1 N=3000 MUTANT=
+fuzz: $(READY) ## Requests made from contracts/openapi, valid and broken, to every service and the simulator: no 5xx, refusals change nothing: SEED=1 N=3000 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.fuzz
 
 readme: $(READY) ## Run every fenced command of the README and the guides

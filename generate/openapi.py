@@ -1,12 +1,15 @@
-"""OpenAPI document of each service, from its routes."""
+"""OpenAPI documents of the services and of the simulator, from their routes."""
 
 from typing import Any, Final
 
 from slipway_common.service import Service
 from slipway_lease_broker import main as lease_broker
+from slipway_lease_broker.boskos import openapi as boskos
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
 from slipway_provisioner import main as provisioner
 from slipway_provisioner.settings import Settings as ProvisionerSettings
+from slipway_simulator import main as simulator
+from slipway_simulator.settings import Settings as SimulatorSettings
 from slipway_weight_calculator import main as weight_calculator
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
 
@@ -14,8 +17,11 @@ NOWHERE: Final[dict[str, Any]] = {"database_url": "", "kafka": ""}
 
 
 def documents() -> dict[str, dict[str, Any]]:
-    """Name of each service → its document."""
-    return {service.name: service.app().openapi() for service in _services()}
+    """Name of each API → its document."""
+    found = {service.name: service.app().openapi() for service in _services()}
+    found["lease-broker-boskos"] = boskos.document()
+    found["simulator"] = simulator.build(SimulatorSettings()).openapi()
+    return found
 
 
 def _services() -> list[Service]:

@@ -80,9 +80,9 @@ async def tables_of(db: Connection) -> list[Table]:
     return [table for table in found if table.key]
 
 
-async def count_rows(db: Connection, tables: Iterable[Table]) -> dict[str, int]:
+async def count_rows(db: Connection, names: Iterable[str]) -> dict[str, int]:
     """Rows by table."""
-    return {table.full_name: await db.fetchval(f"SELECT count(*) FROM {table.full_name}") for table in tables}
+    return {name: await db.fetchval(f"SELECT count(*) FROM {name}") for name in names}
 
 
 async def begin_day(db: Connection, tables: Iterable[Table]) -> None:
@@ -90,6 +90,11 @@ async def begin_day(db: Connection, tables: Iterable[Table]) -> None:
     await db.execute("CREATE SCHEMA day")
     for table in tables:
         await db.execute(f"CREATE UNLOGGED TABLE {table.before} AS SELECT {table.key} FROM {table.full_name}")
+
+
+async def analyze(db: Connection, tables: Iterable[Table]) -> None:
+    """Count the rows of tables again, for the planner."""
+    await db.execute(f"ANALYZE {', '.join(table.full_name for table in tables)}", timeout=3600)
 
 
 async def end_day(db: Connection, tables: Iterable[Table]) -> dict[str, int]:

@@ -1,116 +1,183 @@
-"""One day of a deployment at a hundredth of its volume, written by the services' own handlers and loops.
+"""One day of a deployment at a hundredth of its volume, written by the services' own handlers, loops and routes.
 
 The services are those of the simulation: on one database, with a clock that is set, connected by a log in memory. What
 each day makes anew has a name with MARK.
 """
 
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
 
+from bench.growth.callers import Callers
 from bench.growth.copies import MARK
+from bench.growth.outsiders import Outsiders
 from slipway_common.base.ids import new_id
-from slipway_common.events.lease import LeaseGroup, LeaseRequested
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND
-from slipway_common.messaging import consume, outbox
-from slipway_common.messaging.envelope import Envelope, encode
-from slipway_provisioner.store import launch_stops
-from tests.simulation.commands import IMAGES, POOL, ZONES, launch_config
-from tests.simulation.deployment import START, Deployment
+from slipway_provisioner.providers.port import CreateRequest
+from slipway_simulator.facts import Call
+from slipway_simulator.scenario import Image, Scenario
+from tests.simulation import outages
+from tests.simulation.commands import FIRST_ACCOUNT, IMAGES, POOL, SECOND_ACCOUNT, TOKEN, ZONES, launch_config
+from tests.simulation.deployment import STEPS_SECONDS, Deployment
 from tests.simulation.history import arrivals, settle
-from tests.simulation.log import PARTITIONS
+from tests.simulation.history import scenario as scenario_without_faults
 
 WORKERS: Final = 60
 """Workers of the day, each with a task."""
-ROUNDS: Final = 24
 ROUND_SECONDS: Final = 20.0
+ARRIVE_SECONDS: Final = 600.0
 TEAM: Final = f"team-{MARK}"
+IMAGE: Final = f"linux-{MARK}"
+BAD_IMAGE: Final = f"bad-{MARK}"
+HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
+REASON: Final = {"reason": "drill"}
+DARK_ROUNDS_MAX: Final = 40
+ROUNDS: Final = 24
 
 
-async def quiet(deployment: Deployment) -> None:
-    """Run some rounds without work, so that what is updated every day exists."""
-    for _ in range(3):
-        await deployment.round()
-        await deployment.pass_time(ROUND_SECONDS)
+def scenario(seed: int) -> Scenario:
+    """The cloud of the day."""
+    plain = scenario_without_faults(seed, "")
+    return msgspec.structs.replace(plain, images={**plain.images, BAD_IMAGE: Image(bad="not_found")})
 
 
-async def write(deployment: Deployment) -> None:
-    """Write the day: workers, a roll-out and its rollback, a pool that comes and goes, a launch stop, pauses, demand of
-    a renamed monitor and of an unknown pool, a refused signal, waiting tenants, groups and slots, and a gap."""
-    deployment.tasks_at = [deployment.elapsed + at for at in arrivals(deployment.chance, WORKERS, 600)]
-    await _commands(deployment)
-    await _records(deployment)
-    for number in range(ROUNDS):
-        await deployment.round()
-        await deployment.pass_time(ROUND_SECONDS)
-        if number == ROUNDS // 2:
-            await _remove_the_team(deployment)
-    await settle(deployment, WORKERS)
+class Day:
+    """A day of a deployment and of everyone around it."""
 
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.outsiders = Outsiders(deployment)
+        self.callers = Callers(deployment)
 
-async def _commands(deployment: Deployment) -> None:
-    operator = deployment.operator
-    spec, etag = await operator._spec()
-    spec["launch_configs"] = [launch_config(zone, f"linux-{MARK}") for zone in ZONES]
-    assert await operator._change("PUT", f"/pools/{POOL}", spec, {"replace": "rolling", "drain_seconds": 30.0}, etag)
-    team = dict(deployment.body["worker_pools"][0]) | {"id": TEAM, "max_capacity": 1}
-    team["launch_configs"] = [launch_config(ZONES[0], IMAGES[0]) | {"name": f"{TEAM}-a"}]
-    body = deployment.body | {"worker_pools": [*deployment.body["worker_pools"], team]}
-    await operator.declare(body)
-    async with deployment.databases["provisioner"].acquire() as db, db.transaction():
+    async def begin(self) -> None:
+        """Run some rounds without work, so that what is updated every day exists."""
+        await self.callers.declare()
+        await self.callers.share_a_slot()
+        self.outsiders.numbered()
+        for _ in range(3):
+            await self._round()
+
+    async def write(self) -> None:
+        """Write the day: workers, and between them what people, monitors and clouds do."""
+        deployment = self.deployment
+        deployment.tasks_at = [deployment.elapsed + at for at in arrivals(deployment.chance, WORKERS, ARRIVE_SECONDS)]
+        due: Mapping[int, Callable[[], Awaitable[None]]] = {
+            0: self._roll_out,
+            1: self._add_a_team,
+            2: self.outsiders.write,
+            3: self._pause_and_freeze,
+            4: self._hold_leases,
+            6: self._roll_out_a_bad_image,
+            12: self._roll_back,
+            13: self._lose_and_find_instances,
+            16: self._remove_the_team,
+            18: self._lose_an_account,
+        }
+        for number in range(ROUNDS):
+            if number in due:
+                await due[number]()
+            await self._round()
+        await self._without_passes()
+        await settle(deployment, WORKERS)
+
+    async def _round(self) -> None:
+        await self.deployment.round()
+        await self.deployment.pass_time(ROUND_SECONDS)
+
+    # People
+
+    async def _roll_out(self, image: str = IMAGE) -> None:
+        operator = self.deployment.operator
+        spec, etag = await operator._spec()
+        spec["launch_configs"] = [launch_config(zone, image) for zone in ZONES]
+        how = {"replace": "rolling", "drain_seconds": 30.0}
+        assert await operator._change("PUT", f"/pools/{POOL}", spec, how, etag)
+
+    async def _roll_out_a_bad_image(self) -> None:
+        await self._roll_out(BAD_IMAGE)
+
+    async def _roll_back(self) -> None:
+        body = REASON | {"force": True, "drain_seconds": 30.0}
+        assert await self.deployment.operator._change("POST", f"/pools/{POOL}/rollback", body, {})
+
+    async def _add_a_team(self) -> None:
+        """Declare a pool, in which nothing may be launched for a while."""
+        deployment = self.deployment
+        team = dict(deployment.body["worker_pools"][0]) | {"id": TEAM, "max_capacity": 1}
+        team["launch_configs"] = [launch_config(ZONES[0], IMAGES[0]) | {"name": f"{TEAM}-a"}]
+        spec, _ = await deployment.operator._spec()
+        await deployment.operator.declare(deployment.body | {"worker_pools": [spec, team]})
         until = deployment.now("provisioner") + timedelta(minutes=5)
-        await launch_stops.put(db, "pool", TEAM, reason="drill", by="op", until=until)
-        await consume.record_gap(db, "provisioner", (POOL_DEMAND.name, 0), "retention", "offsets 1…2")
-        group = LeaseGroup(name=f"group-{MARK}", size=2, spread_seconds=60)
-        await outbox.enqueue(
-            db,
-            [
-                LeaseRequested(lease_pool_id="sim-a", request_id=new_id(), units=1, tenant=f"tenant-{MARK}"),
-                LeaseRequested(
-                    lease_pool_id="sim-a", request_id=new_id(), units=1, tenant=f"tenant-{MARK}", group=group
-                ),
-            ],
+        stop = {"scope": "pool", "scope_id": TEAM, "until": until.isoformat()}
+        await self._post("/stop-launching", REASON | stop)
+
+    async def _remove_the_team(self) -> None:
+        spec, _ = await self.deployment.operator._spec()
+        await self.deployment.operator.declare(self.deployment.body | {"worker_pools": [spec]})
+
+    async def _pause_and_freeze(self) -> None:
+        for path in (f"/pools/{POOL}/pause", f"/pools/{POOL}/resume", f"/pools/{POOL}/freeze"):
+            await self._post(path, REASON)
+        await self._round()
+        await self._post(f"/pools/{POOL}/unfreeze", REASON)
+
+    async def _hold_leases(self) -> None:
+        await self.callers.change_terms()
+        await self.callers.hold_a_gang()
+        await self.callers.share_a_slot()
+
+    # Clouds
+
+    async def _lose_and_find_instances(self) -> None:
+        """End an instance that has a worker, and start one that nobody knows, which ends by itself."""
+        cloud = self.deployment.cloud
+        lost = next(name for name, machine in cloud.machines.items() if machine.worker_id)
+        cloud.terminate_now(lost, "fault")
+        batch_id = new_id()
+        call = Call(
+            at=cloud.now(),
+            call_id=f"call-{len(cloud.facts)}",
+            account=FIRST_ACCOUNT,
+            token=batch_id,
+            deployment=self.deployment.id,
+            batch=batch_id,
+            config=ZONES[0],
+            count=1,
+            zone=ZONES[0],
+            instance_type="m5.large",
+            image=IMAGES[0],
+            request=batch_id,
         )
+        request = CreateRequest(batch_id=batch_id, incarnation="", token=batch_id, count=1, config={}, secret="")
+        (stranger,) = cloud.effect(call, request).instance_ids
+        for _ in range(4):
+            await self._round()
+        cloud.terminate_now(stranger, "self")
 
+    async def _lose_an_account(self) -> None:
+        """Let an account stop answering while it alone launches, until a person retires it; then it answers again."""
+        deployment = self.deployment
+        others = [zone for zone in ZONES if launch_config(zone, "")["account"] != SECOND_ACCOUNT]
+        for config in others:
+            await self._post(f"/launch-configs/{config}/pause", REASON)
+        deployment.cloud.dead = {SECOND_ACCOUNT}
+        for _ in range(DARK_ROUNDS_MAX):
+            await self._round()
+            if await outages.command(deployment, "retire"):
+                break
+        else:
+            raise AssertionError("the account is not unreachable")
+        await self._round()
+        deployment.cloud.dead = set()
+        await outages.command(deployment, "reinstate")
+        for config in others:
+            await self._post(f"/launch-configs/{config}/resume", REASON)
 
-async def _remove_the_team(deployment: Deployment) -> None:
-    await deployment.operator.declare(deployment.body)
+    async def _without_passes(self) -> None:
+        """Let time pass in which the provisioner makes no pass over its workers, as in an outage."""
+        await self.deployment.pass_time(2 * STEPS_SECONDS)
 
-
-async def _records(deployment: Deployment) -> None:
-    """Append records of outsiders to the log."""
-    at = START + timedelta(seconds=deployment.elapsed)
-    for pool_id, source in ((POOL, f"monitor-{MARK}"), (f"nobody-{MARK}", "q")):
-        report = DemandReported(pool_id=pool_id, source=source, pending=0, claimed=0, observed_at=at)
-        _append(deployment, POOL_DEMAND.name, report, f"{pool_id}/{source}")
-    refused_signal(deployment)
-
-
-def refused_signal(deployment: Deployment) -> None:
-    """Append a signal about nothing."""
-    raised = SignalRaised(
-        source=f"monitor-{MARK}",
-        target_kind="config",
-        target_id=f"nothing-{MARK}",
-        kind="degraded",
-        value=0.5,
-        ttl_seconds=60,
-        observed_at=START + timedelta(seconds=deployment.elapsed),
-        reason="drill",
-    )
-    _append(deployment, LAUNCH_CONFIG_SIGNAL.name, raised, raised.target_id)
-
-
-def _append(deployment: Deployment, topic: str, event: Any, subject: str) -> None:
-    at = START + timedelta(seconds=deployment.elapsed)
-    envelope = Envelope(id=new_id(), type=event.type, source=f"/monitor-{MARK}", subject=subject, time=at)
-    row = {
-        "key": subject.encode(),
-        "value": msgspec.json.encode(event),
-        "headers": encode(envelope),
-        "timestamp": int(at.timestamp() * 1000),
-    }
-    deployment.log.append(topic, deployment.chance.randrange(PARTITIONS), row)
+    async def _post(self, path: str, body: Mapping[str, Any]) -> None:
+        answer = await self.deployment.http.post(path, json=body, headers=HEADERS)
+        assert answer.status_code == 200, f"{path}: {answer.text}"

@@ -255,3 +255,8 @@ async def test_a_rollback_returns_to_what_was_really_different(client: httpx2.As
     answer = await client.post(f"{PATH}/rollback", json={"reason": "drill", "whole": True})
     assert (answer.status_code, answer.json()["to_revision"]) == (200, 1)
     assert [item["detail"] for item in answer.json()["items"]] == ["max_capacity: 60 → 50"]
+
+
+async def test_audit_since_a_time_that_utc_lacks(client: httpx2.AsyncClient) -> None:
+    answer = await client.get("/audit", params={"since": "9999-12-31T23:59:59-23:59"})
+    assert (answer.status_code, kind(answer)) == (422, "invalid-request")

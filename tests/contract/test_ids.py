@@ -29,10 +29,10 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.base.percent import decoded, encoded
-from slipway_common.base.text import KEY, NAME
+from slipway_common.base.text import KEY, NAME, NOTE
 from slipway_common.declaration.parsing import parse
 from slipway_common.declaration.strict_yaml import Invalid
-from slipway_common.events.alert import alert_key
+from slipway_common.events.alert import AlertRaised, alert_key
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseRequested
 from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, quota_key
@@ -328,6 +328,19 @@ async def test_a_subject_that_is_too_long_is_not_published(provisioner: Provisio
             await outbox.enqueue(db, [long])
 
 
+async def test_notes_that_are_too_long_are_cut_as_they_are_published(provisioner: Provisioner) -> None:
+    """The transaction of a service does not fail for a text of its own."""
+    alert = AlertRaised(
+        dedup_key="a/b/c", subject_kind="pool", subject_id="linux", kind="k", summary="x" * 10_000, evidence=("y",) * 99
+    )
+    async with provisioner.database.acquire() as db, db.transaction():
+        await outbox.enqueue(db, [alert])
+    value = await provisioner.database.fetchval("SELECT value FROM outbox ORDER BY id DESC LIMIT 1")
+    published = msgspec.json.decode(value)
+    assert published["summary"] == "x" * (NOTE.characters - 1) + "…"
+    assert published["evidence"][-1] == "and 80 more"
+
+
 async def test_a_pool_with_slashes(provisioner: Provisioner, tmp_path: Path) -> None:
     """Declaration, demand, pause, freeze, launch config and decisions over HTTP, beside a pool with a similar id."""
     await provisioner.declare(elsewhere("http://cloud"))
@@ -374,12 +387,16 @@ async def test_a_scope_of_a_pool_with_slashes(provisioner: Provisioner, tmp_path
 
 
 async def test_demand_and_requests_over_kafka(provisioner: Provisioner) -> None:
-    """The handlers of a report, and of a request of a monitor to pause a launch config."""
-    await provisioner.declare(elsewhere("http://cloud"))
+    """The handlers of a report, and of a request of a monitor to pause one of two launch configs."""
+    body = elsewhere("http://cloud")
+    await provisioner.declare(body)
     await provisioner.demand(report(3, pool_id=ID))
     await provisioner.plan()
     (requested,) = await provisioner.published(LeaseRequested)
     assert (requested.lease_pool_id, requested.tenant) == (ID, ID)
+    launch_configs = body["worker_pools"][0]["launch_configs"]
+    launch_configs.append(launch_configs[0] | {"name": "other", "zone": "zone-b"})
+    await provisioner.declare(body)
     pause = SignalRaised(
         source="m",
         target_kind="config",

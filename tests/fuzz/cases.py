@@ -7,7 +7,7 @@ get the values of one thing that exists, so that requests reach it.
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -48,6 +48,7 @@ RAW: Final = {
     "nothing": "",
 }
 MARK: Final = "@raw@"
+NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Operation(NamedTuple):
@@ -93,12 +94,24 @@ def operations(document: Mapping[str, Any]) -> list[Operation]:
 
 
 class Cases:
-    """Requests of one service. `known` grows while they are sent; `start` is the time of its clock."""
+    """Requests of one service. `known` grows while they are sent; `start` is the time of its clock; fields of `fixed`
+    have these values unless they are the broken ones; paths that are `skipped` get no requests."""
 
-    def __init__(self, document: Mapping[str, Any], rng: Random, known: Known, *, token: str, start: datetime) -> None:
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        rng: Random,
+        known: Known,
+        *,
+        authorization: str,
+        start: datetime,
+        fixed: Mapping[str, Any] = NOTHING,
+        skipped: Collection[str] = (),
+    ) -> None:
         self._schemas: Mapping[str, Schema] = document["components"]["schemas"]
-        self._operations = operations(document)
-        self._rng, self._known, self._token, self._start = rng, known, token, start
+        self._operations = [one for one in operations(document) if one.path not in skipped]
+        self._rng, self._known, self._start = rng, known, start
+        self._authorization, self._fixed = authorization, fixed
         self._named: dict[str, Any] = {}  # values that the present request mostly has
 
     def __len__(self) -> int:
@@ -114,15 +127,18 @@ class Cases:
         self._named = {
             name: value for things in self._known.values() if things for name, value in rng.choice(things).items()
         }
+        with_headers = rng.random() < 0.4  # such as the attributes of an event, which are of no use alone
         given = {
             (where["in"], where["name"]): self._value(where["schema"], where["name"])
             for where in operation.parameters
-            if where["in"] == "path" or where.get("required") or rng.random() < 0.4
+            if where["in"] == "path"
+            or where.get("required")
+            or (with_headers if where["in"] == "header" else rng.random() < 0.4)
         }
         kinds = list(operation.body)
         kind = rng.choice(kinds) if kinds else ""
         body = self._value(operation.body[kind], "") if kind else None
-        headers: Headers = [("authorization", f"Bearer {self._token_for(operation)}".encode())]
+        headers: Headers = [("authorization", self._authorization_for(operation).encode())]
         wrong = ""
         if rng.random() < 0.6:
             spots = ["parameter"] * bool(given) + ["body", "body", "text"] * bool(kind) + ["header", "token"]
@@ -185,9 +201,9 @@ class Cases:
         headers.append(("content-length", str(len(text)).encode()))
         return Case(operation, operation.method, path, headers, text, wrong)
 
-    def _token_for(self, operation: Operation) -> str:
-        token: str = self._named.get(WORKER_TOKEN, self._token) if operation.of_worker else self._token
-        return token
+    def _authorization_for(self, operation: Operation) -> str:
+        token = self._named.get(WORKER_TOKEN) if operation.of_worker else None
+        return f"Bearer {token}" if token else self._authorization
 
     def _lines(self, body: Any) -> bytes:
         """Lines of a declaration."""
@@ -201,6 +217,8 @@ class Cases:
         rng = self._rng
         if "$ref" in schema:
             return self._value(self._schemas[schema["$ref"].rpartition("/")[2]], name, depth)
+        if name in self._fixed:
+            return self._fixed[name]
         if name in self._named and rng.random() < 0.85:
             return self._named[name]
         for several in ("anyOf", "oneOf"):
@@ -219,6 +237,8 @@ class Cases:
                 return rng.choice([self._number(schema, 0.5), int(self._number(schema, 1))])
             case "boolean":
                 return rng.random() < 0.5
+            case "array" if "prefixItems" in schema:
+                return [self._value(part, name, depth + 1) for part in schema["prefixItems"]]
             case "array":
                 least = schema.get("minItems", 0)
                 size = max(least, 0 if depth > 4 else rng.randrange(3))

@@ -1,10 +1,28 @@
-"""Judgement of answers: no error of the server, what the document promises, and refusals that have changed nothing."""
+"""Judgement of answers: no error of the server, what the document promises, and refusals that have changed nothing.
+
+Nothing of a service is its rows; nothing of the simulator are the facts that only requests record.
+"""
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
 
 from slipway_common.database.postgres import Database
+from slipway_simulator.facts import (
+    DemandSet,
+    Fact,
+    FaultCleared,
+    FaultSet,
+    InstanceCreated,
+    ScenarioLoaded,
+    TaskClaimed,
+    TaskEnded,
+    TaskRenewed,
+    TasksAdded,
+    Terminated,
+)
+from slipway_simulator.ledger import read
 from tests.fuzz.cases import Case
 
 PROBLEM: Final = "application/problem+json"
@@ -18,17 +36,24 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def mistakes(case: Case, answer: Answer) -> list[str]:
-    """Find what is wrong with an answer: its status, content type or problem."""
+class Changes(Protocol):
+    """Detects changes of the state of a service."""
+
+    async def changed(self) -> list[str]:
+        """Parts that have changed since the last call."""
+
+
+def mistakes(case: Case, answer: Answer, meaning: int) -> list[str]:
+    """Find what is wrong with an answer: its status, whose meaning the API may define, its content type or problem."""
     found = []
     documented = case.operation.responses
     expected = documented.get(str(answer.status), documented.get(f"{answer.status // 100}XX"))
     kind = answer.headers.get("content-type", "").partition(";")[0]
-    if answer.status >= 500:
+    if meaning >= 500:
         found.append(f"answered {answer.status}")
     if expected is None:
         found.append(f"status {answer.status} is not documented")
-    elif kind not in expected.get("content", {}):
+    elif kind not in expected.get("content", [""]):
         found.append(f"content type {kind!r} is not documented for {answer.status}")
     if kind == PROBLEM and (wrong := _wrong_problem(answer)):
         found.append(wrong)
@@ -51,7 +76,7 @@ FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1"""
 NEWEST: Final = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 
 
-class Rows:
+class Rows(Changes):
     """All rows of a service, as a digest. It is computed only when a transaction could have changed one."""
 
     def __init__(self, database: Database) -> None:
@@ -61,7 +86,6 @@ class Rows:
         self._digest: list[str] = []
 
     async def changed(self) -> list[str]:
-        """Tables that have changed since the last call."""
         if (newest := await self._database.fetchval(NEWEST)) == self._newest:
             return []
         if not self._query:
@@ -70,3 +94,38 @@ class Rows:
         before, self._newest = self._digest, newest
         self._digest = [row["part"] for row in await self._database.fetch(self._query)]
         return sorted(set(self._digest) - set(before))
+
+
+BY_REQUESTS: Final = (
+    ScenarioLoaded,
+    TasksAdded,
+    DemandSet,
+    FaultSet,
+    FaultCleared,
+    InstanceCreated,
+    TaskClaimed,
+    TaskRenewed,
+)
+
+
+class Facts(Changes):
+    """Facts in the ledger of a simulator that only requests record. Its machines and its tasks record others at any
+    time, and every create call is recorded, refused or not."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
+        self._known = 0
+
+    async def changed(self) -> list[str]:
+        facts = [fact for fact in read(self._ledger) if _by_request(fact)]
+        new, self._known = facts[self._known :], len(facts)
+        return sorted({type(fact).__name__ for fact in new})
+
+
+def _by_request(fact: Fact) -> bool:
+    match fact:
+        case Terminated():
+            return fact.by != "self"
+        case TaskEnded():
+            return fact.exit_code is not None
+    return isinstance(fact, BY_REQUESTS)

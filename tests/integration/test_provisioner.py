@@ -862,7 +862,8 @@ def signal(kind: str, source: str = "monitor", at: float = 0, ttl: float = 60) -
 
 async def test_pause_by_signal(provisioner: Provisioner) -> None:
     """It lasts until its TTL ends; only its own source may end it earlier."""
-    await provisioner.declare()
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    await in_transaction(provisioner, lambda db: configs.pause(db, "zone-b", command=True, **COMMAND))
     await provisioner.events()
     await provisioner.signals(signal("pause_request"), signal("resume_request", "stranger"), signal("degraded"))
     (paused,) = await provisioner.published(LaunchConfigPaused)
@@ -883,13 +884,15 @@ async def test_pause_by_signal(provisioner: Provisioner) -> None:
 
 async def test_a_signal_does_not_override_a_command(provisioner: Provisioner, tmp_path: Path) -> None:
     """A monitor does not shorten the indefinite pause of an operator."""
-    await provisioner.declare()
+    await provisioner.declare(declared("zone-a", "zone-b"))
     async with administrator(provisioner, tmp_path) as client:
         assert (await client.post("/launch-configs/zone-a/pause", json={"reason": "mine"})).status_code == 200
     await provisioner.signals(signal("pause_request", ttl=1), signal("resume_request"))
     await provisioner.set_clock(100)
     await provisioner.expire()
-    row = await provisioner.database.fetchrow("SELECT paused, paused_by, paused_until FROM launch_config_name")
+    row = await provisioner.database.fetchrow(
+        "SELECT paused, paused_by, paused_until FROM launch_config_name WHERE name = 'zone-a'"
+    )
     assert tuple(row) == (True, "admin", None)
 
 

@@ -1,17 +1,22 @@
 """Signals for the provisioner: spot interruptions, pause and resume requests."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from slipway_common.database.postgres import Connection
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.launch_config import LaunchConfigPaused
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
-from tests.support.provisioner import Provisioner, after, provisioner_on
+from slipway_provisioner.store import configs
+from tests.support.provisioner import Provisioner, after, declared, in_transaction, provisioner_on
 
 
 @pytest.fixture
@@ -79,13 +84,14 @@ async def test_workers_without_a_machine_are_not_interrupted(provisioner: Provis
 
 async def test_a_request_for_an_unknown_config(provisioner: Provisioner) -> None:
     """It is counted; the others of its batch are applied."""
-    await provisioner.declare()
+    await provisioner.declare(TWO)
     before, counted = await states(provisioner), refused("unreached")
     await provisioner.signals(request(target_id="nope"), request(), request("resume_request", target_id="nope"))
     paused = [(id_, "paused" if id_ == "zone-a" else state) for id_, state in before]
     assert (await states(provisioner), refused("unreached")) == (paused, counted + 2)
 
 
+TWO = declared("zone-a", "zone-b")
 RULES = "sources: {status-page: {kinds: [degraded]}, spot-watch: {ids: ['0*']}}"
 
 
@@ -110,7 +116,7 @@ async def test_a_request_that_no_rule_allows_changes_nothing(
     """It is refused by the same sources file as in the weight-calculator, and counted."""
     (tmp_path / "sources.yaml").write_text(RULES)
     async with provisioner_on(postgres, signal_sources_file=tmp_path / "sources.yaml") as provisioner:
-        await provisioner.declare()
+        await provisioner.declare(TWO)
         await provisioner.signals(request())
         before, counted = await states(provisioner), refused(reason)
         await provisioner.signals(request(**fields), request("resume_request", **fields))
@@ -128,6 +134,145 @@ async def test_a_source_without_permission_drains_no_worker(postgres: EmbeddedPo
         counted = refused("source")
         await provisioner.signals(interruption(worker.id))
         assert (await provisioner.states(), refused("source")) == ({"starting": 1}, counted + 1)
+
+
+# Shares of sources
+
+FOUR = ("zone-a", "zone-b", "zone-c", "zone-d")
+SHARES = "sources: {pager: {max_share: 0.25}, page: {max_share: 1}}"
+
+
+@pytest.fixture
+async def four(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[Provisioner]:
+    """A pool of four launch configs, of which pager may pause one, page all, and all other sources together two."""
+    (tmp_path / "sources.yaml").write_text(SHARES)
+    async with provisioner_on(postgres, signal_sources_file=tmp_path / "sources.yaml") as provisioner:
+        await provisioner.declare(declared(*FOUR))
+        await provisioner.events()
+        yield provisioner
+
+
+def requests(*names: str, **fields: Any) -> list[SignalRaised]:
+    return [request(target_id=f"zone-{name}", **fields) for name in names]
+
+
+async def pause_by_a_person(db: Connection, names: Sequence[str]) -> None:
+    for name in names:
+        assert await configs.pause(db, name, reason="r", by="ann", until=None, command=True)
+
+
+async def resume_by_a_person(db: Connection, names: Sequence[str]) -> None:
+    for name in names:
+        assert await configs.resume(db, name, reason="r", by="ann")
+
+
+async def paused(provisioner: Provisioner) -> str:
+    """Last letters of the paused launch configs."""
+    return "".join(name[-1] for name, state in await states(provisioner) if state == "paused")
+
+
+async def test_a_source_pauses_at_most_its_share_of_a_pool(four: Provisioner) -> None:
+    """Requests of one batch are decided in their order. The one beyond the share changes nothing, is counted, and
+    raises an alert that says what to do."""
+    counted = refused("share")
+    await four.signals(*requests("d", "b", "a"))
+    assert (await paused(four), refused("share")) == ("bd", counted + 1)
+    events = await four.events()
+    assert [type(event) for event in events] == [LaunchConfigPaused, LaunchConfigPaused, AlertRaised]
+    assert (events[2].subject_kind, events[2].subject_id, events[2].severity) == ("pool", "linux", "notice")
+    assert events[2].summary == (
+        "pause of launch config zone-a was refused: source 'monitor' would pause 3 of 4 launch configs of pool 'linux';"
+        " at most 50%"
+    )
+    assert events[2].command.startswith("slipway lc pause zone-a ")
+    assert await four.database.fetchval("SELECT count(*) FROM audit WHERE action = 'pause'") == 2
+
+
+async def test_a_pause_that_is_extended_is_no_new_share(four: Provisioner) -> None:
+    await four.signals(*requests("a", "b"))
+    await four.set_clock(30)
+    await four.signals(*requests("a", "b", observed_at=after(30)))
+    await four.set_clock(89)
+    await four.expire()
+    assert await paused(four) == "ab"
+
+
+async def test_a_resumed_or_expired_pause_frees_its_share(four: Provisioner) -> None:
+    """At the end of its time, also before the launch config is resumed."""
+    await four.signals(*requests("a", "b"), request("resume_request", target_id="zone-a"), *requests("c", "d"))
+    assert await paused(four) == "bc"
+    await four.set_clock(60)
+    await four.signals(*requests("d", observed_at=after(60)))
+    await four.expire()
+    assert await paused(four) == "d"
+
+
+async def test_unnamed_sources_have_one_share_together(four: Provisioner) -> None:
+    """A source that operators have named has its own. People are not limited, and do not count."""
+    await in_transaction(four, partial(pause_by_a_person, names=("zone-a", "zone-b")))
+    await four.signals(*requests("c", source="one"), *requests("d", source="two"))
+    assert await paused(four) == "abcd"
+    await in_transaction(four, partial(resume_by_a_person, names=("zone-a", "zone-b")))
+    await four.signals(*requests("a", source="three"))
+    assert await paused(four) == "cd"
+    await four.signals(*requests("a", "b", source="pager"))
+    assert await paused(four) == "acd"
+    await four.signals(*requests("b", "a", source="page", ttl_seconds=70))
+    assert await paused(four) == "abcd"
+
+
+async def test_each_pool_has_shares_of_its_own(four: Provisioner) -> None:
+    body = declared(*FOUR)
+    body["worker_pools"] += declared("zone-e", "zone-f", id="builds")["worker_pools"]
+    await four.declare(body)
+    await four.signals(*requests("a", "e", "b", "f", "c"))
+    assert await paused(four) == "abe"
+
+
+async def test_a_pool_of_one_launch_config(four: Provisioner) -> None:
+    """Only a source with a share of all may pause it."""
+    await four.declare(declared("zone-a"))
+    await four.signals(*requests("a"), *requests("a", source="pager"))
+    assert await paused(four) == ""
+    await four.signals(*requests("a", source="page"))
+    assert await paused(four) == "a"
+
+
+async def test_a_source_of_a_pool_that_has_shrunk(four: Provisioner) -> None:
+    """Its pauses end in their time, and are not extended beyond its share."""
+    await four.signals(*requests("a", "b"))
+    await four.declare(declared("zone-a", "zone-b"))
+    await four.set_clock(30)
+    await four.signals(*requests("a", "b", observed_at=after(30)))
+    await four.set_clock(60)
+    await four.expire()
+    assert await paused(four) == ""
+
+
+async def test_one_alert_until_the_refused_pauses_would_have_ended(four: Provisioner) -> None:
+    """Repeated requests extend it, and those of sources without a name have one together."""
+
+    async def keys(kind: type[AlertRaised | AlertResolved]) -> list[str]:
+        return [alert.dedup_key for alert in await four.published(kind)]
+
+    unnamed, pager = "provisioner/pause-refused/linux", "provisioner/pause-refused/linux/pager"
+    await four.signals(*requests("a", "b", "c", "d"))
+    assert await keys(AlertRaised) == [unnamed]
+    await four.set_clock(30)
+    await four.signals(*requests("d", observed_at=after(30), source="another"))
+    await four.signals(*requests("c", "d", source="pager"))
+    assert await keys(AlertRaised) == [pager]
+    await four.set_clock(60)
+    await four.expire()
+    assert await keys(AlertResolved) == [pager]
+    await four.set_clock(89.5)
+    await four.expire()
+    assert await keys(AlertResolved) == []
+    await four.set_clock(90)
+    await four.expire()
+    assert await keys(AlertResolved) == [unnamed]
+    await four.signals(*requests("a", "b", "c", observed_at=after(90)))
+    assert await keys(AlertRaised) == [unnamed]
 
 
 async def states(provisioner: Provisioner) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_weight_calculator.handlers import names
 from tests.support.provisioner import KEY, Provisioner, after, provisioner_on, report, revision_id
+from tests.support.provisioner import declared as declaration
 from tests.support.weight_calculator import START, calculator_on, declared
 
 # What is said, and the part of it that must not be told to anybody else.
@@ -103,7 +104,7 @@ async def test_what_providers_and_machines_say(
         RuntimeError(said_text),
     )
     assert [part in str(failure) for failure in failures] == [False, False, True]
-    await provisioner.declare()
+    await provisioner.declare(declaration("zone-a", "zone-b"))
     await provisioner.trust()
     with logged() as lines:
         for pending, failure in enumerate((*failures, None), 1):

@@ -1,5 +1,6 @@
 """Rules of retention on PostgreSQL: rows stay until their time has passed and not longer, whatever the backlog."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
@@ -243,9 +244,13 @@ FEW: Final = ELSEWHERE | {"launch_stop", "gangs", "unreachable_machine"} - {"dem
 """Tables that stay small, whose rules need no index on a time."""
 
 
+LOCKED_BY_PLACE: Final = re.compile(r"^( +)->  LockRows .*\n(?:\1 .*\n)*?\1      ->  Tid Scan on ", re.MULTILINE)
+
+
 @pytest.mark.parametrize("service", ROWS, indirect=True)
 async def test_rules_find_rows_by_an_index(service: Service) -> None:
-    """Rows that have not ended are not read, and no table is sorted or joined as a whole."""
+    """Rows that have not ended are not read, and no table is sorted or joined as a whole. Only found rows are locked:
+    the search for more may take long."""
     async with service.database.acquire() as db, db.transaction():
         for plans in ("seqscan", "bitmapscan", "sort"):  # small tables are read as a whole otherwise
             await db.execute(f"SET LOCAL enable_{plans} = off")
@@ -256,3 +261,4 @@ async def test_rules_find_rows_by_an_index(service: Service) -> None:
             plan = "\n".join(row[0] for row in await db.fetch(f"EXPLAIN {statement}"))
             assert not {"Sort", "Hash", "Seq"} & set(plan.split()), plan
             assert "Index Cond: (" in plan or "first_rows" in plan, plan
+            assert LOCKED_BY_PLACE.search(plan), plan

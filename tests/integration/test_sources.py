@@ -118,6 +118,42 @@ async def test_a_dropped_source_comes_back_with_a_newer_report(provisioner: Prov
     assert await counted(provisioner) == {"q": 3}
 
 
+async def test_a_clock_that_is_hours_behind(provisioner: Provisioner) -> None:
+    """The source is dropped after each report, with one alert until it reports in time."""
+    await provisioner.declare()
+    for seconds in (0, 60, 120):
+        await provisioner.set_clock(2 * HOUR + seconds)
+        await provisioner.demand(report(3, at=seconds))
+        await provisioner.expire()
+        assert await counted(provisioner) == {}
+        if seconds == 0:
+            (raised,) = await provisioner.published(AlertRaised)
+            assert (raised.kind, raised.severity) == ("demand-source-stale", "page")
+            assert (raised.subject_id, raised.command) == ("linux", "set the clock of its monitor")
+            assert "its last report was 120 min old" in raised.summary
+    assert await provisioner.events() == []
+    await provisioner.set_clock(2 * HOUR + 180)
+    await provisioner.demand(report(3, at=2 * HOUR + 180))
+    await provisioner.expire()
+    assert [alert.dedup_key for alert in await provisioner.published(AlertResolved)] == [raised.dedup_key]
+    assert await counted(provisioner) == {"q": 3}
+
+
+async def test_a_late_source_that_no_longer_reports(provisioner: Provisioner) -> None:
+    """Its alert is resolved after the time for which its last report was to be valid."""
+    await provisioner.declare()
+    await provisioner.set_clock(2 * HOUR)
+    await provisioner.demand(report(3, at=0))
+    await provisioner.expire()
+    assert len(await provisioner.published(AlertRaised)) == 1
+    await provisioner.set_clock(2 * HOUR + 299)
+    await provisioner.expire()
+    assert await provisioner.events() == []
+    await provisioner.set_clock(2 * HOUR + 300)
+    await provisioner.expire()
+    assert len(await provisioner.published(AlertResolved)) == 1
+
+
 async def test_an_outage_is_no_silence(provisioner: Provisioner) -> None:
     """Time in which no report could be received raises no alert and drops nothing."""
     await idle(provisioner, 2)

@@ -8,8 +8,10 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from slipway_common.base.ids import hash_secret
+from slipway_common.base.settings import from_environment
 from slipway_common.web import problem
 from slipway_common.web.access import Needs, Tokens, allows
+from slipway_lease_broker.settings import Settings
 
 #       scopes of a token                   asked for               allowed
 SCOPES = [
@@ -86,3 +88,42 @@ def test_the_file_is_read_again_and_a_bad_one_keeps_the_last_good(tmp_path: Path
     assert tokens.find("a") is not None
     path.write_text(f"- {{name: b, sha256: {hash_secret('b')}, scopes: [admin]}}")
     assert (tokens.find("a"), tokens.find("b") is not None) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("n" * 201, "has 201 characters; at most 200 are possible"),
+        ("\N{CRAB}" * 200, "has 800 bytes in UTF-8; at most 600 are possible"),
+        ("a\0b", "has a NUL character"),
+        ("", "is empty"),
+    ],
+    ids=["characters", "bytes", "NUL", "empty"],
+)
+def test_a_name_that_rows_cannot_have(
+    name: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service does not start with it, and says which token it is; of its secret and its name it says nothing."""
+    path = tmp_path / "tokens.yaml"
+    entries = [{"name": given, "sha256": hash_secret(given), "scopes": ["read"]} for given in ("good", name)]
+    path.write_bytes(msgspec.json.encode(entries))
+    monkeypatch.setenv("SLIPWAY_TOKENS_FILE", str(path))
+    monkeypatch.setenv("SLIPWAY_DATABASE_URL", "x")
+    monkeypatch.setenv("SLIPWAY_KAFKA", "x")
+    with pytest.raises(SystemExit) as exit_:
+        from_environment(Settings)
+    said = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert said.startswith("SLIPWAY_TOKENS_FILE: ")
+    assert said.endswith(f"{path}: the name of token 2 {wrong}; choose another one\n")
+    assert hash_secret(name) not in said
+    assert len(said) < 300
+
+
+def test_a_reloaded_name_that_rows_cannot_have_keeps_the_last_good(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"- {{name: a, sha256: {hash_secret('a')}, scopes: [admin]}}")
+    tokens = Tokens(path)
+    assert tokens.find("a") is not None
+    path.write_text(f"- {{name: {chr(0x1F980) * 200}, sha256: {hash_secret('b')}, scopes: [admin]}}")
+    assert (tokens.find("a") is not None, tokens.find("b")) == (True, None)

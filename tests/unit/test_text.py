@@ -89,6 +89,17 @@ def test_producers_publish_what_consumers_accept() -> None:
     assert "at most" in outbox.refusal(EXAMPLES[0], b'"' + b"a" * VALUE_BYTES_MAX + b'"')
 
 
+@given(st.text("a\N{LATIN SMALL LETTER E WITH ACUTE}\N{CRAB}\0\ud800", max_size=12))
+def test_a_cut_text_fits(text: str) -> None:
+    """One that fits is left as it is; of another one the beginning is left."""
+    small = Limit(6, 9)
+    cut = small.cut(text)
+    assert small.problem(cut) == ""
+    assert cut == text or small.problem(text)
+    clean = text.replace("\0", "\ufffd").replace("\ud800", "\ufffd")
+    assert cut == clean or (cut.endswith("…") and clean.startswith(cut[:-1]))
+
+
 @given(st.sampled_from(LIMITS), st.text("a\N{LATIN SMALL LETTER E WITH ACUTE}\N{CRAB}\0\ud800", max_size=12))
 def test_a_limit_counts_characters_and_bytes(limit: Limit, text: str) -> None:
     small = Limit(6, 9)

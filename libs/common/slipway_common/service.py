@@ -16,9 +16,11 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from pydantic import field_validator
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
+from slipway_common.base.text import listed
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
@@ -65,6 +67,14 @@ class ServiceSettings(EnvironmentSettings):
     """Name of this replica for static group membership, so that a quick restart moves no partition."""
     tokens_file: Path | None = None
     heartbeat_seconds: float = 5.0
+
+    @field_validator("tokens_file")
+    @classmethod
+    def _has_usable_names(cls, path: Path | None) -> Path | None:
+        """Report a name that rows cannot have at start-up rather than at the first request of its token."""
+        if path is not None:
+            access.check_tokens(path)
+        return path
 
 
 class Loop(msgspec.Struct, frozen=True):
@@ -345,12 +355,12 @@ class Service:
         events = [
             *self._unowned.changes(
                 unowned,
-                summary=f"{self.name} cannot claim its assigned partitions of {', '.join(unowned)}",
+                summary=f"{self.name} cannot claim its assigned partitions of {listed(unowned)}",
                 effect="events on these partitions are not processed",
             ),
             *self._unsendable.changes(
                 unsendable,
-                summary=f"{self.name} cannot publish to all partitions of {', '.join(unsendable)}",
+                summary=f"{self.name} cannot publish to all partitions of {listed(unsendable)}",
                 effect="events on some partitions wait in the outbox; other partitions are not delayed",
             ),
         ]

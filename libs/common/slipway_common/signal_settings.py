@@ -13,8 +13,8 @@ class SignalSettings(ServiceSettings):
     """Settings read when the service starts."""
 
     signal_sources_file: Path | None = None
-    """Rules per signal source: allowed signals, and the share of a pool that the source may trip. Without a file, any
-    source is allowed, and all together may trip half of a pool."""
+    """Rules per signal source: allowed signals, and the share of a pool that the source may trip, and may pause.
+    Without a file, any source is allowed, and all together may trip half of a pool and pause half of it."""
 
     @field_validator("signal_sources_file")
     @classmethod

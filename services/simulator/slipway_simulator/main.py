@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -68,6 +69,7 @@ def build(settings: Settings) -> FastAPI:
     app.include_router(queue.router)
     problems.install(app)
     access.check(app)
+    app.openapi = partial(problems.document, app)  # type: ignore[method-assign]
     app.add_middleware(PathAsSent)
     return app
 

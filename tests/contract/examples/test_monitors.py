@@ -25,7 +25,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.signals import record_requests
 from tests.contract.examples.outside import EXAMPLES, example, kcat, serving
 from tests.support.harness import Place, member, read_all, until
-from tests.support.provisioner import Provisioner, provisioner_on
+from tests.support.provisioner import Provisioner, declared, provisioner_on
 
 
 @contextlib.asynccontextmanager
@@ -35,7 +35,7 @@ async def listening(place: Place, postgres: EmbeddedPostgres, topic: Topic) -> A
     await place.create(topic)
     async with provisioner_on(postgres) as provisioner:
         await provisioner.follow_the_host()
-        await provisioner.declare()
+        await provisioner.declare(declared("zone-a", "zone-b"))  # of which a source may pause one
         async with member(place, handlers[topic], topic=topic, database=provisioner.database):
             yield provisioner
         assert await provisioner.database.fetchval("SELECT count(*) FROM dead_letter") == 0

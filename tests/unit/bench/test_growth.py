@@ -1,9 +1,31 @@
-"""Verdict on the growth of tables: by the ratio of their rows, or by the difference of small ones."""
+"""Verdict on the growth of tables: by the ratio of their rows, or by the difference of small ones; on tables that stay
+empty; and on the longest lock."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 import pytest
 
-from bench.growth.__main__ import claims, grows
-from bench.growth.locks import ROWS, Locks
+from bench.growth import coverage
+from bench.growth.__main__ import MONTHS, Found, chunks, claims, grows
+from bench.growth.locks import ROWS, Locks, Wait, Watched
+from slipway_common.database.retention import Bounded
+
+QUIET = Watched(tries=1, waits=[])
+FILLED: Mapping[str, int] = {
+    name: 0 if name in coverage.REASONS or isinstance(row, Bounded) else 7 for name, row in coverage.rules().items()
+}
+WRITTEN = dict.fromkeys(FILLED, 9)
+
+
+def locks(**changes: Any) -> Locks:
+    quiet = Locks(rows=ROWS, seconds=1.0, pool=QUIET, row=QUIET, commit_ms=1.0)
+    return msgspec.structs.replace(quiet, **changes)
+
+
+def false(found: Found, measured: Locks) -> list[str]:
+    return [claim for claim, holds in claims(found, measured).items() if not holds]
 
 
 @pytest.mark.parametrize(
@@ -15,11 +37,49 @@ def test_a_table_grows_by_its_ratio_and_its_difference(early: int, late: int, *,
 
 
 def test_claims_name_what_grows() -> None:
-    """And they are false for a lock that is too long, or a backlog that is left."""
-    measured = Locks(rows=ROWS - 1, seconds=1, tries=1, waited=1, pool=0, row=100.1, commit=1)
-    found = {2: {"a.bounded": 10, "a.growing": 10}, 12: {"a.bounded": 10, "a.growing": 100}}
-    false = [claim for claim, holds in claims(found, measured).items() if not holds]
-    assert len(false) == 3
-    assert "a.growing" in false[0]
-    assert "a.bounded" not in false[0]
-    assert not [claim for claim, holds in claims({2: {}, 12: {}}, measured).items() if holds and "ms" in claim]
+    early = {**FILLED, "a.bounded": 10, "a.growing": 10}
+    (claim,) = false(Found({2: early, 12: {**early, "a.growing": 100}}, WRITTEN), locks())
+    assert "a.growing" in claim
+    assert "a.bounded" not in claim
+
+
+def test_claims_name_tables_that_stay_empty() -> None:
+    """A table that keeps its rows for days is empty in month 2, into another one nothing was ever written, and a third
+    one has rows in spite of its reason."""
+    kept, at_once, reasoned = "lease_broker.gangs", "provisioner.missing_instance", next(iter(coverage.REASONS))
+    early = {**FILLED, kept: 0, at_once: 0, reasoned: 1}
+    (claim,) = false(Found({2: early, 12: early}, {**WRITTEN, at_once: 0}), locks())
+    assert claim.endswith(f"(not {kept}, {at_once}, {reasoned})")
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "reason"),
+    [
+        ("provisioner.missing_instance", 1, "missing instances, deleted after a pass"),
+        ("provisioner.missing_instance", 0, ""),
+        ("lease_broker.gangs", 1, ""),
+        ("lease_broker.reception", 0, "one row per partition"),
+        ("provisioner.unreachable_machine", 1, "the account of the day"),
+        ("provisioner.unreachable_machine", 0, ""),
+    ],
+)
+def test_reason_of_an_empty_table(name: str, written: int, reason: str) -> None:
+    found = coverage.empty({**WRITTEN, name: written}, {**FILLED, name: 0})[name]
+    assert found.startswith(reason)
+    assert bool(found) is bool(reason)
+
+
+def test_claims_are_false_for_long_locks_and_a_backlog() -> None:
+    found = Found({2: FILLED, 12: FILLED}, WRITTEN)
+    assert not false(found, locks(row=Watched(2, [Wait(250.0, 150.0), Wait(99.0, 0.0)])))
+    assert len(false(found, locks(row=Watched(1, [Wait(250.0, 149.0)])))) == 1
+    assert len(false(found, locks(pool=Watched(1, [Wait(1.0, 1.0)])))) == 1
+    assert len(false(found, locks(rows=ROWS - 1))) == 1
+
+
+def test_chunks_are_short_at_the_end_of_both_months() -> None:
+    """And they cover each day once."""
+    found = [*chunks(0, MONTHS[2]), *chunks(MONTHS[2], MONTHS[12])]
+    assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
+    assert found[-1][1] == MONTHS[12]
+    assert [end - begin for begin, end in found if end in MONTHS.values()] == [15, 15]

@@ -148,7 +148,7 @@ def test_a_signal_is_raised_by_a_command(services: Services, url: str) -> None:
             "accepted: earlier signals of its source are withdrawn; probed at once if tripped: zone-a",
         ),
         ("config zone-a", "resume_request", "accepted: the pause of its source ends"),
-        ("config zone-a", "pause_request", "accepted: launches are paused until "),
+        ("config zone-a", "pause_request", "accepted: pauses launches until "),
         (f"worker {ID}", "spot_interruption", "accepted: the worker drains and leaves after its current task"),
     ],
 )

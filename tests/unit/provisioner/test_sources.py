@@ -25,6 +25,7 @@ def source(overdue_seconds: float, **changes: Any) -> Source:
         "observed_at": NOW,
         "valid_for_seconds": 300.0,
         "overdue_seconds": overdue_seconds,
+        "late_seconds": 1.0,
         "is_last": False,
         "alerted": False,
         "end_reason": "",
@@ -51,7 +52,7 @@ CHANGES = [
     ((-1.0, True, "", False), (False, False, AlertResolved)),
     ((HOUR - 1, False, "", False), (True, False, AlertRaised)),
     ((HOUR, True, "", False), (False, True, AlertResolved)),
-    ((HOUR, False, "", False), (False, True, None)),  # of a monitor whose clock is hours behind
+    ((HOUR, False, "", False), (False, True, None)),
     ((-1.0, False, "removed", False), None),
     ((HOUR, False, "removed", False), None),
     ((1.0, True, "removed", False), (False, True, AlertResolved)),
@@ -69,15 +70,39 @@ def test_changes(now: tuple[float, bool, str, bool], change: tuple[bool, bool, t
     assert shown == change
 
 
-@given(st.floats(-1e5, 1e5), st.booleans(), st.sampled_from(["", "removed"]), st.booleans())
-def test_settled_is_settled(overdue: float, alerted: bool, end_reason: str, deleted: bool) -> None:
-    """A source that was settled needs no change, and every raised alert is resolved before it is forgotten."""
-    given_source = source(overdue, alerted=alerted, end_reason=end_reason, pool_deleted=deleted)
-    if change := settled(given_source, HOUR):
-        after = source(overdue, alerted=change.alerted, end_reason=change.end_reason, pool_deleted=deleted)
-        assert settled(after, HOUR) is None
+@given(st.floats(-1e5, 1e5), st.booleans(), st.sampled_from(["", "removed"]), st.booleans(), st.floats(0, 1e4))
+def test_settled_is_settled(overdue: float, alerted: bool, end_reason: str, deleted: bool, late: float) -> None:
+    """A source that was settled needs no change, and every raised alert is resolved before it is forgotten: that on a
+    late source as soon as it no longer reports."""
+    state: dict[str, Any] = {"late_seconds": late, "pool_deleted": deleted}
+    if change := settled(source(overdue, alerted=alerted, end_reason=end_reason, **state), HOUR):
         assert (change.alert is not None) == (change.alerted != alerted)
-        assert not (change.alerted and change.end_reason)
+        after = settled(source(overdue, alerted=change.alerted, end_reason=change.end_reason, **state), HOUR)
+        if change.alerted and change.end_reason:
+            assert late >= HOUR + 300
+            assert after is not None
+            assert (after.alerted, type(after.alert)) == (False, AlertResolved)
+        else:
+            assert after is None
+
+
+#        late, alerted                      alerted, ends, event
+LATE = [
+    ((HOUR + 300, False), (True, True, AlertRaised)),
+    ((HOUR + 299, False), (False, True, None)),
+    ((HOUR + 300, True), (True, True, None)),
+    ((HOUR + 299, True), (False, True, AlertResolved)),
+]
+
+
+@pytest.mark.parametrize(("now", "change"), LATE)
+def test_a_report_that_had_expired_when_it_was_received(
+    now: tuple[float, bool], change: tuple[bool, bool, type | None]
+) -> None:
+    """Its source is dropped and has an alert."""
+    late, alerted = now
+    got = settled(source(HOUR, late_seconds=late, alerted=alerted), HOUR)
+    assert (got and (got.alerted, bool(got.end_reason), got.alert and type(got.alert))) == change
 
 
 def alert(of: Source) -> Alert:
@@ -98,6 +123,22 @@ def test_the_alert() -> None:
     assert dropped.summary == (
         "source old queue of pool linux is no longer stale: dropped, since it did not report for 65 min"
     )
+
+
+def test_the_alert_on_a_clock_that_is_behind() -> None:
+    """It says so from the first report that was stale when it was received."""
+    prompt, stale, dropped = (
+        alert(source(overdue, late_seconds=late)) for overdue, late in ((10, 299), (10, 300), (HOUR, HOUR + 360))
+    )
+    assert prompt.command.startswith("restart its monitor")
+    assert stale.summary == (
+        "source old queue of pool linux is stale: its last report was 5 min old when it was received"
+    )
+    assert stale.command == dropped.command == "set the clock of its monitor"
+    assert stale.doing.startswith("drops the source 60 min after")
+    assert dropped.summary.endswith("is stale: its last report was 66 min old when it was received")
+    assert dropped.doing == "drops the source after each report, until they are valid"
+    assert dropped.effect.startswith("its 2 pending and 3 claimed tasks launch no workers and protect none; ")
 
 
 def test_a_tombstone_ends_the_source_in_its_key() -> None:

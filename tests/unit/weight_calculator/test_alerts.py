@@ -283,6 +283,14 @@ def test_a_bad_image_is_one_page_with_evidence(alerted: Alerted) -> None:
     assert alerted.kinds(PAGE) == ["image-tripped/image/linux-1"]
 
 
+def test_an_alert_fits_its_limits_as_it_is_stored(alerted: Alerted) -> None:
+    """Its evidence quotes locations of console logs, each as long as a note may be."""
+    alerted.commit(*(msgspec.structs.replace(alerted.dead_boot(), console="c" * 4000) for _ in range(5)))
+    page = alerted.open["weight-calculator/image-tripped/image/linux-1"]
+    assert all(line.endswith("c…") for line in page.evidence)
+    assert msgspec.json.decode(msgspec.json.encode(page), type=AlertRaised) == page
+
+
 def test_late_boots_name_their_machines(alerted: Alerted) -> None:
     """The boots have not timed out yet; their consoles are known since the launch."""
     alerted.commit(*known_boots(alerted.world.configs["zone-a"].declared))

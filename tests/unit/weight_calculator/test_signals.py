@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.base.text import NAME, REASON
 from slipway_common.events.signal_kinds import KINDS, REQUESTS, TTL_SECONDS_MAX
 from slipway_common.events.signal_rules import Rules, Source
 from slipway_common.events.worker import Scope
+from slipway_common.messaging import outbox
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.world import commit, enforce_shares
 from tests.support.worlds import (
@@ -78,6 +81,19 @@ def test_factor_of_a_signal(kind: str, value: float | None, factor: float) -> No
     before = story.record("a", 0).health
     assert story.signal(signal_event(kind, "config", "a", value=value)) == ""
     assert story.record("a", 0).health == pytest.approx(before * factor)
+
+
+def test_a_record_with_many_signals_fits() -> None:
+    """Each signal is from a source of its own, with the longest name and reason."""
+    story = Story(A, B)
+    for number in range(40):
+        source = f"{number:03}" + "s" * (NAME.characters - 3)
+        event = signal_event("degraded", "config", "a", source=source, reason="r" * REASON.characters)
+        assert story.signal(event) == ""
+    record = story.record("a", 0)
+    assert len(record.signals) == 20
+    assert " and 35 more" in record.reason
+    assert outbox.refusal(record, msgspec.json.encode(record)) == ""
 
 
 def test_every_kind_has_its_factor_here_and_its_effect_in_the_guide() -> None:

@@ -4,9 +4,15 @@ PostgreSQL stores no NUL and no half of a surrogate pair, and a row of an index 
 fails at every attempt. A limit counts characters, and bytes for scripts that need several bytes a character.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
+
+CUT: Final = "…"
+UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+LISTED_MAX: Final = 5
 
 
 class Limit(NamedTuple):
@@ -32,6 +38,16 @@ class Limit(NamedTuple):
             return "has half of a surrogate pair"
         return f"has {size:,} bytes in UTF-8; at most {self.bytes:,} are possible" if size > self.bytes else ""
 
+    def cut(self, text: str) -> str:
+        """The text, without what cannot be stored, and cut at its end with "…" if it is too long."""
+        if not self.problem(text):
+            return text
+        text = UNSTORABLE.sub("�", text[: self.characters + 1])
+        if not self.problem(text):
+            return text
+        kept = text[: self.characters - 1].encode()[: self.bytes - len(CUT.encode())]
+        return kept.decode(errors="ignore") + CUT
+
 
 WORD: Final = Limit(60, 180)
 """Words of a fixed set, such as stages."""
@@ -43,6 +59,13 @@ REASON: Final = Limit(500, 1_500)
 """Reasons that people and monitors give."""
 NOTE: Final = Limit(4_000, 12_000)
 """Summaries, details and other text for people, which may quote reasons and names."""
+
+
+def listed(names: Sequence[str], most: int = LISTED_MAX) -> str:
+    """Names for a sentence; of many, the first ones and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
 
 Word = Annotated[str, WORD.meta]
 Name = Annotated[str, NAME.meta]

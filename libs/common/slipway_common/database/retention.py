@@ -84,10 +84,8 @@ def unused_by(*uses: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def delete_ended(table: Table, *ended: ColumnElement[bool], order: Sequence[ColumnElement[Any]]) -> Delete:
-    """Deletion of a chunk of rows that have ended, in the `order` of an index that finds them, the oldest
-    first. Where they change meanwhile, they are checked again."""
-    rows = select(_place(table)).select_from(table).where(*ended).order_by(*order).limit(CHUNK_ROWS)
-    return _delete(table, rows.with_for_update(of=table, skip_locked=True))
+    """Deletion of a chunk of rows that have ended, in the `order` of an index that finds them, the oldest first."""
+    return _delete(table, select(_place(table)).select_from(table).where(*ended).order_by(*order).limit(CHUNK_ROWS))
 
 
 def delete_oldest(table: Table, at: ColumnElement[Any], *, order: ColumnElement[Any]) -> Delete:
@@ -102,9 +100,17 @@ def _place(table: Table) -> ColumnElement[Any]:
     return literal_column(f"{table.name}.ctid")
 
 
-def _delete(table: Table, places: Select[Any]) -> Delete:
+def _delete(table: Table, found: Select[Any]) -> Delete:
+    """Deletion of found rows. They are locked only once all are found: a chunk that is not full has read everything
+    that has ended, which takes long where much of it is still used. A row that changes meanwhile is at another place,
+    which the statement does not see, and stays."""
+    free = select(_place(table)).select_from(table).where(_among(table, found))
+    return delete(table).where(_among(table, free.with_for_update(of=table, skip_locked=True)))
+
+
+def _among(table: Table, places: Select[Any]) -> ColumnElement[bool]:
     chosen = func.array(places.correlate(None).scalar_subquery())
-    return delete(table).where(_place(table) == any_(chosen))
+    return _place(table) == any_(chosen)
 
 
 class PruneLoop:

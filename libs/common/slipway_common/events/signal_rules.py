@@ -17,7 +17,8 @@ FUTURE_SECONDS_MAX: Final = 60.0
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Permissions of a source: target kinds, target id patterns, signal kinds, and the share of a pool it may trip."""
+    """Permissions of a source: target kinds, target id patterns, signal kinds, and the share of a pool that it may trip
+    and, separately, the share that it may pause."""
 
     targets: tuple[str, ...] = TARGETS
     ids: tuple[str, ...] = ("*",)
@@ -69,6 +70,22 @@ def is_for_provisioner(event: SignalRaised) -> bool:
     """True if the provisioner acts on a valid signal: a request, or the interruption of a worker. The weight-calculator
     acts on all others."""
     return event.kind in REQUESTS or (event.kind, event.target_kind) == ("spot_interruption", "worker")
+
+
+def share_holder(source: str, rules: Rules) -> str:
+    """Name under which a source holds its share of a pool: its own if operators have named it, otherwise the empty one.
+    All others hold one share together, because on Kafka a source can use any name."""
+    return source if source in rules.sources else ""
+
+
+def over_share(source: str, rules: Rules, *, count: int, total: int, of: str) -> str:
+    """Text about a source that would stop `count` of `total` launch configs, with the words `of` for these; empty if
+    its share allows it."""
+    permissions = rules.sources.get(source, rules.unnamed)
+    max_share = permissions.max_share if permissions is not None else 0.0
+    if count and count / total > max_share:
+        return f"{count} of {total} {of}; at most {max_share:.0%}"
+    return ""
 
 
 def redacted_signal(event: SignalRaised) -> SignalRaised:

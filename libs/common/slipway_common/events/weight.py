@@ -62,8 +62,8 @@ class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
     `tripped_by` and `tripped_by_id` name the cause: `tripped_by` is the kind of a shared window with its id, "signal",
     or empty for the config's own failures. `probe_permit` is the newest permit issued, None before the first trip; each
     permit allows one launch, and only while `probe_ready` is true. `stages` maps launch, boot and claim. `signals` are
-    the signals in effect, as text. `offsets` maps "topic/partition" to the offset after the newest event of the config
-    that this record includes. The version of the record is the envelope's revision.
+    the first signals in effect, as text. `offsets` maps "topic/partition" to the offset after the newest event of the
+    config that this record includes. The version of the record is the envelope's revision.
     """
 
     type: ClassVar[str] = "io.slipway.weight.changed.v1"

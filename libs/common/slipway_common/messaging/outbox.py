@@ -15,9 +15,12 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.base.text import KEY
 from slipway_common.database.postgres import Connection
+from slipway_common.events.fitting import fitted
 from slipway_common.events.topics import DECODERS, TOPIC_OF
 from slipway_common.messaging.records import VALUE_BYTES_MAX
-from slipway_common.observability.telemetry import child_of, current_trace
+from slipway_common.observability.telemetry import child_of, current_trace, logger
+
+LOG = logger(__name__)
 
 
 class Traced(msgspec.Struct, frozen=True):
@@ -61,8 +64,8 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     """Add events to the outbox of the caller's transaction, in order.
 
     `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
-    Raises BadEvent for an event that no consumer would accept: it is too large for a batch, or one of its texts or its
-    subject is too long.
+    Notes that are too long are cut. Raises BadEvent for an event that no consumer would accept: it is too
+    large for a batch, or one of its names or its subject is too long.
     """
     if not events:
         return
@@ -79,11 +82,24 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
         if wrong := KEY.problem(subject):
             raise BadEvent(f"the subject of {event.type} {wrong}")
         if value is not None and (wrong := refusal(event, value)):
-            raise BadEvent(f"{event.type} of {subject}: {wrong}")
+            value = _shortened(event, wrong)
         row = (new_id(), topic.name, event.type, subject, topic.key(event), value, child_of(parent))
         for column, cell in zip(columns, row, strict=True):
             column.append(cell)
     await tx.execute(ENQUEUE, *columns, at)
+
+
+def _shortened(event: Any, wrong: str) -> bytes:
+    """Data of an event with its notes cut, since this is wrong with it. Raises BadEvent if that is not enough."""
+    subject = TOPIC_OF[type(event)].subject(event)
+    try:
+        value = msgspec.json.encode(fitted(event))
+    except msgspec.ValidationError:
+        raise BadEvent(f"{event.type} of {subject}: {wrong}") from None
+    if still := refusal(event, value):
+        raise BadEvent(f"{event.type} of {subject}: {still}")
+    LOG.warning("notes of an event were cut", type=event.type, subject=subject, reason=wrong)
+    return value
 
 
 def refusal(event: Any, value: bytes) -> str:

@@ -364,7 +364,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=PROVISIONER,
         labels=("reason",),
-        help="Pause requests, resume requests and spot interruptions refused, by reason",
+        help="Pause requests, resume requests and spot interruptions refused, by reason such as share",
     ),
     Metric(
         name="slipway_calls_resolved_total",

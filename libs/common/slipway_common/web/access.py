@@ -7,6 +7,7 @@ everything. The token of a worker is in no file: it reaches that worker's own ro
 
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Final
@@ -18,6 +19,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from slipway_common.base.ids import hash_secret, new_secret
+from slipway_common.base.text import NAME, Name
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.problem import Problem
 
@@ -35,11 +37,15 @@ Credentials = Annotated[Bearer, Depends(_bearer)]
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of the tokens file."""
+    """An entry of the tokens file. Its name is that of the caller in rows and events, as tenant or owner."""
 
-    name: str
+    name: Name
     sha256: str
     scopes: list[str]
+
+
+class BadTokens(ValueError):
+    """A token that cannot be used; the text says which by its position in the file, and nothing of it."""
 
 
 class Tokens:
@@ -65,13 +71,30 @@ class Tokens:
             stat = self.path.stat()
             stamp = (stat.st_mtime_ns, stat.st_size)
             if stamp != self._read_at:
-                self._tokens = msgspec.convert(yaml.safe_load(self.path.read_text()) or [], list[Token])
+                loaded = yaml.safe_load(self.path.read_text()) or []
+                _check_names(self.path, loaded)
+                self._tokens = msgspec.convert(loaded, list[Token])
                 self._read_at = stamp
         except (OSError, ValueError, yaml.YAMLError) as error:
             LOG.error(
                 "tokens file cannot be read, keeping the last good content", path=str(self.path), error=str(error)
             )
         return self._tokens
+
+
+def check_tokens(path: Path) -> None:
+    """Raise BadTokens if the name of a token of this file cannot be used. A file that cannot be read may be written
+    later, and is reported when a request needs it."""
+    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+        _check_names(path, yaml.safe_load(path.read_text()))
+
+
+def _check_names(path: Path, loaded: Any) -> None:
+    """Raise BadTokens for the first entry whose name cannot be used."""
+    for position, entry in enumerate(loaded if isinstance(loaded, list) else (), 1):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if isinstance(name, str) and (wrong := "is empty" if not name else NAME.problem(name)):
+            raise BadTokens(f"{path}: the name of token {position} {wrong}; choose another one")
 
 
 def allows(scopes: Iterable[str], wanted: str) -> bool:

@@ -44,6 +44,11 @@ MEDIA_TYPES: Final = {
 OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")
 
 
+def summary(description: str) -> str:
+    """Beginning of a description in one line."""
+    return re.split(r"[.,:;](?=\s|$)", description)[0].replace("\n", " ")
+
+
 def model_schema(model: Any) -> dict[str, Any]:
     """Schema of a pydantic model, for a body that its route reads by itself."""
     return TypeAdapter(model).json_schema(ref_template=f"{REFERENCE}{{model}}")
@@ -74,7 +79,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
             operation["security"] = list(security[method, path])
-            operation["summary"] = re.split(r"[.,:;](?=\s|$)", operation.get("description", ""))[0].replace("\n", " ")
+            operation["summary"] = summary(operation.get("description", ""))
             _document_answers(operation)
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schemas |= content["schema"].pop("$defs", {})
@@ -96,6 +101,7 @@ def _document_answers(operation: dict[str, Any]) -> None:
     content = {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}}
     refusals = {status: {"description": REFUSALS[status], "content": content} for status in sorted(statuses)}
     answers = {status: answer for status, answer in operation["responses"].items() if status < "4"}
-    for answer in answers.values():
-        answer.setdefault("content", {"application/json": {"schema": {}}})
+    for status, answer in answers.items():
+        if status != "204":
+            answer.setdefault("content", {"application/json": {"schema": {}}})
     operation["responses"] = answers | refusals

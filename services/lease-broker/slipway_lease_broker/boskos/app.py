@@ -9,7 +9,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 import msgspec
@@ -47,18 +47,14 @@ class Names(msgspec.Struct):
 
 
 class BoskosCall(msgspec.Struct, frozen=True):
-    """A call in progress. `given` are its parameters, one value each."""
+    """A call in progress. `required` are the values of its route's required parameters, in order; `given` are all
+    parameters, one value each."""
 
     request: Request
     given: Mapping[str, str]
+    required: Sequence[str]
     caller: Caller
     database: Database
-
-    def text(self, *names: str) -> list[str]:
-        """The values of required parameters; raises Refused if one is missing."""
-        if missing := [name for name in names if not self.given.get(name)]:
-            raise Refused(400, f"{', '.join(missing)} must be set (required: {', '.join(names)})")
-        return [_storable(name, self.given[name]) for name in names]
 
     async def body(self) -> bytes:
         read = b""
@@ -77,16 +73,6 @@ class App:
         self._runtime = runtime
         self._tokens = tokens
         self._terms = terms
-        self._routes: dict[str, tuple[str, Callable[[BoskosCall], Awaitable[Response]]]] = {
-            "/acquire": ("POST", self._acquire),
-            "/acquirebystate": ("POST", self._acquire_by_state),
-            "/release": ("POST", self._release),
-            "/update": ("POST", self._update),
-            "/reset": ("POST", self._reset),
-            "/metric": ("GET", self._metric),
-            "/lease/acquire": ("POST", self._lease_acquire),
-            "/lease/release": ("POST", self._lease_release),
-        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
@@ -96,21 +82,21 @@ class App:
         path = request.url.path
         if path == "/healthz/ready" and (reasons := self._runtime.unready()):
             return text(503, "; ".join(reasons))
-        if path not in self._routes:
+        if path not in ROUTES:
             return Response()  # also /healthz
-        method, handler = self._routes[path]
+        route = ROUTES[path]
         try:
-            if request.method != method:
-                raise Refused(405, f"{path} supports {method} only")
+            if request.method != route.method:
+                raise Refused(405, f"{path} supports {route.method} only")
             caller = self._caller(request)
             if (database := self._runtime.database) is None:
                 raise Refused(500, NOT_STARTED)
             given = {name: request.query_params.getlist(name)[0] for name in request.query_params}
-            return await handler(BoskosCall(request, given, caller, database))
+            return await route.handler(self, BoskosCall(request, given, route.values(given), caller, database))
         except Refused as refused:
             answer = text(refused.status, refused.text)
             if refused.status == 405:
-                answer.headers["Allow"] = method
+                answer.headers["Allow"] = route.method
             return answer
         except UNSTORABLE as error:
             return text(400, f"a text cannot be stored: {error}")
@@ -143,7 +129,8 @@ class App:
         return Caller(name, may_write)
 
     async def _acquire(self, call: BoskosCall) -> Response:
-        type_, state, dest, owner = call.text("type", "state", "dest", "owner")
+        """Acquire a slot of a type. With a request id, a call that is answered 404 keeps its place in the queue."""
+        type_, state, dest, owner = call.required
         request_id = call.given.get("request_id") or None
         wanted = Wanted(
             lease_pool_id=type_,
@@ -160,7 +147,8 @@ class App:
         return json(resource(slot), **token)
 
     async def _acquire_by_state(self, call: BoskosCall) -> Response:
-        state, dest, owner, given = call.text("state", "dest", "owner", "names")
+        """Acquire all of the named slots, separated by commas, or none."""
+        state, dest, owner, given = call.required
         names = list(dict.fromkeys(name for name in given.split(",") if name))
         if not names:
             raise Refused(400, "names must be set: one or more names, separated by commas")
@@ -170,18 +158,21 @@ class App:
         return json([resource(slot) for slot in found])
 
     async def _release(self, call: BoskosCall) -> Response:
-        name, dest, owner = call.text("name", "dest", "owner")
+        """Release a slot of the owner."""
+        name, dest, owner = call.required
         await self._calls.release(call.database, call.caller, name=name, dest=dest, owner=owner)
         return Response()
 
     async def _update(self, call: BoskosCall) -> Response:
-        name, owner, state = call.text("name", "owner", "state")
+        """Renew a slot of the owner, and merge user data into it."""
+        name, owner, state = call.required
         userdata = _userdata(await call.body())
         await self._calls.update(call.database, call.caller, name=name, owner=owner, state=state, userdata=userdata)
         return Response()
 
     async def _reset(self, call: BoskosCall) -> Response:
-        type_, state, dest, expire = call.text("type", "state", "dest", "expire")
+        """Release the slots whose owners have not renewed them for the time `expire`, such as 10m."""
+        type_, state, dest, expire = call.required
         try:
             seconds = go_seconds(expire)
         except ValueError as error:
@@ -192,12 +183,13 @@ class App:
         return json(owners)
 
     async def _metric(self, call: BoskosCall) -> Response:
-        (type_,) = call.text("type")
+        """Count the slots of a type by state and owner."""
+        (type_,) = call.required
         return json(await self._calls.metric(call.database, call.caller, type_))
 
     async def _lease_acquire(self, call: BoskosCall) -> Response:
         """Wait until all slots are acquired; 500 on a time-out. Slots whose answer nobody receives are released."""
-        (type_,) = call.text("type")
+        (type_,) = call.required
         given = call.given.get("count", "1")
         if not (given.isascii() and given.isdecimal()) or len(given) > 7 or int(given) > UNITS_MAX:
             raise Refused(400, f"count: {given[:50]!r} is not a number from 0 to {UNITS_MAX}")
@@ -239,6 +231,34 @@ class App:
         if failures:
             raise Refused(500, f"{'; '.join(failures)}\nReleased: {', '.join(released) or 'none'}")
         return Response(status_code=204)
+
+
+class Route(NamedTuple):
+    """A route: its method, its handler and its parameters."""
+
+    method: str
+    handler: Callable[[App, BoskosCall], Awaitable[Response]]
+    required: Sequence[str] = ()
+    optional: Sequence[str] = ()
+
+    def values(self, given: Mapping[str, str]) -> list[str]:
+        """Values of the required parameters. Raises Refused if one is missing or cannot be stored."""
+        if missing := [name for name in self.required if not given.get(name)]:
+            raise Refused(400, f"{', '.join(missing)} must be set (required: {', '.join(self.required)})")
+        return [_storable(name, given[name]) for name in self.required]
+
+
+ROUTES: Final = {
+    "/acquire": Route("POST", App._acquire, ("type", "state", "dest", "owner"), ("request_id",)),
+    "/acquirebystate": Route("POST", App._acquire_by_state, ("state", "dest", "owner", "names")),
+    "/release": Route("POST", App._release, ("name", "dest", "owner")),
+    "/update": Route("POST", App._update, ("name", "owner", "state")),
+    "/reset": Route("POST", App._reset, ("type", "state", "dest", "expire")),
+    "/metric": Route("GET", App._metric, ("type",)),
+    "/lease/acquire": Route("POST", App._lease_acquire, ("type",), ("count",)),
+    "/lease/release": Route("POST", App._lease_release),
+}
+"""Routes by path. Any other path is answered with 200 and nothing, as Boskos does."""
 
 
 async def _is_disconnected(request: Request, seconds: float) -> bool:

@@ -1,11 +1,11 @@
 """Request bodies and parameters with their bounds. All values accepted here can be stored."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration.models import LeasePacing
+from slipway_common.web.moment import Moment
 from slipway_common.web.text import Name, NameOrEmpty, Reason
 from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, UNITS_MAX
 
@@ -17,16 +17,6 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan
 WaitSeconds = Annotated[
     float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after this time.")
 ]
-
-
-def _in_utc(at: datetime) -> datetime:
-    try:
-        return at.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("must be within the years 1 to 9999 (UTC)") from None
-
-
-Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class Body(BaseModel):

@@ -15,6 +15,7 @@ from slipway_common.declaration.parsing import problems
 from slipway_common.declaration.strict_yaml import path_text
 from slipway_common.web.access import READ, Needs
 from slipway_common.web.declaring import changed_meanwhile, refusing
+from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, ReasonOrEmpty
@@ -28,7 +29,7 @@ from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
-from slipway_lease_broker.http.bodies import Moment, Reported, Starts, TermsChange, WithReason
+from slipway_lease_broker.http.bodies import Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Operator
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from slipway_common.base.text import listed
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
@@ -62,7 +63,7 @@ async def forget_unlisted(db: Connection) -> bool:
 def kept_alert(account_id: str, waiting: int, kept: Sequence[Kept] = ()) -> Alert:
     """Alert on the number of orphan instances that wait for a person; resolved if none does."""
     number = "1 orphan instance" if waiting == 1 else f"{waiting} orphan instances"
-    reasons = "; ".join(sorted({each.reason for each in kept}))
+    reasons = listed(sorted({each.reason for each in kept}))
     return (AlertRaised if waiting else AlertResolved)(
         dedup_key=alert_key("provisioner", "orphans-kept", account_id),
         subject_kind="account",

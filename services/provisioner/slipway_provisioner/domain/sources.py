@@ -19,8 +19,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A source of a pool, and what is known about its last report.
 
     `overdue_seconds`: time since its last report was valid, without downtime, in which none could be received; negative
-    while it is valid. `is_last`: no other source of its pool is fresh. `alerted`: an alert on it was raised.
-    `end_reason`: empty unless it has ended.
+    while it is valid. `late_seconds`: age of that report when it was received. `is_last`: no other source of
+    its pool is fresh. `alerted`: an alert on it was raised. `end_reason`: empty unless it has ended.
     """
 
     pool_id: str
@@ -30,6 +30,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: datetime
     valid_for_seconds: float
     overdue_seconds: float
+    late_seconds: float
     is_last: bool
     alerted: bool
     end_reason: str
@@ -58,14 +59,22 @@ def settled(source: Source, protected_seconds: float) -> Settled | None:
     """The change that a source needs; None if it needs none.
 
     An alert is raised as soon as it is stale, and resolved when it reports again or has ended. It is dropped when it
-    has expired, or its pool was deleted.
+    has expired, or its pool was deleted. If its report had expired when it was received, as all reports of a clock far
+    behind have, the alert is also raised then. An ended source that has one is given once it reports no more.
     """
     end_reason, now = source.end_reason, freshness(source.overdue_seconds, protected_seconds)
-    if not end_reason and source.pool_deleted:
-        end_reason = "its pool was deleted"
-    elif not end_reason and now is Freshness.EXPIRED:
-        end_reason = f"dropped, since it did not report for {span(source.valid_for_seconds + source.overdue_seconds)}"
-    alerted = not end_reason and now is Freshness.STALE
+    is_late = source.late_seconds >= source.valid_for_seconds + protected_seconds
+    if end_reason:
+        alerted = False
+    elif source.pool_deleted:
+        alerted, end_reason = False, "its pool was deleted"
+    elif now is Freshness.EXPIRED and is_late:
+        alerted, end_reason = True, f"dropped, since its last report {_late(source)}"
+    elif now is Freshness.EXPIRED:
+        alerted, overdue = False, span(source.valid_for_seconds + source.overdue_seconds)
+        end_reason = f"dropped, since it did not report for {overdue}"
+    else:
+        alerted = now is Freshness.STALE
     if (alerted, end_reason) == (source.alerted, source.end_reason):
         return None
     return Settled(
@@ -79,22 +88,31 @@ def settled(source: Source, protected_seconds: float) -> Settled | None:
 
 def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised: bool) -> Alert:
     pool_id, name = source.pool_id, source.source
+    is_late = source.late_seconds >= source.valid_for_seconds
+    state = f"stale{f': its last report {_late(source)}' if is_late else ''}"
     over = f"no longer stale: {end_reason or 'it reports again'}"
     others = "no source of the pool is fresh" if source.is_last else "other sources of the pool are fresh"
-    tasks = f"{source.pending} pending and {source.claimed} claimed tasks"
+    effect = "launch no workers and protect none" if end_reason else "launch no workers, but protect idle ones"
+    doing = f"drops the source {span(protected_seconds)} after it became stale, unless it reports again"
+    restart = f"restart its monitor, or {shlex.join(['slipway', 'demand', 'rm', pool_id, name])}"
+    stopped = "its monitor stopped, cannot reach Slipway, or reports under another name"
     return (AlertRaised if raised else AlertResolved)(
         dedup_key=alert_key("provisioner", "demand-source-stale", pool_id, name),
         subject_kind="pool",
         subject_id=pool_id,
         kind="demand-source-stale",
-        summary=f"source {name} of pool {pool_id} is {'stale' if raised else over}",
-        effect=f"its {tasks} launch no workers, but protect idle ones; {others}",
-        doing=f"drops the source {span(protected_seconds)} after it became stale, unless it reports again",
-        command=f"restart its monitor, or {shlex.join(['slipway', 'demand', 'rm', pool_id, name])}",
+        summary=f"source {name} of pool {pool_id} is {state if raised else over}",
+        effect=f"its {source.pending} pending and {source.claimed} claimed tasks {effect}; {others}",
+        doing="drops the source after each report, until they are valid" if end_reason else doing,
+        command="set the clock of its monitor" if is_late else restart,
         since=source.observed_at + timedelta(seconds=source.valid_for_seconds),
-        cause="its monitor stopped, cannot reach Slipway, or reports under another name",
+        cause="the clock of its monitor is behind, or its reports are delayed" if is_late else stopped,
         severity="page" if source.is_last else "notice",
     )
+
+
+def _late(source: Source) -> str:
+    return f"was {span(source.late_seconds)} old when it was received"
 
 
 def span(seconds: float) -> str:

@@ -6,16 +6,26 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED, STOPPABLE, WAITING, State
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import REQUESTS
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner, redacted_signal, refusal
+from slipway_common.events.signal_rules import (
+    DEFAULT_RULES,
+    Rules,
+    is_for_provisioner,
+    redacted_signal,
+    refusal,
+    share_holder,
+)
 from slipway_common.messaging.records import Received
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
+from slipway_provisioner.domain.pauses import RefusedPause, by_signal, share_problem
 from slipway_provisioner.domain.workers import stopping
-from slipway_provisioner.store import configs, pools, workers
+from slipway_provisioner.store import configs, pools, refused_pauses, workers
 
 LOG = logger(__name__)
 REASON_CHARACTERS_MAX: Final = 500
@@ -29,7 +39,8 @@ async def record_requests(
 ) -> Callable[[], None] | None:
     """Apply pause requests until their TTL ends, resume requests to pauses of the same source, and spot interruptions.
 
-    Signals that the rules refuse change nothing; the weight-calculator stores them for people. Returns a function that
+    Signals that the rules refuse change nothing; the weight-calculator stores them for people. An alert is raised on
+    pause requests beyond the share of their source, which only the provisioner knows. Returns a function that
     counts the refused signals, to be called after the commit.
     """
     received_signals: list[SignalRaised] = [
@@ -40,33 +51,51 @@ async def record_requests(
     now = await pools.now(tx)
     checked = [(signal, refusal(signal, now.timestamp(), rules)) for signal in received_signals]
     signals = [signal for signal, refused in checked if not refused]
-    requests = [signal for signal in signals if signal.kind in REQUESTS]
-    named = await configs.found(tx, [signal.target_id for signal in requests])
-    declared = await configs.lock(tx, list(named.values()))
-    reached = {target_id: name for target_id, name in named.items() if name in declared}
-    unreached = [
-        (signal, f"unreached: there is no launch config {signal.target_id!r}")
-        for signal in requests
-        if signal.target_id not in reached
-    ]
-    for signal in requests:
-        if signal.target_id not in reached:
-            continue
-        name = reached[signal.target_id]
-        until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
-        by = f"signal:{signal.source}"
-        if signal.kind == "pause_request":
-            await configs.pause(tx, name, reason=signal.reason, by=by, until=until, command=False)
-        else:
-            await configs.resume(tx, name, reason=signal.reason, by=by, only_by=by)
-    unreached += await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
-    return partial(_count, [(signal, refused) for signal, refused in checked if refused] + unreached)
+    without_effect = [(signal, refused) for signal, refused in checked if refused]
+    without_effect += await _pause(tx, [signal for signal in signals if signal.kind in REQUESTS], now, rules)
+    without_effect += await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
+    return partial(_count, without_effect)
 
 
 def _count(refused: Sequence[Refused]) -> None:
     for signal, reason in refused:
         metrics.REQUESTS_REFUSED.labels(reason.partition(":")[0]).inc()
         LOG.info("signal refused", source=signal.source, kind=signal.kind, reason=reason)
+
+
+async def _pause(tx: Connection, requests: Sequence[SignalRaised], now: datetime, rules: Rules) -> list[Refused]:
+    """Apply requests in their order; returns those without effect.
+
+    All launch configs of their pools are locked, so that requests of other replicas for them are decided before or
+    after these.
+    """
+    named = await configs.found(tx, [signal.target_id for signal in requests])
+    known = await configs.lock_pools(tx, list(named.values()))
+    refused: list[Refused] = []
+    over: list[RefusedPause] = []
+    for signal in requests:
+        config, by = known.get(named.get(signal.target_id, "")), by_signal(signal.source)
+        until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
+        if config is None or not config.declared:
+            refused.append((signal, f"unreached: there is no launch config {signal.target_id!r}"))
+        elif signal.kind == "resume_request":
+            if await configs.resume(tx, config.name, reason=signal.reason, by=by, only_by=by):
+                known[config.name] = msgspec.structs.replace(config, paused=False)
+        elif problem := share_problem(signal.source, config.name, known, now, rules):
+            refused.append((signal, f"share: {problem}"))
+            over.append(
+                RefusedPause(
+                    pool_id=config.pool_id,
+                    holder=share_holder(signal.source, rules),
+                    name=config.name,
+                    reason=problem,
+                    until=until,
+                )
+            )
+        elif await configs.pause(tx, config.name, reason=signal.reason, by=by, until=until, command=False):
+            known[config.name] = msgspec.structs.replace(config, paused=True, paused_by=by, paused_until=until)
+    await refused_pauses.record(tx, over)
+    return refused
 
 
 async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: datetime) -> list[Refused]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
@@ -17,6 +17,7 @@ from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web import openapi
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Reader
 from slipway_common.web.declaring import changed_meanwhile, refusing
+from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason, ReasonOrEmpty
@@ -293,7 +294,7 @@ async def get_audit(
     db: DatabaseDep,
     kind: Literal["account", "pool", "config", "database"] | None = None,
     id_: Annotated[Name | None, Query(alias="id")] = None,
-    since: AwareDatetime | None = None,
+    since: Moment | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """List changes of declared objects and restores of the database, the newest first: at, by, action, reason, kind

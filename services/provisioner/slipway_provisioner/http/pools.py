@@ -4,11 +4,12 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.pool import DemandReported
 from slipway_common.web.access import READ, Needs
+from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason
@@ -31,7 +32,7 @@ class DemandBody(Body):
 
     pending: int = Field(ge=0, le=TASKS_MAX)
     claimed: int = Field(0, ge=0, le=TASKS_MAX)
-    observed_at: AwareDatetime
+    observed_at: Moment
     valid_for_seconds: float = Field(300.0, gt=0, le=86_400)
     source: Name
 
@@ -41,7 +42,7 @@ class ReasonBody(Body):
 
 
 class PauseBody(ReasonBody):
-    until: AwareDatetime | None = None
+    until: Moment | None = None
 
 
 class LaunchStopBody(PauseBody):

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.base.ids import hash_secret
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import IllegalTransition
 from slipway_common.web.access import Open, OwnWorker, new_worker_token
+from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Note
@@ -57,11 +58,11 @@ class Registration(AgentBody):
 class ClaimReport(AgentBody):
     task_id: Name
     source: Name
-    at: AwareDatetime
+    at: Moment
 
 
 class TimeReport(AgentBody):
-    at: AwareDatetime
+    at: Moment
 
 
 class ErrorReport(AgentBody):
@@ -71,8 +72,8 @@ class ErrorReport(AgentBody):
 
 class NoticeReport(AgentBody):
     kind: Literal[Notice.REBALANCE, Notice.INTERRUPTION]
-    at: AwareDatetime
-    ends_at: AwareDatetime | None = None
+    at: Moment
+    ends_at: Moment | None = None
     zone_id: Annotated[str, Field(pattern="^[a-z0-9-]{0,64}$")] = ""
 
 

@@ -16,7 +16,7 @@ from slipway_provisioner.apply.sources import settle_sources
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, restores
+from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, refused_pauses, restores
 
 LOG = logger(__name__)
 REGULAR_PASS_SECONDS: Final = 5.0
@@ -25,7 +25,7 @@ REGULAR_PASS_SECONDS: Final = 5.0
 
 async def expire_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that are past a deadline, drop sources of demand that no longer report, settle what retired accounts
-    left open, end pauses that have expired, and renew leases."""
+    left open, end pauses that have expired, also refused ones, and renew leases."""
     async with database.acquire() as db:
         if await restores.unconfirmed(db):  # what these workers did since the restored state is unknown
             async with db.transaction():
@@ -41,6 +41,8 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         async with db.transaction():
             sources = await settle_sources(db, settings.stale_demand_seconds)
         async with db.transaction():
+            refused = await refused_pauses.settle(db)
+        async with db.transaction():
             calls = await reachability.settle_calls(db)
         leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
         kept = await reaping.forget_unlisted(db)
@@ -48,7 +50,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    return booting or idle or unresponsive or sources or calls or leaving or kept
+    return booting or idle or unresponsive or sources or refused or calls or leaving or kept
 
 
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:

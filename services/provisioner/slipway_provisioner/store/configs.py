@@ -15,6 +15,7 @@ from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import TRUSTED
+from slipway_provisioner.domain.pauses import Pausable
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import accounts, audit, launch_stops, marks
 from slipway_provisioner.store.tables import launch_config, launch_config_name
@@ -54,9 +55,11 @@ FOUND: Final = Statement(
         )
     )
 )
+# All launch configs of the pools, since a source has a share of each: two requests for one pool are decided in turn.
+_ASKED: Final = launch_config_name.alias("asked")
 LOCK: Final = Statement(
-    sa.select(N.name, N.declared)
-    .where(N.name == sa.any_(array("names", N.name)))
+    sa.select(*(N[name] for name in Pausable.__struct_fields__))
+    .where(N.pool_id.in_(sa.select(_ASKED.c.pool_id).where(_ASKED.c.name == sa.any_(array("names", N.name)))))
     .order_by(N.name)
     .with_for_update(key_share=True)
 )
@@ -128,10 +131,10 @@ async def found(db: Connection, given: Sequence[str]) -> dict[str, str]:
     return {row["given"]: row["name"] for row in rows}
 
 
-async def lock(tx: Connection, config_names: Sequence[str]) -> set[str]:
-    """Lock the names before several are changed; returns those that are declared."""
+async def lock_pools(tx: Connection, config_names: Sequence[str]) -> dict[str, Pausable]:
+    """Lock all launch configs of the pools of some, before any of them is paused; returns them by name."""
     rows = await tx.fetch(LOCK.text, *LOCK.arguments(names=sorted(set(config_names))))
-    return {row["name"] for row in rows if row["declared"]}
+    return {row["name"]: Pausable(**row) for row in rows}
 
 
 async def standing(db: Connection, config_id: str) -> Standing:

@@ -1,7 +1,17 @@
-"""SQL functions of the schema."""
+"""SQL functions of the provisioner, created after its tables."""
 
 from typing import Final
 
+# Shares of a config. Claims without claim evidence have no share.
+SHARED_KEYS: Final = """
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT k.kind, k.key, k.stage FROM (VALUES
+        ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
+        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch'),
+        ('capacity', c.capacity_key, 'launch')
+    ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
+$$"""
 # Uptime from a time to the newest pass, in seconds. It ends at the pass and not now: downtime that follows the pass is
 # not known before the next one.
 UPTIME: Final = """

@@ -158,6 +158,13 @@ RETENTION: Final[Retention] = (
         chunk="one",
     ),
     Rule(
+        table="refused_pause",
+        rows="sources with more pause requests than their share of a pool",
+        after="the end of the last pause that was refused",
+        loop="expire",
+        chunk="200 rows",
+    ),
+    Rule(
         table="launch_config_outcomes",
         rows="outcomes of archived revisions",
         after=WITH_REVISION,

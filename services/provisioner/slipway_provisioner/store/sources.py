@@ -27,17 +27,24 @@ LOCK: Final = Statement(
     .where(D.pool_id == sa.bindparam("pool_id"), D.source == sa.bindparam("source"), D.ended_at.is_(None))
     .with_for_update()
 )
-# Sources that became stale or expired, report again, or have ended, and alerts on them do not say so yet. Those that
-# another session has locked are settled by it, or in the next pass. Uptime is computed for stale ones only.
+# Sources that became stale or expired, report again, or have ended, and alerts on them do not say so yet. The alert on
+# one whose reports had expired when they were received lasts for the validity of the last of them. Those that another
+# session has locked are settled by it, or in the next pass. The table is read each second: the first condition, which
+# costs little, passes over most rows, and uptime is computed for stale ones only.
 LOCK_UNSETTLED: Final = f"""
 SELECT {names(OF_SOURCE, "d.")}, p.deleted AS pool_deleted, s.overdue_seconds,
+    extract(epoch FROM d.received_at - d.observed_at)::float8 AS late_seconds,
     NOT EXISTS (SELECT FROM demand o WHERE o.pool_id = d.pool_id AND o.source <> d.source AND o.ended_at IS NULL
         AND o.observed_at + o.valid_for_seconds * interval '1 s' > slipway_clock()) AS is_last
 FROM demand d JOIN worker_pool p ON p.id = d.pool_id
 CROSS JOIN LATERAL (SELECT CASE
     WHEN d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock() THEN -1
     ELSE uptime_since(d.observed_at) - d.valid_for_seconds END AS overdue_seconds) AS s
-WHERE CASE WHEN d.ended_at IS NOT NULL THEN d.alerted WHEN p.deleted THEN true
+WHERE (d.alerted OR (d.ended_at IS NULL AND (d.pool_id = ANY (ARRAY(SELECT id FROM worker_pool WHERE deleted))
+        OR d.observed_at + d.valid_for_seconds * interval '1 s' <= (SELECT slipway_clock()))))
+    AND CASE WHEN d.ended_at IS NOT NULL
+        THEN d.alerted AND d.received_at + d.valid_for_seconds * interval '1 s' <= slipway_clock()
+    WHEN p.deleted THEN true
     WHEN d.alerted THEN s.overdue_seconds < 0 OR s.overdue_seconds >= $1::float8
     ELSE s.overdue_seconds >= 0 END
 ORDER BY d.pool_id, d.source LIMIT 200 FOR UPDATE OF d SKIP LOCKED"""

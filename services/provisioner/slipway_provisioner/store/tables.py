@@ -29,12 +29,11 @@ from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.store.columns import EMPTY_OBJECT, FALSE, ONE, TRUE, ZERO, empty_text, literals, required
-from slipway_provisioner.store.functions import UPTIME
+from slipway_provisioner.store.functions import SHARED_KEYS, UPTIME
 
 metadata = MetaData()
 messaging(metadata)
 metadata.info["before"].append(PERCENT_ENCODED)
-
 
 # One row: the id of this deployment, drawn with the schema. With the id of a batch it is an idempotency token, of which
 # clouds accept 64 characters.
@@ -166,6 +165,17 @@ launch_config_name = Table(
 )
 Index("launch_config_name_pool", launch_config_name.c.pool_id)
 
+# Sources whose pause requests exceeded their share of a pool, until the refused pauses would have ended. The holder of
+# the share is a source that operators have named, or empty for all others together.
+refused_pause = Table(
+    "refused_pause",
+    metadata,
+    Column("pool_id", Text),
+    Column("holder", Text),
+    required("until", TIME),
+    PrimaryKeyConstraint("pool_id", "holder"),
+)
+
 # A revision of a launch config: `id` is "name@" and the head of `digest`, the hash of its immutable body. An active one
 # that is not its name's current one launches what the current one does not, by `replaced_by` (natural, rolling or
 # rollback), until that one has `proven_at`; then it drains for `drain_seconds`. A draining one launches nothing; an
@@ -243,21 +253,9 @@ Index(
 )
 Index("launch_config_alerted", launch_config.c.id, postgresql_where=launch_config.c.drain_alerted)
 Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=launch_config.c.state == "archived")
-Index("launch_config_image", launch_config.c.image_key, postgresql_where=_NOT_ARCHIVED)
-Index("launch_config_quota", launch_config.c.quota_key, postgresql_where=_NOT_ARCHIVED)
-Index("launch_config_credential", launch_config.c.credential_key, postgresql_where=_NOT_ARCHIVED)
-Index("launch_config_capacity", launch_config.c.capacity_key, postgresql_where=_NOT_ARCHIVED)
+for _kind in ("image", "quota", "credential", "capacity"):
+    Index(f"launch_config_{_kind}", launch_config.c[f"{_kind}_key"], postgresql_where=_NOT_ARCHIVED)
 
-# Shares of a config. Claims without claim evidence have no share.
-SHARED_KEYS: Final = """
-CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT k.kind, k.key, k.stage FROM (VALUES
-        ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
-        ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch'),
-        ('capacity', c.capacity_key, 'launch')
-    ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
-$$"""
 metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
 
 # Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no

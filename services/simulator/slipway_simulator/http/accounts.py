@@ -55,6 +55,7 @@ class Create(BaseModel):
 
 @router.post("/instances")
 async def create(account: str, body: Create, request: Request, simulation: Simulated) -> Response:
+    """Create instances, as many of `count` as fit. A repeated token creates nothing more."""
     call = Call(
         at=simulation.now(),
         call_id=f"call-{simulation.world.cloud.calls + 1}",
@@ -78,6 +79,7 @@ async def create(account: str, body: Create, request: Request, simulation: Simul
 
 @router.get("/instances")
 async def instances(account: str, simulation: Simulated, deployment: str, batch: str | None = None) -> Response:
+    """List the live instances of a deployment, and of a batch if one is named."""
     now = simulation.now()
     found = simulation.world.cloud.listed(account, deployment, batch, now=now)
     return _json(
@@ -100,13 +102,14 @@ async def instances(account: str, simulation: Simulated, deployment: str, batch:
 
 @router.get("/instances/{instance_id:id}")
 async def instance(account: str, instance_id: str, simulation: Simulated) -> Response:
+    """Show a live instance."""
     found = simulation.world.cloud.instances.get(instance_id)
     if found is None or found.account != account:
         return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})
     return _json(200, {"id": instance_id, "state": found.state(simulation.now())})
 
 
-@router.get("/instances/{instance_id:id}/console")
+@router.get("/instances/{instance_id:id}/console", response_class=PlainTextResponse)
 async def console(account: str, instance_id: str, simulation: Simulated) -> Response:
     """Console output of an instance, including a terminated one."""
     lines = await asyncio.to_thread(lambda: console_of(simulation.ledger.facts(), account, instance_id))
@@ -115,8 +118,9 @@ async def console(account: str, instance_id: str, simulation: Simulated) -> Resp
     return PlainTextResponse("".join(f"{line}\n" for line in lines))
 
 
-@router.delete("/instances/{instance_id:id}")
+@router.delete("/instances/{instance_id:id}", status_code=204)
 async def delete(account: str, instance_id: str, simulation: Simulated) -> Response:
+    """Terminate an instance. It is safe to repeat."""
     instance = simulation.world.cloud.instances.get(instance_id)
     if instance and instance.account == account:
         simulation.end_instance(instance_id, "api")
@@ -127,6 +131,7 @@ async def delete(account: str, instance_id: str, simulation: Simulated) -> Respo
 
 @router.get("/identity")
 async def identity(account: str, simulation: Simulated) -> Response:
+    """Check that the account exists."""
     if simulation.world.cloud.rules.account(account) is None:
         return _json(401, {"code": "AuthFailure", "message": f"no account {account}"})
     return _json(200, {"account": account})

@@ -1,18 +1,22 @@
 """HTTP API for operators: load a scenario, add tasks, set demand and faults, read the state."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from slipway_common.web import openapi
 from slipway_simulator import demand, faults, notation, queue, scenario, world
 from slipway_simulator.facts import DemandSet, FaultCleared, FaultSet, ScenarioLoaded, TasksAdded
 from slipway_simulator.http.accounts import Simulated
 from slipway_simulator.runtime import Simulator
 
 router = APIRouter()
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+# An amount of demand that one deployment could hold.
+UNITS_MAX: Final = 1_000_000
 
 
 class Tasks(BaseModel):
@@ -20,24 +24,32 @@ class Tasks(BaseModel):
 
     pool_id: str
     count: int = Field(default=1, ge=1, le=100_000)
-    duration_seconds: float = Field(ge=0)
-    at: list[Annotated[float, Field(ge=0)]] | None = None
+    duration_seconds: Seconds = Field(ge=0)
+    at: list[Annotated[Seconds, Field(ge=0)]] | None = None
 
 
 class NewFault(BaseModel):
     name: str
     arg: str = ""
-    from_seconds: float | None = None
-    until_seconds: float | None = None
+    from_seconds: Seconds | None = None
+    until_seconds: Seconds | None = None
 
 
 class Level(BaseModel):
-    pending: int = Field(ge=0)
-    claimed: int | None = Field(default=None, ge=0)
+    pending: int = Field(ge=0, le=UNITS_MAX)
+    claimed: int | None = Field(default=None, ge=0, le=UNITS_MAX)
 
 
-@router.post("/scenario")
+SCENARIO: Final = openapi.body(
+    "A scenario. Tasks that are a list need no `kind`; `faults` may be text, whose percentages refer to a field "
+    "`duration_seconds`.",
+    json=openapi.struct_schema(scenario.Scenario),
+)
+
+
+@router.post("/scenario", openapi_extra=SCENARIO)
 async def load(request: Request, simulation: Simulated) -> Response:
+    """Load a scenario in place of the present one."""
     loaded = scenario.decode(await request.body())
     for source in loaded.pools.values():
         if isinstance(source, demand.Trace):
@@ -47,8 +59,9 @@ async def load(request: Request, simulation: Simulated) -> Response:
     return _json(200, {"started_at": fact.at, "seed": loaded.seed, "speed": loaded.speed})
 
 
-@router.post("/tasks")
+@router.post("/tasks", status_code=202)
 async def add_tasks(body: Tasks, simulation: Simulated) -> Response:
+    """Add tasks of one length to a pool."""
     offsets = [0.0] * body.count if body.at is None else body.at
     arrivals = demand.Arrivals(tuple((offset, body.duration_seconds) for offset in offsets))
     simulation.record([TasksAdded(at=simulation.now(), pool_id=body.pool_id, demand=arrivals)])
@@ -57,6 +70,7 @@ async def add_tasks(body: Tasks, simulation: Simulated) -> Response:
 
 @router.put("/demand/{pool_id:id}")
 async def set_demand(pool_id: str, body: Level, simulation: Simulated) -> Response:
+    """Set the demand of a pool to a level that lasts until it is set again."""
     level = DemandSet(at=simulation.now(), pool_id=pool_id, pending=body.pending, claimed=body.claimed)
     simulation.record(world.set_level(simulation.world, level))
     return _json(200, {"pool_id": pool_id, "at": level.at, **_counts(simulation, pool_id)})
@@ -64,6 +78,7 @@ async def set_demand(pool_id: str, body: Level, simulation: Simulated) -> Respon
 
 @router.post("/faults")
 async def set_fault(body: NewFault, simulation: Simulated) -> Response:
+    """Set a fault, for a span of product time or until it is cleared."""
     fault = notation.Fault(body.name, body.arg, body.from_seconds, body.until_seconds)
     for parsed in faults.parsed([fault]):
         simulation.record([FaultSet(at=simulation.now(), fault=parsed)])
@@ -72,11 +87,12 @@ async def set_fault(body: NewFault, simulation: Simulated) -> Response:
 
 @router.delete("/faults/{name:id}")
 async def clear_fault(name: str, simulation: Simulated) -> Response:
+    """Clear all faults of a name."""
     simulation.record([FaultCleared(at=simulation.now(), name=name)])
     return _json(200, {"faults": msgspec.to_builtins(simulation.world.faults)})
 
 
-@router.post("/instances/{instance_id:id}/crash")
+@router.post("/instances/{instance_id:id}/crash", status_code=204)
 async def crash(instance_id: str, simulation: Simulated) -> Response:
     """Terminate a machine without any report, like a crash."""
     simulation.end_instance(instance_id, "fault")
@@ -85,11 +101,13 @@ async def crash(instance_id: str, simulation: Simulated) -> Response:
 
 @router.get("/ledger")
 async def ledger(simulation: Simulated) -> Response:
+    """Show where the ledger is, and its size."""
     return _json(200, {"path": str(simulation.ledger.path.resolve()), "size_bytes": simulation.ledger.size_bytes})
 
 
 @router.get("/livez")
 async def livez() -> Response:
+    """Answer while the process runs."""
     return _json(200, {"live": True})
 
 
@@ -102,6 +120,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/state")
 async def state(simulation: Simulated) -> Response:
+    """Show accounts, zones, pools, faults and the numbers of calls and instances."""
     now, cloud, machines = simulation.now(), simulation.world.cloud, simulation.world.machines.values()
     tally = msgspec.to_builtins
     zones = sorted({zone for _, zone, _ in cloud.tallies} | set(cloud.rules.zones))

@@ -1,27 +1,73 @@
-"""Error responses: provider error codes under /accounts, problem+json elsewhere."""
+"""Error responses, provider error codes under /accounts and problem+json elsewhere, and how the OpenAPI document shows
+them."""
+
+from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
+from slipway_common.web import openapi
 from slipway_simulator.demand import BadTrace
 from slipway_simulator.notation import BadFault
 from slipway_simulator.queue import ClaimLost
 
+# Raised for values that JSON allows and the ledger cannot record, before any fact of the request is recorded.
+UNRECORDABLE: Final = (UnicodeEncodeError, OverflowError, RecursionError)
+ACCOUNTS: Final = "/accounts/"
+ERROR: Final = {
+    "type": "object",
+    "title": "ProviderError",
+    "description": "An error with the code of a provider.",
+    "required": ["code", "message"],
+    "properties": {
+        "code": {"type": "string"},
+        "message": {"type": "string"},
+        "retry_after_seconds": {"type": "number"},
+    },
+}
+REFUSED: Final = {
+    "description": "The call is refused, with the code of a provider.",
+    "content": {"application/json": {"schema": {"$ref": f"{openapi.REFERENCE}ProviderError"}}},
+}
+
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
-    for kind in (BadFault, BadTrace, msgspec.ValidationError, msgspec.DecodeError):
+    for kind in (BadFault, BadTrace, msgspec.ValidationError, msgspec.DecodeError, *UNRECORDABLE):
         app.add_exception_handler(kind, _invalid)
+    app.add_exception_handler(HTTPException, _failed)
     app.add_exception_handler(ClaimLost, _claim_lost)
 
 
+def document(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI document of the simulator."""
+    found = openapi.document(app)
+    found["components"]["schemas"]["ProviderError"] = ERROR
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            answers = operation["responses"]
+            del answers["503"]  # there is no database
+            if path.startswith(ACCOUNTS):
+                answers |= {status: REFUSED for status in answers if status >= "4"}
+    return found
+
+
 async def _invalid(request: Request, error: Exception) -> Response:
-    reason = _reason(error)
-    if request.url.path.startswith("/accounts/"):
+    return _refused(request, 422, _reason(error))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refused(request, error.status_code, str(error.detail))
+
+
+def _refused(request: Request, status: int, reason: str) -> Response:
+    if request.url.path.startswith(ACCOUNTS):
         body = {"code": "InvalidRequest", "message": reason}
         return Response(msgspec.json.encode(body), status_code=400, media_type="application/json")
-    return _problem(422, "invalid-request", "Invalid request", reason)
+    return _problem(status, "invalid-request", "Invalid request", reason)
 
 
 async def _claim_lost(request: Request, error: Exception) -> Response:
@@ -36,4 +82,6 @@ def _problem(status: int, slug: str, title: str, detail: str) -> Response:
 def _reason(error: Exception) -> str:
     if isinstance(error, RequestValidationError):
         return "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
+    if isinstance(error, UNRECORDABLE):
+        return f"a text, a number or the depth of the body cannot be recorded ({type(error).__name__})"
     return str(error)

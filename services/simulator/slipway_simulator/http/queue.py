@@ -34,7 +34,7 @@ class Finish(BaseModel):
     exit_code: int
 
 
-@router.post("/claim")
+@router.post("/claim", responses={204: {"description": "There was no task in time."}})
 async def claim(pool_id: str, body: Claim, request: Request, simulation: Simulated) -> Any:
     """Claim a task; 204 if there was none in time. The task is pending again unless the claim is renewed in time."""
     gone = disconnected((request.client.host, request.client.port) if request.client else None)

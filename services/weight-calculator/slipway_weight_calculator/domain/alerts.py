@@ -13,7 +13,9 @@ import msgspec
 
 from slipway_common.base.percent import decoded
 from slipway_common.base.redaction import redacted
+from slipway_common.base.text import LISTED_MAX, listed
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.fitting import fitted
 from slipway_common.events.scopes import Key, config_key, credential_key
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.draft import Draft
@@ -36,7 +38,6 @@ SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL, "capa
 PAGED: Final = frozenset({IMAGE, QUOTA, CREDENTIAL})
 """Alerts of shared keys that a person has to end. A shortage of capacity ends by itself."""
 UNCLASSIFIED_SECONDS: Final = 3600.0  # one alert an hour for a code that comes and goes
-NAMED_MAX: Final = 5  # of pools and causes
 NO_TRIPS: Final = tuple((name, HEALTHY) for name in STAGES)
 
 PROBES: Final = "probes with one start at a time at growing intervals, and resumes launches after the first success"
@@ -47,9 +48,10 @@ OpenAlerts = Mapping[str, AlertRaised]
 def changes(draft: Draft, open_alerts: OpenAlerts, now: float) -> list[Alert]:
     """Alerts that a draft about to be committed at `now` raises and resolves, given those that are open.
 
-    A condition that becomes worse is raised again under its key, as a page. Apply the result with `after`.
+    A condition that becomes worse is raised again under its key, as a page. Notes are cut to their limit, since open
+    alerts are stored too. Apply the result with `after`.
     """
-    return list(_Changes(draft, open_alerts, now).changes())
+    return [fitted(alert) for alert in _Changes(draft, open_alerts, now).changes()]
 
 
 def after(open_alerts: OpenAlerts, changed: Iterable[Alert]) -> dict[str, AlertRaised]:
@@ -202,8 +204,7 @@ class _Changes:
             causes |= dict.fromkeys(paged or lacking or [config.key])
         if not members:
             return None
-        more = f" and {len(causes) - NAMED_MAX} more" if len(causes) > NAMED_MAX else ""
-        cause = ", ".join(_subject(key) for key in list(causes)[:NAMED_MAX]) + more
+        cause = listed([_subject(key) for key in causes])
         return AlertRaised(
             dedup_key=dedup_key(POOL, pool_key(pool_id)),
             subject_kind=pool_key(pool_id).kind,
@@ -305,7 +306,7 @@ class _Changes:
     def effect(self, pools: Sequence[str]) -> str:
         """Effect on pending tasks, as far as the weight-calculator knows."""
         parts = []
-        for pool_id in pools[:NAMED_MAX]:
+        for pool_id in pools[:LISTED_MAX]:
             members = self.configs_of(pool_key(pool_id))
             names = {config.name for config in members}
             left = {
@@ -315,7 +316,7 @@ class _Changes:
             }
             sources = f"{len(left)} of {len(names)} launch configs" if left else "probes only"
             parts.append(f"pending tasks of {pool_id} get workers from {sources}")
-        more = f"; and {len(pools) - NAMED_MAX} more pools" if len(pools) > NAMED_MAX else ""
+        more = f"; and {len(pools) - LISTED_MAX} more pools" if len(pools) > LISTED_MAX else ""
         return "; ".join(parts) + more
 
     def is_paged(self, key: Key) -> bool:

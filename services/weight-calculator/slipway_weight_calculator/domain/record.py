@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.text import NOTE, listed
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key
 from slipway_common.events.weight import (
     BOUNDLESS,
@@ -29,6 +30,7 @@ from slipway_weight_calculator.domain.trips import Failure, Trip
 from slipway_weight_calculator.domain.weights import availability, chances, weight
 
 HEALTHY_PROBABILITY: Final = 0.9  # stages below this are named in the reason
+SIGNALS_MAX: Final = 20  # named in a record; all of them count
 GROWN: Final = 1.1  # a window that grew by less is not published
 SHARED_STAGES: Final = (
     ("image", ("launch", "boot", "claim")),
@@ -74,10 +76,10 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         probe_permit=row.permit if row.permit_at else None,
         probe_ready=ready,
         next_probe_at=_time(max(due)) if due and all(due) and down is None else None,
-        reason=f"{config.id} {_reason(key, trip, probe, down, notes)}",
+        reason=NOTE.cut(f"{config.id} {_reason(key, trip, probe, down, notes)}"),
         profile=config.declared.profile,
         shared=tuple(shares),
-        signals=tuple(_signal_text(signal) for signal in live),
+        signals=tuple(NOTE.cut(_signal_text(signal)) for signal in live[:SIGNALS_MAX]),
         offsets=dict(offsets or {}),
     )
 
@@ -104,7 +106,7 @@ def shared(known: Draft, config: Config, policy: Policy, now: float) -> list[Sha
                     window=window,
                     state=TRIPPED if trip.tripped else HEALTHY,
                     unconfirmed=trip.unconfirmed,
-                    reason=_cause(trip) if trip.tripped else "",
+                    reason=NOTE.cut(_cause(trip)) if trip.tripped else "",
                     probability=likely,
                 )
             )
@@ -179,7 +181,7 @@ def _notes(stages: dict[str, StageHealth], shares: Sequence[SharedWindow], live:
         f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY_PROBABILITY
     ]
     weak += [f"{share.kind} {share.id} {share.probability:.0%}" for share in shares if _is_weak(share)]
-    return ", ".join([*weak, *(_signal_text(signal) for signal in live)])
+    return listed([*weak, *(_signal_text(signal) for signal in live)])
 
 
 def _is_weak(share: SharedWindow) -> bool:
@@ -204,7 +206,7 @@ def failure_text(run: Sequence[Failure]) -> str:
     """The failures of a run as text: their number and codes by scope."""
     texts = []
     for scope, count in Counter(failure.scope for failure in run).items():
-        codes = ", ".join(sorted({failure.code for failure in run if failure.scope is scope and failure.code}))
+        codes = listed(sorted({failure.code for failure in run if failure.scope is scope and failure.code}))
         text = f"{count} {scope.value} {_plural('error', count)}"
         texts.append(f"{text} ({codes})" if codes else text)
     return ", ".join(texts) or "no start has succeeded"

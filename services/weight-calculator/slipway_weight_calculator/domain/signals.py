@@ -20,7 +20,14 @@ from slipway_common.base.percent import encoded
 from slipway_common.base.redaction import redacted
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import CAPS, KINDS, TTL_SECONDS_MAX
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner, refusal
+from slipway_common.events.signal_rules import (
+    DEFAULT_RULES,
+    Rules,
+    is_for_provisioner,
+    over_share,
+    refusal,
+    share_holder,
+)
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")
@@ -158,12 +165,11 @@ def _share_problem(
 ) -> str:
     """Reason why a source exceeds its share of a pool; empty if it does not.
 
-    A wrong source must not stop a whole pool. Sources without a rule share one limit, because on Kafka a source can
-    use any name.
+    A wrong source must not stop a whole pool.
     """
-    tripped = {*configs_reached}
+    tripped, holder = {*configs_reached}, share_holder(event.source, rules)
     for signal in live.values():
-        same = signal.source == event.source or not rules.sources.keys() & {signal.source, event.source}
+        same = share_holder(signal.source, rules) == holder
         if same and signal.kind == "down" and signal.until > now:
             tripped.update(signal.configs)
     for pool_id in sorted({configs[config_id].declared.pool_id for config_id in configs_reached}):
@@ -179,7 +185,7 @@ def exceeding_share(
     found, sources = [], dict[str, list[Signal]]()
     for signal in sorted(live.values(), key=lambda s: (s.since, s.key)):
         if signal.kind == "down":
-            sources.setdefault(signal.source if signal.source in rules.sources else "", []).append(signal)
+            sources.setdefault(share_holder(signal.source, rules), []).append(signal)
     for raised in sources.values():
         while raised and (
             over := _over_share(raised[-1].source, pool_id, configs, {c for s in raised for c in s.configs}, rules)
@@ -197,14 +203,13 @@ def _over_share(
     The share applies to the active launch configs of the pool and to all declared ones, since those may become active
     again. A launch config counts once, whatever number of its revisions is tripped.
     """
-    source = rules.sources.get(source_name, rules.unnamed)
-    max_share = source.max_share if source is not None else 0.0
     declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
     for word, those in (("active", [c for c in declared if c.active]), ("declared", declared)):
         names = {c.name for c in those}
         count = len({c.name for c in those if c.id in tripped})
-        if count > max_share * len(names):
-            return f"{count} of {len(names)} {word} launch configs of pool {pool_id!r}; at most {max_share:.0%}"
+        of = f"{word} launch configs of pool {pool_id!r}"
+        if over := over_share(source_name, rules, count=count, total=len(names), of=of):
+            return over
     return ""
 
 

@@ -80,12 +80,13 @@ DOCUMENTED: Final = openapi.body(
     "A signal, or a CloudEvent with it in structured mode.",
     json=openapi.struct_schema(SignalBody),
     cloudevent=openapi.struct_schema(Structured),
-)
+) | {"parameters": [openapi.header(f"ce-{name}", "Attribute of a CloudEvent in binary mode.") for name in ATTRIBUTES]}
 
 
 @router.post("/signals", status_code=202, openapi_extra=DOCUMENTED)
 async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dict[str, Any]:
-    """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing."""
+    """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing. A
+    pause request is accepted before the provisioner decides if the source has paused its share of the pool."""
     signal = _parse(request, await request.body())
     caller.permit(target_kind=signal.target_kind, target_id=signal.target_id)
     source = caller.name

@@ -149,7 +149,7 @@ def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
         case _, "recovered":
             return f"accepted: earlier signals of its source are withdrawn; probed at once if tripped: {configs}"
         case _, "pause_request":
-            return f"accepted: launches are paused until {until}"
+            return f"accepted: pauses launches until {until}, unless it exceeds the share of its source"
         case _, "resume_request":
             return "accepted: the pause of its source ends"
         case "worker", "spot_interruption":
@@ -165,7 +165,8 @@ def _names(reached: list[str]) -> list[str]:
 def list_signals(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List active signals and recently refused ones
 
-    Refused signals are those from Kafka; over HTTP the caller gets the refusal.
+    Refused signals are those from Kafka; over HTTP the caller gets the refusal. A pause request beyond the share of
+    its source raises an alert instead: `slipway alert ls`.
 
     \b
     Example:

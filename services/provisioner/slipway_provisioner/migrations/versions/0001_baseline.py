@@ -65,6 +65,11 @@ CREATE TABLE launch_config_name (
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, declared boolean NOT NULL DEFAULT true
 );
 CREATE INDEX launch_config_name_pool ON launch_config_name (pool_id);
+-- Sources whose pause requests exceeded their share of a pool, until the refused pauses would have ended. The holder of
+-- the share is a source that operators have named, or empty for all others together.
+CREATE TABLE refused_pause (
+    pool_id text NOT NULL, holder text NOT NULL, until timestamptz NOT NULL, PRIMARY KEY (pool_id, holder)
+);
 -- The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 -- `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type.
 CREATE TABLE launch_config (

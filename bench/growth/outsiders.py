@@ -1,0 +1,100 @@
+"""Records that others than the services write to the log of a deployment: monitors, people, and another producer.
+
+Of each kind there is one that is applied and one that is not: refused, behind a gap, or without a meaning.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from bench.growth.copies import MARK
+from slipway_common.base.ids import new_id
+from slipway_common.events.lease import LeaseGroup, LeaseRequested
+from slipway_common.events.pool import DemandReported
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_REQUEST, POOL_DEMAND, Topic
+from slipway_common.messaging.envelope import Envelope, encode
+from tests.simulation.commands import POOL, ZONES
+from tests.simulation.deployment import START, Deployment
+
+SOURCE: Final = f"monitor-{MARK}"
+NUMBERED: Final = "/numbered"
+"""Source that numbers its records, of which it has lost one a day."""
+SIGNAL_SECONDS: Final = 60.0
+UNREADABLE: Final = b"{"
+
+
+class Outsiders:
+    """Writers of records to the log of a deployment."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.number = 0
+
+    async def write(self) -> None:
+        """Append the records of a day."""
+        for pool_id, source in ((POOL, SOURCE), (f"nobody-{MARK}", "q")):
+            report = DemandReported(pool_id=pool_id, source=source, pending=0, claimed=0, observed_at=self._now)
+            self._append(POOL_DEMAND, report)
+        self._append(LAUNCH_CONFIG_SIGNAL, self._signal("degraded", ZONES[0]))
+        self._append(LAUNCH_CONFIG_SIGNAL, self._signal("pause_request", ZONES[1]))
+        self.refused_signal()
+        group = LeaseGroup(name=f"group-{MARK}", size=2, spread_seconds=60)
+        for chosen in (None, group):
+            self._append(LEASE_REQUEST, self._lease(chosen))
+        self._append(LEASE_REQUEST, self._lease(None), value=UNREADABLE)
+        self._append(LAUNCH_CONFIG_SIGNAL, self._signal("degraded", f"unreadable-{MARK}"), value=UNREADABLE)
+        self.numbered()
+        self.number += 1  # the record with it is lost
+        self.numbered()
+
+    def refused_signal(self) -> None:
+        """Append a signal about nothing."""
+        self._append(LAUNCH_CONFIG_SIGNAL, self._signal("degraded", f"nothing-{MARK}"))
+
+    def numbered(self) -> None:
+        """Append the next record of the source that numbers its records, to each topic that it writes to."""
+        self.number += 1
+        self._append(LAUNCH_CONFIG_SIGNAL, self._signal("degraded", ZONES[0]), number=self.number)
+        self._append(LEASE_REQUEST, self._lease(None), number=self.number)
+
+    @property
+    def _now(self) -> datetime:
+        return START + timedelta(seconds=self.deployment.elapsed)
+
+    def _signal(self, kind: str, config: str) -> SignalRaised:
+        return SignalRaised(
+            source=SOURCE,
+            target_kind="config",
+            target_id=config,
+            kind=kind,
+            value=0.5,
+            ttl_seconds=SIGNAL_SECONDS,
+            observed_at=self._now,
+            reason="drill",
+        )
+
+    def _lease(self, group: LeaseGroup | None) -> LeaseRequested:
+        tenant = f"tenant-{MARK}"
+        return LeaseRequested(lease_pool_id="sim-a", request_id=new_id(), units=1, tenant=tenant, group=group)
+
+    def _append(self, topic: Topic, event: Any, *, value: bytes | None = None, number: int | None = None) -> None:
+        """Append a record to a topic, of one partition since it has few."""
+        subject = topic.subject(event)
+        envelope = Envelope(
+            id=new_id(),
+            type=event.type,
+            source=f"/{SOURCE}" if number is None else NUMBERED,
+            subject=subject,
+            time=self._now,
+            sequence_number=number,
+            previous=None if number is None else number - 1,
+        )
+        row = {
+            "key": subject.encode(),
+            "value": value or msgspec.json.encode(event),
+            "headers": encode(envelope),
+            "timestamp": int(self._now.timestamp() * 1000),
+        }
+        self.deployment.log.append(topic.name, 0, row)
