@@ -10,6 +10,7 @@ from slipway_provisioner.providers.aws.settings import (
     Ec2Settings,
     account_problem,
     account_settings,
+    credential_problem,
     launch_problem,
     launch_settings,
 )
@@ -31,21 +32,12 @@ EVERYTHING = {
 
 
 def made(settings: dict[str, Any], account: dict[str, Any] | None = None, zone: str = "use1-az4") -> dict[str, Any]:
-    return body.run_instances(
-        BODY | {"zone": zone},
-        account_settings(account or {}),
-        launch_settings(settings),
-        token="d-1",
-        count=3,
-        user_data="#!/bin/sh",
-        tags=body.own_tags("d", "in", "b", "linux/a@1"),
-    )
+    call = body.committed(BODY | {"zone": zone}, account_settings(account or {}), launch_settings(settings))
+    return body.run_instances(call, token="d-1", count=3, user_data="#!/bin/sh", tags={"slipway-batch": "b"})
 
 
 def tags(resource: str) -> dict[str, Any]:
-    rows = {"slipway-batch": "b", "slipway-deployment": "d", "slipway-incarnation": "in"}
-    rows["slipway-launch-config"] = "linux/a@1"
-    return {"ResourceType": resource, "Tags": [{"Key": key, "Value": value} for key, value in rows.items()]}
+    return {"ResourceType": resource, "Tags": [{"Key": "slipway-batch", "Value": "b"}]}
 
 
 def test_the_least_call() -> None:
@@ -124,11 +116,14 @@ ACCOUNT_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"ca_bundle": "ca.pem"}, "absolute path"),
     ({"partition": "azure"}, "partition"),
     ({"errors": {"Gremlins": "goblins"}}, "Gremlins"),
+    ({"visibility_seconds": 30}, ""),
+    ({"visibility_seconds": -1}, "write 0 to 3600"),
+    ({"visibility_seconds": 4000}, "write 0 to 3600"),
     ({"tags": {"aws:x": "y"}}, "reserved prefix"),
     ({"tags": {"": "y"}}, "empty"),
     ({"tags": {"k" * 129: "y"}}, "too long"),
     ({"tags": {"k": "y" * 257}}, "too long"),
-    ({"tags": {f"k{n}": "y" for n in range(47)}}, "at most 46"),
+    ({"tags": {f"k{n}": "y" for n in range(47)}}, "at most 45"),
 ]
 
 
@@ -153,7 +148,7 @@ LAUNCH_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"metadata_hops": 65}, "metadata_hops"),
     ({"block_devices": [{"device_name": "/dev/sda1", "sise": 1}]}, "sise"),
     ({"block_devices": [{"device_name": "/dev/sda1"}, {"device_name": "/dev/sda1"}]}, "twice"),
-    ({"tags": {f"k{n}": "y" for n in range(46)}}, "47 tags"),
+    ({"tags": {f"k{n}": "y" for n in range(45)}}, "46 tags"),
 ]
 
 
@@ -167,3 +162,23 @@ def test_settings_of_a_launch_config(settings: dict[str, Any], words: str) -> No
 
 def test_defaults_of_an_account() -> None:
     assert account_settings({}) == Ec2Settings()
+
+
+CREDENTIALS: list[tuple[dict[str, Any], str]] = [
+    ({}, ""),
+    ({"environment": "CI_AWS"}, ""),
+    ({"file": "/etc/slipway/credentials"}, ""),
+    ({"web_identity": {"role": "arn:aws:iam::123456789012:role/x", "token_file": "/t"}}, ""),
+    ({"web_identity": {"role": "x", "token_file": "/t"}}, "write its ARN"),
+    ({"role": "arn:aws-us-gov:iam::123456789012:role/path/x", "external_id": "ours"}, ""),
+    ({"role": "slipway"}, "write its ARN"),
+    ({"role": "arn:aws:iam::123456789012:role/x", "external_id": "x"}, "2 characters or more"),
+    ({"role": "arn:aws:iam::123456789012:role/x", "source": {"role": "y"}}, "'y'"),
+]
+
+
+@pytest.mark.parametrize(("credential", "words"), CREDENTIALS)
+def test_references_to_credentials(credential: dict[str, Any], words: str) -> None:
+    problem = credential_problem(credential)
+    assert words in problem
+    assert bool(problem) == bool(words)

@@ -1,16 +1,18 @@
-"""Parameters of RunInstances, from a committed launch call. Pure.
+"""Parameters of RunInstances, from a launch config and a committed launch call. Pure.
 
-The same call gives the same parameters, byte for byte: EC2 compares all of them when a token is used again.
+A repeat of a call has the same parameters, byte for byte: EC2 compares all of them when a token is used again. So they
+are committed before the first call, and sent in the order of their names, which the database does not preserve.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slipway_provisioner.providers.aws.quotas import SPOT
+from slipway_common.events.scopes import SPOT
 from slipway_provisioner.providers.aws.settings import BlockDevice, Ec2Settings, LaunchSettings
 
 DEPLOYMENT: Final = "slipway-deployment"
+ACCOUNT: Final = "slipway-account"
 INCARNATION: Final = "slipway-incarnation"
 BATCH: Final = "slipway-batch"
 LAUNCH_CONFIG: Final = "slipway-launch-config"
@@ -19,45 +21,22 @@ TAGGED: Final = ("instance", "volume", "network-interface")
 ZONE_ID: Final = re.compile(r"[a-z]{2,}[0-9](?:-[a-z]{3}[0-9])?-az[0-9]+")
 
 
-def own_tags(deployment: str, incarnation: str, batch_id: str, launch_config_id: str) -> dict[str, str]:
-    """Tags by which Slipway finds its instances."""
-    return {
-        DEPLOYMENT: deployment,
-        INCARNATION: incarnation,
-        BATCH: batch_id,
-        LAUNCH_CONFIG: launch_config_id,
-    }
-
-
-def run_instances(
-    body: Mapping[str, Any],
-    account: Ec2Settings,
-    settings: LaunchSettings,
-    *,
-    token: str,
-    count: int,
-    user_data: str,
-    tags: Mapping[str, str],
-) -> dict[str, Any]:
-    """Parameters for 1…count machines of a committed body, without defaults that differ between regions or accounts.
+def committed(config: Mapping[str, Any], account: Ec2Settings, settings: LaunchSettings) -> dict[str, Any]:
+    """Parts of a call besides its token, count, user data and Slipway's own tags.
 
     A machine that shuts down terminates; its disks and interfaces end with it.
     """
     parameters: dict[str, Any] = {
-        "ImageId": body["image"],
-        "InstanceType": body["instance_type"],
+        "ImageId": config["image"],
+        "InstanceType": config["instance_type"],
         "MinCount": 1,
-        "MaxCount": count,
-        "ClientToken": token,
-        "UserData": user_data,
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {
             "HttpTokens": "required",
             "HttpEndpoint": "enabled",
             "HttpPutResponseHopLimit": settings.metadata_hops,
         },
-        "Placement": placement(body["zone"], settings),
-        "TagSpecifications": _specifications({**account.tags, **settings.tags, **tags}, settings),
+        "Placement": placement(config["zone"], settings),
     }
     if settings.capacity_reservations != "open":
         parameters["CapacityReservationSpecification"] = {
@@ -79,7 +58,27 @@ def run_instances(
         parameters["KeyName"] = settings.key_name
     if settings.block_devices:
         parameters["BlockDeviceMappings"] = [_mapping(device) for device in settings.block_devices]
-    return parameters
+    return {"parameters": parameters, "tags": {**account.tags, **settings.tags}}
+
+
+def run_instances(
+    call: Mapping[str, Any], *, token: str, count: int, user_data: str, tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """Parameters of a committed call for 1…count machines. `tags` are Slipway's own."""
+    parameters = call["parameters"]
+    kinds = (*TAGGED, "spot-instances-request") if "InstanceMarketOptions" in parameters else TAGGED
+    all_tags = {**call["tags"], **tags}
+    rows = [{"Key": key, "Value": all_tags[key]} for key in sorted(all_tags)]
+    ordered: dict[str, Any] = _ordered(
+        {
+            **parameters,
+            "ClientToken": token,
+            "MaxCount": count,
+            "TagSpecifications": [{"ResourceType": kind, "Tags": rows} for kind in kinds],
+            "UserData": user_data,
+        }
+    )
+    return ordered
 
 
 def placement(zone: str, settings: LaunchSettings) -> dict[str, str]:
@@ -87,12 +86,6 @@ def placement(zone: str, settings: LaunchSettings) -> dict[str, str]:
     name."""
     place = {"AvailabilityZoneId" if ZONE_ID.fullmatch(zone) else "AvailabilityZone": zone}
     return place | ({"GroupName": settings.placement_group} if settings.placement_group else {})
-
-
-def _specifications(tags: Mapping[str, str], settings: LaunchSettings) -> list[dict[str, Any]]:
-    rows = [{"Key": key, "Value": tags[key]} for key in sorted(tags)]
-    kinds = (*TAGGED, "spot-instances-request") if settings.is_spot else TAGGED
-    return [{"ResourceType": kind, "Tags": rows} for kind in kinds]
 
 
 def _mapping(device: BlockDevice) -> dict[str, Any]:
@@ -110,3 +103,9 @@ def _mapping(device: BlockDevice) -> dict[str, Any]:
         "DeviceName": device.device_name,
         "Ebs": {name: value for name, value in disk.items() if value is not None},
     }
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _ordered(value[name]) for name in sorted(value)}
+    return [_ordered(each) for each in value] if isinstance(value, list) else value

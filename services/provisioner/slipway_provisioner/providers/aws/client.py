@@ -67,12 +67,14 @@ class Connection:
         self.clients: dict[str, Any] = {}
         self.calls = 0
         self.replaced = False
+        self.closed = False
         self._stack = contextlib.AsyncExitStack()
 
     async def add(self, service: str, client: Any) -> None:
         self.clients[service] = await self._stack.enter_async_context(client)
 
     async def close(self) -> None:
+        self.closed = True
         await self._stack.aclose()
 
 
@@ -102,7 +104,7 @@ class Clients:
 
     async def call(self, account: Account, call: Call, **parameters: Any) -> dict[str, Any]:
         """Send one call, once. Raises CallFailed."""
-        async with self._connected(account) as connection:
+        async with self.connected(account) as connection:
             try:
                 method = getattr(connection.clients[call.service], call.method)
                 return cast(dict[str, Any], await method(**parameters))
@@ -113,7 +115,8 @@ class Clients:
                 raise failed from None  # the SDK's text may contain the whole reply
 
     @contextlib.asynccontextmanager
-    async def _connected(self, account: Account) -> AsyncIterator[Connection]:
+    async def connected(self, account: Account) -> AsyncIterator[Connection]:
+        """Clients of an account, which stay open for a call."""
         made_from = _made_from(account, self._timeout(account))
         async with self._making:
             connection = self._connections.get(account.id)

@@ -238,6 +238,8 @@ STATE_REASONS: Final[Mapping[str, Case]] = {
         Case(scope=Scope.NOTHING, advice=Advice.ENDED, launched=Launched.YES, stage=Stage.BOOT),
     ),
 }
+OF_INSTANCES: Final = frozenset(code for code, cases in TABLE.items() if INSTANCE in cases)
+"""Codes of a single instance among those of a call."""
 _NAMED: Final = re.compile(r"\b(?:Client|Server)\.[A-Za-z][\w.]*\w")
 
 
@@ -249,6 +251,14 @@ def classify(code: str, message: str = "", *, http_status: int = 0, extra: Mappi
         if case.applies(message):
             return case
     return UNKNOWN if http_status >= 500 else UNCLASSIFIED
+
+
+def classify_credential(code: str, message: str = "", *, http_status: int = 0) -> Case:
+    """Meaning of a failure to obtain credentials, after which nothing was sent to EC2."""
+    case = classify(code, message, http_status=http_status)
+    if case.is_unknown or case.scope is Scope.LIMITER:
+        return NOT_SENT
+    return case if case.scope is Scope.CREDENTIAL else CREDENTIAL
 
 
 def classify_end(code: str, message: str = "") -> Case:

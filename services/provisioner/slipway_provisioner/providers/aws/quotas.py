@@ -7,8 +7,8 @@ its first digit: `m5.large` and `c6i.xlarge` share the quota `standard`.
 import re
 from typing import Final
 
-SPOT: Final = "spot"
-ON_DEMAND: Final = "on-demand"
+from slipway_common.events.scopes import SPOT
+
 STANDARD: Final = "standard"
 GROUPS: Final = {
     **dict.fromkeys(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), STANDARD),

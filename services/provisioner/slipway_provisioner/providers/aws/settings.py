@@ -7,18 +7,21 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from slipway_common.events.scopes import SPOT
 from slipway_provisioner.providers.aws import errors
-from slipway_provisioner.providers.aws.quotas import ON_DEMAND, SPOT
 
 TAGS_MAX: Final = 50
 TAG_KEY_CHARACTERS_MAX: Final = 128
 TAG_VALUE_CHARACTERS_MAX: Final = 256
 OWN_PREFIX: Final = "slipway-"
-OWN_TAGS: Final = 4
+OWN_TAGS: Final = 5
 """Number of tags that Slipway itself gives to whatever a launch creates."""
 Partition = Literal["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f", "aws-eusc"]
+VISIBILITY_SECONDS_MAX: Final = 3600.0
 RESEMBLANCE: Final = 0.8
 _SUBNET: Final = re.compile(r"subnet-[0-9a-z]+")
+_ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+")
+EXTERNAL_ID_CHARACTERS_MIN: Final = 2
 _GROUP: Final = re.compile(r"sg-[0-9a-z]+")
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -27,7 +30,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 class Ec2Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of an account. The URLs replace the SDK's endpoints of EC2 and STS. `proxy` is the URL of an HTTP proxy,
     `ca_bundle` a file of certificates. `errors` adds codes with their scope, `tags` are given to all that a launch
-    creates. `queue_url` is for the machines."""
+    creates. `queue_url` is for the machines. A new instance is listed after at most `visibility_seconds`."""
 
     endpoint_url: str = ""
     sts_endpoint_url: str = ""
@@ -38,6 +41,7 @@ class Ec2Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     errors: dict[str, str] = {}
     tags: dict[str, str] = {}
     queue_url: str = ""
+    visibility_seconds: float = 300.0
 
 
 class BlockDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +61,7 @@ class LaunchSettings(msgspec.Struct, frozen=True):
     """Settings of a launch config that EC2 uses; the others are for the agent. `instance_profile` is a name or an ARN,
     `metadata_hops` the number of network hops to the metadata service, 2 for containers."""
 
-    lifecycle: Literal["on-demand", "spot"] = ON_DEMAND
+    lifecycle: Literal["on-demand", "spot"] = "on-demand"
     subnet_id: str = ""
     security_group_ids: tuple[str, ...] = ()
     instance_profile: str = ""
@@ -95,7 +99,21 @@ def account_problem(settings: Mapping[str, Any]) -> str:
             return f"{name} is {url!r}; write a URL, such as https://host.example.com"
     if declared.ca_bundle and not declared.ca_bundle.startswith("/"):
         return f"ca_bundle is {declared.ca_bundle!r}; write the absolute path of a file of certificates"
+    if not 0 <= declared.visibility_seconds <= VISIBILITY_SECONDS_MAX:
+        return f"visibility_seconds is {declared.visibility_seconds:g}; write 0 to {VISIBILITY_SECONDS_MAX:g}"
     return errors.problem(declared.errors) or _tag_problem(declared.tags)
+
+
+def credential_problem(credential: Mapping[str, Any]) -> str:
+    """Problem with a reference to a credential and its remedy; empty if it is usable."""
+    role = credential.get("role") or credential.get("web_identity", {}).get("role")
+    if role and not _ROLE.fullmatch(role):
+        return f"role is {role!r}; write its ARN, such as arn:aws:iam::123456789012:role/slipway"
+    external_id = credential.get("external_id")
+    if external_id is not None and len(external_id) < EXTERNAL_ID_CHARACTERS_MIN:
+        return f"external_id is too short; write {EXTERNAL_ID_CHARACTERS_MIN} characters or more"
+    source = credential.get("source")
+    return credential_problem(source) if source else ""
 
 
 def launch_problem(account: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

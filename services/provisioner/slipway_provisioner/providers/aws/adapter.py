@@ -1,0 +1,245 @@
+"""Provider of EC2 instances, on demand and spot: RunInstances with an idempotency token, and tags on all that it makes.
+
+The SDK is an extra (`slipway-provisioner[aws]`). It is loaded when the provider is opened, so that a service without it
+starts, and refuses only accounts of this provider.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from slipway_common.base.clock import utc_now
+from slipway_common.base.percent import encoded
+from slipway_common.events.scopes import SPOT, lifecycle_of
+from slipway_common.events.worker import Outcome, Scope, Stage
+from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.providers.aws import body, calls, errors, replies
+from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed
+from slipway_provisioner.providers.aws.errors import Advice, Case
+from slipway_provisioner.providers.aws.failures import CallFailed
+from slipway_provisioner.providers.aws.quotas import quota_family
+from slipway_provisioner.providers.aws.remains import Remains
+from slipway_provisioner.providers.aws.settings import (
+    account_problem,
+    account_settings,
+    credential_problem,
+    launch_problem,
+    launch_settings,
+)
+from slipway_provisioner.providers.aws.terminations import GONE, terminate
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
+
+LOG = logger(__name__)
+TERMINATED_AT_ONCE: Final = 200
+CONSOLES: Final = {
+    "aws": "console.aws.amazon.com",
+    "aws-cn": "console.amazonaws.cn",
+    "aws-us-gov": "console.amazonaws-us-gov.com",
+}
+
+
+class Ec2(Provider):
+    """Provider of EC2 instances."""
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.settings = settings
+        self._caller = Caller(settings)
+        self._remains = Remains(self._caller)
+        self._zone_ids: dict[str, dict[str, str]] = {}  # by account: name of a zone → its id
+
+    async def open(self) -> None:
+        await self._caller.open()
+
+    async def close(self) -> None:
+        await self._caller.close()
+
+    # Declarations
+
+    def problem(self, account_settings: Mapping[str, Any]) -> str:
+        return account_problem(account_settings) if is_installed() else MISSING
+
+    def credential_problem(self, credential: Mapping[str, Any]) -> str:
+        return credential_problem(credential)
+
+    def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
+        return launch_problem(account_settings, config_settings)
+
+    def honours_tokens(self, account: Account) -> bool:
+        return True
+
+    def checks_tokens_first(self, account: Account) -> bool:
+        return False  # it is not documented if image, quota and permission are checked before the token
+
+    def visibility_seconds(self, account: Account) -> float:
+        return account_settings(account.settings).visibility_seconds
+
+    def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Zones have other names in other accounts, but one id. Empty until the names are known."""
+        zone = config["zone"]
+        if not body.ZONE_ID.fullmatch(zone):
+            zone = self._zone_ids.get(account.id, {}).get(zone, "")
+        return encoded(account.region, zone, config["instance_type"], lifecycle_of(config["settings"])) if zone else ""
+
+    def quota_family(self, account: Account, config: Mapping[str, Any]) -> str:
+        return quota_family(config["instance_type"], lifecycle_of(config["settings"]))
+
+    def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return body.committed(config, account_settings(account.settings), launch_settings(config["settings"]))
+
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        host = CONSOLES.get(account_settings(account.settings).partition)
+        if host is None:
+            return ""
+        return f"https://{account.region}.{host}/ec2/home?region={account.region}#InstanceDetails:instanceId={quote(instance_id)}"
+
+    # Launches
+
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        parameters = body.run_instances(
+            request.config.get("call") or self.call(account, request.config),
+            token=request.token,
+            count=request.count,
+            user_data=msgspec.json.encode(request.user_data(self.settings), order="deterministic").decode(),
+            tags=_tags(account, request),
+        )
+        # The rest of the timeout is for the call itself.
+        patience = self.settings.timeout(account) / 2
+        missing = await self._caller.missing_seconds(account, calls.RUN, request.count, within_seconds=patience)
+        if missing:
+            outcome = self.failure(account, request.config, "Paced", Scope.LIMITER)
+            raise Refused(outcome, "the token bucket of the account is empty", retry_after_seconds=missing)
+        try:
+            reply = await self._caller.send(account, calls.RUN, **parameters)
+        except CallFailed as failed:
+            return await self._failed(account, request, failed)
+        launched = reply.get("Instances", [])
+        if not (found := replies.ids(launched)):
+            raise OutcomeUnknown("the reply contains no instances")
+        if lifecycle_of(request.config["settings"]) == SPOT and any(
+            row.get("InstanceLifecycle") != SPOT for row in launched
+        ):
+            LOG.warning("instances of a spot launch are not spot instances", account=account.id, instances=found)
+        return found
+
+    async def _failed(self, account: Account, request: CreateRequest, failed: CallFailed) -> Sequence[str]:
+        """Instances of a call that had succeeded earlier. Raises Refused or OutcomeUnknown otherwise."""
+        case = case_of(account, failed)
+        if case.advice is Advice.LOOK_UP:
+            if found := await _all_of(self._caller, account, request.batch_id):
+                return found
+            raise OutcomeUnknown(str(failed), look_up=True)
+        if case.is_unknown:
+            raise OutcomeUnknown(str(failed))
+        outcome = self._outcome(account, request.config, failed.code, failed.message, case)
+        raise Refused(outcome, failed.message, retry_after_seconds=failed.retry_after_seconds)
+
+    def _outcome(self, account: Account, config: Mapping[str, Any], code: str, message: str, case: Case) -> Outcome:
+        """Outcome of a certain failure, under the key of what it concerns."""
+        # Codes of other calls mean nothing here, and a launch that no row counts would be tried for ever.
+        scope = None if case.scope is Scope.NOTHING and case.stage is Stage.LAUNCH else case.scope
+        key = ""
+        if scope is Scope.CREDENTIAL and case.resource:
+            key = encoded(account.id, case.resource)
+        elif scope is Scope.QUOTA and case.resource == errors.SUBNET:
+            subnet_id = launch_settings(config["settings"]).subnet_id
+            key = encoded(account.id, account.region, case.resource, subnet_id)
+        elif scope is Scope.QUOTA and case.resource:
+            key = encoded(account.id, account.region, case.resource)
+        return self.failure(account, config, code, scope, message, stage=case.stage, key=key)
+
+    # Instances
+
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
+        wanted = filters(account, **_of_batch(batch_id), instance_state_name=replies.LIVE)
+        async for reply in self._caller.pages(account, calls.LIST, wanted):
+            yield replies.listed(reply)
+
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
+        found = await self._by_id(account, instance_id)
+        if found is not None:
+            return replies.state(found) is not InstanceState.TERMINATED
+        visible = timedelta(seconds=self.visibility_seconds(account))
+        if launched_at is not None and utc_now() - launched_at < visible:
+            raise OutcomeUnknown(f"instance {instance_id} is unknown, but so young that it may not be visible yet")
+        return False
+
+    async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
+        found = await self._by_id(account, instance_id)
+        if found is None or replies.state(found) is not InstanceState.TERMINATED:
+            return None
+        code, message = replies.state_reason(found)
+        return self._outcome(account, config, code, message, errors.classify_end(code, message)) if code else None
+
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
+        failures = [
+            failure
+            for start in range(0, len(instance_ids), TERMINATED_AT_ONCE)
+            for failure in await terminate(self._caller, account, instance_ids[start : start + TERMINATED_AT_ONCE])
+        ]
+        if failures:
+            raise OutcomeUnknown("; ".join(dict.fromkeys(map(str, failures))))
+
+    async def _by_id(self, account: Account, instance_id: str) -> Mapping[str, Any] | None:
+        """The instance as EC2 describes it; None if it does not know it."""
+        try:
+            reply = await self._caller.call(account, calls.LIST, InstanceIds=[instance_id])
+        except CallFailed as failed:
+            if failed.code in GONE:
+                return None
+            raise OutcomeUnknown(f"instance {instance_id}: {failed}") from None
+        return next((row for row in replies.instances(reply) if row.get("InstanceId") == instance_id), None)
+
+    # Accounts
+
+    async def identity(self, account: Account) -> str:
+        try:
+            reply = await self._caller.call(account, calls.IDENTITY)
+            await self._learn_zones(account)
+        except CallFailed as failed:
+            raise OutcomeUnknown(f"identity of {account.id}: {failed}") from None
+        return str(reply.get("Account", ""))
+
+    async def health(self, account: Account) -> None:
+        try:
+            await self._learn_zones(account, again=True)
+        except CallFailed as failed:
+            case = case_of(account, failed)
+            if case.scope is not Scope.CREDENTIAL:
+                raise OutcomeUnknown(str(failed)) from None
+            config = {"id": "", "zone": "", "instance_type": "", "image": "", "settings": {}}
+            raise Refused(self._outcome(account, config, failed.code, failed.message, case), failed.message) from None
+
+    async def clean_up(self, account: Account) -> None:
+        await self._remains.clean_up(account)
+
+    async def _learn_zones(self, account: Account, *, again: bool = False) -> None:
+        if again or account.id not in self._zone_ids:
+            reply = await self._caller.call(account, calls.ZONES)
+            zones = reply.get("AvailabilityZones", ())
+            self._zone_ids[account.id] = {row["ZoneName"]: row["ZoneId"] for row in zones if row.get("ZoneId")}
+
+
+def _tags(account: Account, request: CreateRequest) -> dict[str, str]:
+    return {
+        body.DEPLOYMENT: account.deployment,
+        body.ACCOUNT: account.id,
+        body.INCARNATION: request.incarnation,
+        body.BATCH: request.batch_id,
+        body.LAUNCH_CONFIG: request.config["id"],
+    }
+
+
+async def _all_of(caller: Caller, account: Account, batch_id: str) -> list[str]:
+    """Ids of the instances of a batch, also of those that have ended. Those found gone later end their workers."""
+    found: list[str] = []
+    async for reply in caller.pages(account, calls.LIST, filters(account, **_of_batch(batch_id))):
+        found += replies.ids(list(replies.instances(reply)))
+    return found
+
+
+def _of_batch(batch_id: str | None) -> dict[str, list[str]]:
+    return {} if batch_id is None else {f"tag:{body.BATCH}": [batch_id]}

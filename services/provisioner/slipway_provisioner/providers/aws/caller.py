@@ -1,0 +1,115 @@
+"""Paced calls of EC2 and STS: tokens are taken before each, and a throttle empties the bucket."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from slipway_common.base.percent import encoded
+from slipway_common.events.worker import Scope
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.aws import body, errors
+from slipway_provisioner.providers.aws.calls import Bucket, Call
+from slipway_provisioner.providers.aws.errors import Case
+from slipway_provisioner.providers.aws.failures import CallFailed
+from slipway_provisioner.providers.aws.settings import account_settings
+from slipway_provisioner.providers.pacing import Share, paced
+from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings
+
+if TYPE_CHECKING:
+    from slipway_provisioner.providers.aws.client import Clients
+
+MISSING: Final = (
+    "provider aws is not installed here; install slipway-provisioner[aws], or an image built with EXTRAS=aws"
+)
+PAGE: Final = 200
+"""Rows of a page, whose reply is parsed in a tenth of a second."""
+
+
+def is_installed() -> bool:
+    """True if the SDK is installed, an extra of this package."""
+    return find_spec("aiobotocore") is not None
+
+
+class Caller:
+    """Calls of all accounts. Without the SDK none is made."""
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.settings = settings
+        self._clients: Clients | None = None
+
+    async def open(self) -> None:
+        if is_installed():
+            from slipway_provisioner.providers.aws.client import Clients
+
+            self._clients = Clients(self.settings.timeout)
+            await self._clients.open()
+
+    async def close(self) -> None:
+        if self._clients is not None:
+            await self._clients.close()
+
+    async def missing_seconds(self, account: Account, call: Call, units: int, *, within_seconds: float) -> float:
+        """Take the tokens of a call and wait for them; the seconds that are missing if the wait would be too long."""
+        return await paced(self.settings.pacing, _shares(account, call, units), within_seconds=within_seconds)
+
+    async def send(self, account: Account, call: Call, **parameters: Any) -> dict[str, Any]:
+        """Reply to a call for which there are tokens. Raises CallFailed; OutcomeUnknown without the SDK."""
+        if self._clients is None:
+            raise OutcomeUnknown(MISSING)
+        try:
+            return await self._clients.call(account, call, **parameters)
+        except CallFailed as failed:
+            if case_of(account, failed).scope is Scope.LIMITER:
+                await self.settings.pacing.empty(_shares(account, call, 0)[:1])
+            raise
+
+    async def call(self, account: Account, call: Call, *, units: int = 1, **parameters: Any) -> dict[str, Any]:
+        """Reply to a call. Raises CallFailed; OutcomeUnknown if the bucket is too empty."""
+        if await self.missing_seconds(account, call, units, within_seconds=self.settings.timeout(account)):
+            raise OutcomeUnknown(f"{call.operation}: the token bucket of account {account.id} is empty; not sent")
+        return await self.send(account, call, **parameters)
+
+    async def pages(
+        self, account: Account, call: Call, filters: Sequence[Mapping[str, Any]]
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Replies of a listing. Pages may be short or empty before the last one. Raises OutcomeUnknown."""
+        token: str | None = None
+        while True:
+            more: dict[str, Any] = {"NextToken": token} if token else {}
+            try:
+                reply = await self.call(account, call, Filters=filters, MaxResults=PAGE, **more)
+            except CallFailed as failed:
+                raise OutcomeUnknown(f"{call.operation} of {account.id}: {failed}") from None
+            yield reply
+            if not (token := reply.get("NextToken")):
+                return
+
+
+def case_of(account: Account, failed: CallFailed) -> Case:
+    """Meaning of a failed call in an account."""
+    if failed.unsent:
+        return errors.classify_credential(failed.code, failed.message, http_status=failed.http_status)
+    extra = account_settings(account.settings).errors
+    return errors.classify(failed.code, failed.message, http_status=failed.http_status, extra=extra)
+
+
+def filters(account: Account, **more: Sequence[str]) -> list[dict[str, Any]]:
+    """Filters for what Slipway has made in an account. An underscore in a name stands for a hyphen."""
+    own = {f"tag:{body.DEPLOYMENT}": [account.deployment], f"tag:{body.ACCOUNT}": [account.id]}
+    own |= {name.replace("_", "-"): list(values) for name, values in more.items()}
+    return [{"Name": name, "Values": values} for name, values in own.items()]
+
+
+def _shares(account: Account, call: Call, units: int) -> list[Share]:
+    """Tokens that a call takes, of its calls first. AWS counts per account of its own and region."""
+    taken: tuple[tuple[Bucket | None, int], ...] = ((call.calls, 1), (call.units, units))
+    return [
+        Share(
+            bucket=encoded("aws", account.identity, account.region, bucket.name),
+            units=tokens,
+            size=bucket.size,
+            refill_per_second=bucket.refill_per_second,
+        )
+        for bucket, tokens in taken
+        if bucket is not None
+    ]

@@ -1,0 +1,247 @@
+"""Credentials of accounts: from the environment, a file, a web identity and roles; renewed, and never shown."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_common.events.worker import Scope
+from slipway_provisioner.providers.aws.client import LOGGERS, Clients, Parsers
+from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from tests.contract.aws.conftest import KEY, SECRET, Cloud, request, result
+from tests.support.ec2_server import LOST, Received, Reply, assumed, described, error, html, launched
+
+ROLE = "arn:aws:iam::123456789012:role/slipway"
+OTHER = "arn:aws:iam::210987654321:role/target"
+
+
+def signer(call: Received) -> str:
+    """Key with which a call is signed."""
+    return call.headers["authorization"].split("Credential=")[1].split("/")[0]
+
+
+def profile(key: str, token: str = "") -> str:
+    lines = ["[default]", f"aws_access_key_id = {key}", f"aws_secret_access_key = {SECRET}"]
+    return "\n".join([*lines, *([f"aws_session_token = {token}"] if token else [])])
+
+
+async def test_the_environment(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read at each call. A token is sent with it."""
+    cloud.server.answers(described())
+    await cloud.provider.instances(cloud.account())
+    monkeypatch.setenv("CI_AWS_ACCESS_KEY_ID", "AKIANEW")
+    monkeypatch.setenv("CI_AWS_SESSION_TOKEN", "session")
+    await cloud.provider.instances(cloud.account())
+    assert [signer(call) for call in cloud.server.received] == [KEY, "AKIANEW"]
+    assert [call.headers.get("x-amz-security-token") for call in cloud.server.received] == [None, "session"]
+    assert all("/us-east-1/ec2/" in call.headers["authorization"] for call in cloud.server.received)
+
+
+async def test_a_file_that_is_replaced(cloud: Cloud, tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(profile("AKIAONE"))
+    account = cloud.account(credential={"file": str(file)})
+    cloud.server.answers(described())
+    await cloud.provider.instances(account)
+    new = tmp_path / "new"
+    new.write_text(profile("AKIATWO", "session"))
+    new.rename(file)
+    await cloud.provider.instances(account)
+    assert [signer(call) for call in cloud.server.received] == ["AKIAONE", "AKIATWO"]
+
+
+async def test_a_web_identity(cloud: Cloud, tmp_path: Path) -> None:
+    """The token of the file is exchanged for a role once, by a call that is not signed."""
+    file = tmp_path / "token"
+    file.write_text("the-web-token")
+    account = cloud.account(credential={"web_identity": {"role": ROLE, "token_file": str(file)}})
+    cloud.server.answers(described(), AssumeRoleWithWebIdentity=assumed("AssumeRoleWithWebIdentity", "ASIAWEB"))
+    for _ in range(2):
+        await cloud.provider.instances(account)
+    assert cloud.server.actions() == ["AssumeRoleWithWebIdentity", "DescribeInstances", "DescribeInstances"]
+    exchange, *listings = cloud.server.received
+    assert "authorization" not in exchange.headers
+    assert exchange.parameters["WebIdentityToken"] == "the-web-token"
+    assert (exchange.parameters["RoleArn"], exchange.parameters["RoleSessionName"]) == (ROLE, "slipway-deployment-1")
+    assert {signer(call) for call in listings} == {"ASIAWEB"}
+    assert listings[0].headers["x-amz-security-token"] == "token-of-ASIAWEB"
+
+
+async def test_a_chain_of_roles(cloud: Cloud) -> None:
+    """Each role is assumed with the credentials of the one before."""
+    source = {"role": ROLE, "source": {"environment": "CI_AWS"}}
+    account = cloud.account(credential={"role": OTHER, "external_id": "ours", "source": source})
+    cloud.server.answers(described(), AssumeRole=[assumed("AssumeRole", "ASIAONE"), assumed("AssumeRole", "ASIATWO")])
+    await cloud.provider.instances(account)
+    first, second, listing = cloud.server.received
+    assert [signer(call) for call in (first, second, listing)] == [KEY, "ASIAONE", "ASIATWO"]
+    assert (first.parameters["RoleArn"], first.parameters.get("ExternalId")) == (ROLE, None)
+    assert (second.parameters["RoleArn"], second.parameters["ExternalId"]) == (OTHER, "ours")
+
+
+async def test_expired_credentials_are_obtained_anew(cloud: Cloud) -> None:
+    """The refused call is not sent again by itself; the next one has new credentials."""
+    account = cloud.account(credential={"role": ROLE, "source": {"environment": "CI_AWS"}})
+    cloud.server.answers(
+        AssumeRole=[assumed("AssumeRole", "ASIAOLD"), assumed("AssumeRole", "ASIANEW")],
+        RunInstances=[error("RequestExpired"), launched("i-1")],
+    )
+    with pytest.raises(Refused) as refused:
+        await cloud.provider.create(account, request())
+    assert refused.value.outcome.scope is Scope.CREDENTIAL
+    assert await cloud.provider.create(account, request()) == ["i-1"]
+    runs = [call for call in cloud.server.received if call.action == "RunInstances"]
+    assert [signer(call) for call in runs] == ["ASIAOLD", "ASIANEW"]
+
+
+async def test_credentials_are_renewed_before_they_expire(cloud: Cloud) -> None:
+    account = cloud.account(credential={"role": ROLE, "source": {"environment": "CI_AWS"}})
+    old = assumed("AssumeRole", "ASIAOLD", expires="2001-01-01T00:00:00Z")
+    cloud.server.answers(described(), AssumeRole=[old, assumed("AssumeRole", "ASIANEW")])
+    with pytest.raises(OutcomeUnknown):
+        await cloud.provider.instances(account)  # the reply has expired already, which proves a wrong clock
+    await cloud.provider.instances(account)
+    assert signer(cloud.server.received[-1]) == "ASIANEW"
+
+
+#         reply of STS                               scope, or None if the outcome is unknown
+FAILURES = [
+    (error("AccessDenied", "not authorized to perform: sts:AssumeRole", 403, sts=True), Scope.CREDENTIAL),
+    (error("ExpiredTokenException", "expired", 400, sts=True), Scope.CREDENTIAL),
+    (error("RegionDisabledException", "disabled", 403, sts=True), Scope.CREDENTIAL),
+    (error("Gremlins", "no", 400, sts=True), Scope.CREDENTIAL),
+    (error("Throttling", "slow down", 400, sts=True), None),
+    (error("InternalFailure", "no", 500, sts=True), None),
+    (html(502), None),
+    (LOST, None),
+]
+
+
+@pytest.mark.parametrize(("answer", "scope"), FAILURES)
+async def test_a_role_that_cannot_be_assumed_launches_nothing(cloud: Cloud, answer: Reply, scope: Scope | None) -> None:
+    """Nothing is sent to EC2, and a failure of STS is neither a throttle of EC2 nor a refused credential."""
+    account = cloud.account(credential={"role": ROLE, "source": {"environment": "CI_AWS"}})
+    cloud.server.answers(answer)
+    failed = await result(cloud, account, request())
+    if scope is None:
+        assert isinstance(failed, OutcomeUnknown), failed
+    else:
+        assert isinstance(failed, Refused), failed
+        assert (failed.outcome.scope, failed.outcome.scope_key) == (scope, "ci/aws")
+    assert "RunInstances" not in cloud.server.actions()
+
+
+async def test_missing_credentials_name_what_is_missing(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text("[other]\nx = y\n")
+    monkeypatch.delenv("CI_AWS_SECRET_ACCESS_KEY")
+    for reference, words in (
+        ({"environment": "CI_AWS"}, "CI_AWS_SECRET_ACCESS_KEY"),
+        ({"file": str(tmp_path / "none")}, "No such file"),
+        ({"file": str(tmp_path / "empty")}, "section .default."),
+        ({"web_identity": {"role": ROLE, "token_file": str(tmp_path / "none")}}, "No such file"),
+    ):
+        with pytest.raises(Refused, match=words) as refused:
+            await cloud.provider.create(cloud.account(credential=reference), request())
+        assert refused.value.outcome.scope is Scope.CREDENTIAL
+    assert cloud.server.received == []
+
+
+async def test_no_secret_is_in_errors_and_logs(cloud: Cloud, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Also where the log's level is the lowest: the SDK would log headers and bodies."""
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "token"
+    file.write_text("the-web-token")
+    texts = []
+    for credential in (
+        {"environment": "CI_AWS"},
+        {"role": ROLE, "source": {"environment": "CI_AWS"}},
+        {"web_identity": {"role": ROLE, "token_file": str(file)}},
+    ):
+        for answer in (error("UnauthorizedOperation", status=403), Reply("<broken"), LOST, html(502)):
+            actions = {name: assumed(name, "ASIAROLE") for name in ("AssumeRole", "AssumeRoleWithWebIdentity")}
+            cloud.server.answers(answer, **actions)
+            with pytest.raises((Refused, OutcomeUnknown)) as failed:
+                await cloud.provider.create(cloud.account(credential=credential), request())
+            texts += [str(failed.value), repr(failed.value), str(failed.value.__cause__)]
+    shown = "\n".join([*texts, caplog.text])
+    for secret in (SECRET, "the-web-token", "secret-of-", "token-of-", "the-secret"):
+        assert secret not in shown
+    assert all(logging.getLogger(name).level >= logging.WARNING for name in LOGGERS)
+
+
+async def test_clients_are_made_once(cloud: Cloud) -> None:
+    """An account has one client per service, until its declaration changes; that one is closed after its last call."""
+    clients = Clients(lambda _: 60.0)
+    released = asyncio.Event()
+    account = cloud.account()
+    cloud.server.answers(described())
+    async with clients.connected(account) as first:
+        async with clients.connected(account) as again:
+            assert again is first
+        changed = msgspec.structs.replace(account, region="eu-west-1")
+        async with clients.connected(changed) as second:
+            assert second is not first
+            assert (first.closed, second.closed) == (False, False)
+        released.set()
+    assert (first.closed, second.closed) == (True, False)
+    await clients.close()
+    assert second.closed
+
+
+async def test_a_client_of_many_accounts(cloud: Cloud) -> None:
+    """Each account signs with its own credentials, also while the clients of others are made."""
+    accounts = [
+        msgspec.structs.replace(cloud.account(credential={"environment": f"CI_{n}"}), id=f"ci/{n}") for n in range(4)
+    ]
+    cloud.server.answers(described())
+    with pytest.MonkeyPatch.context() as patch:
+        for n in range(4):
+            patch.setenv(f"CI_{n}_ACCESS_KEY_ID", f"AKIA{n}")
+            patch.setenv(f"CI_{n}_SECRET_ACCESS_KEY", "secret")
+        await asyncio.gather(*(cloud.provider.instances(account) for account in accounts))
+    used = {call.parameters["Filter.2.Value.1"]: signer(call) for call in cloud.server.received}
+    assert used == {f"ci/{n}": f"AKIA{n}" for n in range(4)}
+
+
+async def test_settings_of_the_network(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint is that of the account, whatever the environment says; retries are off."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "5")
+    clients = Clients(lambda _: 60.0)
+    settings: dict[str, Any] = {"fips": True, "sts_endpoint_url": ""}
+    account = msgspec.structs.replace(cloud.account(**settings), id="ci/fips")
+    async with clients.connected(account) as connection:
+        ec2, sts = connection.clients["ec2"], connection.clients["sts"]
+        assert ec2.meta.endpoint_url == cloud.server.url
+        assert sts.meta.endpoint_url == "https://sts-fips.us-east-1.amazonaws.com"
+        assert ec2.meta.config.retries["total_max_attempts"] == 1
+        assert (ec2.meta.config.read_timeout, ec2.meta.config.connect_timeout) == (60.0, 5.0)
+    proxied = msgspec.structs.replace(account, settings={"proxy": "http://proxy:3128", "ca_bundle": "/etc/ca.pem"})
+    monkeypatch.delenv("AWS_ENDPOINT_URL_EC2")
+    async with clients.connected(proxied) as connection:
+        ec2 = connection.clients["ec2"]
+        assert ec2.meta.endpoint_url == "https://ec2.us-east-1.amazonaws.com"
+        assert ec2.meta.config.proxies == {"http": "http://proxy:3128", "https": "http://proxy:3128"}
+    await clients.close()
+
+
+async def test_long_replies_are_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of 1,000 instances would stop every other call for half a second."""
+    threaded = []
+
+    async def to_thread(function: Any, *arguments: Any) -> Any:
+        threaded.append(len(arguments[0]["body"]))
+        return function(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    parser = Parsers().create_parser("ec2")
+    for length in (10, 100_000):
+        body = b"<R>" + b" " * length + b"<requestId>r</requestId></R>"
+        parsed = await parser.parse({"body": body, "headers": {}, "status_code": 200}, None)
+        assert parsed["ResponseMetadata"]["RequestId"] == "r"
+    assert threaded == [100_031]

@@ -1,0 +1,299 @@
+"""Listings, look-ups and ends of EC2 instances: an instance that is not visible yet is not gone."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_common.base.clock import utc_now
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.domain.cloud import Instance, InstanceState
+from slipway_provisioner.providers.aws import remains
+from slipway_provisioner.providers.aws.adapter import Ec2
+from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused
+from tests.contract.aws.conftest import Cloud, request
+from tests.support.ec2_server import (
+    LOST,
+    Received,
+    Reply,
+    caller,
+    described,
+    error,
+    html,
+    instance,
+    reply,
+    zones,
+)
+
+YOUNG = timedelta(seconds=200)
+OLD = timedelta(seconds=400)
+ZONES = zones(us_east_1a="use1-az4")
+
+
+def filters(call: Received) -> dict[str, list[str]]:
+    """Filters of a call by name."""
+    found = {}
+    number = 1
+    while name := call.parameters.get(f"Filter.{number}.Name"):
+        found[name] = call.listed(f"Filter.{number}.Value")
+        number += 1
+    return found
+
+
+async def test_a_listing_has_pages(cloud: Cloud) -> None:
+    """Also empty ones before the last; terminated instances that it still shows are left out."""
+    tags = {"slipway-batch": "b", "slipway-launch-config": "c"}
+    cloud.server.answers(
+        described(instance("i-1", "pending", tags=tags), instance("i-2", "terminated"), more="one"),
+        described(more="two"),
+        described(instance("i-3"), instance("i-4", "shutting-down"), instance("i-5", "stopped")),
+    )
+    pages = [page async for page in cloud.provider.pages(cloud.account(), batch_id="b")]
+    found: list[Instance] = [each for page in pages for each in page]
+    assert [len(page) for page in pages] == [1, 0, 3]
+    assert [each.id for each in found] == ["i-1", "i-3", "i-4", "i-5"]
+    assert [each.state for each in found] == [
+        InstanceState.PENDING,
+        InstanceState.RUNNING,
+        InstanceState.STOPPING,
+        InstanceState.STOPPING,
+    ]
+    assert (found[0].batch_id, found[0].launch_config_id, found[1].batch_id) == ("b", "c", "")
+    first, *others = cloud.server.received
+    assert filters(first) == {
+        "tag:slipway-deployment": ["deployment-1"],
+        "tag:slipway-account": ["ci/aws"],
+        "tag:slipway-batch": ["b"],
+        "instance-state-name": ["pending", "running", "stopping", "stopped", "shutting-down"],
+    }
+    assert first.parameters["MaxResults"] == "200"
+    assert [call.parameters["NextToken"] for call in others] == ["one", "two"]
+
+
+@pytest.mark.parametrize("answer", [error("InvalidNextToken"), error("InternalError", status=500), html(503), LOST])
+async def test_a_listing_that_fails_half_way_is_no_listing(cloud: Cloud, answer: Reply) -> None:
+    cloud.server.answers(described(instance("i-1"), more="one"), answer)
+    with pytest.raises(OutcomeUnknown):
+        await cloud.provider.instances(cloud.account())
+
+
+EXISTENCE: list[tuple[Reply, timedelta | None, bool | None]] = [
+    (described(instance("i-1", "pending")), YOUNG, True),
+    (described(instance("i-1", "shutting-down")), OLD, True),
+    (described(instance("i-1", "terminated")), YOUNG, False),
+    (error("InvalidInstanceID.NotFound"), YOUNG, None),
+    (described(), YOUNG, None),
+    (error("InvalidInstanceID.NotFound"), OLD, False),
+    (described(), OLD, False),
+    (error("InvalidInstanceID.NotFound"), None, False),
+    (error("RequestLimitExceeded", status=503), OLD, None),
+    (error("UnauthorizedOperation", status=403), OLD, None),
+    (LOST, OLD, None),
+]
+
+
+@pytest.mark.parametrize(("answer", "age", "exists"), EXISTENCE)
+async def test_an_instance_is_gone_only_if_that_is_certain(
+    cloud: Cloud, answer: Reply, age: timedelta | None, exists: bool | None
+) -> None:
+    """None: the provider does not know. An instance may be hidden for minutes."""
+    cloud.server.answers(answer)
+    launched_at = utc_now() - age if age is not None else None
+    if exists is None:
+        with pytest.raises(OutcomeUnknown):
+            await cloud.provider.exists(cloud.account(), "i-1", launched_at=launched_at)
+        return
+    assert await cloud.provider.exists(cloud.account(), "i-1", launched_at=launched_at) is exists
+
+
+async def test_visibility_is_a_setting_of_the_account(cloud: Cloud) -> None:
+    cloud.server.answers(error("InvalidInstanceID.NotFound"))
+    account = cloud.account(visibility_seconds=10)
+    assert cloud.provider.visibility_seconds(cloud.account()) == 300
+    assert cloud.provider.visibility_seconds(account) == 10
+    assert not await cloud.provider.exists(account, "i-1", launched_at=utc_now() - YOUNG)
+
+
+async def test_a_terminated_instance_that_is_not_found_may_exist(cloud: Cloud) -> None:
+    """NotFound is no failure of the call, and no proof of the end of a young instance."""
+    cloud.server.answers(error("InvalidInstanceID.NotFound", "The instance ID 'i-1' does not exist"))
+    await cloud.provider.terminate(cloud.account(), ["i-1"])
+    with pytest.raises(OutcomeUnknown):
+        await cloud.provider.exists(cloud.account(), "i-1", launched_at=utc_now() - YOUNG)
+
+
+def terminating(bad: dict[str, str], *, named: bool = True) -> Any:
+    """Answer of a cloud where each of `bad` fails the whole call with its code, and names the id if it is `named`."""
+
+    def answer(call: Received) -> Reply:
+        ids = call.listed("InstanceId")
+        failing = [id_ for id_ in ids if id_ in bad]
+        if not failing:
+            return reply("TerminateInstances", "<instancesSet/>")
+        return error(bad[failing[0]], f"The instance IDs '{', '.join(failing)}' do not exist" if named else "no")
+
+    return answer
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_one_bad_id_spares_no_other_instance(cloud: Cloud, named: bool) -> None:
+    """EC2 terminates none of a call with an id that it does not know."""
+    cloud.server.answer = terminating(
+        {"i-3": "InvalidInstanceID.NotFound", "nonsense": "InvalidInstanceID.Malformed"}, named=named
+    )
+    await cloud.provider.terminate(cloud.account(), ["i-1", "i-2", "i-3", "nonsense", "i-5"])
+    ended = {id_ for call in cloud.server.received for id_ in call.listed("InstanceId")}
+    good = [set(call.listed("InstanceId")) for call in cloud.server.received]
+    succeeded = set().union(*(ids for ids in good if not ids & {"i-3", "nonsense"}))
+    assert ended >= succeeded == {"i-1", "i-2", "i-5"}
+
+
+async def test_a_protected_instance_is_reported(cloud: Cloud) -> None:
+    """Once the others are terminated."""
+    cloud.server.answer = terminating({"i-2": "OperationNotPermitted"})
+    with pytest.raises(OutcomeUnknown, match="OperationNotPermitted"):
+        await cloud.provider.terminate(cloud.account(), ["i-1", "i-2", "i-3", "i-4"])
+    good = [set(call.listed("InstanceId")) for call in cloud.server.received]
+    assert set().union(*(ids for ids in good if "i-2" not in ids)) == {"i-1", "i-3", "i-4"}
+
+
+async def test_many_instances_are_terminated_by_few_calls(cloud: Cloud) -> None:
+    cloud.server.answers(reply("TerminateInstances", "<instancesSet/>"))
+    await cloud.provider.terminate(cloud.account(), [f"i-{n}" for n in range(450)])
+    assert [len(call.listed("InstanceId")) for call in cloud.server.received] == [200, 200, 50]
+
+
+async def test_a_throttled_end_is_reported(cloud: Cloud) -> None:
+    cloud.server.answers(error("RequestLimitExceeded", status=503))
+    with pytest.raises(OutcomeUnknown):
+        await cloud.provider.terminate(cloud.account(), ["i-1"])
+    assert cloud.server.actions() == ["TerminateInstances"]
+
+
+#         reason of the end                       stage, scope and key
+ENDINGS = [
+    ("Server.InsufficientInstanceCapacity", (Stage.LAUNCH, Scope.CAPACITY, "us-east-1/use1-az4/m5.large/spot")),
+    ("Client.VolumeLimitExceeded", (Stage.LAUNCH, Scope.QUOTA, "ci%2Faws/us-east-1/volumes")),
+    ("Client.InternalError", (Stage.BOOT, Scope.IMAGE, "ami-1")),
+    ("Server.SpotInstanceTermination", (Stage.BOOT, Scope.NOTHING, "linux/a@1")),
+    ("Client.UserInitiatedShutdown", (Stage.BOOT, Scope.NOTHING, "linux/a@1")),
+]
+
+
+@pytest.mark.parametrize(("reason", "blamed"), ENDINGS)
+async def test_the_reason_of_a_death_is_charged_to_what_it_concerns(
+    cloud: Cloud, reason: str, blamed: tuple[Stage, Scope, str]
+) -> None:
+    cloud.server.answers(described(instance("i-1", "terminated", reason=reason)))
+    config = request(lifecycle="spot").config
+    outcome = await cloud.provider.ending(cloud.account(), config, "i-1")
+    assert outcome == Outcome(blamed[0], Result.FAILED, blamed[1], blamed[2], reason)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        described(instance("i-1", "running")),
+        described(instance("i-1", "terminated")),
+        error("InvalidInstanceID.NotFound"),
+    ],
+)
+async def test_an_end_without_a_reason(cloud: Cloud, answer: Reply) -> None:
+    cloud.server.answers(answer)
+    assert await cloud.provider.ending(cloud.account(), request().config, "i-1") is None
+
+
+async def test_zones_have_one_key_in_every_account(cloud: Cloud) -> None:
+    """A name of a zone means another zone in another account. The key is empty until the names are known."""
+    provider = Ec2(cloud.provider.settings)
+    await provider.open()
+    cloud.server.answers(GetCallerIdentity=caller("123456789012"), DescribeAvailabilityZones=ZONES)
+    by_name, by_id = request(zone="us-east-1a").config, request(zone="use1-az4").config
+    try:
+        assert provider.capacity_key(cloud.account(), by_name) == ""
+        assert await provider.identity(cloud.account()) == "123456789012"
+        assert await provider.identity(cloud.account()) == "123456789012"
+    finally:
+        await provider.close()
+    assert provider.capacity_key(cloud.account(), by_name) == "us-east-1/use1-az4/m5.large/on-demand"
+    assert provider.capacity_key(cloud.account(), by_id) == "us-east-1/use1-az4/m5.large/on-demand"
+    assert cloud.server.actions() == ["GetCallerIdentity", "DescribeAvailabilityZones", "GetCallerIdentity"]
+
+
+async def test_health_is_a_call_of_ec2(cloud: Cloud) -> None:
+    """GetCallerIdentity needs no permission, so that it would prove nothing."""
+    cloud.server.answers(ZONES, error("UnauthorizedOperation", status=403), error("InternalError", status=500))
+    await cloud.provider.health(cloud.account())
+    with pytest.raises(Refused) as refused:
+        await cloud.provider.health(cloud.account())
+    assert (refused.value.outcome.scope, refused.value.outcome.scope_key) == (Scope.CREDENTIAL, "ci/aws")
+    with pytest.raises(OutcomeUnknown):
+        await cloud.provider.health(cloud.account())
+    assert set(cloud.server.actions()) == {"DescribeAvailabilityZones"}
+
+
+VOLUMES = reply("DescribeVolumes", "<volumeSet><item><volumeId>vol-1</volumeId></item></volumeSet>")
+INTERFACES = reply(
+    "DescribeNetworkInterfaces",
+    "<networkInterfaceSet><item><networkInterfaceId>eni-1</networkInterfaceId></item></networkInterfaceSet>",
+)
+
+
+async def test_what_instances_leave_behind_is_deleted(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Volumes and interfaces of this deployment that were unused at two looks, since a launch attaches new ones."""
+    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+    now = 1000.0
+    monkeypatch.setattr(remains, "monotonic_seconds", lambda: now)
+    await provider.open()
+    cloud.server.answers(
+        DescribeVolumes=VOLUMES,
+        DescribeNetworkInterfaces=INTERFACES,
+        DeleteVolume=error("VolumeInUse"),
+        DeleteNetworkInterface=reply("DeleteNetworkInterface", "<return>true</return>"),
+    )
+    try:
+        await provider.clean_up(cloud.account())
+        now += 500
+        await provider.clean_up(cloud.account())
+        assert {"DeleteVolume", "DeleteNetworkInterface"} & set(cloud.server.actions()) == set()
+        now += 200
+        await provider.clean_up(cloud.account())
+    finally:
+        await provider.close()
+    deleted = cloud.server.received[-3:]
+    assert [call.action for call in deleted] == ["DeleteVolume", "DescribeNetworkInterfaces", "DeleteNetworkInterface"]
+    assert (deleted[0].parameters["VolumeId"], deleted[2].parameters["NetworkInterfaceId"]) == ("vol-1", "eni-1")
+    assert filters(cloud.server.received[0]) == {
+        "tag:slipway-deployment": ["deployment-1"],
+        "tag:slipway-account": ["ci/aws"],
+        "status": ["available"],
+    }
+
+
+async def test_a_resource_in_use_meanwhile_is_not_left_behind(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+    now = 1000.0
+    monkeypatch.setattr(remains, "monotonic_seconds", lambda: now)
+    await provider.open()
+    none = reply("DescribeVolumes", "<volumeSet/>")
+    cloud.server.answers(
+        DescribeVolumes=[VOLUMES, none, VOLUMES],
+        DescribeNetworkInterfaces=reply("DescribeNetworkInterfaces", "<networkInterfaceSet/>"),
+    )
+    try:
+        for _ in range(3):
+            await provider.clean_up(cloud.account())
+            now += 500
+    finally:
+        await provider.close()
+    assert "DeleteVolume" not in cloud.server.actions()
+
+
+async def test_a_console_for_people(cloud: Cloud) -> None:
+    account = cloud.account()
+    assert cloud.provider.console(account, "b", "i-1") == (
+        "https://us-east-1.console.aws.amazon.com/ec2/home?region=us-east-1#InstanceDetails:instanceId=i-1"
+    )
+    elsewhere = msgspec.structs.replace(account, settings={"partition": "aws-iso"})
+    assert cloud.provider.console(elsewhere, "b", "i-1") == ""
