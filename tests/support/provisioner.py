@@ -88,10 +88,12 @@ def revision_id(config: str = "zone-a", *, region: str = "sim-1", **changes: Any
     return f"{config}@{hashlib.sha256(body).hexdigest()[:6]}"
 
 
-async def read_body(db: Connection, body: dict[str, Any], *, skips: bool = True) -> Declared:
+async def read_body(
+    db: Connection, body: dict[str, Any], *, skips: bool = True, providers: Mapping[str, Provider] | None = None
+) -> Declared:
     """Read a declaration as JSON; all that it declares belongs to its owner, or to "test"."""
     index = await declarations.index(db)
-    reader = DeclaredReader(index, providers=PROVIDERS, times=TIMES, skips=skips)
+    reader = DeclaredReader(index, providers=providers or PROVIDERS, times=TIMES, skips=skips)
     sections = [name for name in ("lease_pools", "accounts", "worker_pools") if name in body]
     reader.document(body.get("metadata", {}).get("owner", "test"), sections)
     for section in sections:
@@ -100,13 +102,16 @@ async def read_body(db: Connection, body: dict[str, Any], *, skips: bool = True)
     return reader.finished()
 
 
-async def apply_body(db: Connection, body: dict[str, Any], **request: Any) -> Applied:
+async def apply_body(
+    db: Connection, body: dict[str, Any], *, providers: Mapping[str, Provider] | None = None, **request: Any
+) -> Applied:
     """Apply a declaration, with its dangers confirmed unless `confirm` is given."""
+    providers = providers or PROVIDERS
     usual: dict[str, Any] = {"by": "test", "terminate": request.get("strategy") == "now"} | request
-    wanted = await read_body(db, body, skips=not Request(**usual).ends_others)
+    wanted = await read_body(db, body, skips=not Request(**usual).ends_others, providers=providers)
     if "confirm" not in request:
-        usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})), PROVIDERS)).digest
-    return await apply(db, wanted, Request(**usual), PROVIDERS)
+        usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})), providers)).digest
+    return await apply(db, wanted, Request(**usual), providers)
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:
@@ -277,7 +282,7 @@ class Provisioner:
     async def declare(self, body: dict[str, Any] | None = None, **request: Any) -> list[Change]:
         """Apply a declaration, with its dangers confirmed; returns its changes."""
         async with self.database.acquire() as db:
-            return (await apply_body(db, body or declared(), **request)).changes
+            return (await apply_body(db, body or declared(), providers=self.providers, **request)).changes
 
     async def demand(self, *reports: DemandReported) -> None:
         async with self.database.acquire() as db, db.transaction():

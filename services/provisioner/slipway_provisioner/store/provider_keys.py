@@ -21,10 +21,11 @@ OF_POOL: Final = Statement(
 )
 CAPACITY_OF: Final = Statement(sa.select(configs.CAPACITY).where(C.id == sa.bindparam("config_id")))
 _GIVEN: Final = given(*(C[name] for name in RevisionKeys.__struct_fields__))
+_CHANGED: Final = [C[name] != _GIVEN.c[name] for name in RevisionKeys.__struct_fields__ if name != "id"]
 KEYS_OF: Final = Statement(sa.select(C.quota_key, C.capacity_key).where(C.id == sa.any_(array("ids", C.id))))
 SET: Final = Statement(
     sa.update(launch_config)
-    .where(C.id == _GIVEN.c.id, C.state != "archived", OF_NAME)
+    .where(C.id == _GIVEN.c.id, C.state != "archived", OF_NAME, sa.or_(*_CHANGED))
     .values({name: _GIVEN.c[name] for name in RevisionKeys.__struct_fields__ if name != "id"})
     .values(revision=C.revision + 1)
     .returning(*configs.FIELDS)
@@ -43,9 +44,10 @@ async def capacity_of(db: Connection, config_id: str) -> str:
 
 
 async def put(tx: Connection, name: roll_outs.Name, keys: Sequence[RevisionKeys]) -> None:
-    """Change keys of revisions of one launch config, and publish them. Shares that nothing uses any more are deleted.
+    """Change keys of revisions of one launch config, and publish those that changed. Shares that nothing uses any more
+    are deleted.
 
-    A plan of the pool sees either the old keys or the new ones, and counts by those.
+    The pool is locked, so that a plan of it locks and counts the same shares.
     """
     await roll_outs.lock(tx, name)
     before = await tx.fetch(KEYS_OF.text, *KEYS_OF.arguments(ids=[each.id for each in keys]))
@@ -53,4 +55,5 @@ async def put(tx: Connection, name: roll_outs.Name, keys: Sequence[RevisionKeys]
     await roll_outs.delete_unused_shares(tx, {key for row in before for key in row.values()})
     await declarations.add_shares(tx, [row["id"] for row in rows])
     await outbox.enqueue(tx, [LaunchConfigUpdated(**configs.state(row)) for row in rows])
-    await marks.dirty(tx, {name.pool_id}, reason="keys")
+    if rows:
+        await marks.dirty(tx, {name.pool_id}, reason="keys")
