@@ -242,7 +242,9 @@ def test_one_page_for_a_trip_of_forty_configs(scope: Scope) -> None:
 def test_a_pool_tripped_by_its_own_failures_is_a_page(alerted: Alerted) -> None:
     for config_id in CONFIGS:
         alerted.commit(alerted.refused(config_id=config_id), alerted.refused(config_id=config_id))
-    (page,) = [alert for alert in alerted.all if alert.severity == PAGE]
+    pages = [alert for alert in alerted.all if alert.severity == PAGE]
+    assert len(pages) == 1
+    page = pages[0]
     assert (page.dedup_key, page.subject_id) == ("weight-calculator/pool-tripped/pool/linux", "linux")
     assert page.cause == ", ".join(str(capacity(config_id)) for config_id in CONFIGS)
     assert page.command == "slipway why linux"
