@@ -290,7 +290,12 @@ async def test_an_archived_revision_is_reactivated(provisioner: Provisioner) -> 
     (created,) = await provisioner.published(LaunchConfigCreated)
     assert (created.launch_config_id, created.state, created.current) == (revision_id(), "active", True)
     keys = await provisioner.database.fetch("SELECT DISTINCT key FROM shared_window ORDER BY key")
-    assert [row["key"] for row in keys] == ["credential/sim-a", "image/linux-1", "quota/sim-a/sim-1/m5"]
+    assert [row["key"] for row in keys] == [
+        "capacity/sim-a/sim-1/zone-a/m5.large/on-demand",
+        "credential/sim-a",
+        "image/linux-1",
+        "quota/sim-a/sim-1/m5",
+    ]
     assert (
         await provisioner.database.fetchval("SELECT archived_at FROM launch_config WHERE id = $1", revision_id())
         is None

@@ -24,6 +24,7 @@ from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import DECODERS, TOPIC_OF
 from slipway_common.events.weight import StageHealth, WeightChanged
+from slipway_common.events.worker import Outcome
 from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
@@ -166,6 +167,11 @@ class Cloud(Provider):
         self.accepts = False
         self.polled: list[tuple[str, CreateRequest]] = []
         self.polls: deque[Exception | int] = deque()
+        self.endings: dict[str, Outcome] = {}
+        self.cleaned = 0
+        self.healthy = True
+        self.page_size = 0  # 0: one page
+        self.fails_after_pages: int | None = None
         self.reported_identity = "sim-a"
         self.created_at = START
         self.boots_slowly = False
@@ -233,7 +239,22 @@ class Cloud(Provider):
         return None if entry is None else self.make(request, entry)
 
     async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
-        yield [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
+        found = [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
+        size = self.page_size or len(found) or 1
+        for number, at in enumerate(range(0, len(found), size)):
+            if number == self.fails_after_pages:
+                raise OutcomeUnknown("the page token has expired")
+            yield found[at : at + size]
+
+    async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
+        return self.endings.get(instance_id)
+
+    async def clean_up(self, account: Account) -> None:
+        self.cleaned += 1
+
+    async def health(self, account: Account) -> None:
+        if not self.healthy:
+            raise OutcomeUnknown("no reply")
 
     async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         return instance_id in self.live

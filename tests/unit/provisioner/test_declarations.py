@@ -16,6 +16,7 @@ from slipway_provisioner.apply.reading import DeclaredReader, spec_digest
 from slipway_provisioner.domain import ownership, revisions
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, StoredName, StoredPool, Writes
 from slipway_provisioner.domain.declaration import (
+    Calls,
     DeclarationRefused,
     Index,
     Known,
@@ -194,12 +195,39 @@ def test_reading_refuses() -> None:
         reader().entry("accounts", msgspec.json.encode(account | {"provider": "fog"}))
     lease_pool = {"id": "l", "limit": 1, "reserve_seconds": 15}
     with pytest.raises(DeclarationRefused, match="reserve_seconds 15 must be above 15"):
-        reader().entry("lease_pools", msgspec.json.encode(lease_pool))
+        read(lease_pool)
     with pytest.raises(Invalid, match="no document has begun"):
         DeclaredReader(NOTHING, providers={}, times=TIMES).entry("accounts", b"{}")
     with pytest.raises(Invalid) as refused:
         read_invalid(reader(), 1000)
     assert len(refused.value.problems) < 200
+
+
+def read(lease_pool: dict[str, Any], *accounts: dict[str, Any], index: Index = NOTHING) -> None:
+    reading = reader(index)
+    for account in accounts:
+        reading.entry("accounts", msgspec.json.encode(account))
+    reading.entry("lease_pools", msgspec.json.encode(lease_pool))
+    reading.finished()
+
+
+def test_grants_must_outlast_the_calls_of_their_accounts() -> None:
+    """By the longest timeout of the accounts that are declared along, or stored."""
+    account: dict[str, Any] = {"id": "a", "provider": "simulated", "region": "r", "credential": "none"}
+    account |= {"identity": "i", "lease_pool": "l"}
+    usual = {"id": "l", "limit": 1}
+    stored = Calls(id="a", lease_pool_id="l", request_timeout_seconds=200.0, accepted_timeout_seconds=None)
+    index = Index(accounts={}, pools={}, regions={}, calls=[stored])
+    words = "reserve_seconds 180 must be above 210, which is request_timeout_seconds 200 of account a"
+    with pytest.raises(DeclarationRefused, match=words):
+        read(usual, account | {"request_timeout_seconds": 200.0})
+    with pytest.raises(DeclarationRefused, match=words):
+        read(usual, index=index)
+    read(usual, account | {"request_timeout_seconds": 100.0}, index=index)
+    read(usual, account | {"lease_pool": "other", "request_timeout_seconds": 200.0})
+    with pytest.raises(DeclarationRefused, match="hold_seconds 1200 must be at least 3600"):
+        read(usual, account | {"accepted_timeout_seconds": 3600.0})
+    read(usual | {"hold_seconds": 3600.0}, account | {"accepted_timeout_seconds": 3600.0})
 
 
 def read_invalid(reading: DeclaredReader, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Keys that providers give to revisions of launch configs: of their capacity and of their quota."""
+"""Keys and problems of revisions of launch configs, as their providers see them: keys of capacity and of quota."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,6 +8,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.scopes import capacity_key, lifecycle_of
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.comparison import AccountRow, Writes
+from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import RevisionKeys, RevisionRow, StoredKeys
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deployment, provider_keys
@@ -17,10 +18,13 @@ Providers = Mapping[str, Provider]
 
 
 async def fill_in(db: Connection, writes: Writes, declared: Mapping[str, AccountRow], providers: Providers) -> None:
-    """Fill in the keys of new revisions. `declared` accounts are as they will be."""
+    """Fill in the keys of new revisions. `declared` accounts are as they will be. Raises DeclarationRefused if the
+    provider of one cannot use its settings."""
     if not writes.new_revisions:
         return
     known = await _accounts(db, {revision.account_id for revision in writes.new_revisions}, declared)
+    for revision in writes.new_revisions:
+        _check(revision, known[revision.account_id], providers)
     filled = {each.id: _filled(each, known[each.account_id], providers) for each in writes.new_revisions}
     writes.new_revisions = list(filled.values())
     writes.replacements = [
@@ -56,6 +60,14 @@ async def _accounts(db: Connection, ids: Iterable[str], declared: Mapping[str, A
             fields = {name: getattr(row, name) for name in Account.__struct_fields__ if name != "deployment"}
             found[id_] = Account(deployment=(await deployment.get(db)).id, **fields)
     return found
+
+
+def _check(revision: RevisionRow, account: Account, providers: Providers) -> None:
+    provider = providers.get(account.provider)
+    problem = provider.config_problem(account.settings, revision.settings) if provider is not None else ""
+    if problem:
+        place = f"worker pool {revision.pool_id}: launch config {revision.name} in account {account.id}"
+        raise DeclarationRefused(f"{place}: settings: {problem}")
 
 
 def _filled(revision: RevisionRow, account: Account, providers: Providers) -> RevisionRow:

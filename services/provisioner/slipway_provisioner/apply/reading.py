@@ -12,8 +12,10 @@ from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
 from slipway_provisioner.domain.comparison import AccountRow, DeclaredConfig, DeclaredPool, PoolRow
 from slipway_provisioner.domain.declaration import (
+    Calls,
     DeclarationRefused,
     Document,
+    Grants,
     Index,
     Known,
     Owners,
@@ -96,6 +98,7 @@ class DeclaredReader:
         self._places: dict[str, int] = {}
         self._identities = Identities()
         self._problems: list[DocumentProblem] = []
+        self._lease_pools: list[Grants] = []
         self.declared = Declared()
 
     def document(self, owner: str, sections: Iterable[str]) -> None:
@@ -123,9 +126,16 @@ class DeclaredReader:
         self._refuse(DocumentProblem(path_text(path), reason) for path, reason in found)
 
     def finished(self) -> Declared:
-        """All that was declared. Raises Invalid if there were problems."""
+        """All that was declared. Raises Invalid if there were problems, and DeclarationRefused for lease pools whose
+        grants would not last."""
         if self._problems:
             raise Invalid(self._problems)
+        declared = self.declared.accounts
+        own = [Calls(**{name: getattr(row, name) for name in Calls.__struct_fields__}) for row in declared.values()]
+        own += [calls for calls in self._index.calls if calls.id not in declared]
+        for pool in self._lease_pools:
+            if problem := self._times.problem(pool, [calls for calls in own if calls.lease_pool_id == pool.id]):
+                raise DeclarationRefused(problem)
         return self.declared
 
     def _stored_alike(self, section: str, id_: str | None, owner: str, digest: str) -> bool:
@@ -138,8 +148,9 @@ class DeclaredReader:
 
     def _add(self, section: str, place: int, owner: str, entry: Account | LeasePool | WorkerPool) -> None:
         if isinstance(entry, LeasePool):
-            if problem := self._times.problem(entry.id, entry.reserve_seconds):
-                raise DeclarationRefused(problem)
+            self._lease_pools.append(
+                Grants(id=entry.id, reserve_seconds=entry.reserve_seconds, hold_seconds=entry.hold_seconds)
+            )
             return
         spec = entry.model_dump(mode="json")
         digest = spec_digest(spec)

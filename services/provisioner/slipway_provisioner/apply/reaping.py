@@ -1,30 +1,41 @@
 """Effects of findings of the instance reaper: missing instances, running instances, and instances kept for a person."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from slipway_common.base.text import listed
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
-from slipway_common.events.worker import WorkerRegistered
+from slipway_common.events.worker import Outcome, WorkerRegistered
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.reaping import Findings, Kept
 from slipway_provisioner.domain.workers import lost, seen_running, stopped
 from slipway_provisioner.store import demand, instances, orphans, pools, workers
 
+NO_ENDINGS: Final[Mapping[str, Outcome]] = MappingProxyType({})
 EVIDENCE_MAX: Final = 10  # instances named in an alert
 
 
-async def record_gone(tx: Connection, worker_ids: Sequence[str], reason: str) -> None:
-    """Record that instances are gone: stopping workers become stopped, others lost. Releases their lease units."""
+async def record_gone(
+    tx: Connection, worker_ids: Sequence[str], reason: str, endings: Mapping[str, Outcome] = NO_ENDINGS
+) -> None:
+    """Record that instances are gone: stopping workers become stopped, others lost. Releases their lease units.
+    `endings`: outcomes of those that died while they booted, by worker, as far as their provider knows the reason."""
     live = [worker for worker in await workers.lock(tx, sorted(worker_ids)) if worker.state in LIVE]
     now = await pools.now(tx)
     await demand.close_claims(tx, [worker.id for worker in live], now)
     released = await release(tx, live, "gone")
     await workers.save(
-        tx, [(stopped if worker.state in ASKED_TO_STOP else lost)(worker, reason, now) for worker in released]
+        tx,
+        [
+            stopped(worker, reason, now)
+            if worker.state in ASKED_TO_STOP
+            else lost(worker, reason, now, endings.get(worker.id) if worker.state in IN_FLIGHT["boot"] else None)
+            for worker in released
+        ],
     )
 
 

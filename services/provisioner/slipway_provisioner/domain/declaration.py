@@ -1,6 +1,6 @@
 """Declarations as requests: how one is applied, its owners, its result, and the reasons to refuse it. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -12,23 +12,53 @@ class DeclarationRefused(Exception):
     """The declaration contradicts existing rows. Nothing was changed."""
 
 
+class Grants(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease pool, and for how long its grants last."""
+
+    id: str
+    reserve_seconds: float
+    hold_seconds: float
+
+
+class Calls(msgspec.Struct, frozen=True, kw_only=True):
+    """Timeouts of an account's calls, None for those of this service, and the lease pool that admits them."""
+
+    id: str
+    lease_pool_id: str
+    request_timeout_seconds: float | None
+    accepted_timeout_seconds: float | None
+
+
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Time settings of this service that constrain a declaration."""
 
     call_timeout_seconds: float
     clock_skew_seconds: float
 
-    def problem(self, lease_pool_id: str, reserve_seconds: float) -> str:
-        """Problem if no call could ever start under a grant of the lease pool; empty if calls can start.
+    def problem(self, pool: Grants, calls: Iterable[Calls]) -> str:
+        """Problem if no call could ever start under a grant of the lease pool, or if an accepted call of one of its
+        accounts would outlive every lease; empty if there is none.
 
         A call needs its timeout plus the clock skew left of the grant, which may arrive that much late.
         """
-        needed = self.call_timeout_seconds + 2 * self.clock_skew_seconds
-        if reserve_seconds > needed:
+        timeout, whose = self.call_timeout_seconds, "call_timeout_seconds {:g} of the provisioner"
+        for account in calls:
+            if (account.request_timeout_seconds or 0.0) > timeout:
+                timeout = account.request_timeout_seconds or timeout
+                whose = f"request_timeout_seconds {{:g}} of account {account.id}"
+            if (account.accepted_timeout_seconds or 0.0) > pool.hold_seconds:
+                least = f"{account.accepted_timeout_seconds:g}"
+                return (
+                    f"lease pool {pool.id}: hold_seconds {pool.hold_seconds:g} must be at least {least}, the "
+                    f"accepted_timeout_seconds of account {account.id}, or an accepted call could outlive its lease; "
+                    f"write hold_seconds: {least}"
+                )
+        needed = timeout + 2 * self.clock_skew_seconds
+        if pool.reserve_seconds > needed:
             return ""
         return (
-            f"lease pool {lease_pool_id}: reserve_seconds {reserve_seconds:g} must be above {needed:g}, which is "
-            f"call_timeout_seconds {self.call_timeout_seconds:g} + 2 × clock_skew_seconds {self.clock_skew_seconds:g} "
+            f"lease pool {pool.id}: reserve_seconds {pool.reserve_seconds:g} must be above {needed:g}, which is "
+            f"{whose.format(timeout)} + 2 × clock_skew_seconds {self.clock_skew_seconds:g} "
             f"of the provisioner, or no call could start before a grant ends; write reserve_seconds: {needed * 2.5:g}"
         )
 
@@ -72,11 +102,13 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """All stored accounts and pools by their ids, and the region of each account."""
+    """All stored accounts and pools by their ids, the region of each account, and accounts with timeouts of their
+    own."""
 
     accounts: Mapping[str, Known]
     pools: Mapping[str, Known]
     regions: Mapping[str, str]
+    calls: Sequence[Calls] = ()
 
     def of(self, section: str) -> Mapping[str, Known]:
         return self.accounts if section == "accounts" else self.pools

@@ -1,9 +1,29 @@
 """Record of the accounts that answer, to which every kind of call but a termination reports."""
 
+import asyncio
+
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner.apply import reachability
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
+
+LOG = logger(__name__)
+
+
+async def probe(database: Database, provider: Provider, account: Account, settings: Settings) -> bool:
+    """Make a cheap call in an account that has left a call unanswered; True if it answers."""
+    began = monotonic_seconds()
+    try:
+        async with asyncio.timeout(account.request_timeout_seconds or settings.call_timeout_seconds):
+            await provider.health(account)
+    except (OutcomeUnknown, Refused, TimeoutError) as error:
+        LOG.warning("the account does not answer", account=account.id, error=str(error))
+        await unanswered(database, account.id, settings, began=began)
+        return False
+    return True
 
 
 async def answered(database: Database, account_id: str) -> None:

@@ -8,6 +8,8 @@ from typing import Final
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.lifecycle import IN_FLIGHT
+from slipway_common.events.worker import Outcome
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -16,7 +18,7 @@ from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.domain.reaping import Findings, compare
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import contact
-from slipway_provisioner.providers.port import OutcomeUnknown, Provider
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, deadlines, instances, orphans, reachability, restores
 
@@ -35,6 +37,9 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         settled_seconds = account.request_timeout_seconds or settings.call_timeout_seconds
         settled_seconds += settings.visibility_seconds if own is None else own
         listed_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
+        doubtful = await reachability.unanswered_since(db, account.id) is not None
+    if doubtful and not await contact.probe(database, provider, account, settings):
+        return True  # a listing would only take longer to fail
     began = monotonic_seconds()
     try:
         matches = await provider.identity(account) == account.identity
@@ -80,8 +85,11 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
             metrics.BOOT_SECONDS.labels(event.pool_id).observe(event.boot_seconds)
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
+        endings = await _endings(database, account, provider, gone)
         async with database.acquire() as db, db.transaction():
-            await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone")
+            await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone", endings)
+    if matches:
+        await _clean_up(account, provider)
     return await _passed(database, account, listed, findings)
 
 
@@ -117,6 +125,35 @@ async def _confirmed(account: Account, provider: Provider, missing: Sequence[Wor
     gone = [w for w in missing if await _is_gone(account, provider, w.instance_id or "", w.launched_at)]
     metrics.REAPED.labels(account.id, "missing").inc(len(gone))
     return gone
+
+
+async def _endings(
+    database: Database, account: Account, provider: Provider, gone: Sequence[Worker]
+) -> dict[str, Outcome]:
+    """Outcomes of instances that died while they booted, by worker, as far as the provider knows the reason."""
+    found = {}
+    for worker in gone:
+        if worker.state not in IN_FLIGHT["boot"] or worker.batch_id is None or worker.instance_id is None:
+            continue
+        async with database.acquire() as db:
+            batch = await batches.get(db, worker.batch_id)
+        if batch is None:
+            continue
+        try:
+            outcome = await provider.ending(account, batch.body, worker.instance_id)
+        except OutcomeUnknown as error:
+            LOG.info("the end of an instance is unknown", instance=worker.instance_id, error=str(error))
+            continue
+        if outcome is not None:
+            found[worker.id] = outcome
+    return found
+
+
+async def _clean_up(account: Account, provider: Provider) -> None:
+    try:
+        await provider.clean_up(account)
+    except (OutcomeUnknown, Refused) as error:
+        LOG.warning("cleaning up the account failed; the next pass tries again", account=account.id, error=str(error))
 
 
 async def _is_gone(account: Account, provider: Provider, instance_id: str, launched_at: datetime | None) -> bool:

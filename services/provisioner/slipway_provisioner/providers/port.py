@@ -222,6 +222,10 @@ class Provider(Protocol):
         they are gone is proven by the listing, not by this call."""
         ...
 
+    async def clean_up(self, account: Account) -> None:
+        """Delete what terminated instances of the account's deployment have left behind. Called after each listing."""
+        return
+
     async def health(self, account: Account) -> None:
         """Make a cheap call that reads. Raises Refused if the account's credential is refused."""
         await self.identity(account)

@@ -31,7 +31,7 @@ from slipway_provisioner.domain.comparison import (
     StoredPool,
     Writes,
 )
-from slipway_provisioner.domain.declaration import Index, Known, Request
+from slipway_provisioner.domain.declaration import Calls, Index, Known, Request
 from slipway_provisioner.domain.revisions import RevisionRow, StoredRevision
 from slipway_provisioner.store import configs, marks, tables
 from slipway_provisioner.store.columns import states
@@ -54,7 +54,9 @@ POOL_STATE: Final = (
 )
 
 # Reading, without locks.
-ACCOUNTS: Final = Statement(sa.select(A.id, A.owner, A.spec_digest, A.region).where(~A.removed))
+ACCOUNTS: Final = Statement(
+    sa.select(A.owner, A.spec_digest, A.region, *(A[name] for name in Calls.__struct_fields__)).where(~A.removed)
+)
 _POOLS: Final = sa.select(P.id, P.owner, P.spec_digest).where(~P.deleted)
 POOLS: Final = Statement(_POOLS)
 POOLS_OF: Final = Statement(_POOLS.where(P.id == sa.any_(IDS)))
@@ -279,6 +281,11 @@ async def index(db: Connection, pool_ids: Iterable[str] | None = None) -> Index:
         accounts={row["id"]: Known(row["owner"], row["spec_digest"]) for row in accounts},
         pools={row["id"]: Known(row["owner"], row["spec_digest"]) for row in pools},
         regions={row["id"]: row["region"] for row in accounts},
+        calls=[
+            Calls(**{name: row[name] for name in Calls.__struct_fields__})
+            for row in accounts
+            if row["request_timeout_seconds"] is not None or row["accepted_timeout_seconds"] is not None
+        ],
     )
 
 

@@ -1,6 +1,7 @@
 """Accounts that do not answer: what they leave open, and what may still run in retired ones."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from slipway_provisioner.store.tables import account, launch_config, unreachable
 A: Final = account.c
 _ID: Final = A.id == sa.bindparam("account_id")
 LOCK: Final = Statement(sa.select(A.unreachable, A.retired).where(_ID).with_for_update())
+SINCE: Final = Statement(sa.select(A.unanswered_since).where(_ID))
 ANSWERED: Final = Statement(
     sa.update(account)
     .where(_ID, A.unanswered_since.is_not(None))
@@ -87,6 +89,12 @@ ORDER BY a.id"""
 async def lock(tx: Connection, account_id: str) -> Any:
     """Lock an account; returns whether it is unreachable and retired, or None if there is none."""
     return await tx.fetchrow(LOCK.text, *LOCK.arguments(account_id=account_id))
+
+
+async def unanswered_since(db: Connection, account_id: str) -> datetime | None:
+    """Start of the first call without an answer since the last one that was answered; None if there is none."""
+    since: datetime | None = await db.fetchval(SINCE.text, *SINCE.arguments(account_id=account_id))
+    return since
 
 
 async def answered(tx: Connection, account_id: str) -> bool:

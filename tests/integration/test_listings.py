@@ -1,0 +1,85 @@
+"""Listings of an account: half of one proves nothing, and the provider may know why an instance has gone."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.providers.port import OutcomeUnknown
+from tests.support.provisioner import Provisioner, provisioner_on
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+async def test_a_listing_that_fails_half_way_proves_nothing(provisioner: Provisioner) -> None:
+    """No instance of a page that is missing is taken for gone, though it is."""
+    await provisioner.starting(4)
+    cloud = provisioner.cloud
+    cloud.page_size, cloud.fails_after_pages = 1, 1
+    for instance_id in ("i-0003", "i-0004"):
+        del cloud.live[instance_id]
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert (await provisioner.states(), cloud.terminated) == ({"starting": 4}, [])
+    assert await provisioner.database.fetchval("SELECT unanswered_since IS NOT NULL FROM account")
+    cloud.fails_after_pages = None
+    await provisioner.set_clock(122)
+    await provisioner.reap()
+    assert await provisioner.states() == {"starting": 2, "stopped": 2}
+
+
+async def test_an_instance_that_died_while_booting(provisioner: Provisioner) -> None:
+    """The reason that its provider knows is charged; without one, its launch config is."""
+    first, second = await provisioner.starting(2)
+    capacity = Outcome(
+        Stage.BOOT, Result.FAILED, Scope.CAPACITY, "m5.large/zone-a", "Server.InsufficientInstanceCapacity"
+    )
+    provisioner.cloud.endings[first.instance_id or ""] = capacity
+    provisioner.cloud.live.clear()
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    lost = {event.instance_id: event.outcome for event in await provisioner.published(WorkerLost)}
+    vanished = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, second.launch_config_id, "vanished")
+    assert lost == {first.instance_id: capacity, second.instance_id: vanished}
+
+
+async def test_the_end_of_a_registered_worker_ends_no_stage(provisioner: Provisioner) -> None:
+    (worker,) = await provisioner.starting()
+    await provisioner.register(worker.instance_id or "", worker.batch_id)
+    failed = Outcome(Stage.BOOT, Result.FAILED, Scope.CAPACITY, "key", "Server.InsufficientInstanceCapacity")
+    provisioner.cloud.endings[worker.instance_id or ""] = failed
+    provisioner.cloud.live.clear()
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    (event,) = await provisioner.published(WorkerLost)
+    assert event.outcome is None
+
+
+async def test_an_account_in_doubt_is_probed_before_it_is_listed(provisioner: Provisioner) -> None:
+    """It is listed once a cheap call answers, and what was left there is cleaned up after that."""
+    provisioner.cloud.script.append(OutcomeUnknown("no reply"))
+    await provisioner.admitted()
+    await provisioner.launch()
+    provisioner.cloud.healthy = False
+    passes = "SELECT passes FROM account"
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert (await provisioner.database.fetchval(passes), provisioner.cloud.cleaned) == (0, 0)
+    provisioner.cloud.healthy = True
+    await provisioner.set_clock(122)
+    await provisioner.reap()
+    assert (await provisioner.database.fetchval(passes), provisioner.cloud.cleaned) == (1, 1)
+
+
+async def test_another_account_is_not_cleaned_up(provisioner: Provisioner) -> None:
+    """The credentials may have changed: what belongs to others is not touched."""
+    await provisioner.starting()
+    provisioner.cloud.reported_identity = "another"
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert provisioner.cloud.cleaned == 0
