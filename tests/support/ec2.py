@@ -9,7 +9,7 @@ import httpx2
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
-from slipway_local.ec2.main import DECODER
+from slipway_local.ec2.facts import DECODER
 from slipway_local.ec2.server import EmbeddedEc2
 from slipway_simulator import fact_file
 from slipway_simulator.facts import Recorded

@@ -17,6 +17,7 @@ from slipway_local.check.evidence import Evidence, Published, Rows
 from slipway_local.check.path_check import judge
 from slipway_local.demo.agents import AgentProcess, Agents, merged, shortcomings, summary
 from slipway_local.demo.deployment import Deployment
+from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts
 from tests.support.harness import until
 from tests.support.linux import needs_linux
@@ -236,7 +237,7 @@ class Place:
 async def test_a_running_agent_without_its_tag_is_counted(tmp_path: Path) -> None:
     """An agent that has cleared its environment is counted until its process has ended."""
     agents = Agents(cast("Deployment", Place(tmp_path)))
-    agents.watch()
+    await agents.start(Supervisor())
     child = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         identity = processes.child_identity(child.pid)
@@ -244,23 +245,23 @@ async def test_a_running_agent_without_its_tag_is_counted(tmp_path: Path) -> Non
         with agents.path.open("a") as lines:
             lines.write(f"{child.pid} {start} {agents.tag}here/b1/1/c/i\n")
         await until(lambda: identity in agents.seen, "it was observed")
-        agents.count()
+        await agents.count()
         assert agents.left == 1
     finally:
         child.kill()
         await child.wait()
-    agents.count()
+    await agents.count()
     assert agents.left == 0
 
 
 async def test_a_failed_observation_is_raised(tmp_path: Path) -> None:
     """A count without a working observation would be too low."""
     agents = Agents(cast("Deployment", Place(tmp_path)))
-    agents.watch()
+    await agents.start(Supervisor())
     agents.path.write_text("1 2 \n")
     assert agents._watching is not None
     await asyncio.wait({agents._watching}, timeout=60)
     with pytest.raises(ValueError, match="without SLIPWAY_INSTANCE_TAG"):
-        agents.count()
+        await agents.count()
     with pytest.raises(ValueError, match="without SLIPWAY_INSTANCE_TAG"):
         await agents.leave()

@@ -57,7 +57,7 @@ def test_only_the_boskos_port_is_inherited(tmp_path: Path, monkeypatch: pytest.M
         {"FAULTS": "locusts"},
         {"SEED": "x"},
         {"FAULTS": "zone-b:9m-2m"},
-        {"PROVIDER": "aws"},
+        {"PROVIDER": "gcp"},
         {"PROVIDER": "process", "SPEED": "100"},
         {"PROVIDER": "process", "FAULTS": "zone-b"},
     ],

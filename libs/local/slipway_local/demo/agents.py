@@ -25,6 +25,7 @@ from slipway_common.events import worker as events
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts
 
 AGENT: Final = (sys.executable, "-m", "slipway_client.worker", "run")
@@ -42,6 +43,9 @@ LEAVE_SECONDS: Final = 120.0  # generous: the last tasks take long on a busy mac
 CONFIRM_SECONDS: Final = 1.0
 TASKS_PER_SECOND_MIN: Final = 0.1  # while there is demand; a busy machine reaches this too
 AGENTS_MIN: Final = 4
+
+
+CALLS: Final = (facts.Call, facts.Reply)
 
 
 class AgentProcess(msgspec.Struct, kw_only=True):
@@ -77,6 +81,9 @@ class Agents:
                 account["settings"] |= self._settings()
         return parse(body)
 
+    def left_over(self) -> str:
+        return "" if self.left is None else f"Agent processes still running: {self.left}"
+
     def _settings(self) -> dict[str, Any]:
         # A mutated copy of the tree runs agents of that copy.
         environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
@@ -87,7 +94,7 @@ class Agents:
             "environment": environment,
         }
 
-    def watch(self) -> None:
+    async def start(self, supervisor: Supervisor) -> None:
         """Start to record the start and end of every agent."""
         self.path.touch()
         self._watching = asyncio.create_task(self._watch())
@@ -113,7 +120,7 @@ class Agents:
                 break
             await asyncio.sleep(0.1)
 
-    def count(self) -> None:
+    async def count(self) -> None:
         """Count the agents that still run, before they are killed: all processes that carry the tag in /proc, children
         included, and all observed agents, whatever their environment is by now.
 
@@ -184,8 +191,11 @@ def _end(seen: AgentProcess) -> None:
     seen.ended_at = utc_now().timestamp()
 
 
-def merged(found: Evidence, agents: Sequence[AgentProcess]) -> tuple[Evidence, float]:
-    """The evidence with the observed agents as the cloud's ledger, and the total correction in seconds.
+def merged(
+    found: Evidence, agents: Sequence[AgentProcess], calls: Sequence[facts.Fact] | None = None
+) -> tuple[Evidence, float]:
+    """The evidence with the observed agents as the cloud's ledger, and the total correction in seconds. `calls`: launch
+    calls and their replies; without them, each agent was a call of its own.
 
     An agent uses a lease unit from its start until it has registered, and counts towards its pool until it has reported
     that it stops. It reports both to the provisioner, which reuses them at once; the agent's next request to the queue,
@@ -213,7 +223,8 @@ def merged(found: Evidence, agents: Sequence[AgentProcess]) -> tuple[Evidence, f
             at = _confirmed(reported_at, ended_at, worked_until.get(seen.instance_id, seen.began_at))
             corrected_seconds += ended_at - at
             ended_at = at
-        ledger += _facts_of(seen, ended_at)
+        ledger += (fact for fact in _facts_of(seen, ended_at) if calls is None or not isinstance(fact, CALLS))
+    ledger += calls or ()
     return msgspec.structs.replace(found, ledger=sorted(ledger, key=lambda fact: fact.at)), corrected_seconds
 
 

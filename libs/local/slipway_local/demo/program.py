@@ -25,19 +25,31 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import load
 from slipway_local.check import evidence, path_check
-from slipway_local.demo import agents, recovery
+from slipway_local.demo import agents, ec2_machines, recovery
 from slipway_local.demo.agents import Agents
 from slipway_local.demo.deployment import PARTITIONS, Deployment
+from slipway_local.demo.ec2_machines import Ec2Machines
 from slipway_local.demo.narrate import narrate
+from slipway_local.demo.observed import Observed
 from slipway_local.demo.replay.comparison import Comparison, compared
+from slipway_local.ec2.faults import NOTATION as EC2_FAULTS
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.facts import InstanceCreated
-from slipway_simulator.notation import BadFault, Fault
+from slipway_simulator.notation import BadFault, Fault, Notation
 
-DECLARATIONS: Final = {"simulated": Path("examples/slipway.yaml"), "process": Path("examples/slipway-process.yaml")}
+DECLARATIONS: Final = {
+    "simulated": Path("examples/slipway.yaml"),
+    "process": Path("examples/slipway-process.yaml"),
+    "aws": Path("examples/slipway-aws.yaml"),
+}
+NOTATIONS: Final[dict[str, Notation[Any]]] = {
+    "simulated": faults.NOTATION,
+    "process": faults.NOTATION,
+    "aws": EC2_FAULTS,
+}
 LAST_RUN: Final = Path(".slipway/last-run")
 ENVIRONMENT: Final = Path(".slipway/env")
 APPLIED: Final = Path(".slipway/slipway.yaml")
@@ -60,6 +72,8 @@ PROCESS_DEMAND: Final = {
     "burst_every_seconds": 120,
     "task_seconds_median": 20,
 }
+# Enough for 60 machines in 40 s, each for one task.
+AWS_DEMAND: Final = PROCESS_DEMAND | {"rate_per_minute": 6, "initial_burst": 14}
 AGENTS_SPEED_MAX: Final = 40  # real processes take real time: with shorter time-outs they would count as unresponsive
 # Idle agents leave after so many product seconds, so that all of them have left by themselves when the run ends.
 AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
@@ -112,22 +126,22 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
     provider = environment.get("PROVIDER") or "simulated"
     if provider not in DECLARATIONS:
         raise ValueError(f"PROVIDER={provider}: expected one of {', '.join(DECLARATIONS)}")
-    fastest = AGENTS_SPEED_MAX if provider == "process" else 1000
+    fastest = 1000 if provider == "simulated" else AGENTS_SPEED_MAX
     if not 0 < speed <= fastest:
         raise ValueError(f"SPEED={speed:g}: expected a number above 0 and at most {fastest}")
     if provider == "process" and (environment.get("FAULTS") or "none") != "none":
         raise ValueError(
-            "FAULTS needs simulated clouds, but PROVIDER=process launches real processes; drop one of them"
+            "FAULTS needs a cloud that is simulated, but PROVIDER=process launches real processes; drop one of them"
         )
     demand = environment.get("DEMAND", "")
     if demand and not Path(demand).is_file():
         raise ValueError(f"DEMAND={demand}: no such file")
     if demand and (Path(demand).stat().st_size % 8 or not Path(demand).stat().st_size):
         raise ValueError(f"DEMAND={demand}: not a recorded queue of 8-byte records (arrival and length in ms)")
-    default = "none" if demand or provider == "process" else DEFAULT_FAULTS
+    default = DEFAULT_FAULTS if provider == "simulated" and not demand else "none"
     # In an endless run, percentages refer to one hour of product time.
     product = duration * speed or 3600.0
-    parsed = faults.parse(environment.get("FAULTS") or default, duration_seconds=product)
+    parsed = NOTATIONS[provider].parse(environment.get("FAULTS") or default, duration_seconds=product)
     declared = load(DECLARATIONS[provider].read_text())
     zones = {config.zone for pool in declared.worker_pools or () for config in pool.launch_configs}
     for fault in parsed:
@@ -153,17 +167,18 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
     """Scenario for the simulator. Arrivals end with the run, so that its last launches can settle."""
     until = arguments.product_seconds or None
     source: dict[str, Any] = SIMULATED_DEMAND | {"until_seconds": until}
-    if arguments.provider == "process":
-        source = PROCESS_DEMAND | {"until_seconds": until and until * (1 - AGENTS_REST)}
+    if arguments.provider != "simulated":
+        demand = AWS_DEMAND if arguments.provider == "aws" else PROCESS_DEMAND
+        source = demand | {"until_seconds": until and until * (1 - AGENTS_REST)}
     if arguments.demand:
         source = {"kind": "trace", "path": str(Path(arguments.demand).resolve()), "until_seconds": until}
     return {
         "seed": arguments.seed,
         "speed": arguments.speed,
-        "pools": {"agents" if arguments.provider == "process" else "linux": source},
+        "pools": {"linux" if arguments.provider == "simulated" else "agents": source},
         "accounts": {"*": {}},
         "visibility_seconds": 5,
-        "faults": msgspec.to_builtins(arguments.faults),
+        "faults": msgspec.to_builtins(arguments.faults if arguments.provider == "simulated" else ()),
     }
 
 
@@ -194,9 +209,14 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
     """Start the deployment, play the scenario, let it settle and check it. Returns the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
-    real = arguments.provider == "process"
-    deployment = Deployment(supervisor, folder, speed=arguments.speed, seconds=AGENTS_SECONDS if real else {})
-    processes: Agents | None = None
+    deployment = Deployment(
+        supervisor,
+        folder,
+        speed=arguments.speed,
+        seconds={} if arguments.provider == "simulated" else AGENTS_SECONDS,
+        environment={"provisioner": ec2_machines.CREDENTIALS} if arguments.provider == "aws" else {},
+    )
+    machines: Observed | None = None
     narration: asyncio.Task[None] | None = None
     environment = ""
     try:
@@ -204,10 +224,10 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         began, began_at = monotonic_seconds(), utc_now().timestamp()
         await deployment.start()
         declared = deployment.declaration(DECLARATIONS[arguments.provider])
-        if real:
-            processes = Agents(deployment)
-            declared = processes.declared(declared)
-            processes.watch()
+        machines = observed(deployment, arguments)
+        if machines is not None:
+            declared = machines.declared(declared)
+            await machines.start(supervisor)
         await deployment.apply(declared)
         started = await deployment.call("POST", "simulator", "/scenario", scenario(arguments))
         environment = write_environment(deployment, declared)
@@ -227,7 +247,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         await narration
         busy = psutil.cpu_percent() / 100
         print("Waiting for open create calls, and for two passes of the instance reaper …", flush=True)
-        await asyncio.gather(settle(deployment), *([processes.leave()] if processes is not None else []))
+        await asyncio.gather(settle(deployment), *([machines.leave()] if machines is not None else []))
         died.cancel()
         found = await evidence.gather(
             ledger_path=deployment.ledger,
@@ -236,14 +256,14 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
             database_url=deployment.database_url,
             settle_seconds=deployment.settle_seconds,
         )
-        if processes is not None:
-            processes.count()
-            found = processes.merged(found)
+        if machines is not None:
+            await machines.count()
+            found = machines.merged(found)
         created = [fact.at for fact in found.ledger if isinstance(fact, InstanceCreated)]
         print("\nSummary:")
         if created:
             print(f"  first launch: {min(created) - began_at:.1f} s after the start of the command")
-        code = summarise(arguments, found, started["started_at"], processes, busy=busy)
+        code = summarise(arguments, found, started["started_at"], machines, busy=busy)
         text, false = comparison(arguments, found, declared, started["started_at"], busy=busy)
         print(text, *(f"  FALSE: {claim}" for claim in false), sep="\n")
         return 1 if false else code
@@ -264,8 +284,19 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         await deployment.remove()
         shutil.rmtree(folder, ignore_errors=True)
         print(f"Stopped. Logs and the cloud's ledger are in {LAST_RUN}", file=sys.stderr, flush=True)
-        if processes is not None and processes.left is not None:
-            print(f"Agent processes still running: {processes.left}", flush=True)
+        if machines is not None and (left := machines.left_over()):
+            print(left, flush=True)
+
+
+def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:
+    """Observation of a run with real processes; None for simulated machines."""
+    match arguments.provider:
+        case "process":
+            return Agents(deployment)
+        case "aws":
+            return Ec2Machines(deployment, seed=arguments.seed, faults=arguments.faults)
+        case _:
+            return None
 
 
 def plan(arguments: Arguments) -> str:
@@ -347,15 +378,15 @@ def shortcomings(arguments: Arguments, report: path_check.Report) -> list[str]:
 
 
 def summarise(
-    arguments: Arguments, found: evidence.Evidence, started_at: float, processes: Agents | None, *, busy: float
+    arguments: Arguments, found: evidence.Evidence, started_at: float, machines: Observed | None, *, busy: float
 ) -> int:
     """Print the summary, the problems and the closing line; returns the exit code. `busy`: CPU share in use, 0 to 1."""
     report = path_check.judge(found)
     problems = list(report.problems)
-    if processes is not None:
-        print(f"  {processes.summary(found)}")
+    if machines is not None:
+        print(f"  {machines.summary(found)}")
         seconds = 0.0 if arguments.demand else arguments.duration_seconds
-        problems += processes.shortcomings(found, seconds=seconds)
+        problems += machines.shortcomings(found, seconds=seconds)
     for name, (peak, cap) in report.peaks.items():
         kind, _, subject = name.partition(" ")
         print(f"  {PEAKS[kind]} {subject}: at most {peak}, limit {cap}{'' if peak < cap else ' (reached)'}")
@@ -373,7 +404,7 @@ def summarise(
     by_topic, by_ledger = path_check.attempts(found)
     for fault in arguments.faults:
         zone = zone_of(fault)
-        if fault.until_seconds is None or not zone:
+        if fault.until_seconds is None or not zone or arguments.provider != "simulated":
             continue
         outage = recovery.Outage(zone, fault.from_seconds or 0.0, fault.until_seconds, arguments.product_seconds)
         for source, attempts in (("topics", by_topic), ("ledger", by_ledger)):
@@ -412,7 +443,7 @@ def share(value: float) -> str:
 def main() -> int:
     if os.environ.get("FAULTS") == "help":
         print("FAULTS=none, or a comma-separated list of these; WINDOW is for example 4m-14m, 90s- or 25%-50%:")
-        for kind in dict.fromkeys(faults.FAULTS.values()):
+        for kind in dict.fromkeys(NOTATIONS[os.environ.get("PROVIDER") or "simulated"].kinds.values()):
             print(f"  {kind.usage}\n      {kind.meaning}")
         return 0
     try:

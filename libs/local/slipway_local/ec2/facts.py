@@ -3,7 +3,9 @@
 `at` is in epoch seconds of this host. User data are not recorded, because they contain secrets.
 """
 
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 from slipway_local.ec2.scenario import Scenario
 from slipway_simulator.facts import Recorded
@@ -166,3 +168,4 @@ Fact = (
     | Stopped
     | Terminated
 )
+DECODER: Final[msgspec.json.Decoder[Fact]] = msgspec.json.Decoder(Fact)

@@ -4,7 +4,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import uvicorn
 from fastapi import Depends, FastAPI
 
@@ -14,7 +13,7 @@ from slipway_common.observability.telemetry import configure_logs
 from slipway_common.web import access
 from slipway_common.web.paths import PathAsSent
 from slipway_local.ec2 import http
-from slipway_local.ec2.facts import Fact
+from slipway_local.ec2.facts import DECODER
 from slipway_local.ec2.history import History
 from slipway_local.ec2.machines import Machines
 from slipway_local.ec2.moto import Moto
@@ -24,8 +23,6 @@ from slipway_local.servers.ports import free_ports
 from slipway_simulator.fact_file import FactFile
 from slipway_simulator.http.dropping import DroppableProtocol
 from slipway_simulator.main import KEEP_ALIVE_SECONDS, STOP_SECONDS
-
-DECODER: msgspec.json.Decoder[Fact] = msgspec.json.Decoder(Fact)
 
 
 def build(settings: Settings) -> FastAPI:

@@ -1,0 +1,41 @@
+"""Real processes or machines of a demo, observed independently of the services."""
+
+from typing import Protocol
+
+from slipway_common.declaration.models import Declaration
+from slipway_local.check.evidence import Evidence
+from slipway_local.servers.supervisor import Supervisor
+
+
+class Observed(Protocol):
+    """Observation of one deployment's machines. The simulator serves their queue."""
+
+    def declared(self, declaration: Declaration) -> Declaration:
+        """The declaration with the settings of accounts for this machine and this run."""
+        ...
+
+    async def start(self, supervisor: Supervisor) -> None:
+        """Start what the machines need, and to observe them."""
+        ...
+
+    async def leave(self) -> None:
+        """Wait, for a limited time, until no task is left and all machines have ended."""
+        ...
+
+    async def count(self) -> None:
+        """Count what is left, before it is killed."""
+        ...
+
+    def merged(self, found: Evidence) -> Evidence:
+        """The evidence with the observed machines as the cloud's ledger."""
+        ...
+
+    def shortcomings(self, found: Evidence, *, seconds: float) -> list[str]:
+        """Problems of a run of `seconds`; 0 for a demand of unknown length."""
+        ...
+
+    def summary(self, found: Evidence) -> str: ...
+
+    def left_over(self) -> str:
+        """Closing line on what is left; empty until it is counted."""
+        ...
