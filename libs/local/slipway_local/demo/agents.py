@@ -64,16 +64,20 @@ class Agents:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.tag = encoded(deployment.id) + "/"
         self.path = deployment.folder / "agents.log"
         self.seen: dict[str, AgentProcess] = {}
         self.left: int | None = None  # agents still running at the end; None until counted
         self.corrected_seconds = 0.0
         self._watching: asyncio.Task[None] | None = None
-        guard().tagged(f"{INSTANCE_TAG}={self.tag}")
+
+    @property
+    def tag(self) -> str:
+        return encoded(self.deployment.id) + "/"
 
     def declared(self, declaration: Declaration) -> Declaration:
-        """The declaration with the settings of process accounts for this machine and this run."""
+        """The declaration with the settings of process accounts for this machine and this run. From now on the guard
+        knows the deployment's agents."""
+        guard().tagged(f"{INSTANCE_TAG}={self.tag}")
         body = declaration.model_dump(mode="json")
         for account in body["accounts"]:
             if account["provider"] == "process":
@@ -96,6 +100,7 @@ class Agents:
 
     async def start(self, supervisor: Supervisor) -> None:
         """Start to record the start and end of every agent."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self._watching = asyncio.create_task(self._watch())
 

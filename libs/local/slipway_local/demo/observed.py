@@ -10,12 +10,12 @@ from slipway_local.servers.supervisor import Supervisor
 class Observed(Protocol):
     """Observation of one deployment's machines. The simulator serves their queue."""
 
-    def declared(self, declaration: Declaration) -> Declaration:
-        """The declaration with the settings of accounts for this machine and this run."""
+    async def start(self, supervisor: Supervisor) -> None:
+        """Start what the machines need, and to observe them, while the deployment starts."""
         ...
 
-    async def start(self, supervisor: Supervisor) -> None:
-        """Start what the machines need, and to observe them."""
+    def declared(self, declaration: Declaration) -> Declaration:
+        """The declaration with the settings of accounts for this machine and this run, which has started."""
         ...
 
     async def leave(self) -> None:

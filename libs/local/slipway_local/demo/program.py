@@ -222,12 +222,11 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
     try:
         print("Starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
         began, began_at = monotonic_seconds(), utc_now().timestamp()
-        await deployment.start()
-        declared = deployment.declaration(DECLARATIONS[arguments.provider])
         machines = observed(deployment, arguments)
+        await start(supervisor, deployment, machines)
+        declared = deployment.declaration(DECLARATIONS[arguments.provider])
         if machines is not None:
             declared = machines.declared(declared)
-            await machines.start(supervisor)
         await deployment.apply(declared)
         started = await deployment.call("POST", "simulator", "/scenario", scenario(arguments))
         environment = write_environment(deployment, declared)
@@ -297,6 +296,17 @@ def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:
             return Ec2Machines(deployment, seed=arguments.seed, faults=arguments.faults)
         case _:
             return None
+
+
+async def start(supervisor: Supervisor, deployment: Deployment, machines: Observed | None) -> None:
+    """Start the deployment and what its machines need at the same time. Raises StartFailed."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(deployment.start())
+            if machines is not None:
+                group.create_task(machines.start(supervisor))
+    except* StartFailed as failed:
+        raise failed.exceptions[0] from None
 
 
 def plan(arguments: Arguments) -> str:
