@@ -1,250 +1,29 @@
-"""Provider port, on every installed provider: the simulator and real processes."""
+"""Agents as processes of this host: user data, sessions, logs and limits that no other provider has."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
 
 from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
-from slipway_common.base.ids import new_id
 from slipway_common.base.percent import encoded
 from slipway_common.base.processes import INSTANCE_TAG
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_local.servers.ports import free_ports
-from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.providers.installed import GROUP, installed
-from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
-from slipway_provisioner.providers.simulated import Simulated
-from slipway_simulator.facts import Call, InstanceCreated, Reply
-from slipway_simulator.ledger import read
-from slipway_simulator.main import served
-from slipway_simulator.settings import Settings as SimulatorSettings
-from tests.contract.test_simulator import serving
-from tests.support.harness import PATIENCE_SECONDS, until
-from tests.support.linux import IS_LINUX, REASON, needs_linux
+from tests.support.harness import until
+from tests.support.linux import needs_linux
+from tests.support.provider_contract import Setup, clear
 from tests.support.providers import ACCOUNT, CONFIG, DEPLOYMENT, URL, account, provider_settings, request
 
-ROOT = Path(__file__).parents[2]
-
-
-class Setup(msgspec.Struct, frozen=True):
-    """A provider and an account with capacity for three instances.
-
-    `cancelled` cancels a create call on which the provider works, waits until it has ended, and returns the ids of its
-    instances, read from the processes or the simulator itself instead of the provider's listing.
-    """
-
-    provider: Provider
-    account: Account
-    cancelled: Callable[[CreateRequest], Awaitable[set[str]]]
-
-
-@pytest.fixture(params=sorted(entry_points(group=GROUP).names))
-def setup(request: pytest.FixtureRequest) -> Setup:
-    """Each installed provider in turn, set up by the fixture `NAME_setup`."""
-    chosen: Setup = request.getfixturevalue(f"{request.param}_setup")
-    return chosen
-
-
-@pytest.fixture
-async def local() -> AsyncIterator[Processes]:
-    """Provider of processes, whose processes are killed afterwards."""
-    if not IS_LINUX:
-        pytest.skip(REASON)
-    provider = Processes(provider_settings())
-    yield provider
-    await clear()
-    await provider.close()
-
-
-async def clear() -> None:
-    def left() -> list[processes.Process]:
-        found = processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT) + "/")
-        for process in found:
-            processes.send(process.identity, signal.SIGKILL)
-        return found
-
-    await until(lambda: not left(), "every process of the deployment is gone")
-
-
-@pytest.fixture
-async def process_setup(local: Processes, tmp_path: Path) -> Setup:
-    here = account(environment={"SEEN": str(tmp_path)})
-    logging = account(environment={"SEEN": str(tmp_path)}, log_folder=str(tmp_path))
-
-    async def cancelled(asked: CreateRequest) -> set[str]:
-        """Cancel the call while it starts its second process, which waits until somebody reads the log."""
-
-        def leaders() -> set[str]:
-            tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id) + "/"
-            return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
-
-        log = tmp_path / f"{asked.batch_id}-2.log"
-        os.mkfifo(log)
-        call = asyncio.create_task(local.create(logging, asked))
-        await until(leaders, "the first process was started")
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        reading = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-        with contextlib.suppress(Refused):  # calls are made one after another, so that the cancelled one has ended
-            await local.create(here, request())
-        os.close(reading)
-        return leaders()
-
-    return Setup(local, here, cancelled)
-
-
-@pytest.fixture
-async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
-    settings = SimulatorSettings(port=free_ports(1)[0], ledger=tmp_path / "ledger.jsonl", kafka="")
-    url = f"http://127.0.0.1:{settings.port}"
-    here = msgspec.structs.replace(account(), provider="simulated", settings={"url": url, "honours_tokens": True})
-    async with (
-        serving(served(settings)),
-        httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as client,
-    ):
-        provider = Simulated(provider_settings())
-
-        async def load(**latency: float) -> None:
-            accounts = {ACCOUNT: {"capacity": {"zone-a": 3}, **latency}, "*": {}}
-            assert (await client.post("/scenario", json={"speed": 1000, "accounts": accounts})).status_code == 200
-
-        async def cancelled(asked: CreateRequest) -> set[str]:
-            """Cancel the call before the simulator replies. It takes effect like a call whose client has died."""
-
-            def recorded(kind: type[Call | Reply]) -> bool:
-                return any(isinstance(fact, kind) for fact in read(settings.ledger))
-
-            await load(latency_seconds=300, latency_sigma=0)
-            call = asyncio.create_task(provider.create(here, asked))
-            await until(lambda: recorded(Call), "the simulator has the call")
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await until(lambda: recorded(Reply), "the call has taken effect")
-            created = (fact for fact in read(settings.ledger) if isinstance(fact, InstanceCreated))
-            return {fact.instance_id for fact in created if fact.batch == asked.batch_id}
-
-        await load()
-        yield Setup(provider, here, cancelled)
-        await provider.close()
-
-
-async def create(setup: Setup, asked: CreateRequest) -> Sequence[str]:
-    """Ids of the instances of a call, also if it is accepted at first."""
-    reply = await setup.provider.create(setup.account, asked)
-    if not isinstance(reply, Accepted):
-        return reply
-    handle, found = reply.handle, list[str]()
-
-    async def resolved() -> bool:
-        found[:] = await setup.provider.poll(setup.account, asked, handle) or []
-        return bool(found)
-
-    await until(resolved, "the accepted call is resolved")
-    return found
-
-
-async def test_providers_are_found_by_entry_point() -> None:
-    found = installed(provider_settings())
-    assert {"process": Processes, "simulated": Simulated}.items() <= {n: type(p) for n, p in found.items()}.items()
-    for provider in found.values():
-        await provider.close()
-
-
-async def test_created_instances_are_listed_by_batch(setup: Setup) -> None:
-    """As many instances as requested exist, each with an id of its own, under the batch's tag only."""
-    before = utc_now().timestamp()
-    one, two = request(1), request(2)
-    first = await create(setup, one)
-    second = await create(setup, two)
-    assert (len(set(first)), len(set(second)), len({*first, *second})) == (1, 2, 3)
-    assert {i.id for i in await setup.provider.instances(setup.account, batch_id=one.batch_id)} == set(first)
-    assert {i.id for i in await setup.provider.instances(setup.account, batch_id=two.batch_id)} == set(second)
-    assert await setup.provider.instances(setup.account, batch_id=new_id()) == []
-    listed = await setup.provider.instances(setup.account)
-    assert {(i.id, i.batch_id) for i in listed} == {
-        *((id_, one.batch_id) for id_ in first),
-        *((id_, two.batch_id) for id_ in second),
-    }
-    # The kernel counts from the time of the boot, which it knows in whole seconds.
-    assert all(before - 5 <= i.created_at.timestamp() <= utc_now().timestamp() + 5 for i in listed)
-    assert all([await setup.provider.exists(setup.account, i.id, launched_at=None) for i in listed])
-
-    async def all_run() -> bool:
-        return all(i.running for i in await setup.provider.instances(setup.account))
-
-    await until(all_run, "every instance runs")
-
-
-async def test_terminate_is_repeatable(setup: Setup) -> None:
-    """The terminated instance is gone from the listing and by id, the others stay, and a repetition succeeds."""
-    asked = request(2)
-    gone, stays = await create(setup, asked)
-    for _ in range(2):
-        await setup.provider.terminate(setup.account, [gone])
-    await until(lambda: no_more(setup, gone), "the instance is gone")
-    assert [i.id for i in await setup.provider.instances(setup.account, batch_id=asked.batch_id)] == [stays]
-    assert await setup.provider.exists(setup.account, stays, launched_at=None)
-    await setup.provider.terminate(setup.account, ["1-1-nobody"])
-    assert not await setup.provider.exists(setup.account, "1-1-nobody", launched_at=None)
-
-
-async def no_more(setup: Setup, instance_id: str) -> bool:
-    return not await setup.provider.exists(setup.account, instance_id, launched_at=None)
-
-
-async def test_partial_and_exhausted_capacity(setup: Setup) -> None:
-    """Fewer instances than requested, then a capacity failure; freed capacity is used again."""
-    asked = request(5)
-    created = await create(setup, asked)
-    assert len(created) == 3
-    with pytest.raises(Refused) as refused:
-        await create(setup, request())
-    key = setup.provider.capacity_key(setup.account, asked.config)
-    expected = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, key, "InsufficientCapacity")
-    assert (refused.value.outcome, refused.value.throttled) == (expected, False)
-    await setup.provider.terminate(setup.account, [created[0]])
-    await until(lambda: no_more(setup, created[0]), "the instance is gone")
-    assert len(await create(setup, request())) == 1
-
-
-@pytest.mark.parametrize("other_id", ["ci/there", "ci", f"{ACCOUNT}/more", "ci%2Fhere"])
-async def test_accounts_are_separate(setup: Setup, other_id: str) -> None:
-    """An account's listing and count leave out instances of other accounts, whatever their ids have in common."""
-    other = msgspec.structs.replace(setup.account, id=other_id)
-    created = await create(setup, request())
-    assert await setup.provider.instances(other) == []
-    assert [i.id for i in await setup.provider.instances(setup.account)] == created
-
-
-async def test_a_cancelled_create_is_found_by_its_tag(setup: Setup) -> None:
-    """The instances that a cancelled call leaves are listed by its tag, and a repetition with its token adds none."""
-    asked = request(3)
-    left = await setup.cancelled(asked)
-    assert {i.id for i in await setup.provider.instances(setup.account, batch_id=asked.batch_id)} == left
-    assert all([await setup.provider.exists(setup.account, id_, launched_at=None) for id_ in left])
-    if setup.provider.honours_tokens(setup.account):
-        repeated = await create(setup, asked)
-        listed = await setup.provider.instances(setup.account, batch_id=asked.batch_id)
-        assert set(repeated) == {i.id for i in listed}
-        assert left <= set(repeated)
-
-
-# Processes alone
+ROOT = Path(__file__).parents[3]
 
 
 async def test_a_cancelled_call_starts_no_further_process(process_setup: Setup) -> None:

@@ -1,0 +1,176 @@
+"""Providers of the contract suite: every installed one, and one that accepts its calls.
+
+A new provider NAME adds the fixture `NAME_setup`.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import httpx2
+import pytest
+from msgspec.structs import replace
+
+from slipway_common.base import processes
+from slipway_common.base.percent import encoded
+from slipway_common.base.processes import INSTANCE_TAG
+from slipway_local.servers.ports import free_ports
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.installed import GROUP
+from slipway_provisioner.providers.port import CreateRequest, Refused
+from slipway_provisioner.providers.process import Processes
+from slipway_provisioner.providers.simulated import Simulated
+from slipway_simulator.facts import Call, InstanceCreated, Reply
+from slipway_simulator.ledger import read
+from slipway_simulator.main import served
+from slipway_simulator.settings import Settings as SimulatorSettings
+from tests.contract.test_simulator import serving
+from tests.support.accepting import Accepting, Site
+from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.linux import IS_LINUX, REASON
+from tests.support.provider_contract import Setup, clear
+from tests.support.providers import ACCOUNT, DEPLOYMENT, account, provider_settings, request
+
+
+@pytest.fixture(params=sorted({*entry_points(group=GROUP).names, "accepting"}))
+def setup(request: pytest.FixtureRequest) -> Setup:
+    """Each provider in turn, set up by the fixture `NAME_setup`."""
+    chosen: Setup = request.getfixturevalue(f"{request.param}_setup")
+    return chosen
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[Processes]:
+    """Provider of processes, whose processes are killed afterwards."""
+    if not IS_LINUX:
+        pytest.skip(REASON)
+    provider = Processes(provider_settings())
+    yield provider
+    await clear()
+    await provider.close()
+
+
+@pytest.fixture
+async def process_setup(local: Processes, tmp_path: Path) -> AsyncIterator[Setup]:
+    here = account(environment={"SEEN": str(tmp_path)})
+    logging = account(environment={"SEEN": str(tmp_path)}, log_folder=str(tmp_path))
+    others: list[Processes] = []
+
+    async def cancelled(asked: CreateRequest) -> set[str]:
+        """Cancel the call while it starts its second process, which waits until somebody reads the log."""
+
+        def leaders() -> set[str]:
+            tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id) + "/"
+            return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
+
+        log = tmp_path / f"{asked.batch_id}-2.log"
+        os.mkfifo(log)
+        call = asyncio.create_task(local.create(logging, asked))
+        await until(leaders, "the first process was started")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        reading = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        with contextlib.suppress(Refused):  # calls are made one after another, so that the cancelled one has ended
+            await local.create(here, request())
+        os.close(reading)
+        return leaders()
+
+    def restarted() -> Processes:
+        others.append(Processes(provider_settings()))
+        return others[-1]
+
+    yield Setup(
+        provider=local,
+        account=here,
+        cancelled=cancelled,
+        restarted=restarted,
+        bad_settings={"processes_max": 0},
+    )
+    for other in others:
+        await other.close()
+
+
+@pytest.fixture
+async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
+    port, closed = free_ports(2)
+    settings = SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka="")
+    url = f"http://127.0.0.1:{settings.port}"
+    others: list[Simulated] = []
+
+    def at(address: str) -> Account:
+        own = {"url": address, "honours_tokens": True}
+        return replace(account(), provider="simulated", identity=ACCOUNT, settings=own)
+
+    here = at(url)
+    async with (
+        serving(served(settings)),
+        httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as client,
+    ):
+        provider = Simulated(provider_settings())
+
+        async def load(**latency: float) -> None:
+            accounts = {ACCOUNT: {"capacity": {"zone-a": 3}, **latency}, "*": {}}
+            assert (await client.post("/scenario", json={"speed": 1000, "accounts": accounts})).status_code == 200
+
+        async def cancelled(asked: CreateRequest) -> set[str]:
+            """Cancel the call before the simulator replies. It takes effect like a call whose client has died."""
+
+            def recorded(kind: type[Call | Reply]) -> bool:
+                return any(isinstance(fact, kind) for fact in read(settings.ledger))
+
+            await load(latency_seconds=300, latency_sigma=0)
+            call = asyncio.create_task(provider.create(here, asked))
+            await until(lambda: recorded(Call), "the simulator has the call")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await until(lambda: recorded(Reply), "the call has taken effect")
+            created = (fact for fact in read(settings.ledger) if isinstance(fact, InstanceCreated))
+            return {fact.instance_id for fact in created if fact.batch == asked.batch_id}
+
+        def restarted() -> Simulated:
+            others.append(Simulated(provider_settings()))
+            return others[-1]
+
+        await load()
+        yield Setup(
+            provider=provider,
+            account=here,
+            cancelled=cancelled,
+            restarted=restarted,
+            bad_settings={"url": "nowhere"},
+            unreachable=at(f"http://127.0.0.1:{closed}"),
+        )
+        for other in (provider, *others):
+            await other.close()
+
+
+@pytest.fixture
+def accepting_setup() -> Setup:
+    site = Site()
+    provider = Accepting(provider_settings(), site)
+    here = replace(account(), provider="accepting", identity=site.identity, settings={})
+
+    async def cancelled(asked: CreateRequest) -> set[str]:
+        """Cancel the call before the site's reply; the site works on it all the same."""
+        site.held = asyncio.Event()
+        call = asyncio.create_task(provider.create(here, asked))
+        await until(lambda: asked.token in site.jobs, "the site has the call")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        site.held = None
+        return {*site.end(site.jobs[asked.token])}
+
+    return Setup(
+        provider=provider,
+        account=here,
+        cancelled=cancelled,
+        restarted=lambda: Accepting(provider_settings(), site),
+        bad_settings={"colour": "green"},
+        unreachable=replace(here, settings={"down": True}),
+    )
