@@ -1,5 +1,6 @@
 """Setup of one provider for the contract suite, and what its tests do with every provider alike."""
 
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from slipway_common.base import processes
 from slipway_common.base.percent import encoded
 from slipway_common.base.processes import INSTANCE_TAG
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.providers.port import Accepted, CreateRequest, Provider
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider
 from tests.support import providers
 from tests.support.harness import until
 
@@ -67,9 +68,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     async def terminate(self, *instance_ids: str) -> None:
         """Terminate instances and wait until they are gone."""
         ids = [*instance_ids]
-        await self.provider.terminate(self.account, ids)
 
         async def gone() -> bool:
+            with contextlib.suppress(OutcomeUnknown):  # as on a busy host; it is called again
+                await self.provider.terminate(self.account, ids)
             return not await self.listed() & {*ids}
 
         await until(gone, "the instances are gone")

@@ -217,7 +217,7 @@ async def test_accounts_are_separate(setup: Setup, other_id: str) -> None:
     assert await setup.listed() == {*created}
 
 
-@pytest.mark.parametrize("other_id", ["other", "test", f"{DEPLOYMENT}/more"])
+@pytest.mark.parametrize("other_id", ["other", "test", f"{DEPLOYMENT}/more"], ids=["other", "shorter", "longer"])
 async def test_deployments_are_separate(setup: Setup, other_id: str) -> None:
     """Two deployments in one account never list each other's instances, also by a batch id."""
     other = replace(setup.account, deployment=other_id)
