@@ -149,7 +149,8 @@ class Day:
             image=IMAGES[0],
             request=batch_id,
         )
-        request = CreateRequest(batch_id=batch_id, incarnation="", token=batch_id, count=1, config={}, secret="")
+        told = msgspec.json.encode({"batch_id": batch_id, "secret": ""}).decode()
+        request = CreateRequest(batch_id=batch_id, incarnation="", token=batch_id, count=1, config={}, user_data=told)
         (stranger,) = cloud.effect(call, request).instance_ids
         for _ in range(4):
             await self._round()

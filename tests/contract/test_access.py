@@ -82,6 +82,7 @@ POST /pools/{pool_id}/pause                             pools:write
 POST /pools/{pool_id}/resume                            pools:write
 POST /pools/{pool_id}/freeze                            pools:write
 POST /pools/{pool_id}/unfreeze                          pools:write
+GET  /pools/{pool_id}/user-data                         read:settings
 GET  /recovery                                          read
 POST /recovery/confirm                                  restores:write
 GET  /workers                                           read

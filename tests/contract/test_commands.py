@@ -414,6 +414,24 @@ async def test_who_changed_what(deployment: Deployment) -> None:
     assert "account" in await deployment.slipway("audit", "--kind", "worker", exit_code=2)
 
 
+async def test_user_data(deployment: Deployment) -> None:
+    """Of the next machines, with masks for secrets and the largest size; of one launch config on request."""
+    body = declared("zone-a", "zone-b")
+    body["worker_pools"][0]["user_data"] = "#!/bin/sh\nPASSWORD=hunter2\n\trun {{launch_config}} '{{user_data}}'\n"
+    await deployment.confirmed("apply", deployment.file(body | {"lease_pools": [{"id": "sim-a", "limit": 24}]}))
+    lines = (await deployment.slipway("user-data", "linux")).splitlines()
+    assert lines[:2] == ["#!/bin/sh", "PASSWORD=…"]
+    assert lines[2].startswith('\trun zone-a \'{"batch_id":"00000000-')
+    assert '"secret":"***"' in lines[2]
+    assert "\trun zone-b " in await deployment.slipway("user-data", "linux", "--config", "zone-b")
+    assert "no launch config 'zone-c'" in await deployment.slipway(
+        "user-data", "linux", "--config", "zone-c", exit_code=1
+    )
+    shown = await deployment.read("user-data", "linux")
+    assert (shown["config"].partition("@")[0], shown["bytes_max"]) == ("zone-a", 16_384)
+    assert len(shown["user_data"]) < shown["bytes"] < 1_000
+
+
 async def test_ids_with_slashes(deployment: Deployment) -> None:
     """The names that other systems give to their pools are taken by every command."""
     pool, config = "gecko-t/t-linux-large", "gecko-t/Linux_a.1"
@@ -428,6 +446,7 @@ async def test_ids_with_slashes(deployment: Deployment) -> None:
         ("lc", "show", revision),
         ("lc", "pause", config, "--reason", "r"),
         ("lc", "resume", config, "--reason", "r"),
+        ("user-data", pool, "--config", config),
         ("why", pool),
         ("why", config),
         ("why", revision),

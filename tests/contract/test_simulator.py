@@ -1,6 +1,7 @@
 """HTTP API of the simulator: the real process on a free port, with a minimal fake provisioner."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -109,6 +110,11 @@ class Simulated:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.process.wait()
 
+    def user_data(self, batch_id: str, secret: str) -> str:
+        """A script that hands its JSON to the agent."""
+        data = {"register_url": self.registrar.url, "batch_id": batch_id, "secret": secret}
+        return f"#!/bin/sh\nif true; then {{ echo '{json.dumps(data)}' | slipway-worker run; }}; fi\n"
+
     async def create(self, token: str, *, account: str = "sim-a", **fields: Any) -> httpx2.Response:
         body = {
             "token": token,
@@ -117,7 +123,7 @@ class Simulated:
             "zone": "zone-a",
             "instance_type": "m5",
             "image": "linux-1",
-            "user_data": {"register_url": self.registrar.url, "batch_id": f"batch-{token}", "secret": "secret"},
+            "user_data": self.user_data(f"batch-{token}", "secret"),
         }
         return await self.client.post(f"/accounts/{account}/instances", json=body | fields)
 
@@ -283,7 +289,7 @@ async def test_bad_requests_are_refused_and_change_nothing(simulated: Simulated)
 
 async def test_refused_machine_stays_and_does_nothing(simulated: Simulated) -> None:
     """A machine with a wrong secret runs until it is terminated."""
-    await simulated.create("t1", user_data={"register_url": simulated.registrar.url, "secret": "wrong"})
+    await simulated.create("t1", user_data=simulated.user_data("batch-t1", "wrong"))
     (refused,) = await simulated.facts(Refused, 1)
     assert refused.status == 401
     assert await simulated.listed("t1") == ["i-000001"]

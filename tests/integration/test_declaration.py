@@ -1,5 +1,6 @@
 """Declarations: revisions of launch configs, owners, the guard, history and audit. Whole, or not at all."""
 
+import re
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ import pytest
 
 from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
+from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.pool import PoolCreated, PoolDeleted, PoolRolledBack, PoolUpdated
 from slipway_common.events.weight import SharedWindow
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -131,7 +133,7 @@ async def test_all_problems_of_a_declaration_are_listed(provisioner: Provisioner
 async def test_a_large_declaration_in_lines(provisioner: Provisioner, tmp_path: Path) -> None:
     """It may be larger than other bodies; entries that are stored alike are counted, not compared."""
     pool = declared()["worker_pools"][0]
-    config = pool["launch_configs"][0] | {"settings": {"user_data": "x" * 16_000}}
+    config = pool["launch_configs"][0] | {"settings": {"user_data": "x" * 15_000}}
     pools = [
         {"worker_pool": pool | {"id": f"pool-{n}", "launch_configs": [config | {"name": f"config-{n}"}]}}
         for n in range(100)
@@ -910,6 +912,62 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
             assert (await client.get("/audit", params=query)).json()["items"] == found
     before = await everything(provisioner)
     await provisioner.declare(declared() | {"worker_pools": []})
+    assert await everything(provisioner) == before
+
+
+SCRIPT: Final = "#!/bin/sh\nPASSWORD=hunter2 start-worker '{{user_data}}'\n"
+
+
+async def test_user_data_of_a_pool(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A change of the template makes a new revision of every launch config, and is shown by a digest. It is rendered
+    for each batch; a rollback brings the former one back."""
+    body = declared("zone-a", "zone-b") | {"metadata": {"owner": "test"}}
+    first = [revision_id(name) for name in ("zone-a", "zone-b")]
+    async with administrator(provisioner, tmp_path) as client:
+        await client.put("/declaration", json=body)
+        body["worker_pools"][0]["user_data"] = SCRIPT
+        changed = (await client.put("/declaration", json=body)).json()["items"]
+        assert [item["id"] for item in changed] == ["zone-a", "zone-b"]
+        assert all(re.search(r"user_data: default → [0-9a-f]+$", item["detail"]) for item in changed)
+        assert set(first).isdisjoint(await current_revisions(provisioner))
+        assert "hunter2" not in (await client.get("/audit")).text
+        await provisioner.trust()
+        await provisioner.demand(report(1))
+        await provisioner.plan()
+        await provisioner.leases(*map(provisioner.granted, await provisioner.published(LeaseRequested)))
+        await provisioner.launch()
+        (call,) = provisioner.cloud.calls
+        assert call.user_data.startswith('#!/bin/sh\nPASSWORD=hunter2 start-worker \'{"batch_id":')
+        assert (await client.post("/pools/linux/rollback", json={"reason": "it does not start"})).status_code == 200
+        assert (await client.get("/pools/linux")).json()["declared"]["user_data"] is None
+    assert await current_revisions(provisioner) == first
+
+
+async def current_revisions(provisioner: Provisioner) -> list[str]:
+    rows = await provisioner.database.fetch("SELECT current_id FROM launch_config_name ORDER BY name")
+    return [row["current_id"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("template", "where", "words"),
+    [
+        ("#!/bin/sh\n{{secret}}", "worker_pools[0].user_data", "line 2: there is no placeholder {{secret}}"),
+        ("#!/bin/sh\n", "worker_pools[0]", "neither {{user_data}} nor {{batch_secret}}"),
+        ("{{user_data}}" + 16_000 * "#", "launch_configs[0]", "shorten the pool's user_data"),
+    ],
+)
+async def test_user_data_that_cannot_be_used(
+    provisioner: Provisioner, tmp_path: Path, template: str, where: str, words: str
+) -> None:
+    """The declaration is refused with the place and the remedy, and changes nothing."""
+    body = declared()
+    body["worker_pools"][0]["user_data"] = template
+    before = await everything(provisioner)
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.put("/declaration", json=body)
+    assert answer.status_code == 422
+    assert where in answer.text
+    assert words in answer.text
     assert await everything(provisioner) == before
 
 

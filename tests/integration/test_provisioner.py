@@ -49,6 +49,7 @@ from slipway_provisioner.apply import termination
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.pool import Observed
+from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.loops import plan, unleased
@@ -60,6 +61,7 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.support.harness import PATIENCE_SECONDS
 from tests.support.providers import provider_settings
 from tests.support.provisioner import (
+    KEY,
     Provisioner,
     ReplyLost,
     administrator,
@@ -153,17 +155,25 @@ async def test_a_call_that_was_not_sent_in_time(provisioner: Provisioner) -> Non
 
 
 async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner: Provisioner) -> None:
-    """The repeated call has the same body, tags and token, and the provider gives the same reply."""
+    """The repeated call has the same body, tags, token and user data, also after a restart with another URL, and the
+    provider gives the same reply."""
     provisioner.cloud.honours = True
     provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
     incarnation = await provisioner.database.fetchval("SELECT id FROM incarnation")
     await provisioner.launch()
     await provisioner.database.execute("UPDATE incarnation SET id = 'renewed'")
+    moved = {"register_url": "http://elsewhere:7301"}
+    provisioner.launcher.terms = msgspec.structs.replace(provisioner.launcher.terms, **moved)
     await provisioner.set_clock(16)
     await provisioner.resolve()
     first, second = provisioner.cloud.calls
     assert first == second
+    told = msgspec.json.decode(first.user_data)
+    assert told["secret"] == batch_secret(KEY, first.batch_id)
+    committed = await provisioner.database.fetchval("SELECT body::text FROM launch_batch")
+    assert told["register_url"] in committed
+    assert told["secret"] not in committed
     assert first.incarnation == incarnation
     assert await provisioner.states() == {"starting": 2}
     assert len(provisioner.cloud.live) == 2

@@ -12,7 +12,7 @@ import msgspec
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.simulated import ERRORS
-from slipway_simulator import world
+from slipway_simulator import user_data, world
 from slipway_simulator.cloud import decide_create, latency_seconds
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Reply, ScenarioLoaded
 from slipway_simulator.scenario import Scenario
@@ -134,9 +134,10 @@ class Cloud(Provider):
 
     def effect(self, call: Call, request: CreateRequest) -> Reply:
         """Apply a call and return its reply."""
-        user_data = {"batch_id": request.batch_id, "secret": request.secret}
+        found = user_data.found(request.user_data)
+        secret = {name: found[name] for name in ("batch_id", "secret")}
         facts = decide_create(
-            self.world.cloud, call, user_data, effects=self.world.effects(self.now()), now=self.now(), rng=self.chance
+            self.world.cloud, call, secret, effects=self.world.effects(self.now()), now=self.now(), rng=self.chance
         )
         self.record(facts)
         reply = facts[-1]

@@ -5,6 +5,7 @@ on a host without capacity.
 """
 
 import asyncio
+import json
 import os
 import resource
 import socket
@@ -25,14 +26,20 @@ WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
 
 
 def provider_settings() -> ProviderSettings:
-    return ProviderSettings(register_url=URL, timeout_seconds=60)
+    return ProviderSettings(timeout_seconds=60)
 
 
 def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
     config = {"id": CONFIG, "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": settings}
     batch_id = batch_id or new_id()
+    user_data = {"register_url": URL, "batch_id": batch_id, "secret": "the-secret", "settings": settings}
     return CreateRequest(
-        batch_id=batch_id, incarnation="in", token=f"t-{batch_id}", count=count, secret="the-secret", config=config
+        batch_id=batch_id,
+        incarnation="in",
+        token=f"t-{batch_id}",
+        count=count,
+        config=config,
+        user_data=json.dumps(user_data),
     )
 
 

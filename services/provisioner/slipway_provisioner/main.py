@@ -14,7 +14,18 @@ from slipway_provisioner.domain.declaration import Times
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.http import accounts, configs, decisions, declaration, fleet, pools, recovery, sources, workers
+from slipway_provisioner.http import (
+    accounts,
+    configs,
+    decisions,
+    declaration,
+    fleet,
+    pools,
+    recovery,
+    sources,
+    user_data,
+    workers,
+)
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -28,11 +39,9 @@ from slipway_provisioner.store.retention import RETENTION
 
 def build(settings: Settings) -> Service:
     """Assemble the service from its settings."""
-    register_url = settings.register_url or f"http://{settings.host}:{settings.port}"
     runtime = Runtime()
     providers = installed(
         ProviderSettings(
-            register_url=register_url,
             timeout_seconds=settings.call_timeout_seconds,
             pacing=SharedBuckets(lambda: runtime.database),
             accepted_seconds=settings.accepted_timeout_seconds,
@@ -90,6 +99,7 @@ def build(settings: Settings) -> Service:
             declaration.router,
             accounts.router,
             pools.router,
+            user_data.router,
             sources.router,
             configs.router,
             decisions.router,

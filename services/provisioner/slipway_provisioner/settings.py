@@ -1,7 +1,10 @@
 """Settings of the provisioner; durations in seconds. Read once, in main.py."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.signal_settings import SignalSettings
 
 
@@ -9,8 +12,8 @@ class Settings(SignalSettings):
     """Settings of the provisioner. A demo divides the first group, the product times, by its speed."""
 
     port: int = 7301
-    register_url: str = ""
-    """URL at which machines reach this service [default: its own host and port]."""
+    register_url: Annotated[str, Field(pattern=f"^$|{URL_PATTERN}")] = ""
+    """URL at which machines reach this service, at most 200 characters [default: its own host and port]."""
     registration_key: str
     """Key from which batch registration secrets are derived. After a change, booting machines cannot register."""
 
@@ -67,3 +70,8 @@ class Settings(SignalSettings):
     """A committed call that is not sent within this time (monotonic clock) returns to the admission queue."""
     launching: bool = True
     """False: decide and record, but launch nothing (for a drill)."""
+
+    @property
+    def url_for_machines(self) -> str:
+        """URL at which machines reach this service."""
+        return self.register_url or f"http://{self.host}:{self.port}"

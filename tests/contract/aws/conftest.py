@@ -46,7 +46,7 @@ def request(count: int = 1, batch_id: str = "", zone: str = ZONE, **settings: An
     config = {"id": "linux/a@1", "zone": zone, "instance_type": "m5.large", "image": "ami-1", "settings": settings}
     batch_id = batch_id or new_id()
     return CreateRequest(
-        batch_id=batch_id, incarnation="in", token=f"t-{batch_id}", count=count, secret="the-secret", config=config
+        batch_id=batch_id, incarnation="in", token=f"t-{batch_id}", count=count, user_data="the-secret", config=config
     )
 
 
@@ -63,7 +63,7 @@ async def provider() -> AsyncIterator[Ec2]:
     """One provider for all tests, since the first client of the SDK takes long. Its buckets are always full."""
     hours = itertools.count(step=3600)
     buckets = LocalBuckets(lambda: float(next(hours)))
-    provider = Ec2(ProviderSettings(register_url=REGISTER_URL, timeout_seconds=60, pacing=buckets))
+    provider = Ec2(ProviderSettings(timeout_seconds=60, pacing=buckets))
     await provider.open()
     yield provider
     await provider.close()

@@ -242,7 +242,7 @@ INTERFACES = reply(
 
 async def test_what_instances_leave_behind_is_deleted(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Volumes and interfaces of this deployment that were unused at two looks, since a launch attaches new ones."""
-    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+    provider = Ec2(ProviderSettings(timeout_seconds=60))
     now = 1000.0
     monkeypatch.setattr(remains, "monotonic_seconds", lambda: now)
     await provider.open()
@@ -272,7 +272,7 @@ async def test_what_instances_leave_behind_is_deleted(cloud: Cloud, monkeypatch:
 
 
 async def test_a_resource_in_use_meanwhile_is_not_left_behind(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+    provider = Ec2(ProviderSettings(timeout_seconds=60))
     now = 1000.0
     monkeypatch.setattr(remains, "monotonic_seconds", lambda: now)
     await provider.open()

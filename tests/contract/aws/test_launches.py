@@ -180,7 +180,7 @@ async def test_a_refused_repeat_proves_nothing(cloud: Cloud) -> None:
 
 async def test_an_empty_bucket_puts_the_call_back(cloud: Cloud) -> None:
     """Nothing is sent that AWS would throttle; the wait is what is missing."""
-    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60, pacing=LocalBuckets(lambda: 0.0)))
+    provider = Ec2(ProviderSettings(timeout_seconds=60, pacing=LocalBuckets(lambda: 0.0)))
     await provider.open()
     cloud.server.answers(launched("i-1"))
     try:
@@ -198,7 +198,7 @@ async def test_an_empty_bucket_puts_the_call_back(cloud: Cloud) -> None:
 async def test_a_throttle_empties_the_bucket(cloud: Cloud) -> None:
     """Calls of every replica then wait for new tokens, since others use the account too."""
     buckets = LocalBuckets(lambda: 0.0)
-    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60, pacing=buckets))
+    provider = Ec2(ProviderSettings(timeout_seconds=60, pacing=buckets))
     await provider.open()
     cloud.server.answers(error("RequestLimitExceeded", status=503))
     calls = Share(bucket="aws/123456789012/us-east-1/run-calls", units=1, size=5, refill_per_second=2)

@@ -29,7 +29,7 @@ def actions(document: dict[str, Any]) -> set[str]:
 
 async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every method of the provider, against a server that keeps what it receives."""
-    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+    provider = Ec2(ProviderSettings(timeout_seconds=60))
     monkeypatch.setattr(remains, "UNUSED_SECONDS", 0.0)
     await provider.open()
     cloud.server.answers(

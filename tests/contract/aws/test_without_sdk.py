@@ -21,7 +21,7 @@ from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings
 
 async def main():
-    provider = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+    provider = Ec2(ProviderSettings(timeout_seconds=60))
     await provider.open()
     print(provider.problem({}))
     account = Account(id="a", deployment="d", provider="aws", region="r", identity="1", lease_pool_id="l", settings={})

@@ -27,13 +27,13 @@ REQUEST = CreateRequest(
     incarnation="in",
     token="t",
     count=2,
-    secret="s",
+    user_data="#!/bin/sh",
     config={"id": "c", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": {}},
 )
 
 
 def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:
-    adapter = Simulated(ProviderSettings(register_url="http://us", timeout_seconds=1))
+    adapter = Simulated(ProviderSettings(timeout_seconds=1))
     adapter.client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     return adapter
 
@@ -47,6 +47,7 @@ async def test_tags() -> None:
         return httpx2.Response(200, json={"instances": [{"id": "i-1"}]})
 
     await cloud(answer).create(ACCOUNT, REQUEST)
+    assert [body["user_data"] for body in posted] == ["#!/bin/sh"]
     assert [body["tags"] for body in posted] == [
         {
             "slipway-deployment": "d",

@@ -27,6 +27,7 @@ from slipway_client.cli.commands import (
     signals,
     tokens,
     top,
+    user_data,
     weights,
     why,
     workers,
@@ -68,6 +69,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pr
 app.command()(declared.apply)
 app.command()(declared.diff)
 app.command()(export.export)
+app.command("user-data")(user_data.user_data)
 app.command()(top.top)
 pools.app.add_typer(pool_changes.app)
 app.add_typer(pools.app, name="pool")

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, PlainValidator, WithJsonSchema
 
+from slipway_common.declaration import user_data
+
 # Segments separated by slashes; none is "." or "..", which programs that handle URLs would resolve.
 _SEGMENT: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?"
 ID_PATTERN: Final = rf"^{_SEGMENT}(/{_SEGMENT})*$"
@@ -49,6 +51,12 @@ def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return settings
 
 
+def _template(given: str) -> str:
+    if reason := user_data.problem(given):
+        raise ValueError(reason)
+    return given
+
+
 Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=ID_CHARACTERS_MAX)]
 Provider = Annotated[str, Field(pattern=PROVIDER_PATTERN)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -66,6 +74,7 @@ Ratio = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": RATIO_PATTERN}, {"type": "number", "minimum": 0}]}),
 ]
 Settings = Annotated[dict[Name, JsonValue], AfterValidator(_plain)]
+UserData = Annotated[str, Field(min_length=1), AfterValidator(_template)]
 
 
 def _leaves(value: JsonValue) -> Iterator[JsonValue]:

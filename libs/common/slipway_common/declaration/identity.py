@@ -27,12 +27,15 @@ def config_name(pool: WorkerPool, config: LaunchConfig) -> str:
     return config.name or "/".join((pool.id, config.account, config.zone, config.instance_type))
 
 
-def canonical_body(config: LaunchConfig, region: str) -> bytes:
-    """Immutable part of a launch config in the region of its account, as sorted JSON. Its hash names the revision.
+def canonical_body(config: LaunchConfig, region: str, user_data: str | None = None) -> bytes:
+    """Immutable part of a launch config in the region of its account, with the template of its pool's user data, as
+    sorted JSON. Its hash names the revision.
 
     Weights are excluded, so tuning them keeps the revision.
     """
     body = config.model_dump(mode="json", include=BODY) | {"region": region}
+    if user_data is not None:
+        body["user_data"] = user_data
     return msgspec.json.encode(body, order="sorted")
 
 

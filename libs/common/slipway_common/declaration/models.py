@@ -31,7 +31,9 @@ from slipway_common.declaration.fields import (
     Ratio,
     Seconds,
     Settings,
+    UserData,
 )
+from slipway_common.declaration.user_data import SECRETS, names
 
 ENTRIES_MAX: Final = 100_000
 """Entries of a section."""
@@ -277,12 +279,27 @@ class WorkerPool(_Declared):
         description="Time in which workers of a replaced revision should finish [default: the longest task of the last "
         "day, at least an hour].",
     )
+    user_data: UserData | None = Field(
+        None,
+        description="Template of the user data of its machines, for example for cloud-init. A change makes a new "
+        "revision of every launch config. [default: {{user_data}}, the JSON that slipway-worker reads].",
+    )
     launch_configs: tuple[LaunchConfig, ...] = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
     def _ordered(self) -> "WorkerPool":
         if self.min_capacity > self.max_capacity:
             raise ValueError(f"min_capacity {self.min_capacity} is above max_capacity {self.max_capacity}")
+        return self
+
+    @model_validator(mode="after")
+    def _able_to_register(self) -> "WorkerPool":
+        registers = self.user_data is None or SECRETS & names(self.user_data)
+        if self.evidence.boot == "register" and not registers:
+            raise ValueError(
+                "user_data has neither {{user_data}} nor {{batch_secret}}, so no machine could register; add one, or "
+                "declare evidence.boot: provider_running"
+            )
         return self
 
 

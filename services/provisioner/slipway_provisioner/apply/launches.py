@@ -16,6 +16,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE, State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.apply.leases import release
+from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.launching import BatchState, LeaseState, call_body
@@ -34,6 +35,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     visibility_seconds: float
     clock_skew_seconds: float
     poll_seconds: float
+    register_url: str
 
     def timeout(self, account: Account) -> float:
         """Timeout of a call in an account, in seconds."""
@@ -73,13 +75,15 @@ async def start(
     provider, body = providers[account.provider], call_body(config)
     call = provider.call(account, body)
     batch_id = new_id()
+    values = user_data.values_of(config, account, register_url=terms.register_url, batch_id=batch_id)
+    parts = user_data.render(config["user_data"], values)
     batch = Batch(
         id=batch_id,
         launch_config_id=config["id"],
         account_id=account.id,
         lease_id=lease_id,
         token=f"{account.deployment}-{batch_id}",
-        body=body | ({"call": dict(call)} if call else {}),
+        body=body | {"user_data": list(parts)} | ({"call": dict(call)} if call else {}),
         units=len(waiting),
         timeout_seconds=terms.timeout(account),
         visibility_seconds=terms.visibility(provider, account),

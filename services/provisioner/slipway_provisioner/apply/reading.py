@@ -10,6 +10,7 @@ from slipway_common.declaration.identity import Identities, Place, canonical_bod
 from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, WorkerPool
 from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
+from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.comparison import AccountRow, DeclaredConfig, DeclaredPool, PoolRow
 from slipway_provisioner.domain.declaration import (
     Calls,
@@ -52,8 +53,13 @@ class GivenPool(msgspec.Struct, frozen=True):
             for number, config in enumerate(pool.launch_configs)
             if config.account not in regions
         ]
-        if unknown:
-            raise Invalid(unknown)
+        problems = unknown or [
+            DocumentProblem(f"worker pool {pool.id}: launch_configs[{number}]", reason, document=self.owner)
+            for number, config in enumerate(pool.launch_configs)
+            if (reason := user_data.size_problem(pool.user_data or "", _values(pool, config, regions)))
+        ]
+        if problems:
+            raise Invalid(problems[:PROBLEMS_MAX], max(0, len(problems) - PROBLEMS_MAX))
         return DeclaredPool(
             row=PoolRow(
                 id=pool.id,
@@ -169,7 +175,7 @@ class DeclaredReader:
                 f"use one of {', '.join(sorted(self._providers))}"
             )
         provider = self._providers[account.provider]
-        if problem := provider.problem(account.settings):
+        if problem := provider.problem(account.settings) or user_data.queue_url_problem(account.settings):
             raise DeclarationRefused(f"account {account.id}: settings: {problem}")
         if problem := provider.credential_problem(_credential(account)):
             raise DeclarationRefused(f"account {account.id}: credential: {problem}")
@@ -225,7 +231,7 @@ def _credential(account: Account) -> dict[str, Any]:
 def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConfig:
     return DeclaredConfig(
         name=config_name(pool, config),
-        digest=sha256(canonical_body(config, region)).hexdigest(),
+        digest=sha256(canonical_body(config, region, pool.user_data)).hexdigest(),
         pool_id=pool.id,
         account_id=config.account,
         region=region,
@@ -233,11 +239,29 @@ def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConf
         instance_type=config.instance_type,
         image_revision=config.image,
         settings=dict(config.settings),
+        user_data=pool.user_data or "",
         base_weight=config.base_weight,
         price_factor=config.price_factor,
         max_capacity=config.max_capacity,
         own_profile=config.profile is not None,
         **_health_settings(pool, config.profile),
+    )
+
+
+def _values(pool: WorkerPool, config: LaunchConfig, regions: Mapping[str, str]) -> user_data.Values:
+    """Values of the user data of a launch config that are known when it is declared."""
+    return user_data.Values(
+        register_url="",
+        batch_id="",
+        queue_url="",
+        settings=config.settings,
+        pool=pool.id,
+        launch_config=config_name(pool, config),
+        account=config.account,
+        region=regions[config.account],
+        zone=config.zone,
+        instance_type=config.instance_type,
+        image=config.image,
     )
 
 

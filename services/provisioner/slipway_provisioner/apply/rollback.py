@@ -110,7 +110,8 @@ def returned(present: WorkerPool | None, then: WorkerPool, rollback: Rollback) -
     """Declaration after a rollback to an entry that declared `then`.
 
     By default launch configs that were declared `then` and are at `present` get the body that they had. To a given
-    entry all that it had return, and those declared since are left out. Weights and maxima stay as they are.
+    entry all that it had return, and those declared since are left out. The user data of the pool are part of every
+    body, and return with it. Weights and maxima stay as they are.
     """
     if present is None or rollback.whole:
         return then
@@ -121,7 +122,7 @@ def returned(present: WorkerPool | None, then: WorkerPool, rollback: Rollback) -
         else [(now.get(name, config), config) for name, config in before.items()]
     )
     configs = tuple(config.model_copy(update={field: getattr(body, field) for field in BODY}) for config, body in pairs)
-    return present.model_copy(update={"launch_configs": configs})
+    return present.model_copy(update={"launch_configs": configs, "user_data": then.user_data})
 
 
 def is_same(one: WorkerPool | None, other: WorkerPool) -> bool:

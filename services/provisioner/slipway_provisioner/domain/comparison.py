@@ -507,11 +507,13 @@ def _described(name: NameRow | None, known: Iterable[RevisionRow]) -> dict[str, 
 
 
 def _without_secrets(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of an object for people, with the digest of each setting for its value, which may hold secrets."""
-    if "settings" not in fields:
-        return dict(fields)
-    digests = {key: _digest(value) for key, value in fields["settings"].items()}
-    return dict(fields) | {"settings": digests}
+    """Fields of an object for people, with digests of what may hold secrets: each setting, and user data."""
+    shown = dict(fields)
+    if "settings" in shown:
+        shown["settings"] = {key: _digest(value) for key, value in shown["settings"].items()}
+    if "user_data" in shown:
+        shown["user_data"] = _digest(shown["user_data"]) if shown["user_data"] else "default"
+    return shown
 
 
 def _digest(value: Any) -> str:

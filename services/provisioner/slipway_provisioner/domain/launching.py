@@ -24,8 +24,7 @@ class BatchState(StrEnum):
 def call_body(revision: Mapping[str, Any]) -> dict[str, Any]:
     """Body of a launch call: a revision of a launch config, and the incarnation of the database that commits it.
 
-    It is committed, so that a repeat is the same call. The registration secret is derived from the batch id and never
-    stored, so it is not part of the body."""
+    It is committed, so that a repeat is the same call."""
     return {
         "id": revision["id"],
         "zone": revision["zone"],

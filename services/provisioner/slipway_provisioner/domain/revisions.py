@@ -11,7 +11,7 @@ from slipway_common.events.scopes import Key, capacity_key, credential_key, imag
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
-BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings")
+BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings", "user_data")
 """Columns of the body. It never changes, since the revision's history belongs to it."""
 
 
@@ -40,6 +40,7 @@ class DeclaredRevision(HealthSettings, frozen=True, kw_only=True):
     instance_type: str
     image_revision: str
     settings: dict[str, Any]
+    user_data: str
 
 
 PROVIDER_KEYS: Final = ("capacity", "quota_family")

@@ -14,6 +14,7 @@ from slipway_common.events.worker import Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import launches
+from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.loops import contact
@@ -39,6 +40,7 @@ class Launcher:
             visibility_seconds=settings.visibility_seconds,
             clock_skew_seconds=settings.clock_skew_seconds,
             poll_seconds=settings.poll_seconds,
+            register_url=settings.url_for_machines,
         )
         self.providers = providers
         self.calls: set[asyncio.Task[None]] = set()
@@ -132,13 +134,14 @@ class Launcher:
 
     def request(self, batch: Batch) -> CreateRequest:
         """Call of a batch, the same for every attempt."""
+        secret = batch_secret(self.settings.registration_key, batch.id)
         return CreateRequest(
             batch_id=batch.id,
             incarnation=batch.body["incarnation"],
             token=batch.token,
             count=batch.units,
             config=batch.body,
-            secret=batch_secret(self.settings.registration_key, batch.id),
+            user_data=user_data.complete(batch.body["user_data"], secret),
         )
 
     async def record(

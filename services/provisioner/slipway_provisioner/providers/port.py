@@ -18,11 +18,9 @@ HANDLE_CHARACTERS_MAX: Final = 500
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the provisioner for its providers. Machines reach the provisioner at `register_url`. No call lasts
-    longer than `timeout_seconds`, unless its account has a timeout of its own. Token buckets of `pacing` are shared by
-    all replicas."""
+    """Settings of the provisioner for its providers. No call lasts longer than `timeout_seconds`, unless its account
+    has a timeout of its own. Token buckets of `pacing` are shared by all replicas."""
 
-    register_url: str
     timeout_seconds: float
     pacing: Pacing = msgspec.field(default_factory=LocalBuckets)
     accepted_seconds: float = 3600.0
@@ -38,23 +36,18 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call for `count` equal instances. `batch_id` and `incarnation`, of the database that has committed the call,
-    are tags, `token` is the idempotency token. `secret` is passed in the machines' user data only."""
+    are tags, `token` is the idempotency token. `user_data` are passed to each machine as they are, and hold the secret
+    with which it registers."""
 
     batch_id: str
     incarnation: str
     token: str
     count: int
     config: Mapping[str, Any]
-    secret: str
+    user_data: str
 
-    def user_data(self, settings: ProviderSettings) -> dict[str, Any]:
-        """User data of each machine, with which its agent registers. A provider may add fields."""
-        return {
-            "register_url": settings.register_url,
-            "batch_id": self.batch_id,
-            "secret": self.secret,
-            "settings": self.config["settings"],
-        }
+    def __repr__(self) -> str:
+        return f"CreateRequest(batch_id={self.batch_id!r}, count={self.count})"
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -206,9 +206,8 @@ class Processes(Provider):
         environment |= _mapping(config["settings"].get("environment"))
         own = encoded(config["id"], request.incarnation)
         environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + own
-        user_data = request.user_data(self.settings) | {"queue_url": settings.queue_url}
         with ExitStack() as stack:
-            standard_input = stack.enter_context(_filled_pipe(msgspec.json.encode(user_data)))
+            standard_input = stack.enter_context(_filled_pipe(request.user_data.encode()))
             log: BinaryIO | int = subprocess.DEVNULL
             if settings.log_folder:
                 log = stack.enter_context(_log(Path(settings.log_folder), f"{request.batch_id}-{number}.log"))

@@ -63,7 +63,7 @@ class Simulated(Provider):
             "zone": config["zone"],
             "instance_type": config["instance_type"],
             "image": config["image"],
-            "user_data": request.user_data(self.settings),
+            "user_data": request.user_data,
         }
         response = await self._call("POST", account, "/instances", json=body)
         if response.status_code == 200:

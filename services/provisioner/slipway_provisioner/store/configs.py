@@ -73,7 +73,9 @@ MAY_START: Final = f"""c.state = 'active' AND NOT n.paused AND p.mode IN ('enfor
             scope IN ('all', 'restore') OR (scope = 'pool' AND scope_id = p.id)
             OR (scope = 'account' AND scope_id = c.account_id)))
     AND ({TRUSTED})"""
-STARTED: Final = C["account_id", "id", "zone", "instance_type", "image_revision", "settings"]
+STARTED: Final = C[
+    "id", "name", "pool_id", "account_id", "region", "zone", "instance_type", "image_revision", "settings", "user_data"
+]
 STARTABLE: Final = f"""
 SELECT {names(STARTED, "c.")}, (SELECT id FROM incarnation) AS incarnation
 FROM worker_pool p, launch_config_name n, launch_config c
@@ -82,6 +84,14 @@ _UNTIL: Final = sa.bindparam("until", type_=N.paused_until.type)
 _BY: Final = sa.bindparam("by", type_=N.paused_by.type)
 # A pause signal replaces a pause of its own source or a shorter one; a person's command replaces any.
 _REPLACED: Final = sa.or_(sa.bindparam("command", type_=sa.Boolean), N.paused_by == _BY, N.paused_until < _UNTIL)
+# What the next calls of a pool's launch configs are made of.
+CURRENT: Final = Statement(
+    sa.select(*STARTED)
+    .join(launch_config_name, sa.and_(OF_NAME, N.current_id == C.id))
+    .where(N.pool_id == sa.bindparam("pool_id"), N.declared, matches(N.name, "config_name"))
+    .order_by(N.name)
+    .limit(1)
+)
 PAUSE: Final = Statement(
     sa.update(launch_config_name)
     .where(
@@ -150,6 +160,12 @@ async def startable(tx: Connection, config_id: str) -> Any:
     """
     await tx.execute(SHARE, config_id)
     return await tx.fetchrow(STARTABLE, config_id)
+
+
+async def current(db: Connection, pool_id: str, name: str | None) -> Any:
+    """Row of the current revision of a pool's declared launch config, of the first one if no name is given; None if
+    there is none."""
+    return await db.fetchrow(CURRENT.text, *CURRENT.arguments(pool_id=pool_id, config_name=name))
 
 
 async def pause(tx: Connection, name: str, *, reason: str, by: str, until: datetime | None, command: bool) -> bool:

@@ -197,6 +197,7 @@ launch_config = Table(
     required("instance_type", Text),
     required("image_revision", Text),
     required("settings", JSONB),
+    empty_text("user_data"),
     required("profile", Text),
     required("boot_evidence", Text),
     required("claim_evidence", Text),

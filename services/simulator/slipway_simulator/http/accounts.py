@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
+from slipway_simulator import user_data
 from slipway_simulator.console import console as console_of
 from slipway_simulator.facts import Call, Code, Reply
 from slipway_simulator.http.dropping import drop
@@ -41,7 +42,7 @@ Simulated = Annotated[Simulator, Depends(simulator)]
 
 
 class Create(BaseModel):
-    """Body of a create call. `settings` may be part of `user_data` instead."""
+    """Body of a create call. `settings` may be part of the JSON in `user_data` instead."""
 
     token: str = Field(min_length=1, max_length=128)
     tags: dict[str, str] = {}
@@ -49,7 +50,7 @@ class Create(BaseModel):
     zone: str
     instance_type: str
     image: str
-    user_data: dict[str, Any] = {}
+    user_data: str = ""
     settings: dict[str, Any] = {}
 
 
@@ -70,8 +71,8 @@ async def create(account: str, body: Create, request: Request, simulation: Simul
         image=body.image,
         request=hashlib.sha256(msgspec.json.encode(body.model_dump(), order="sorted")).hexdigest()[:16],
     )
-    user_data = body.user_data if not body.settings else {"settings": body.settings, **body.user_data}
-    reply = await simulation.create(call, user_data)
+    found = user_data.found(body.user_data)
+    reply = await simulation.create(call, {"settings": body.settings, **found} if body.settings else found)
     if reply.lost and request.client:
         await drop((request.client.host, request.client.port))
     return _response(reply, simulation)

@@ -76,7 +76,7 @@ CREATE TABLE launch_config (
     id text PRIMARY KEY, name text NOT NULL REFERENCES launch_config_name, digest text NOT NULL,
     pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
     region text NOT NULL, zone text NOT NULL, instance_type text NOT NULL, image_revision text NOT NULL,
-    settings jsonb NOT NULL,
+    settings jsonb NOT NULL, user_data text NOT NULL DEFAULT '',
     profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL, on_bad_image text NOT NULL,
     freeze_after integer NOT NULL,
     state text NOT NULL CHECK (state IN ('active', 'draining', 'archived')),

@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
-import msgspec
-
 from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
 from slipway_common.events.scopes import SPOT, lifecycle_of
@@ -103,7 +101,7 @@ class Ec2(Provider):
             request.config.get("call") or self.call(account, request.config),
             token=request.token,
             count=request.count,
-            user_data=msgspec.json.encode(request.user_data(self.settings), order="deterministic").decode(),
+            user_data=request.user_data,
             tags=_tags(account, request),
         )
         # The rest of the timeout is for the call itself.

@@ -1,0 +1,38 @@
+"""`slipway user-data`: what the machines of a pool get."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from slipway_client.cli import options
+from slipway_client.cli.options import AsOutput, PoolId
+from slipway_client.cli.tables import Output, as_json
+from slipway_client.transport.http import path
+from slipway_common.base.sanitize import printable
+
+Config = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", autocompletion=options.configs, help="Launch config [default: the first of the pool]"),
+]
+
+
+def user_data(context: typer.Context, pool: PoolId, config: Config = None, output: AsOutput = Output.TABLE) -> None:
+    """Print the user data of a pool's machines
+
+    Rendered from the pool's template for the next launch of a launch config, with a batch id of zeros. Secrets are
+    masked. The size on standard error is the largest one that a launch can have.
+
+    \b
+    Examples:
+      slipway user-data linux
+      slipway user-data linux --config linux-zone-a
+    """
+    shown = context.obj.get("provisioner", path("pools", pool, "user-data"), config=config)
+    if output is Output.JSON:
+        as_json(shown)
+        return
+    for line in shown["user_data"].split("\n"):
+        print("\t".join(map(printable, line.split("\t"))))
+    size = f"at most {shown['bytes']:,} of {shown['bytes_max']:,} bytes"
+    print(f"user data of {printable(shown['config'])}: {size}", file=sys.stderr)

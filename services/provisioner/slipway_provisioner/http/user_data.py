@@ -1,0 +1,42 @@
+"""Route that shows the user data of a pool's machines."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from slipway_common.database.postgres import Database
+from slipway_common.declaration.user_data import BYTES_MAX
+from slipway_common.web.access import READ_SETTINGS
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database
+from slipway_common.web.text import Name
+from slipway_provisioner.domain import user_data
+from slipway_provisioner.http.pools import no_pool
+from slipway_provisioner.store import accounts, configs, pools
+
+router = APIRouter(tags=["pools"])
+DatabaseDep = Annotated[Database, Depends(database)]
+Config = Annotated[Name | None, Query(description="Launch config of the pool [default: the first one].")]
+BATCH: Final = "00000000-0000-0000-0000-000000000000"
+
+
+@router.get("/pools/{pool_id:id}/user-data", dependencies=[READ_SETTINGS])
+async def show_user_data(pool_id: Name, request: Request, db: DatabaseDep, config: Config = None) -> dict[str, Any]:
+    """Show the user data of the next machines of a launch config, with a batch id of zeros and secrets masked, and the
+    most bytes that they can have."""
+    async with db.acquire() as connection:
+        if pool_id not in await pools.known(connection, [pool_id]):
+            raise no_pool(pool_id)
+        revision = await configs.current(connection, pool_id, config)
+        if revision is None:
+            detail = f"worker pool {pool_id} has no launch config {config!r}; see `slipway lc ls --pool {pool_id}`"
+            raise Problem(404, "unknown-config", "No such launch config", detail)
+        account = await accounts.get(connection, revision["account_id"])
+    url = request.app.state.settings.url_for_machines
+    template, values = revision["user_data"], user_data.values_of(revision, account, register_url=url, batch_id=BATCH)
+    return {
+        "config": revision["id"],
+        "user_data": user_data.preview(template, values),
+        "bytes": user_data.longest_bytes(template, values),
+        "bytes_max": BYTES_MAX,
+    }
