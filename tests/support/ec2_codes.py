@@ -10,7 +10,9 @@ DATA: Final = Path(__file__).parents[1] / "data"
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of a launch call. `http` is a status, or `sdk` for an exception of the SDK."""
+    """An error of a call. `http` is a status, or `sdk` for an exception of the SDK. `advice` is what to do about it,
+    `lease` what becomes of the lease of the launch, `window` the kinds of the rows whose windows shrink, `alert` the
+    kind of the alert that is raised when it goes on."""
 
     code: str
     http: str
@@ -19,6 +21,9 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     advice: str
     launched: str
+    lease: str
+    window: str
+    alert: str
 
     @property
     def http_status(self) -> int:
@@ -36,6 +41,8 @@ class StateReason(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     scope: str
     resource: str
+    window: str
+    alert: str
 
     def __str__(self) -> str:
         return self.code

@@ -31,15 +31,17 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Answer to a call. Without a body the connection is closed before an answer, after the call has been read. Of a
-    body that is cut, only as many bytes are sent."""
+    """Answer to a call. Without a body the connection is closed before an answer, after the call has been read, or
+    stays open for as long as the client waits (`silent`). Of a body that is cut, only as many bytes are sent."""
 
     body: str | None
     status: int = 200
     headers: Mapping[str, str] = {}
     cut: int | None = None
+    silent: bool = False
 
 
+SILENT: Final = Reply(None, silent=True)
 LOST: Final = Reply(None)
 Answer = Callable[[Received], Reply]
 
@@ -70,13 +72,14 @@ def instance(
     *,
     tags: Mapping[str, str] | None = None,
     reason: str = "",
+    message: str = "so it is",
     spot: bool = False,
 ) -> str:
-    """An instance in a list of instances. `reason` is the code of its StateReason."""
+    """An instance in a list of instances. `reason` and `message` are its StateReason."""
     rows = "".join(
         f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>" for key, value in (tags or {}).items()
     )
-    why = f"<stateReason><code>{reason}</code><message>{reason}: so it is</message></stateReason>" if reason else ""
+    why = f"<stateReason><code>{reason}</code><message>{escape(message)}</message></stateReason>" if reason else ""
     lifecycle = "<instanceLifecycle>spot</instanceLifecycle>" if spot else ""
     return (
         f"<item><instanceId>{instance_id}</instanceId><instanceState><code>0</code><name>{state}</name></instanceState>"
@@ -147,6 +150,8 @@ class Ec2Server:
             while request := await self._read(reader):
                 self.received.append(request)
                 reply = self.answer(request)
+                if reply.silent:
+                    await reader.read()
                 if reply.body is None:
                     return
                 body = reply.body.encode()

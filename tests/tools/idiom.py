@@ -31,7 +31,7 @@ BANNED: Final = re.compile(
 # Imperatives that a command's help may begin with.
 VERBS: Final = frozenset(
     """
-    Acquire Add Adopt Apply Archive Cancel Change Check Compare Confirm Convert Create Declare Delete
+    Acquire Add Adopt Apply Archive Cancel Change Check Classify Compare Confirm Convert Create Declare Delete
     Demote Diagnose Drain Drop Edit Explain Export Follow Freeze Get Grant Import Inspect Launch Lift
     List Manage Mark Pause Pin Plan Print Publish Raise Record Recover Refuse Register Release Remove Renew
     Replay Report Reset Resume Retire Retry Roll Run Set Show Start Stop Subscribe Tail Terminate Unfreeze Unpin Update

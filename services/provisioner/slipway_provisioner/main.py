@@ -26,6 +26,7 @@ from slipway_provisioner.http import (
     user_data,
     workers,
 )
+from slipway_provisioner.http import providers as provider_routes
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -98,6 +99,7 @@ def build(settings: Settings) -> Service:
         routers=[
             declaration.router,
             accounts.router,
+            provider_routes.router,
             pools.router,
             user_data.router,
             sources.router,

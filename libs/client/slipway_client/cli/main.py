@@ -23,6 +23,7 @@ from slipway_client.cli.commands import (
     operations,
     pool_changes,
     pools,
+    providers,
     recovery,
     signals,
     tokens,
@@ -77,6 +78,7 @@ app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
 app.add_typer(accounts.app, name="account")
+app.add_typer(providers.app, name="provider")
 app.add_typer(leases.app, name="lease")
 app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")

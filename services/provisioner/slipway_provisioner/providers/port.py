@@ -80,6 +80,20 @@ class OutcomeUnknown(Exception):
         self.look_up = look_up
 
 
+class Meaning(msgspec.Struct, frozen=True, kw_only=True):
+    """Meaning of an error code, for people. `scope` is that of outcomes, or unclassified; `resource` is the part of the
+    account that is concerned, if not all of it. `launched` says if machines may run: no, maybe or yes."""
+
+    stage: Stage
+    scope: str
+    resource: str
+    launched: str
+    advice: str
+
+
+UNCLASSIFIED: Final = "unclassified"
+
+
 class Provider(Protocol):
     """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably.
 
@@ -163,6 +177,10 @@ class Provider(Protocol):
     def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
         """Problem with the settings of a launch config in an account and its remedy; empty if they are usable."""
         return ""
+
+    def meaning(self, account_settings: Mapping[str, Any], code: str, message: str) -> Meaning | None:
+        """Meaning of an error code in an account with these settings; None if the provider has no table for people."""
+        return None
 
     def honours_tokens(self, account: Account) -> bool:
         """True if a call may be repeated with its token."""

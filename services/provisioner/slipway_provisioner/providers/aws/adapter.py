@@ -29,7 +29,15 @@ from slipway_provisioner.providers.aws.settings import (
     launch_settings,
 )
 from slipway_provisioner.providers.aws.terminations import GONE, terminate
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
+from slipway_provisioner.providers.port import (
+    UNCLASSIFIED,
+    CreateRequest,
+    Meaning,
+    OutcomeUnknown,
+    Provider,
+    ProviderSettings,
+    Refused,
+)
 
 LOG = logger(__name__)
 TERMINATED_AT_ONCE: Final = 200
@@ -45,15 +53,15 @@ class Ec2(Provider):
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
-        self._caller = Caller(settings)
-        self._remains = Remains(self._caller)
+        self.caller = Caller(settings)
+        self._remains = Remains(self.caller)
         self._zone_ids: dict[str, dict[str, str]] = {}  # by account: name of a zone → its id
 
     async def open(self) -> None:
-        await self._caller.open()
+        await self.caller.open()
 
     async def close(self) -> None:
-        await self._caller.close()
+        await self.caller.close()
 
     # Declarations
 
@@ -65,6 +73,20 @@ class Ec2(Provider):
 
     def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
         return launch_problem(account_settings, config_settings)
+
+    def meaning(self, account_settings: Mapping[str, Any], code: str, message: str) -> Meaning:
+        case = (
+            errors.classify_end(code, message)
+            if errors.is_state_reason(code)
+            else errors.classify(code, message, extra=account_settings.get("errors"))
+        )
+        return Meaning(
+            stage=case.stage,
+            scope=case.scope.value if case.scope is not None else UNCLASSIFIED,
+            resource=case.resource,
+            launched=case.launched.value,
+            advice=case.advice.value,
+        )
 
     def honours_tokens(self, account: Account) -> bool:
         return True
@@ -106,12 +128,12 @@ class Ec2(Provider):
         )
         # The rest of the timeout is for the call itself.
         patience = self.settings.timeout(account) / 2
-        missing = await self._caller.missing_seconds(account, calls.RUN, request.count, within_seconds=patience)
+        missing = await self.caller.missing_seconds(account, calls.RUN, request.count, within_seconds=patience)
         if missing:
             outcome = self.failure(account, request.config, "Paced", Scope.LIMITER)
             raise Refused(outcome, "the token bucket of the account is empty", retry_after_seconds=missing)
         try:
-            reply = await self._caller.send(account, calls.RUN, **parameters)
+            reply = await self.caller.send(account, calls.RUN, **parameters)
         except CallFailed as failed:
             return await self._failed(account, request, failed)
         launched = reply.get("Instances", [])
@@ -127,7 +149,7 @@ class Ec2(Provider):
         """Instances of a call that had succeeded earlier. Raises Refused or OutcomeUnknown otherwise."""
         case = case_of(account, failed)
         if case.advice is Advice.LOOK_UP:
-            if found := await _all_of(self._caller, account, request.batch_id):
+            if found := await _all_of(self.caller, account, request.batch_id):
                 return found
             raise OutcomeUnknown(str(failed), look_up=True)
         if case.is_unknown:
@@ -153,11 +175,11 @@ class Ec2(Provider):
 
     async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         wanted = filters(account, **_of_batch(batch_id), instance_state_name=replies.LIVE)
-        async for reply in self._caller.pages(account, calls.LIST, wanted):
+        async for reply in self.caller.pages(account, calls.LIST, wanted):
             yield replies.listed(reply)
 
     async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
-        found = await self._by_id(account, instance_id)
+        found = await _by_id(self.caller, account, instance_id)
         if found is not None:
             return replies.state(found) is not InstanceState.TERMINATED
         visible = timedelta(seconds=self.visibility_seconds(account))
@@ -166,7 +188,7 @@ class Ec2(Provider):
         return False
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
-        found = await self._by_id(account, instance_id)
+        found = await _by_id(self.caller, account, instance_id)
         if found is None or replies.state(found) is not InstanceState.TERMINATED:
             return None
         code, message = replies.state_reason(found)
@@ -176,26 +198,16 @@ class Ec2(Provider):
         failures = [
             failure
             for start in range(0, len(instance_ids), TERMINATED_AT_ONCE)
-            for failure in await terminate(self._caller, account, instance_ids[start : start + TERMINATED_AT_ONCE])
+            for failure in await terminate(self.caller, account, instance_ids[start : start + TERMINATED_AT_ONCE])
         ]
         if failures:
             raise OutcomeUnknown("; ".join(dict.fromkeys(map(str, failures))))
-
-    async def _by_id(self, account: Account, instance_id: str) -> Mapping[str, Any] | None:
-        """The instance as EC2 describes it; None if it does not know it."""
-        try:
-            reply = await self._caller.call(account, calls.LIST, InstanceIds=[instance_id])
-        except CallFailed as failed:
-            if failed.code in GONE:
-                return None
-            raise OutcomeUnknown(f"instance {instance_id}: {failed}") from None
-        return next((row for row in replies.instances(reply) if row.get("InstanceId") == instance_id), None)
 
     # Accounts
 
     async def identity(self, account: Account) -> str:
         try:
-            reply = await self._caller.call(account, calls.IDENTITY)
+            reply = await self.caller.call(account, calls.IDENTITY)
             await self._learn_zones(account)
         except CallFailed as failed:
             raise OutcomeUnknown(f"identity of {account.id}: {failed}") from None
@@ -216,7 +228,7 @@ class Ec2(Provider):
 
     async def _learn_zones(self, account: Account, *, again: bool = False) -> None:
         if again or account.id not in self._zone_ids:
-            reply = await self._caller.call(account, calls.ZONES)
+            reply = await self.caller.call(account, calls.ZONES)
             zones = reply.get("AvailabilityZones", ())
             self._zone_ids[account.id] = {row["ZoneName"]: row["ZoneId"] for row in zones if row.get("ZoneId")}
 
@@ -229,6 +241,17 @@ def _tags(account: Account, request: CreateRequest) -> dict[str, str]:
         body.BATCH: request.batch_id,
         body.LAUNCH_CONFIG: request.config["id"],
     }
+
+
+async def _by_id(caller: Caller, account: Account, instance_id: str) -> Mapping[str, Any] | None:
+    """The instance as EC2 describes it; None if it does not know it."""
+    try:
+        reply = await caller.call(account, calls.LIST, InstanceIds=[instance_id])
+    except CallFailed as failed:
+        if failed.code in GONE:
+            return None
+        raise OutcomeUnknown(f"instance {instance_id}: {failed}") from None
+    return next((row for row in replies.instances(reply) if row.get("InstanceId") == instance_id), None)
 
 
 async def _all_of(caller: Caller, account: Account, batch_id: str) -> list[str]:

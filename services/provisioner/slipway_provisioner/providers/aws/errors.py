@@ -261,6 +261,11 @@ def classify_credential(code: str, message: str = "", *, http_status: int = 0) -
     return case if case.scope is Scope.CREDENTIAL else CREDENTIAL
 
 
+def is_state_reason(code: str) -> bool:
+    """True for the code of a StateReason, which names the side that ended the instance."""
+    return code.startswith(("Client.", "Server."))
+
+
 def classify_end(code: str, message: str = "") -> Case:
     """Meaning of the StateReason of an instance that ended while it booted."""
     if code == "Server.InternalError":

@@ -1,0 +1,45 @@
+"""`slipway provider` commands."""
+
+from typing import Annotated
+
+import typer
+
+from slipway_client.cli.options import AsOutput, accounts, noun, now
+from slipway_client.cli.tables import Output, as_json, pairs
+from slipway_client.transport.http import path
+
+app = noun("Inspect cloud providers")
+
+ProviderName = Annotated[str, typer.Argument(metavar="PROVIDER", help="Name of the provider, such as aws")]
+Code = Annotated[str, typer.Option("--code", metavar="CODE", help="Error code, exactly as the provider wrote it")]
+Message = Annotated[str, typer.Option("--message", metavar="TEXT", help="Message that came with the code")]
+OfAccount = Annotated[
+    str | None,
+    typer.Option("--account", metavar="ACCOUNT", help="Account whose settings add codes", autocompletion=accounts),
+]
+
+
+@app.command("classify")
+def classify(
+    context: typer.Context,
+    provider: ProviderName,
+    code: Code,
+    message: Message = "",
+    account: OfAccount = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Classify an error code of a provider
+
+    Prints what a launch that fails with it is charged to, if machines may have been launched, and what to do.
+    Some codes have a meaning that depends on the message.
+
+    \b
+    Example:
+      slipway provider classify aws --code InsufficientInstanceCapacity
+    """
+    given = {name: value for name, value in {"message": message, "account": account}.items() if value}
+    meaning = context.obj.get("provisioner", f"{path('providers', provider)}/classify", code=code, **given)
+    if output is Output.JSON:
+        as_json(meaning)
+    else:
+        pairs({name: value for name, value in meaning.items() if value != ""}, now())

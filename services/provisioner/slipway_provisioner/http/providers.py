@@ -1,0 +1,50 @@
+"""Routes for installed providers: the meaning of their error codes."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+
+from slipway_common.database.postgres import Database
+from slipway_common.web.access import READ
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database
+from slipway_common.web.text import Name, Note
+from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.store import accounts, reachability
+
+router = APIRouter(prefix="/providers", tags=["accounts"])
+DatabaseDep = Annotated[Database, Depends(database)]
+
+
+@router.get("/{provider:id}/classify", dependencies=[READ])
+async def classify(
+    provider: Name, request: Request, db: DatabaseDep, code: Name, message: Note = "", account: Name | None = None
+) -> dict[str, Any]:
+    """Classify an error code of a provider as a launch call that fails with it is classified. With an account, the
+    codes that its settings add count too."""
+    providers: Mapping[str, Provider] = request.app.state.providers
+    found = providers.get(provider)
+    if found is None:
+        raise Problem(
+            404, "unknown-provider", "No such provider", f"no provider {provider!r}; installed: {_names(providers)}"
+        )
+    settings: Mapping[str, Any] = {}
+    if account is not None:
+        async with db.acquire() as connection:
+            if not await reachability.accounts(connection, account):
+                raise Problem(
+                    404, "unknown-account", "No such account", f"no account {account!r}; see `slipway account ls`"
+                )
+            settings = (await accounts.get(connection, account)).settings
+    meaning = found.meaning(settings, code, message)
+    if meaning is None:
+        raise Problem(
+            404, "no-error-table", "No error table", f"provider {provider} has no table of error codes for people"
+        )
+    return msgspec.to_builtins({"code": code} | msgspec.structs.asdict(meaning))
+
+
+def _names(providers: Mapping[str, Provider]) -> str:
+    return ", ".join(sorted(providers))
