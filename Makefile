@@ -31,7 +31,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements mutants fuzz readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes mutants fuzz readme \
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -130,6 +130,9 @@ histories: $(READY) ## Lease pools under faults of clients, brokers, database an
 
 requirements: $(READY) ## Requirements of the lease-broker, one test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
 	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
+
+ec2-codes: $(READY) ## Every error code of EC2 through the SDK's client, the provisioner and the health model: MUTANT=
+	@$(RUN) -m $(BROKEN) tests.tools.ec2_codes
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))

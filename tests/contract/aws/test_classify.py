@@ -20,7 +20,7 @@ from tests.support.readers import TOKEN
 @pytest.fixture
 async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
-        ec2 = Ec2(ProviderSettings(register_url="", timeout_seconds=60))
+        ec2 = Ec2(ProviderSettings(timeout_seconds=60))
         provisioner.app.state.providers = {"aws": ec2, "simulated": Cloud()}
         yield provisioner
 

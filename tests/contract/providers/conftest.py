@@ -17,8 +17,14 @@ from msgspec.structs import replace
 from slipway_common.base import processes
 from slipway_common.base.percent import encoded
 from slipway_common.base.processes import INSTANCE_TAG
+from slipway_local.ec2.facts import Call as Ec2Call
+from slipway_local.ec2.facts import InstanceCreated as Ec2Created
+from slipway_local.ec2.facts import Launch
+from slipway_local.ec2.facts import Reply as Ec2Reply
+from slipway_local.ec2.server import EmbeddedEc2
 from slipway_local.servers.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.installed import GROUP
 from slipway_provisioner.providers.port import CreateRequest, Refused
 from slipway_provisioner.providers.process import Processes
@@ -29,6 +35,7 @@ from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
 from tests.support.accepting import Accepting, Site
+from tests.support.ec2 import KEY, cleared
 from tests.support.harness import PATIENCE_SECONDS, until
 from tests.support.linux import IS_LINUX, REASON
 from tests.support.provider_contract import Setup, clear
@@ -174,3 +181,61 @@ def accepting_setup() -> Setup:
         bad_settings={"colour": "green"},
         unreachable=replace(here, settings={"down": True}),
     )
+
+
+@pytest.fixture
+async def aws_setup(ec2_server: EmbeddedEc2, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    """EC2, in a zone with room for three instances."""
+    monkeypatch.setenv("TEST_AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("TEST_AWS_SECRET_ACCESS_KEY", "secret")
+    (closed,) = free_ports(1)
+    zone, made = "us-east-1a", list[Ec2]()
+
+    def at(address: str) -> Account:
+        own = {"endpoint_url": address, "sts_endpoint_url": address}
+        credential = {"environment": "TEST_AWS"}
+        identity = "123456789012"  # of moto
+        return replace(
+            account(), provider="aws", region="us-east-1", identity=identity, credential=credential, settings=own
+        )
+
+    def restarted() -> Ec2:
+        made.append(Ec2(provider_settings()))
+        return made[-1]
+
+    async with cleared(ec2_server) as ec2:
+        here = at(ec2.url)
+        await ec2.play(capacity={zone: 3})
+        provider = restarted()
+        await provider.open()
+        await provider.health(here)  # learns the ids of the zones
+
+        async def cancelled(asked: CreateRequest) -> set[str]:
+            """Cancel the call while the stand-in works on it, which goes on all the same."""
+            await ec2.play(capacity={zone: 3}, latency_seconds=2)
+            calls = len(ec2.facts(Ec2Call))
+            call = asyncio.create_task(provider.create(here, asked))
+            await until(lambda: len(ec2.facts(Ec2Call)) > calls, "the stand-in has the call")
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            await until(lambda: any(reply.instance_ids for reply in replies(asked)), "the call has taken effect")
+            await ec2.play(capacity={zone: 3})
+            return {fact.instance_id for fact in ec2.facts(Ec2Created) if fact.batch == asked.batch_id}
+
+        def replies(asked: CreateRequest) -> list[Ec2Reply]:
+            ids = {launch.call_id for launch in ec2.facts(Launch) if launch.batch == asked.batch_id}
+            return [reply for reply in ec2.facts(Ec2Reply) if reply.call_id in ids]
+
+        yield Setup(
+            provider=provider,
+            account=here,
+            cancelled=cancelled,
+            restarted=restarted,
+            bad_settings={"endpoint_url": "nowhere"},
+            unreachable=at(f"http://127.0.0.1:{closed}"),
+            unknown_id="i-0123456789abcdef0",
+            config={"zone": zone, "image": "ami-1"},
+        )
+        for each in made:
+            await each.close()

@@ -43,7 +43,7 @@ async def classify(
         raise Problem(
             404, "no-error-table", "No error table", f"provider {provider} has no table of error codes for people"
         )
-    return msgspec.to_builtins({"code": code} | msgspec.structs.asdict(meaning))
+    return {"code": code, **msgspec.structs.asdict(meaning)}
 
 
 def _names(providers: Mapping[str, Provider]) -> str:
