@@ -38,7 +38,8 @@ class Outsiders:
             report = DemandReported(pool_id=pool_id, source=source, pending=0, claimed=0, observed_at=self._now)
             self._append(POOL_DEMAND, report)
         self._append(LAUNCH_CONFIG_SIGNAL, self._signal("degraded", ZONES[0]))
-        self._append(LAUNCH_CONFIG_SIGNAL, self._signal("pause_request", ZONES[1]))
+        for config in ZONES:  # more than the share of one source
+            self._append(LAUNCH_CONFIG_SIGNAL, self._signal("pause_request", config))
         self.refused_signal()
         group = LeaseGroup(name=f"group-{MARK}", size=2, spread_seconds=60)
         for chosen in (None, group):
