@@ -1,7 +1,8 @@
 """Redaction of external text: one short line without likely secrets, written to rows, events and logs. Pure.
 
 Text of providers, machines, monitors and of errors is redacted where it enters: afterwards it is part of sentences with
-names and ids, which look like tokens. When in doubt text is removed: a request id is redacted too.
+names and ids, which look like tokens. When in doubt text is removed: a request id is redacted too. Ids of our own stay:
+no secret of Slipway is a UUID, and clouds give out random ones (version 4), while ours begin with a time (version 7).
 """
 
 import re
@@ -13,21 +14,27 @@ GONE: Final = "…"
 CODE: Final = ('  File "', "    ")
 """Beginnings of the lines of a traceback that show code."""
 
-# Applied in this order: first secrets recognised by a name, last any long random-looking text.
+_NAME: Final = (
+    r"[\w.-]*(?:secret|token|passw|pwd|credential|signature|authorization|cookie|session|api.?key|access.?key"
+    r"|private.?key)[\w.-]*"
+)
+_VALUE: Final = r"\"[^\"]*\"|'[^']*'|[^\s,;&]+"
+# Applied in this order: secrets recognised by a name come first; any long random-looking text is removed last.
 _PATTERNS: Final = (
     (re.compile(r"://[^/\s@]+@"), f"://{GONE}@"),  # credentials in a URL
     (re.compile(r"(?<=[^\s?])\?\S+"), f"?{GONE}"),  # the query of a URL, which may be a signature
     (re.compile(r"(?i)\b(bearer|basic)\s+\S+"), rf"\1 {GONE}"),
     (
-        re.compile(
-            r"(?i)([\w.-]*(?:secret|token|passw|pwd|credential|signature|authorization|cookie|session|api.?key"
-            r"|access.?key|private.?key)[\w.-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
-        ),
+        # After a path, a colon and a blank begin a message: cannot read /etc/passwd: permission denied.
+        re.compile(rf"(?i)((?<![/\w.-]){_NAME}[\"']?\s*[:=]\s*|(?<=/){_NAME}(?:\s*=\s*|:(?=\S)))({_VALUE})"),
         rf"\1{GONE}",
     ),
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), GONE),
-    (re.compile(r"\b(?:AKIA|ASIA|ghp_|xox[a-z]-|AIza)\w+"), GONE),
-    (re.compile(r"(?=[\w+/=.-]*[0-9])(?=[\w+/=.-]*[A-Za-z])[\w+/=.-]{32,}"), GONE),
+    (re.compile(r"\b(?:AKIA|ASIA|ghp_|xox[a-z]-|AIza)\w+|\bslipway-worker-[\w-]+"), GONE),
+)
+_RANDOM: Final = re.compile(r"(?=[\w+/=.-]*[0-9])(?=[\w+/=.-]*[A-Za-z])[\w+/=.-]{32,}")
+_OWN_ID: Final = re.compile(
+    r"(?<![\w+=-])([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})(?![\w+=-])"
 )
 
 
@@ -50,4 +57,5 @@ def redacted_traceback(text: str) -> str:
 def _hidden(line: str) -> str:
     for pattern, instead in _PATTERNS:
         line = pattern.sub(instead, line)
-    return line
+    # Every second part is an id.
+    return "".join(part if place % 2 else _RANDOM.sub(GONE, part) for place, part in enumerate(_OWN_ID.split(line)))
