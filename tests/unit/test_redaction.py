@@ -1,5 +1,7 @@
 """Redaction of secrets in texts from outside."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +79,14 @@ def test_forms_of_ids_and_secrets() -> None:
 def test_errors_in_logs_name_workers() -> None:
     line = telemetry.written({"event": "x", "logger": "slipway_x", "error": f"KeyError: '{OURS}'", "reason": OURS})
     assert line.count(OURS) == 2
+
+
+@pytest.mark.parametrize("piece", ["a", "1", "a.", "a@", "secret", "secret='", "/token"])
+def test_a_long_text_takes_no_time(piece: str) -> None:
+    """Texts of any writer are redacted by every consumer, which waits meanwhile."""
+    began = time.process_time()
+    redacted(piece * (20_000 // len(piece)), 1_000)
+    assert time.process_time() - began < 2.0
 
 
 def test_a_long_text_is_cut() -> None:

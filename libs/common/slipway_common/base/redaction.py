@@ -14,9 +14,11 @@ GONE: Final = "…"
 CODE: Final = ('  File "', "    ")
 """Beginnings of the lines of a traceback that show code."""
 
+# No pattern may try the same characters again from each of them: texts are as long as foreign writers like, and 20,000
+# characters would take a minute. Hence atomic groups, and beginnings that are looked for before a word only.
 _NAME: Final = (
-    r"[\w.-]*(?:secret|token|passw|pwd|credential|signature|authorization|cookie|session|api.?key|access.?key"
-    r"|private.?key)[\w.-]*"
+    r"(?>[\w.-]*?(?:secret|token|passw|pwd|credential|signature|authorization|cookie|session|api.?key|access.?key"
+    r"|private.?key)[\w.-]*)"
 )
 _VALUE: Final = r"\"[^\"]*\"|'[^']*'|[^\s,;&]+"
 # Applied in this order: secrets recognised by a name come first; any long random-looking text is removed last.
@@ -29,10 +31,11 @@ _PATTERNS: Final = (
         re.compile(rf"(?i)((?<![/\w.-]){_NAME}[\"']?\s*[:=]\s*|(?<=/){_NAME}(?:\s*=\s*|:(?=\S)))({_VALUE})"),
         rf"\1{GONE}",
     ),
-    (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), GONE),
+    (re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+\b"), GONE),
     (re.compile(r"\b(?:AKIA|ASIA|ghp_|xox[a-z]-|AIza)\w+|\bslipway-worker-[\w-]+"), GONE),
 )
-_RANDOM: Final = re.compile(r"(?=[\w+/=.-]*[0-9])(?=[\w+/=.-]*[A-Za-z])[\w+/=.-]{32,}")
+_LONG: Final = re.compile(r"[\w+/=.-]{32,}")
+_DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
 _OWN_ID: Final = re.compile(
     r"(?<![\w+=-])([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})(?![\w+=-])"
 )
@@ -58,4 +61,10 @@ def _hidden(line: str) -> str:
     for pattern, instead in _PATTERNS:
         line = pattern.sub(instead, line)
     # Every second part is an id.
-    return "".join(part if place % 2 else _RANDOM.sub(GONE, part) for place, part in enumerate(_OWN_ID.split(line)))
+    parts = enumerate(_OWN_ID.split(line))
+    return "".join(part if place % 2 else _LONG.sub(_without_random, part) for place, part in parts)
+
+
+def _without_random(long: re.Match[str]) -> str:
+    """A long text, unless it looks random."""
+    return GONE if _DIGIT.search(long[0]) and _LETTER.search(long[0]) else long[0]
