@@ -36,6 +36,7 @@ PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # without the ce_ prefi
 # Bounds of the cache; producers use only a few layouts.
 LAYOUTS_MAX: Final = 100
 LAYOUT_CHARACTERS_MAX: Final = 1_000
+TRACEPARENT_CHARACTERS_MAX: Final = 200  # of the present version 55; rows and later events have it too
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -108,7 +109,7 @@ def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: dateti
         previous=None if previous is None else _number(previous, "slipwayprevious"),
         sequence_source=sequence_source or "",
         revision=None if revision is None else _number(revision, "slipwayrevision"),
-        traceparent=traceparent or "",
+        traceparent=traceparent if traceparent and len(traceparent) <= TRACEPARENT_CHARACTERS_MAX else "",
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.text import KEY, NAME
 from slipway_common.events.topics import DECODERS, TOPICS
-from slipway_common.messaging.envelope import Envelope, decode, decode_data, of_relay
+from slipway_common.messaging.envelope import TRACEPARENT_CHARACTERS_MAX, Envelope, decode, decode_data, of_relay
 
 # Of what is sent and of what is consumed. A row too large for a Kafka batch would block the relay forever.
 VALUE_BYTES_MAX: Final = 500_000
@@ -109,7 +109,7 @@ def _read_fast(record: Record) -> Received | None:
         names = id_ + source + sequence_source
         if len(names) > NAME.characters or len(subject) > KEY.characters or b"\0" in names + subject:
             return None
-        if not (id_ and source and subject):
+        if not (id_ and source and subject) or len(traceparent) > TRACEPARENT_CHARACTERS_MAX:
             return None
         type_name, decode_value = _KNOWN[record.topic][type_]
         number, previous, revision = int(number_), int(previous_), int(revision_)
