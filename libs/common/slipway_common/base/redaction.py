@@ -3,6 +3,7 @@
 Text of providers, machines, monitors and of errors is redacted where it enters: afterwards it is part of sentences with
 names and ids, which look like tokens. When in doubt text is removed: a request id is redacted too. Ids of our own stay:
 no secret of Slipway is a UUID, and clouds give out random ones (version 4), while ours begin with a time (version 7).
+So do event types and topics, which say what a record was meant to be.
 """
 
 import re
@@ -36,8 +37,9 @@ _PATTERNS: Final = (
 )
 _LONG: Final = re.compile(r"[\w+/=.-]{32,}")
 _DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
-_OWN_ID: Final = re.compile(
-    r"(?<![\w+=-])([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})(?![\w+=-])"
+_OURS: Final = re.compile(
+    r"(?<![\w+=-])((?:io\.)?slipway(?:\.[a-z_-]{1,40}){1,3}\.v[0-9]"
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})(?![\w+=-])"
 )
 
 
@@ -60,8 +62,8 @@ def redacted_traceback(text: str) -> str:
 def _hidden(line: str) -> str:
     for pattern, instead in _PATTERNS:
         line = pattern.sub(instead, line)
-    # Every second part is an id.
-    parts = enumerate(_OWN_ID.split(line))
+    # Every second part is an id, an event type or a topic.
+    parts = enumerate(_OURS.split(line))
     return "".join(part if place % 2 else _LONG.sub(_without_random, part) for place, part in parts)
 
 
