@@ -1,8 +1,8 @@
 """Access to routes: bearer tokens with scopes, and the tokens of workers. Every route declares its access once.
 
 Only SHA-256 hashes of tokens are stored, in a file that is reloaded on change: a YAML (or JSON) list of
-{name, sha256, scopes}. A scope is `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin` allows
-everything. The token of a worker is in no file: it reaches that worker's own routes alone.
+{name, sha256, scopes}. A scope is `read`, `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin`
+allows everything. The token of a worker is in no file: it reaches that worker's own routes alone.
 """
 
 import hmac
