@@ -213,7 +213,11 @@ async def run(seed: int, *, full: bool) -> tuple[Found, Locks]:
 
 
 def main(environment: Mapping[str, str]) -> int:
-    full, seed = environment.get("FULL") == "1", int(environment.get("SEED") or 1)
+    try:
+        full, seed = environment.get("FULL") == "1", int(environment.get("SEED") or 1)
+    except ValueError as error:
+        print(f"SEED has to be a whole number: {error}", file=sys.stderr)
+        return 2
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     began = time.monotonic()
     found, measured = uvloop.run(run(seed, full=full))
