@@ -191,6 +191,7 @@ def claims(found: Found, measured: Locks) -> dict[str, bool]:
         "every table with a rule has rows, or a reason" + _but(uncovered): not uncovered,
         f"{locks.ROWS:,} rows pruned": measured.rows == locks.ROWS,
         f"longest lock {measured.longest_ms:.1f} ms ≤ {LOCK_MS_MAX:g} ms": measured.longest_ms <= LOCK_MS_MAX,
+        "rows were waited for": bool(measured.row.waits),  # else the longest lock says nothing
         "nobody waited for the lease pool": not measured.pool.waits,
     }
 
