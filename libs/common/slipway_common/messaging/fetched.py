@@ -145,7 +145,7 @@ def _records(raw: bytes, batch: Any) -> Sequence[Any]:
 
 def _check_headers(count: int) -> None:
     if count > HEADERS_MAX:
-        raise BadEvent(f"a record has {count:,} headers; at most {HEADERS_MAX:,} are possible")
+        raise BadEvent(f"a record has {count:,} headers; at most {HEADERS_MAX:,} are allowed")
 
 
 def _decompressed(raw: bytes) -> bytes:
