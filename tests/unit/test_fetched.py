@@ -74,7 +74,7 @@ CORRUPT = {
     "lz4": packed(batch(0, b"x", b"y"), codec=3, base_offset=1, encode=bytes),
     "Unknown frame descriptor": packed(batch(0, b"x", b"y"), codec=4, base_offset=1, encode=bytes),
     "a number has no end": checked(framed(batch(0, b"x", b"y", base_offset=1)[:61] + b"\xff" * 2**20)),
-    "more than 8388608 bytes decompressed": packed(
+    "more than 8,388,608 bytes after decompression": packed(
         batch(0, b"x", b"y"), codec=2, base_offset=1, encode=lambda _: b"\xff\xff\xff\xff\x0fx"
     ),
     "a record has": checked(with_byte(batch(0, b"x", b"y", base_offset=1), 61, 2 * 15)),
@@ -117,7 +117,7 @@ def test_batch_that_decompresses_to_too_much(codec: int, monkeypatch: pytest.Mon
     first, dead = fetched(fits, exceeds)
     assert len(first.value) == 2**20 - 100
     assert dead.value == exceeds
-    assert "more than 1048576 bytes decompressed" in dead.value.reason
+    assert "more than 1,048,576 bytes after decompression" in dead.value.reason
 
 
 def test_corrupt_batch_below_the_position() -> None:

@@ -157,7 +157,7 @@ def _decompressed(raw: bytes) -> bytes:
         raise BadEvent(f"unknown compression codec {codec}")
     body = CODECS[codec](raw[HEADER.size :])
     if len(body) > DECOMPRESSED_BYTES_MAX:
-        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX} bytes decompressed")
+        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX:,} bytes after decompression")
     fields[1] = HEADER.size - FRAME_BYTES + len(body)
     fields[ATTRIBUTES] &= ~CODEC_MASK
     return bytes(HEADER.pack(*fields)) + body
@@ -177,7 +177,9 @@ def _into(decompress_into: Callable[[bytes, bytearray], int], body: bytes) -> by
             return bytes(memoryview(buffer)[: decompress_into(body, buffer)])
         except cramjam.DecompressionError as error:
             if size > DECOMPRESSED_BYTES_MAX:
-                raise BadEvent(f"corrupt, or more than {DECOMPRESSED_BYTES_MAX} bytes decompressed: {error}") from error
+                raise BadEvent(
+                    f"corrupt, or more than {DECOMPRESSED_BYTES_MAX:,} bytes after decompression: {error}"
+                ) from error
         size = min(size * 8, DECOMPRESSED_BYTES_MAX + 1)
 
 
@@ -197,7 +199,7 @@ def _snappy_block(block: bytes) -> bytes:
     and where that fails the process ends."""
     size, _ = _unsigned(block, 0)
     if size > DECOMPRESSED_BYTES_MAX:
-        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX} bytes decompressed")
+        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX:,} bytes after decompression")
     return bytes(cramjam.snappy.decompress_raw(block))
 
 

@@ -167,7 +167,7 @@ def received(record: Record, envelope: Envelope) -> Received:
     """Decode the event of a record. Raises UnknownType, BadEvent, and any error of a decoder on malformed bytes."""
     topic, size = _TOPICS[record.topic], len(record.value or b"")
     if size > VALUE_BYTES_MAX:
-        raise BadEvent(f"{envelope.type}: the value has {size} bytes; at most {VALUE_BYTES_MAX} are consumed")
+        raise BadEvent(f"{envelope.type}: the value has {size:,} bytes; at most {VALUE_BYTES_MAX:,} are allowed")
     event = decode_data(envelope.type, record.value)
     if envelope.type.encode() not in _KNOWN[topic.name]:
         raise BadEvent(f"{envelope.type} does not belong to topic {topic.name}")
