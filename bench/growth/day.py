@@ -26,14 +26,15 @@ from tests.simulation.history import scenario as scenario_without_faults
 WORKERS: Final = 60
 """Workers of the day, each with a task."""
 ROUND_SECONDS: Final = 20.0
-ARRIVE_SECONDS: Final = 600.0
+ARRIVE_SECONDS: Final = 900.0
 TEAM: Final = f"team-{MARK}"
 IMAGE: Final = f"linux-{MARK}"
 BAD_IMAGE: Final = f"bad-{MARK}"
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 REASON: Final = {"reason": "drill"}
-DARK_ROUNDS_MAX: Final = 40
-ROUNDS: Final = 24
+ROUNDS: Final = 13
+ROUNDS_MAX: Final = 40
+"""Rounds after which what the day waits for would never happen."""
 
 
 def scenario(seed: int) -> Scenario:
@@ -69,10 +70,10 @@ class Day:
             3: self._pause_and_freeze,
             4: self._hold_leases,
             6: self._roll_out_a_bad_image,
-            12: self._roll_back,
-            13: self._lose_and_find_instances,
-            16: self._remove_the_team,
-            18: self._lose_an_account,
+            7: self._lose_and_find_instances,
+            8: self._remove_the_team,
+            9: self._lose_an_account,
+            11: self._end_roll_outs,
         }
         for number in range(ROUNDS):
             if number in due:
@@ -87,19 +88,23 @@ class Day:
 
     # People
 
-    async def _roll_out(self, image: str = IMAGE) -> None:
+    async def _roll_out(self, image: str = IMAGE, strategy: str = "rolling") -> None:
         operator = self.deployment.operator
         spec, etag = await operator._spec()
         spec["launch_configs"] = [launch_config(zone, image) for zone in ZONES]
-        how = {"replace": "rolling", "drain_seconds": 30.0}
+        how = {"replace": strategy, "drain_seconds": 30.0}
         assert await operator._change("PUT", f"/pools/{POOL}", spec, how, etag)
 
     async def _roll_out_a_bad_image(self) -> None:
+        """Roll out an image that does not exist, and roll back once an alert says so."""
         await self._roll_out(BAD_IMAGE)
-
-    async def _roll_back(self) -> None:
+        await self._until(self._has("alert", "weight-calculator"), "an alert on the bad image")
         body = REASON | {"force": True, "drain_seconds": 30.0}
         assert await self.deployment.operator._change("POST", f"/pools/{POOL}/rollback", body, {})
+
+    async def _end_roll_outs(self) -> None:
+        """Declare the image of the day before at once, so that all revisions of this day are archived at its end."""
+        await self._roll_out(IMAGES[0], "now")
 
     async def _add_a_team(self) -> None:
         """Declare a pool, in which nothing may be launched for a while."""
@@ -152,28 +157,49 @@ class Day:
         told = msgspec.json.encode({"batch_id": batch_id, "secret": ""}).decode()
         request = CreateRequest(batch_id=batch_id, incarnation="", token=batch_id, count=1, config={}, user_data=told)
         (stranger,) = cloud.effect(call, request).instance_ids
-        for _ in range(4):
-            await self._round()
+        await self._until(self._has("orphan_instance"), "an orphan instance")
         cloud.terminate_now(stranger, "self")
 
     async def _lose_an_account(self) -> None:
-        """Let an account stop answering while it alone launches, until a person retires it; then it answers again."""
+        """Let an account stop answering, with a machine in it that hangs, until a person retires it; then it answers
+        again."""
         deployment = self.deployment
         others = [zone for zone in ZONES if launch_config(zone, "")["account"] != SECOND_ACCOUNT]
-        for config in others:
+        for config in others:  # so that it alone launches
             await self._post(f"/launch-configs/{config}/pause", REASON)
+        await self._until(self._hangs, "a worker in the account")
         deployment.cloud.dead = {SECOND_ACCOUNT}
-        for _ in range(DARK_ROUNDS_MAX):
-            await self._round()
-            if await outages.command(deployment, "retire"):
-                break
-        else:
-            raise AssertionError("the account is not unreachable")
-        await self._round()
+        await self._until(lambda: outages.command(deployment, "retire"), "an unreachable account")
+        await self._until(self._has("unreachable_machine"), "an unreachable machine")
         deployment.cloud.dead = set()
         await outages.command(deployment, "reinstate")
         for config in others:
             await self._post(f"/launch-configs/{config}/resume", REASON)
+
+    async def _hangs(self) -> bool:
+        """Stop the agent of a machine in the second account, and terminate its worker; False if there is none."""
+        cloud = self.deployment.cloud
+        for name, machine in cloud.machines.items():
+            if (
+                machine.worker_id
+                and not machine.refused
+                and cloud.world.cloud.instances[name].account == SECOND_ACCOUNT
+            ):
+                machine.refused = True
+                await self._post(f"/workers/{machine.worker_id}/terminate", REASON)
+                return True
+        return False
+
+    def _has(self, table: str, service: str = "provisioner") -> Callable[[], Awaitable[bool]]:
+        """True once a table has rows."""
+        return lambda: self.deployment.databases[service].fetchval(f"SELECT count(*) > 0 FROM {table}")
+
+    async def _until(self, happens: Callable[[], Awaitable[bool]], what: str) -> None:
+        for _ in range(ROUNDS_MAX):
+            await self._round()
+            if await happens():
+                return
+        raise AssertionError(f"the day has not had {what}")
 
     async def _without_passes(self) -> None:
         """Let time pass in which the provisioner makes no pass over its workers, as in an outage."""

@@ -17,6 +17,7 @@ from slipway_common.base.ids import hash_secret
 from slipway_common.service import Service, ServiceSettings
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, Tokens, declared, new_worker_token
 from slipway_lease_broker import main as lease_broker
+from slipway_lease_broker.boskos import app as boskos
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner import main as provisioner
@@ -307,8 +308,8 @@ async def test_boskos_needs_a_token(secret: str) -> None:
     app = service.state["boskos"].app
     headers = {"Authorization": "Basic " + b64encode(f"me:{secret}".encode()).decode()} if secret else {}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://boskos") as client:
-        for path, (method, _) in app._routes.items():
-            assert (await client.request(method, path, headers=headers)).status_code == 401, path
+        for path, route in boskos.ROUTES.items():
+            assert (await client.request(route.method, path, headers=headers)).status_code == 401, path
 
 
 async def test_a_worker_reaches_itself_alone(postgres: EmbeddedPostgres) -> None:

@@ -573,7 +573,7 @@ async def test_dead_letters(deployment: Deployment) -> None:
     assert await deployment.slipway("topics", "stopped") == "no partition is stopped\n"
     place = ("provisioner", "slipway.pool.demand.v1", "3", "7")
     refused = await deployment.slipway("dlq", "drop", *place, exit_code=1)
-    assert refused == "No such dead letter: slipway.pool.demand.v1/3/7\n"
+    assert refused == "No such dead letter: slipway.pool.demand.v1/3/7; see `slipway dlq ls`\n"
 
 
 # Stub services of other tests

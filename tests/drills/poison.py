@@ -35,6 +35,7 @@ PAUSE_SECONDS: Final = 0.7  # longer than a fetch request waits at the broker
 DELAY_SECONDS_MAX: Final = 5.0
 LARGE_BYTES: Final = 2 * 2**20
 RANDOM_CHARACTERS: Final = 6000
+LONG_CHARACTERS: Final = 20_000  # quoted by the reason of the refusal
 NAME, RAW_NAME = "a-name", b"a\xffname"  # of one length
 ON_DISK: Final = b"changed-on-disk"
 REPORTS: Final = "SELECT source FROM provisioner.demand WHERE source = ANY($1)"
@@ -84,6 +85,7 @@ def poisons(topic: Topic, rng: Random) -> Iterator[Poison]:
         yield record(f"truncated value, codec {codec}", value[: len(value) // 2], codec=codec)
         yield record(f"header name, codec {codec}", value, (NAME, b"1"), codec=codec)
     yield record("header value", value, ("ce_other", b"\xff"))
+    yield record("long time", value, ("ce_time", b"1" * LONG_CHARACTERS))
     yield record("NUL in a header", value, subject="nul\0")
     yield record("NUL in a text", with_text("nul\0"))
     yield record("random characters in a text", with_text(random_text))

@@ -44,9 +44,13 @@ async def run(*, seed: int, number: int) -> list[Report]:
 
 
 def main() -> int:
+    try:
+        seed, number = int(os.environ.get("SEED") or 1), int(os.environ.get("N") or REQUESTS)
+    except ValueError as error:
+        print(f"SEED and N have to be whole numbers: {error}", file=sys.stderr)
+        return 2
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    seed, number = int(os.environ.get("SEED", "1")), int(os.environ.get("N", REQUESTS))
     reports = asyncio.run(run(seed=seed, number=number))
     found = [line for report in reports for line in report.found]
     for line in found[:SHOWN]:

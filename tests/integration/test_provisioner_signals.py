@@ -197,6 +197,17 @@ async def test_a_pause_that_is_extended_is_no_new_share(four: Provisioner) -> No
     assert await paused(four) == "ab"
 
 
+async def test_a_persons_pause_is_left_to_people(four: Provisioner) -> None:
+    """A source neither replaces it by a longer one, after which it could resume the launch config, nor resumes it."""
+
+    async def pause(db: Connection) -> bool:
+        return await configs.pause(db, "zone-a", reason="r", by="ann", until=after(30), command=True)
+
+    await in_transaction(four, pause)
+    await four.signals(*requests("a", ttl_seconds=3600.0), *requests("a", kind="resume_request"))
+    assert await paused(four) == "a"
+
+
 async def test_a_resumed_or_expired_pause_frees_its_share(four: Provisioner) -> None:
     """At the end of its time, also before the launch config is resumed."""
     await four.signals(*requests("a", "b"), request("resume_request", target_id="zone-a"), *requests("c", "d"))

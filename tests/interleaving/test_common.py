@@ -21,7 +21,8 @@ from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.events.topics import POOL_DEMAND, WORKER_LIFECYCLE
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND, WORKER_LIFECYCLE
 from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay, retention
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
 from slipway_common.messaging.dead_letters import Replayed
@@ -193,6 +194,29 @@ async def test_an_external_event_in_two_partitions(pair: Pair, *, committed: boo
 
 
 # Leader election.
+
+
+def signal(offset: int, **attributes: Any) -> Record:
+    """A signal of a monitor."""
+    event = SignalRaised(
+        source="m", target_kind="zone", target_id="z", kind=f"k{offset}", reason="r", observed_at=utc_now()
+    )
+    envelope = Envelope(id=f"e{offset}", type=event.type, source="/m", subject="z", time=utc_now(), **attributes)
+    return Record(LAUNCH_CONFIG_SIGNAL.name, 0, offset, b"z", msgspec.json.encode(event), encode(envelope), 0)
+
+
+async def test_sequence_numbers_where_anyone_may_write(pair: Pair) -> None:
+    """They count for nothing: events of the service whose numbers a monitor used are no duplicates, and no row remains
+    of each name that it made up."""
+    signals = Consumer(SERVICE, LAUNCH_CONFIG_SIGNAL, record_words)
+    owned, _ = await consume.claim(pair.a, LAUNCH_CONFIG_SIGNAL.name, 0, "cluster")
+    claimed = signal(0, sequence_number=2**63 - 1, sequence_source="/slipway/weight-calculator/1")
+    genuine = signal(1, sequence_number=7, previous=6, sequence_source="/slipway/weight-calculator/1")
+    repeated = msgspec.structs.replace(genuine, offset=2)
+    made_up = [signal(offset, sequence_number=1, sequence_source=f"/made-up/{offset}") for offset in (3, 4)]
+    await consume.apply(pair.a, signals, owned, [claimed, genuine, repeated, *made_up])
+    assert await pair.words() == ["k0", "k1", "k3", "k4"]
+    assert await pair.a.fetchval("SELECT count(*) FROM seen_sequence") == 0
 
 
 def bid(db: Connection, instance: str, *, stale_seconds: float = 10.0, restarted: bool = False) -> Any:

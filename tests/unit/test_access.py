@@ -93,8 +93,8 @@ def test_the_file_is_read_again_and_a_bad_one_keeps_the_last_good(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("n" * 201, "has 201 characters; at most 200 are possible"),
-        ("\N{CRAB}" * 200, "has 800 bytes in UTF-8; at most 600 are possible"),
+        ("n" * 201, "has 201 characters; at most 200 are allowed"),
+        ("\N{CRAB}" * 200, "has 800 bytes in UTF-8; at most 600 are allowed"),
         ("a\0b", "has a NUL character"),
         ("", "is empty"),
     ],

@@ -108,5 +108,12 @@ def test_services_that_answer_are_shown_although_others_do_not(url: str, command
     assert "the lease-broker at" not in shown.stderr
 
 
+@pytest.mark.parametrize("command", [("topics", "stopped"), ("dlq", "ls")])
+def test_no_list_is_shown_if_no_service_answers(command: tuple[str, ...]) -> None:
+    places = ["--provisioner", NOWHERE, "--weight-calculator", NOWHERE, "--lease-broker", NOWHERE]
+    shown = CliRunner().invoke(app, [*places, *command])
+    assert (shown.exit_code, shown.stdout) == (1, "")
+
+
 def test_only_services_that_consume_are_taken(url: str) -> None:
     assert slipway(url, "dlq", "ls", "simulator").exit_code == 2

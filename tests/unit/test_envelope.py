@@ -73,6 +73,10 @@ def test_headers_may_come_in_any_order_and_twice() -> None:
 
 
 def test_new_header_names_take_no_memory() -> None:
+    """Neither many layouts are stored nor long ones."""
+    envelope._layouts.clear()
+    assert decode([*USUAL.items(), ("x" * 2_000, b"")], received_at=RECEIVED).id == "1"
+    assert not envelope._layouts
     for n in range(2 * envelope.LAYOUTS_MAX):
         assert decode([*USUAL.items(), (f"x-{n}", b"")], received_at=RECEIVED).id == "1"
     assert len(envelope._layouts) <= envelope.LAYOUTS_MAX

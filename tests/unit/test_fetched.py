@@ -1,10 +1,12 @@
 """Record batches as the broker sends them: every codec, and those that cannot be decoded."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.codec import snappy_encode
 from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import DefaultRecordBase
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -13,7 +15,7 @@ from slipway_common.messaging import fetched as slipway_fetched
 from slipway_common.messaging.fetched import FetchedBatches
 from slipway_common.messaging.partitions import partitions_of
 from slipway_common.messaging.records import Undecoded
-from tests.support.batches import CODECS, NAME, batch, checked, framed, packed, with_byte
+from tests.support.batches import CODECS, NAME, batch, checked, framed, packed, records, with_byte
 
 
 def fetched(*batches: bytes, position: int = 0) -> list[Any]:
@@ -43,6 +45,13 @@ def test_every_codec(codec: int) -> None:
     assert [(record.key, record.headers) for record in records] == [(b"key", ((NAME, b"1"),))] * 3
 
 
+def test_blocks_of_snappy() -> None:
+    """Java's clients write snappy in blocks, here of 100 bytes."""
+    xerial = batch(0, b"a" * 1000, b"b")
+    for blocks in (partial(snappy_encode, xerial_blocksize=100), partial(snappy_encode, xerial_compatible=False)):
+        assert values(fetched(packed(xerial, codec=2, encode=blocks))) == [(0, b"a" * 1000), (1, b"b")]
+
+
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_header_name_that_is_not_utf8(codec: int) -> None:
     """The record is read, with its neighbours, and the name of its header keeps its bytes."""
@@ -64,6 +73,10 @@ CORRUPT = {
     "snappy": packed(batch(0, b"x", b"y"), codec=2, base_offset=1, encode=bytes),
     "lz4": packed(batch(0, b"x", b"y"), codec=3, base_offset=1, encode=bytes),
     "Unknown frame descriptor": packed(batch(0, b"x", b"y"), codec=4, base_offset=1, encode=bytes),
+    "a number has no end": checked(framed(batch(0, b"x", b"y", base_offset=1)[:61] + b"\xff" * 2**20)),
+    "more than 8,388,608 bytes after decompression": packed(
+        batch(0, b"x", b"y"), codec=2, base_offset=1, encode=lambda _: b"\xff\xff\xff\xff\x0fx"
+    ),
     "a record has": checked(with_byte(batch(0, b"x", b"y", base_offset=1), 61, 2 * 15)),
     "ends after its record": checked(with_byte(batch(0, b"x", b"y", base_offset=1), 65, 2 * 60)),
 }
@@ -82,7 +95,21 @@ def test_corrupt_batch(reason: str) -> None:
     assert (dead.offset, dead.key, dead.headers) == (2, None, ())
 
 
-@pytest.mark.parametrize("codec", [1, 3, 4])
+@pytest.mark.parametrize("name", [b"name", b"nam\xff"])
+def test_record_with_many_headers(name: bytes) -> None:
+    """A few bytes can be millions of headers, which would take minutes to read and to store."""
+
+    def with_headers(count: int, base_offset: int) -> bytes:
+        raw = records(0, [(b"key", b"a", [("", None)] * (count - 1) + [("name", b"1")])])
+        return packed(raw.replace(b"name", name), codec=4, base_offset=base_offset)
+
+    first, dead = fetched(with_headers(1_000, 0), with_headers(200_000, 1))
+    assert (first.value, len(first.headers)) == (b"a", 1_000)
+    assert isinstance(dead.value, Undecoded)
+    assert "a record has 200,000 headers; at most 1,000 are allowed" in dead.value.reason
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_batch_that_decompresses_to_too_much(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes that become many would end the process, at each start again."""
     monkeypatch.setattr(slipway_fetched, "DECOMPRESSED_BYTES_MAX", 2**20)
@@ -90,7 +117,7 @@ def test_batch_that_decompresses_to_too_much(codec: int, monkeypatch: pytest.Mon
     first, dead = fetched(fits, exceeds)
     assert len(first.value) == 2**20 - 100
     assert dead.value == exceeds
-    assert "more than 1048576 bytes decompressed" in dead.value.reason
+    assert "more than 1,048,576 bytes after decompression" in dead.value.reason
 
 
 def test_corrupt_batch_below_the_position() -> None:

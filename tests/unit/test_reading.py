@@ -86,6 +86,15 @@ def test_other_records_take_the_general_path(name: str, strange: bytes | None, v
         assert quick == received(changed, opened(changed))
 
 
+@pytest.mark.parametrize("size", [200, 201, 10_000])
+def test_a_long_traceparent_is_left_out(size: int) -> None:
+    """It would be stored with rows, and published with every event that continues it."""
+    usual = record(EXAMPLES[0]).headers
+    changed = record(EXAMPLES[0], [(n, b"t" * size if n == "traceparent" else v) for n, v in usual])
+    ((_, _, event),) = records.read([changed])
+    assert event.traceparent == ("t" * size if size == 200 else "")
+
+
 @given(st.sets(st.sampled_from(HEADERS), min_size=1), st.booleans())
 def test_other_headers_take_the_general_path(names: set[str], twice: bool) -> None:
     usual: list[tuple[str, bytes | None]] = [(n, v) for n, v in record(EXAMPLES[0]).headers if n in names]

@@ -13,6 +13,7 @@ from bench.growth.locks import ROWS, Locks, Wait, Watched
 from slipway_common.database.retention import Bounded
 
 QUIET = Watched(tries=1, waits=[])
+WAITED = Watched(tries=2, waits=[Wait(1.0, 0.0)])
 FILLED: Mapping[str, int] = {
     name: 0 if name in coverage.REASONS or isinstance(row, Bounded) else 7 for name, row in coverage.rules().items()
 }
@@ -20,7 +21,7 @@ WRITTEN = dict.fromkeys(FILLED, 9)
 
 
 def locks(**changes: Any) -> Locks:
-    quiet = Locks(rows=ROWS, seconds=1.0, pool=QUIET, row=QUIET, commit_ms=1.0)
+    quiet = Locks(rows=ROWS, seconds=1.0, pool=QUIET, row=WAITED, commit_ms=1.0)
     return msgspec.structs.replace(quiet, **changes)
 
 
@@ -70,11 +71,13 @@ def test_reason_of_an_empty_table(name: str, written: int, reason: str) -> None:
 
 
 def test_claims_are_false_for_long_locks_and_a_backlog() -> None:
+    """And for rows that nobody waited for, which measured nothing."""
     found = Found({2: FILLED, 12: FILLED}, WRITTEN)
     assert not false(found, locks(row=Watched(2, [Wait(250.0, 150.0), Wait(99.0, 0.0)])))
     assert len(false(found, locks(row=Watched(1, [Wait(250.0, 149.0)])))) == 1
     assert len(false(found, locks(pool=Watched(1, [Wait(1.0, 1.0)])))) == 1
     assert len(false(found, locks(rows=ROWS - 1))) == 1
+    assert len(false(found, locks(row=QUIET))) == 1
 
 
 def test_chunks_are_short_at_the_end_of_both_months() -> None:

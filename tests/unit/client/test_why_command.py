@@ -88,7 +88,9 @@ def test_without_the_lease_broker_everything_else_is_explained(url: str) -> None
     assert slipway("why", "linux", url=url, broker=NOWHERE).exit_code == 0
     unknown = slipway("why", "sim-b", url=url, broker=NOWHERE)
     assert unknown.exit_code == 1
-    assert "what it keeps was not searched" in unknown.stderr
+    first, _, *problems = unknown.stderr.splitlines()
+    assert first == "There is nothing named 'sim-b' in what could be searched."
+    assert len(problems) == 1
 
 
 def test_the_queue_is_that_of_the_account_s_lease_pool(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

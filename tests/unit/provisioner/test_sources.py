@@ -134,7 +134,7 @@ def test_the_alert_on_a_clock_that_is_behind() -> None:
     assert stale.summary == (
         "source old queue of pool linux is stale: its last report was 5 min old when it was received"
     )
-    assert stale.command == dropped.command == "set the clock of its monitor"
+    assert stale.command == dropped.command == "synchronise the clock of its monitor with NTP"
     assert stale.doing.startswith("drops the source 60 min after")
     assert dropped.summary.endswith("is stale: its last report was 66 min old when it was received")
     assert dropped.doing == "drops the source after each report, until they are valid"

@@ -10,7 +10,7 @@ from slipway_common.base.ids import hash_secret, new_secret
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, read
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-SCOPE: Final = re.compile(r"admin|read|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?)")
+SCOPE: Final = re.compile(r"\*|[a-z][a-z-]*(\*|:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?))?")
 # All scopes that services require; capitals stand for IDs of the request.
 SCOPES: Final = (
     "read",
@@ -38,11 +38,10 @@ def create(name: str, scopes: list[str], file: Path | None) -> tuple[str, str]:
 
     Raises Invalid for an invalid name or scope, a file that is not a list, and a name that the file already has.
     """
-    wrong = [scope for scope in scopes if not SCOPE.fullmatch(scope)]
-    problems = [DocumentProblem("--scope", f"{scope!r} is not area:verb or area:verb:target") for scope in wrong]
-    useless = [scope for scope in scopes if scope not in wrong and not _allows_something(scope)]
-    problems += [
-        DocumentProblem("--scope", f"{scope!r} allows nothing; scopes are {', '.join(SCOPES)}") for scope in useless
+    problems = [
+        DocumentProblem("--scope", f"{scope!r} allows nothing; scopes are {', '.join(SCOPES)}")
+        for scope in scopes
+        if not (SCOPE.fullmatch(scope) and _allows_something(scope))
     ]
     if not NAME.fullmatch(name):
         problems.append(

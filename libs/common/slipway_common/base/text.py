@@ -1,6 +1,6 @@
 """Limits of text from outside: stated here, and applied by the event types, the HTTP APIs and the Boskos API alike.
 
-PostgreSQL stores no NUL and no half of a surrogate pair, and a row of an index has at most 2,704 bytes: a longer one
+PostgreSQL stores no NUL and no unpaired surrogate, and a row of an index has at most 2,704 bytes: a longer one
 fails at every attempt. A limit counts characters, and bytes for scripts that need several bytes a character.
 """
 
@@ -31,12 +31,12 @@ class Limit(NamedTuple):
         if "\0" in text:
             return "has a NUL character"
         if len(text) > self.characters:
-            return f"has {len(text):,} characters; at most {self.characters:,} are possible"
+            return f"has {len(text):,} characters; at most {self.characters:,} are allowed"
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            return "has half of a surrogate pair"
-        return f"has {size:,} bytes in UTF-8; at most {self.bytes:,} are possible" if size > self.bytes else ""
+            return "has an unpaired surrogate"
+        return f"has {size:,} bytes in UTF-8; at most {self.bytes:,} are allowed" if size > self.bytes else ""
 
     def cut(self, text: str) -> str:
         """The text, without what cannot be stored, and cut at its end with "…" if it is too long."""

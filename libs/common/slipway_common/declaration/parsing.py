@@ -206,7 +206,7 @@ def _reason(found: Any, place: Path) -> str:
         case "extra_forbidden":
             return f"unknown field; known: {', '.join(_fields((*place, *found['loc'][:-1])))}"
         case "string_too_long":
-            return f"{shown} has {len(found['input'])} characters; at most {context['max_length']} are possible"
+            return f"{shown} has {len(found['input'])} characters; at most {context['max_length']} are allowed"
         case "too_short":
             return f"must have at least {context['min_length']} entry"
         case "tuple_type":

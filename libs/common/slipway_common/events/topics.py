@@ -45,6 +45,12 @@ class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, c
     def compacted(self) -> bool:
         return self.config["cleanup.policy"] == "compact"
 
+    @property
+    def numbered(self) -> bool:
+        """False if external producers write the topic: anyone could claim the sequence numbers of a service, and have
+        its later events dropped as duplicates."""
+        return MONITORS not in self.producers
+
 
 def _of_lease(event: Any) -> str:
     """Subject of a lease event: its lease, else its request, else its pool."""
@@ -207,7 +213,7 @@ CONSUMED: Final = tuple((topic, service) for topic in TOPICS for service in sort
 def compared_topics(service: str) -> list[Topic]:
     """Topics whose ends the relay of a service compares with its rows: those that it writes, but none that external
     producers write too; their records may be malformed."""
-    return [topic for topic in TOPICS if service in topic.producers and MONITORS not in topic.producers]
+    return [topic for topic in TOPICS if service in topic.producers and topic.numbered]
 
 
 def group(service: str, topic: Topic) -> str:

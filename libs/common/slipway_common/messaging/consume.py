@@ -256,9 +256,12 @@ class Batch:
         """Drop duplicates and record gaps by sequence number.
 
         External producers have no sequence numbers; their (source, id) pairs are stored instead, unless an event that
-        is applied again has no effect."""
+        is applied again has no effect. Numbers in a topic that they may write count for nothing."""
         topic = portion.topic
-        external = [(e.source, e.id) for _, e, _ in items if e is not None and e.sequence_number is None]
+        numbered = topic.numbered
+        external = [
+            (e.source, e.id) for _, e, _ in items if e is not None and (e.sequence_number is None or not numbered)
+        ]
         if topic.latest_wins:
             external = []
         new: set[tuple[str, str]] = set()
@@ -270,7 +273,7 @@ class Batch:
             if envelope is None:
                 self._refuse(topic, record, event)
                 continue
-            number = envelope.sequence_number
+            number = envelope.sequence_number if numbered else None
             if number is None:
                 if not topic.latest_wins and (envelope.source, envelope.id) not in new:
                     self._leave_out(record, "duplicate")

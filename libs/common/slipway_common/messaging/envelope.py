@@ -33,7 +33,10 @@ ATTRIBUTES: Final = (
 CONTENT_TYPE: Final = "content-type"
 JSON: Final = b"application/json"
 PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # without the ce_ prefix of the others
-LAYOUTS_MAX: Final = 100  # bounds the cache; producers use only a few layouts
+# Bounds of the cache; producers use only a few layouts.
+LAYOUTS_MAX: Final = 100
+LAYOUT_CHARACTERS_MAX: Final = 1_000
+TRACEPARENT_CHARACTERS_MAX: Final = 200  # of the present version 55; rows and later events have it too
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -106,7 +109,7 @@ def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: dateti
         previous=None if previous is None else _number(previous, "slipwayprevious"),
         sequence_source=sequence_source or "",
         revision=None if revision is None else _number(revision, "slipwayrevision"),
-        traceparent=traceparent or "",
+        traceparent=traceparent if traceparent and len(traceparent) <= TRACEPARENT_CHARACTERS_MAX else "",
     )
 
 
@@ -127,7 +130,7 @@ def _layout(names: tuple[str, ...]) -> tuple[int, ...]:
     places = {attribute: place for place, attribute in texts.items()}  # the last one wins if a header is repeated
     chosen = [places.get(attribute, -1) for attribute in ATTRIBUTES]
     layout = (*chosen, *(place for place in texts if place not in chosen))
-    if len(_layouts) < LAYOUTS_MAX:
+    if len(_layouts) < LAYOUTS_MAX and sum(map(len, names)) <= LAYOUT_CHARACTERS_MAX:
         _layouts[names] = layout
         kind = [place for place, name in enumerate(names) if name == CONTENT_TYPE]
         if -1 not in chosen and [*layout[len(chosen) :]] == kind:

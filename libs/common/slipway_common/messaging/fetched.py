@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import cramjam
 import msgspec
-from aiokafka.codec import snappy_decode
 from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import DefaultRecordBase
 from aiokafka.record.memory_records import MemoryRecords
@@ -26,9 +25,14 @@ CODEC: Final = 22  # place of the byte with the codec
 HEADER: Final = DefaultRecordBase.HEADER_STRUCT
 ATTRIBUTES: Final = 5  # among the fields of HEADER; the length is the second
 CODEC_MASK: Final = DefaultRecordBase.CODEC_MASK
-# A batch has at most 1 MiB by default and some 64 MiB of JSON in it; zstd can make terabytes of it.
-DECOMPRESSED_BYTES_MAX: Final = 64 * 2**20
+# By default clients put at most 1 MiB into a batch before they compress it; zstd can make terabytes of that. A header
+# that is empty takes 70 times its bytes in memory.
+DECOMPRESSED_BYTES_MAX: Final = 8 * 2**20
+HEADERS_MAX: Final = 1_000  # of one record: 500 bytes can be millions, which take minutes to read and store
 NONE: Final = -1  # length of a null
+VARINT_BITS_MAX: Final = 64
+XERIAL: Final = b"\x82SNAPPY\0"  # what Java's clients write before blocks of snappy
+XERIAL_BYTES: Final = 16
 
 
 class FetchedRecord(NamedTuple):
@@ -131,9 +135,17 @@ def _records(raw: bytes, batch: Any) -> Sequence[Any]:
         raw = _decompressed(raw)
         batch = MemoryRecords(raw).next_batch()
     try:
-        return list(batch)
+        records = list(batch)
     except Exception:
-        return list(_with_escaped_names(raw))
+        records = list(_with_escaped_names(raw))
+    for record in records:
+        _check_headers(len(record.headers))
+    return records
+
+
+def _check_headers(count: int) -> None:
+    if count > HEADERS_MAX:
+        raise BadEvent(f"a record has {count:,} headers; at most {HEADERS_MAX:,} are allowed")
 
 
 def _decompressed(raw: bytes) -> bytes:
@@ -145,7 +157,7 @@ def _decompressed(raw: bytes) -> bytes:
         raise BadEvent(f"unknown compression codec {codec}")
     body = CODECS[codec](raw[HEADER.size :])
     if len(body) > DECOMPRESSED_BYTES_MAX:
-        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX} bytes decompressed")
+        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX:,} bytes after decompression")
     fields[1] = HEADER.size - FRAME_BYTES + len(body)
     fields[ATTRIBUTES] &= ~CODEC_MASK
     return bytes(HEADER.pack(*fields)) + body
@@ -165,13 +177,35 @@ def _into(decompress_into: Callable[[bytes, bytearray], int], body: bytes) -> by
             return bytes(memoryview(buffer)[: decompress_into(body, buffer)])
         except cramjam.DecompressionError as error:
             if size > DECOMPRESSED_BYTES_MAX:
-                raise BadEvent(f"corrupt, or more than {DECOMPRESSED_BYTES_MAX} bytes decompressed: {error}") from error
+                raise BadEvent(
+                    f"corrupt, or more than {DECOMPRESSED_BYTES_MAX:,} bytes after decompression: {error}"
+                ) from error
         size = min(size * 8, DECOMPRESSED_BYTES_MAX + 1)
+
+
+def _unsnappy(body: bytes) -> bytes:
+    if not body.startswith(XERIAL):
+        return _snappy_block(body)
+    blocks, at = bytearray(), XERIAL_BYTES
+    while at < len(body) and len(blocks) <= DECOMPRESSED_BYTES_MAX:
+        start = at + 4
+        at = start + int.from_bytes(body[at:start])
+        blocks += _snappy_block(body[start:at])
+    return bytes(blocks)
+
+
+def _snappy_block(block: bytes) -> bytes:
+    """Decompress one block. It begins with the size that it will have, which the codec allocates unseen: up to 4 GiB,
+    and where that fails the process ends."""
+    size, _ = _unsigned(block, 0)
+    if size > DECOMPRESSED_BYTES_MAX:
+        raise BadEvent(f"more than {DECOMPRESSED_BYTES_MAX:,} bytes after decompression")
+    return bytes(cramjam.snappy.decompress_raw(block))
 
 
 CODECS: Final[dict[int, Callable[[bytes], bytes]]] = {
     DefaultRecordBase.CODEC_GZIP: _gunzip,
-    DefaultRecordBase.CODEC_SNAPPY: snappy_decode,  # at most 21 times the bytes
+    DefaultRecordBase.CODEC_SNAPPY: _unsnappy,
     DefaultRecordBase.CODEC_LZ4: partial(_into, cramjam.lz4.decompress_into),
     DefaultRecordBase.CODEC_ZSTD: partial(_into, cramjam.zstd.decompress_into),
 }
@@ -192,6 +226,7 @@ def _with_escaped_names(raw: bytes) -> Iterator[FetchedRecord]:
         key, at = _nullable(raw, at)
         value, at = _nullable(raw, at)
         headers_left, at = _varint(raw, at)
+        _check_headers(headers_left)
         headers = []
         for _ in range(headers_left):
             name, at = _nullable(raw, at)
@@ -205,13 +240,20 @@ def _with_escaped_names(raw: bytes) -> Iterator[FetchedRecord]:
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
     """A zigzag-encoded number of variable length, and the place after it."""
-    number, shift = 0, 0
-    while True:
+    number, at = _unsigned(raw, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _unsigned(raw: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and the place after it. Its length is limited: an endless one would take hours."""
+    number = 0
+    for shift in range(0, VARINT_BITS_MAX, 7):
         byte = raw[at]
         number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
         if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), at
+            return number, at
+    raise BadEvent("a number has no end")
 
 
 def _nullable(raw: bytes, at: int) -> tuple[bytes | None, int]:

@@ -9,7 +9,7 @@ import msgspec
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.text import KEY, NAME
 from slipway_common.events.topics import DECODERS, TOPICS
-from slipway_common.messaging.envelope import Envelope, decode, decode_data, of_relay
+from slipway_common.messaging.envelope import TRACEPARENT_CHARACTERS_MAX, Envelope, decode, decode_data, of_relay
 
 # Of what is sent and of what is consumed. A row too large for a Kafka batch would block the relay forever.
 VALUE_BYTES_MAX: Final = 500_000
@@ -109,7 +109,7 @@ def _read_fast(record: Record) -> Received | None:
         names = id_ + source + sequence_source
         if len(names) > NAME.characters or len(subject) > KEY.characters or b"\0" in names + subject:
             return None
-        if not (id_ and source and subject):
+        if not (id_ and source and subject) or len(traceparent) > TRACEPARENT_CHARACTERS_MAX:
             return None
         type_name, decode_value = _KNOWN[record.topic][type_]
         number, previous, revision = int(number_), int(previous_), int(revision_)
@@ -167,7 +167,7 @@ def received(record: Record, envelope: Envelope) -> Received:
     """Decode the event of a record. Raises UnknownType, BadEvent, and any error of a decoder on malformed bytes."""
     topic, size = _TOPICS[record.topic], len(record.value or b"")
     if size > VALUE_BYTES_MAX:
-        raise BadEvent(f"{envelope.type}: the value has {size} bytes; at most {VALUE_BYTES_MAX} are consumed")
+        raise BadEvent(f"{envelope.type}: the value has {size:,} bytes; at most {VALUE_BYTES_MAX:,} are allowed")
     event = decode_data(envelope.type, record.value)
     if envelope.type.encode() not in _KNOWN[topic.name]:
         raise BadEvent(f"{envelope.type} does not belong to topic {topic.name}")

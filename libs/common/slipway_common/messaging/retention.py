@@ -49,7 +49,10 @@ RETENTION: Final[Retention] = (
     ),
     Bounded("relay_position", "one row per partition that the service writes to"),
     Bounded("consumed", "one row per partition that the service consumes"),
-    Bounded("seen_sequence", "one row per consumed partition and incarnation of a producer, which a restore renews"),
+    Bounded(
+        "seen_sequence",
+        "one row per partition that services alone write to and incarnation of a producer, which a restore renews",
+    ),
     Rule(
         table="seen_event",
         rows="ids of events of external producers",

@@ -1,8 +1,8 @@
 """Access to routes: bearer tokens with scopes, and the tokens of workers. Every route declares its access once.
 
 Only SHA-256 hashes of tokens are stored, in a file that is reloaded on change: a YAML (or JSON) list of
-{name, sha256, scopes}. A scope is `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin` allows
-everything. The token of a worker is in no file: it reaches that worker's own routes alone.
+{name, sha256, scopes}. A scope is `read`, `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin`
+allows everything. The token of a worker is in no file: it reaches that worker's own routes alone.
 """
 
 import hmac
@@ -30,7 +30,7 @@ IMPLIED_BY: Final = {"read": "read:settings", "read:settings": "declaration:writ
 """Read scopes that another scope includes: who may declare settings may read them."""
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="Token of the services' tokens file")
 _worker_bearer = HTTPBearer(
-    auto_error=False, scheme_name="workerToken", description="Token that a worker registered for"
+    auto_error=False, scheme_name="workerToken", description="Token that a worker gets at its registration"
 )
 Bearer = HTTPAuthorizationCredentials | None
 Credentials = Annotated[Bearer, Depends(_bearer)]
@@ -202,10 +202,10 @@ class OwnWorker(Access):
 
     async def __call__(self, credentials: Annotated[Bearer, Depends(_worker_bearer)]) -> str:
         if credentials is None:
-            detail = "a worker sends the token that it has registered for as 'Authorization: Bearer …'"
+            detail = "send the token that the worker got at its registration as 'Authorization: Bearer …'"
             raise Problem(401, "no-token", "The token of the worker is required", detail)
         if not credentials.credentials.startswith(WORKER_TOKEN):
-            detail = "only a worker itself reports about it; `slipway worker` has commands for people"
+            detail = "only the worker itself uses this route; `slipway worker` has commands for people"
             raise Problem(403, "foreign-token", "The token does not belong to this worker", detail)
         return credentials.credentials
 
@@ -244,7 +244,7 @@ def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) ->
         raise Problem(401, "no-token", "A token is required", detail, needed=_shown(wanted[:1]))
     secret = credentials.credentials
     if secret.startswith(WORKER_TOKEN):
-        detail = "it may register nothing, read nothing and change nothing else: use a token of the tokens file"
+        detail = "for all else use a token of the services' tokens file"
         raise Problem(403, "worker-token", "The token of a worker reaches its own worker only", detail)
     tokens: Tokens = request.app.state.tokens
     token = tokens.find(secret)

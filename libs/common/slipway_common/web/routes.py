@@ -115,7 +115,7 @@ async def get_dead_letter(
     try:
         return _json(await dead_letters.find(database, topic, partition, offset))
     except dead_letters.NotDead as error:
-        raise Problem(404, "not-dead", "No such dead letter", str(error)) from error
+        raise _not_dead(error) from error
 
 
 @letters.post("/replay", dependencies=[Depends(Needs("dead-letters:write"))])
@@ -150,11 +150,15 @@ async def _settle(request: Request, database: Database, letter: Letter, settle: 
         else:
             raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
     except dead_letters.NotDead as error:
-        raise Problem(404, "not-dead", "No such dead letter", str(error)) from error
+        raise _not_dead(error) from error
     except NotLeader as error:
         raise Problem(409, "not-leader", "This instance is on standby", f"{error}; send the request there") from error
     wake(request)
     return _json(outcome)
+
+
+def _not_dead(error: dead_letters.NotDead) -> Problem:
+    return Problem(404, "not-dead", "No such dead letter", f"{error}; see `slipway dlq ls`")
 
 
 def _json(body: Any) -> Response:

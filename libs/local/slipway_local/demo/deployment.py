@@ -97,6 +97,7 @@ class Deployment:
         self.id = ""  # drawn by the migration
         self.ledger = folder / "ledger.jsonl"
         self.token = new_secret()
+        self.tokens_file = folder / "tokens.yaml"
         # A busy machine answers late. A service may close an idle connection just when it is used again.
         self.http = httpx2.AsyncClient(timeout=30.0, limits=httpx2.Limits(max_keepalive_connections=0))
 
@@ -187,9 +188,8 @@ class Deployment:
 
     def _write_tokens(self) -> None:
         entry = {"name": "local", "sha256": hash_secret(self.token), "scopes": ["admin"]}
-        path = self.folder / "tokens.yaml"
-        path.touch(0o600)
-        path.write_text(
+        self.tokens_file.touch(0o600)
+        self.tokens_file.write_text(
             f"- {msgspec.json.encode(entry).decode()}\n"
         )  # one entry a line, so that `token create` can append
 
@@ -232,7 +232,7 @@ class Deployment:
             "SLIPWAY_PARTITIONS": str(PARTITIONS),
             "SLIPWAY_DATABASE_URL": self.database_url,
             "SLIPWAY_PORT": str(self.ports[name]),
-            "SLIPWAY_TOKENS_FILE": str(self.folder / "tokens.yaml"),
+            "SLIPWAY_TOKENS_FILE": str(self.tokens_file),
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
             "SLIPWAY_LEASE_BROKER_URL": self.url("lease-broker"),

@@ -340,6 +340,7 @@ def write_environment(deployment: Deployment, declared: Declaration) -> str:
         "SLIPWAY_WEIGHT_CALCULATOR_URL": deployment.url("weight-calculator"),
         "SLIPWAY_LEASE_BROKER_URL": deployment.url("lease-broker"),
         "SLIPWAY_TOKEN": deployment.token,
+        "TOKENS": str(deployment.tokens_file),
     }
     replace(APPLIED, yaml.safe_dump(declared.model_dump(mode="json"), sort_keys=False))
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in lines.items())

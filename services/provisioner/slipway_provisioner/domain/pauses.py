@@ -71,9 +71,9 @@ def raised(refused: RefusedPause) -> AlertRaised:
         subject_id=refused.pool_id,
         kind=ALERT,
         summary=f"pause of launch config {refused.name} was refused: source {refused.reason}",
-        effect=f"launch config {refused.name} is not paused; earlier pauses of the source last until their end",
+        effect="the request has changed nothing; earlier pauses of the source last until their end",
         doing="refuses its requests beyond the share; resolves this alert when the refused pauses would have ended",
-        command=f"{shlex.join(['slipway', 'lc', 'pause', refused.name])} --reason …  # if it has to be paused",
+        command=f"{shlex.join(['slipway', 'lc', 'pause', refused.name])} --reason …  # if it must be paused",
         cause="the source is wrong, or its max_share in SLIPWAY_SIGNAL_SOURCES_FILE is too low for this pool",
         severity="notice",
     )

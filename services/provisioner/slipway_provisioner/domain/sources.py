@@ -104,7 +104,7 @@ def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised:
         summary=f"source {name} of pool {pool_id} is {state if raised else over}",
         effect=f"its {source.pending} pending and {source.claimed} claimed tasks {effect}; {others}",
         doing="drops the source after each report, until they are valid" if end_reason else doing,
-        command="set the clock of its monitor" if is_late else restart,
+        command="synchronise the clock of its monitor with NTP" if is_late else restart,
         since=source.observed_at + timedelta(seconds=source.valid_for_seconds),
         cause="the clock of its monitor is behind, or its reports are delayed" if is_late else stopped,
         severity="page" if source.is_last else "notice",

@@ -277,12 +277,13 @@ def _code_and_scope(error: OSError | ValueError) -> tuple[str, Scope | None]:
 
 
 def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome, error: OSError | ValueError) -> str:
-    """Message of a failed start. For an unusable file it names the setting and the remedy."""
+    """Message of a failed start. For an unusable file it begins with the setting and the remedy, since the end of a
+    long message is cut off."""
     if outcome.code != COMMAND or not isinstance(error, OSError) or error.filename is None:
         return str(error)
     named = {settings.work_folder: "work_folder", settings.command[0]: "command"}
     setting = named.get(os.fspath(error.filename), "log_folder")
-    return f"{error}: {setting} of account {account.id} cannot be used; {REMEDIES[setting]}"
+    return f"{setting} of account {account.id} cannot be used; {REMEDIES[setting]}: {error}"
 
 
 def _instance(process: Process) -> Instance:

@@ -15,7 +15,7 @@ from slipway_common.events import launch_config as events
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import TRUSTED
-from slipway_provisioner.domain.pauses import Pausable
+from slipway_provisioner.domain.pauses import BY_SIGNAL, Pausable
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import accounts, audit, launch_stops, marks
 from slipway_provisioner.store.tables import launch_config, launch_config_name
@@ -82,8 +82,13 @@ FROM worker_pool p, launch_config_name n, launch_config c
 WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name AND {MAY_START}"""
 _UNTIL: Final = sa.bindparam("until", type_=N.paused_until.type)
 _BY: Final = sa.bindparam("by", type_=N.paused_by.type)
-# A pause signal replaces a pause of its own source or a shorter one; a person's command replaces any.
-_REPLACED: Final = sa.or_(sa.bindparam("command", type_=sa.Boolean), N.paused_by == _BY, N.paused_until < _UNTIL)
+# A pause signal replaces a pause of its own source, or a shorter one of another source. It replaces none of a person,
+# since its source could resume the launch config before the person's time. A person's command replaces any.
+_REPLACED: Final = sa.or_(
+    sa.bindparam("command", type_=sa.Boolean),
+    N.paused_by == _BY,
+    sa.func.starts_with(N.paused_by, sa.literal_column(f"'{BY_SIGNAL}'")) & (N.paused_until < _UNTIL),
+)
 # What the next calls of a pool's launch configs are made of.
 CURRENT: Final = Statement(
     sa.select(*STARTED)
@@ -171,8 +176,8 @@ async def current(db: Connection, pool_id: str, name: str | None) -> Any:
 async def pause(tx: Connection, name: str, *, reason: str, by: str, until: datetime | None, command: bool) -> bool:
     """Pause a launch config; no start statement for one of its revisions commits after this has committed.
 
-    False if it is unknown or not declared, `until` has passed, or (unless `command`) another source paused it for
-    longer.
+    False if it is unknown or not declared, `until` has passed, or (unless `command`) a person has paused it, or another
+    source for longer.
     """
     arguments = PAUSE.arguments(config_name=name, reason=reason, by=by, until=until, command=command)
     pool_id = await tx.fetchval(PAUSE.text, *arguments)

@@ -41,8 +41,8 @@ def audit(
     """List changes of declared objects, and who made them
 
     Declarations and commands on accounts, pools, launch configs and lease pools, restores of the database, and
-    decisions about orphan instances, the newest first. They are kept for 400 days. With -o json the changed fields
-    before and after.
+    decisions about orphan instances, the newest first. They are kept for 60 days by default. With -o json the changed
+    fields before and after.
 
     \b
     Examples:

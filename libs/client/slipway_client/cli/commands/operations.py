@@ -90,19 +90,21 @@ def show_dead(
 def _list(
     api: Api, service: Consumer | None, path: str, fields: Sequence[Field], output: Output, *, nothing: str
 ) -> None:
-    """Show the rows of one service, or of all: those of services that answer, then the errors of the others."""
+    """Show the rows of one service, or of all: those of services that answer, then the errors of the others, one that
+    all have only once."""
     rows: list[dict[str, Any]] = []
-    errors: list[str] = []
+    errors: dict[Consumer, str] = {}
     for each in [service] if service else list(Consumer):
         try:
             rows += [{"service": each.value, **row} for row in api.get(each.value, path)["items"]]
         except Failed as error:
             if service:
                 raise
-            errors.append(str(error))
-    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+            errors[each] = str(error)
+    if len(errors) < len(Consumer):
+        show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
     if errors:
-        raise Failed("\n".join(errors))
+        raise Failed("\n".join(dict.fromkeys(errors.values())))
 
 
 @dlq.command("replay")

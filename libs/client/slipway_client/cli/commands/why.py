@@ -87,10 +87,10 @@ def _explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
     kinds = search.kinds(kind)
     if not kinds:
         what = f"no {kind.value.replace('-', ' ')}" if kind else "nothing"
-        missing = "".join(f"\n{problem}; what it keeps was not searched" for problem in search.problems)
-        raise Failed(
-            f"There is {what} {'named ' if not kind else ''}{subject!r}.\n{LISTS}.{missing}", "unknown-subject"
-        )
+        named = f"{what} {'named ' if not kind else ''}{subject!r}"
+        first = f"There is {named} in what could be searched" if search.problems else f"There is {named}"
+        problems = "".join(f"\n{problem}" for problem in dict.fromkeys(search.problems))
+        raise Failed(f"{first}.\n{LISTS}.{problems}", "unknown-subject")
     if len(kinds) > 1:
         names = " and ".join(f"a {one.value.replace('-', ' ')}" for one in kinds).replace("a image", "an image")
         choices = " or ".join(f"--kind {one.value}" for one in kinds)
