@@ -80,11 +80,19 @@ class Growth:
     async def until_day(self, last: int, first: int) -> None:
         """Copy days, and let the loops run after each chunk of days."""
         for begin, end in chunks(first, last):
+            began = time.monotonic()
             numbers = begin * self.per_day + 1, end * self.per_day
             self.copied += await copies.copy_days(self.db, self.tables, *numbers, per_day=self.per_day)
             await copies.analyze(self.db, self.tables)
+            copied = time.monotonic()
             await self._pass_to(end)
             await self._run_loops()
+            print(
+                f"day {end}: {self.copied:,} rows copied; this chunk took {copied - began:.0f} s to copy and "
+                f"{time.monotonic() - copied:.0f} s to prune",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def _pass_to(self, days: int) -> None:
         await self.deployment.pass_time(max(0.0, (days + 1) * DAY_SECONDS - self.deployment.elapsed))
