@@ -17,7 +17,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -31,7 +31,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes mutants fuzz readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-storm mutants fuzz readme \
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -108,6 +108,9 @@ e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS
 
 drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition, renamed-monitor, poison; SEED=1 SPEED= MUTANT=
 	@$(RUN) -m $(BROKEN) tests.drills
+
+ec2-storm: $(READY) ## A storm on a stand-in for EC2, with killed provisioners: WORKERS=60 KILLS=4 SEED=1 MUTANT=
+	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
 
 e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
 	@$(RUN) -m $(BROKEN) tests.e2e.windows

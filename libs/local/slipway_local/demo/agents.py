@@ -104,6 +104,9 @@ class Agents:
         self.path.touch()
         self._watching = asyncio.create_task(self._watch())
 
+    async def play(self) -> None:
+        """Nothing: processes have no scenario."""
+
     async def _watch(self) -> None:
         with self.path.open("rb") as lines:
             while True:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -96,6 +96,7 @@ class Deployment:
         self.database_url = ""
         self.id = ""  # drawn by the migration
         self.ledger = folder / "ledger.jsonl"
+        self._replaced: dict[str, int] = {}  # how many times, by service
         self.token = new_secret()
         self.tokens_file = folder / "tokens.yaml"
         # A busy machine answers late. A service may close an idle connection just when it is used again.
@@ -127,15 +128,18 @@ class Deployment:
     def url(self, service: str) -> str:
         return f"http://127.0.0.1:{self.ports[service]}"
 
-    async def start(self) -> None:
+    async def start(self, *beside: Coroutine[Any, Any, None]) -> None:
         """Start everything at the same time: services wait for their dependencies by themselves, and their start takes
-        as long as the broker's. Raises StartFailed with the end of the log."""
+        as long as the broker's. `beside`: starts of what does not belong to the deployment. Raises StartFailed with the
+        end of the log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_tokens()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._start_broker())
                 group.create_task(self._start_services())
+                for other in beside:
+                    group.create_task(other)
         except* StartFailed as failed:
             raise failed.exceptions[0] from None
 
@@ -203,6 +207,13 @@ class Deployment:
             *(self._process(service, as_name=f"{service}-{n}", port=ports[n], more=more[n]) for n in numbers)
         )
         return [f"{service}-{n}" for n in numbers]
+
+    async def replace(self, service: str, more: Mapping[str, str]) -> None:
+        """Kill a service, and start it anew on its port with further variables, as SERVICE.1, SERVICE.2 and so on."""
+        number = self._replaced.get(service, 0)
+        self._replaced[service] = number + 1
+        await self.supervisor.kill(f"{service}.{number}" if number else service)
+        await self.supervisor.start(self._process(service, as_name=f"{service}.{number + 1}", more=more))
 
     def _process(
         self, service: str, *, as_name: str = "", port: int | None = None, more: Mapping[str, str] | None = None

@@ -44,16 +44,14 @@ CODES: Final = frozenset(get_args(facts.Code))
 class Ec2Machines:
     """Observes the machines of one deployment."""
 
-    def __init__(self, deployment: Deployment, *, seed: int, faults: Sequence[Fault]) -> None:
+    def __init__(self, deployment: Deployment, *, seed: int, faults: Sequence[Fault], **more: Any) -> None:
+        """`more` replaces fields of the scenario."""
         self.deployment = deployment
         self.server = EmbeddedEc2(deployment.folder)
         self.corrected_seconds = 0.0
         self.left: dict[str, int] | None = None  # live resources at the end; None until counted
-        self._scenario = {
-            "seed": seed,
-            "speed": deployment.speed,
-            "faults": msgspec.to_builtins(tuple(faults)),
-        } | SCENARIO
+        run = {"seed": seed, "speed": deployment.speed, "faults": msgspec.to_builtins(tuple(faults))}
+        self._scenario = SCENARIO | run | more
 
     def declared(self, declaration: Declaration) -> Declaration:
         body = declaration.model_dump(mode="json")
@@ -66,6 +64,8 @@ class Ec2Machines:
 
     async def start(self, supervisor: Supervisor) -> None:
         await supervisor.start(self.server)
+
+    async def play(self) -> None:
         await self.call("POST", "/scenario", self._scenario)
 
     async def call(self, method: str, path: str, body: Any = None) -> Any:

@@ -18,6 +18,10 @@ class Observed(Protocol):
         """The declaration with the settings of accounts for this machine and this run, which has started."""
         ...
 
+    async def play(self) -> None:
+        """Begin the scenario of the machines: from now on faults have their times."""
+        ...
+
     async def leave(self) -> None:
         """Wait, for a limited time, until no task is left and all machines have ended."""
         ...

@@ -223,11 +223,13 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         print("Starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
         began, began_at = monotonic_seconds(), utc_now().timestamp()
         machines = observed(deployment, arguments)
-        await start(supervisor, deployment, machines)
+        await deployment.start(*([machines.start(supervisor)] if machines is not None else []))
         declared = deployment.declaration(DECLARATIONS[arguments.provider])
         if machines is not None:
             declared = machines.declared(declared)
         await deployment.apply(declared)
+        if machines is not None:
+            await machines.play()
         started = await deployment.call("POST", "simulator", "/scenario", scenario(arguments))
         environment = write_environment(deployment, declared)
         print(f"Started in {monotonic_seconds() - began:.1f} s{deployment.java_used}.", flush=True)
@@ -296,17 +298,6 @@ def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:
             return Ec2Machines(deployment, seed=arguments.seed, faults=arguments.faults)
         case _:
             return None
-
-
-async def start(supervisor: Supervisor, deployment: Deployment, machines: Observed | None) -> None:
-    """Start the deployment and what its machines need at the same time. Raises StartFailed."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(deployment.start())
-            if machines is not None:
-                group.create_task(machines.start(supervisor))
-    except* StartFailed as failed:
-        raise failed.exceptions[0] from None
 
 
 def plan(arguments: Arguments) -> str:

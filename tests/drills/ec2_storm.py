@@ -1,0 +1,164 @@
+"""A storm on EC2: lost and broken replies, throttles, no capacity, late and torn listings, an unresponsive API, and
+killed provisioners, each followed by one with another `register_url`.
+
+The stand-in for EC2 checks image, quota and capacity before tokens, so that a refused repeat proves nothing about its
+first call. WORKERS tasks need a machine each, the provisioner is killed KILLS times. Judged by the ledgers of the
+stand-in and the queue, the topics and the rows; what is left is counted in moto.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from slipway_common.declaration.models import Declaration
+from slipway_common.declaration.parsing import parse
+from slipway_common.events import worker as events
+from slipway_local.check import evidence, path_check
+from slipway_local.check.evidence import Evidence
+from slipway_local.demo.deployment import Deployment
+from slipway_local.demo.ec2_machines import CREDENTIALS, Ec2Machines
+from slipway_local.demo.program import settle
+from slipway_local.ec2 import facts as ec2
+from slipway_local.ec2.faults import NOTATION
+from slipway_simulator import facts
+from tests.drills.harness import Harness, Verdict, add_tasks, are_done
+
+DECLARATION: Final = Path("examples/slipway-aws.yaml")
+POOL: Final = "agents"
+TASK_SECONDS: Final = 20.0
+WAVES: Final = 6
+STORM_SECONDS: Final = 500.0  # product time in which tasks arrive and provisioners are killed
+FAULTS: Final = (
+    "lost-reply:0.25,broken-reply:0.1,late-listing:40,torn-listing:0.5,refuse:DescribeInstances/InternalError/0.1,"
+    "refuse:RunInstances/InternalError/0.1,throttle:40s-90s,capacity:us-east-1a/m5.large:60s-200s,latency:90:220s-260s,"
+    "zone:us-east-1b:300s-380s"
+)
+VISIBILITY_SECONDS: Final = 100.0  # of the accounts; longer than instances are hidden
+# A provisioner that is killed comes back after seconds of real time, and the machines' processes run in real time.
+SECONDS: Final = {"idle_timeout_seconds": 60.0, "call_timeout_seconds": 80.0, "unresponsive_timeout_seconds": 2400.0}
+DONE_SECONDS: Final = 400.0  # real; half a minute on an idle machine
+LOST_MIN: Final = 3
+# Ways to write one address, which differ in the bytes of the user data.
+SUFFIXES: Final = ("/workers/register", "/workers/register/", "", "/")
+
+
+async def play(harness: Harness) -> Verdict:
+    """Play the drill."""
+    workers, kills = int(os.environ.get("WORKERS") or 60), int(os.environ.get("KILLS") or 4)
+    deployment = harness.new_deployment(seconds=SECONDS, environment={"provisioner": CREDENTIALS})
+    faults = NOTATION.parse(FAULTS)
+    machines = Ec2Machines(deployment, seed=harness.seed, faults=faults, tokens_first=False)
+    await deployment.start(machines.start(harness.supervisor))
+    await harness.play(deployment, _declared(deployment, machines))
+    await machines.play()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_add_tasks(harness, deployment, workers))
+        group.create_task(_kill(harness, deployment, kills))
+
+    async def all_done() -> bool:
+        return await are_done(deployment, POOL, workers)
+
+    await harness.until(all_done, f"{workers} tasks are done", within_seconds=DONE_SECONDS)
+    await machines.leave()
+    await settle(deployment)
+    found = await evidence.gather(
+        ledger_path=deployment.ledger,
+        kafka=deployment.kafka,
+        prefix=deployment.prefix,
+        database_url=deployment.database_url,
+        settle_seconds=deployment.settle_seconds,
+    )
+    await machines.count()
+    return _verdict(machines, found, workers=workers, kills=kills)
+
+
+def _declared(deployment: Deployment, machines: Ec2Machines) -> Declaration:
+    body = machines.declared(deployment.declaration(DECLARATION)).model_dump(mode="json")
+    for account in body["accounts"]:
+        account["settings"]["visibility_seconds"] = VISIBILITY_SECONDS / deployment.speed
+    return parse(body)
+
+
+async def _add_tasks(harness: Harness, deployment: Deployment, workers: int) -> None:
+    """Add the tasks in waves, the first at once."""
+    sizes = Counter(harness.rng.randrange(WAVES) for _ in range(workers))
+    times = [0.0, *sorted(harness.rng.uniform(0.0, STORM_SECONDS) for _ in range(WAVES - 1))]
+    for wave, (at, earlier) in enumerate(zip(times, [0.0, *times], strict=False)):
+        await harness.product_seconds(at - earlier)
+        if sizes[wave]:
+            await add_tasks(deployment, POOL, sizes[wave], TASK_SECONDS)
+
+
+async def _kill(harness: Harness, deployment: Deployment, kills: int) -> None:
+    """Kill the provisioner at intervals, and start one whose register_url is written in another way."""
+    for number in range(1, kills + 1):
+        await harness.product_seconds(harness.rng.uniform(0.5, 1.0) * STORM_SECONDS / kills)
+        url = deployment.url("provisioner") + SUFFIXES[number % len(SUFFIXES)]
+        await deployment.replace("provisioner", {"SLIPWAY_REGISTER_URL": url})
+        harness.log(f"provisioner killed, and started with register_url {url}")
+
+
+def _verdict(machines: Ec2Machines, found: Evidence, *, workers: int, kills: int) -> Verdict:
+    written = machines.written()
+    merged = machines.merged(found)
+    report = path_check.judge(merged)
+    created = [fact for fact in written if isinstance(fact, ec2.InstanceCreated)]
+    replies = [fact for fact in written if isinstance(fact, ec2.Reply) and fact.action == "RunInstances"]
+    lost = sum(reply.lost and reply.code == "OK" for reply in replies)
+    refused = Counter(reply.code for reply in replies if reply.code != "OK")
+    orphans, doubled = _orphans(found, created), _doubled(found, created)
+    healthy = _healthy_terminated(found, written)
+    left = {kind: number for kind, number in (machines.left or {}).items() if number}
+    claimed = len({fact.task_id for fact in found.ledger if isinstance(fact, facts.TaskClaimed)})
+    figures = (
+        f"{len(created)} machines for {workers} tasks, {lost} lost replies, {sum(refused.values())} refused calls, "
+        f"{sum(reply.repeated for reply in replies)} repeats answered, {kills} kills; orphans {orphans}, "
+        f"doubled {doubled}, healthy terminated {healthy}; {machines.left_over()}"
+    )
+    problems = [
+        text
+        for is_so, text in (
+            (orphans, f"machines without a worker: {orphans}"),
+            (doubled, f"machines beyond the number of their call: {doubled}"),
+            (healthy, f"machines terminated at work: {healthy}"),
+            (left, f"left in the cloud: {left}"),
+            (report.doubled + report.unmatched, f"doubled {report.doubled}, unmatched {report.unmatched}"),
+            (report.lost, f"create calls or revisions lost: {report.lost}"),
+            (report.dead, f"dead letters: {report.dead}"),
+            (claimed < workers, f"{claimed} tasks were claimed"),
+            (lost < LOST_MIN, f"{lost} replies were lost, which proves nothing; at least {LOST_MIN} expected"),
+            ("InsufficientInstanceCapacity" not in refused, "no call was refused for lack of capacity"),
+        )
+        if is_so
+    ]
+    return Verdict(figures, problems)
+
+
+def _orphans(found: Evidence, created: Sequence[ec2.InstanceCreated]) -> int:
+    """Machines that never were the instance of a worker."""
+    launched = {
+        record.event.instance_id
+        for record in found.published
+        if isinstance(record.event, events.WorkerLaunched | events.WorkerRegistered)
+    }
+    return sum(fact.instance_id not in launched for fact in created)
+
+
+def _doubled(found: Evidence, created: Sequence[ec2.InstanceCreated]) -> int:
+    """Machines beyond the units of their batch."""
+    units = {batch["id"]: batch["units"] for batch in found.rows.batches}
+    return sum(max(0, count - units.get(batch, 0)) for batch, count in Counter(fact.batch for fact in created).items())
+
+
+def _healthy_terminated(found: Evidence, written: Sequence[ec2.Fact]) -> int:
+    """Machines that were terminated although they had registered and were not asked to stop."""
+    by_api = {fact.instance_id for fact in written if isinstance(fact, ec2.ShuttingDown) and fact.by == "api"}
+    workers = {row["id"]: row["instance_id"] for row in found.rows.workers}
+    registered, stopping = (
+        {workers.get(record.event.worker_id) for record in found.published if isinstance(record.event, kind)}
+        for kind in (events.WorkerRegistered, events.WorkerStopping)
+    )
+    return len(by_api & registered - stopping)
