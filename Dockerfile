@@ -1,5 +1,6 @@
 # One image per service, chosen by SERVICE: provisioner, weight-calculator, lease-broker or simulator. For example:
 # docker build --build-arg SERVICE=provisioner --build-arg PORT=7301 --tag slipway-provisioner:0.1.0 .
+# With --build-arg EXTRAS=aws the provisioner has the provider `aws`, too.
 ARG PYTHON_IMAGE=python:3.14.7-slim-trixie
 
 FROM ghcr.io/astral-sh/uv:0.13.8 AS uv
@@ -14,6 +15,13 @@ RUN uv venv --quiet --no-project --relocatable "$PREFIX"
 # Third-party packages first: this layer changes only with the lock, and all images share it.
 COPY requirements.services.lock ./
 RUN uv pip sync --quiet --python "$PREFIX" --require-hashes requirements.services.lock
+# Packages of the extras, separated by spaces: their locks contain only what the lock above lacks.
+ARG EXTRAS=
+COPY requirements.aws.lock ./
+RUN for extra in $EXTRAS; do \
+        uv pip install --quiet --python "$PREFIX" --no-deps --require-hashes --requirements "requirements.$extra.lock" \
+        || exit 1; \
+    done
 ARG SERVICE
 COPY libs/common libs/common
 COPY services/$SERVICE services/$SERVICE

@@ -67,11 +67,13 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --custom-compile-command "make lock"
 PART = --no-annotate --constraint requirements.lock
 
-lock: $(READY) ## Resolve requirements.lock, and the demo's and the images' part of it: hashes, no index addresses
+lock: $(READY) ## Resolve requirements.lock, and the parts of it for the demo, the images and their extras: hashes, no index addresses
 	$(COMPILE) --group dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) $(PART) --output-file requirements.demo.lock $(MEMBERS:%=%/pyproject.toml)
 	$(COMPILE) $(PART) --output-file requirements.services.lock \
 		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
+	$(COMPILE) $(PART) $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements.services.lock) \
+		--extra aws --output-file requirements.aws.lock services/provisioner/pyproject.toml
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/servers/broker && \

@@ -5,12 +5,14 @@ compose file specifies, until a worker is launched. Exit code 1 if anything fail
 """
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ import httpx2
 import msgspec
 import yaml
 
+from slipway_local.servers.cache import to_the_end
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
 from slipway_local.servers.jars import classpath, ensure_jars
@@ -28,26 +31,34 @@ from tests.compose.rules import ComposeFiles, containers, dockerfile, problems
 from tests.compose.stack import Stack, StackFailed, properties
 
 ROOT: Final = Path(__file__).parents[2]
-LOCK: Final = "requirements.services.lock"
+LOCKS: Final = ("requirements.services.lock", "requirements.aws.lock")
+EXTRA: Final = {"SERVICE": "provisioner", "PORT": "7301", "EXTRAS": "aws"}
+VARIABLE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")
 PLATFORMS: Final = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
 LAUNCHED_SECONDS: Final = 120.0
 
 
 def load(root: Path = ROOT) -> ComposeFiles:
-    compose = yaml.safe_load((root / "docker-compose.yml").read_text())
+    compose = yaml.safe_load(interpolated((root / "docker-compose.yml").read_text(), os.environ))
     paths = {dockerfile(entry) for entry in compose["services"].values()} - {""}
     version = re.search(r"^UV_VERSION := (\S+)$", (root / "Makefile").read_text(), re.MULTILINE)
     assert version is not None
     return ComposeFiles(root, compose, {path: (root / path).read_text() for path in paths}, version[1])
 
 
+def interpolated(text: str, environment: Mapping[str, str]) -> str:
+    """Text of a compose file with its variables replaced, all of which have a default."""
+    return VARIABLE.sub(lambda found: environment.get(found[1]) or found[2], text)
+
+
 def wheels(files: ComposeFiles) -> list[list[str]]:
-    """Commands that fail if the lock needs a compiler on the Python of the base images, on either platform."""
+    """Commands that fail if the locks need a compiler on the Python of the base images, on either platform."""
     (base,) = {one.image.base for one in containers(files).values() if one.image}
     version = ".".join(base.partition(":")[2].split(".")[:2])
     command = ["uv", "pip", "install", "--dry-run", "--quiet", "--only-binary", ":all:", "--require-hashes"]
-    command += ["--target", "/nonexistent", "--python-version", version, "--requirement", LOCK, "--python-platform"]
-    return [[*command, platform] for platform in PLATFORMS]
+    command += ["--target", "/nonexistent", "--python-version", version]
+    command += [word for lock in LOCKS for word in ("--requirement", lock)]
+    return [[*command, "--python-platform", platform] for platform in PLATFORMS]
 
 
 def output_of(command: list[str]) -> list[str]:
@@ -97,6 +108,7 @@ async def start(files: ComposeFiles, supervisor: Supervisor) -> list[str]:
     failures: list[str] = []
     try:
         await stack.start()
+        await to_the_end(lambda: build_extra(stack))
         worker = await launched(stack)
         pools = msgspec.json.decode(await stack.run_once("cli", ["slipway", "pool", "ls", "--output", "json"]))
         await stack.stop()
@@ -113,6 +125,15 @@ async def start(files: ComposeFiles, supervisor: Supervisor) -> list[str]:
         await supervisor.stop()
         shutil.rmtree(folder, ignore_errors=True)
     return failures
+
+
+def build_extra(stack: Stack) -> None:
+    """Build the image of the provisioner with its extra, and import what needs it. Raises BuildFailed."""
+    image = stack.builder.build("Dockerfile", EXTRA, stack.folder / "extra")
+    command: list[str | Path] = [image.find("python"), "-c", "import slipway_provisioner.providers.aws.client"]
+    ended = subprocess.run(command, env=image.environment, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise BuildFailed(f"EXTRAS={EXTRA['EXTRAS']}: {ended.stderr}")
 
 
 def leaves(failed: BaseException) -> list[BaseException]:

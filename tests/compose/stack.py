@@ -85,6 +85,7 @@ class Stack:
         access.write_text("local all postgres trust\nhost all slipway 127.0.0.1/32 scram-sha-256\n")
         settings = {"listen_addresses": "127.0.0.1", "port": str(self.ports["postgres", "5432"]), "fsync": "off"}
         self.postgres = EmbeddedPostgres(folder / "postgres", settings | {"hba_file": str(access)})
+        self.builder = Builder(files.root, folder / "build")
 
     async def start(self) -> None:
         """Start the default profile and return when `up --wait` would return. Raises StackFailed or BuildFailed."""
@@ -100,11 +101,12 @@ class Stack:
             order.done(*ready)
 
     def _build(self) -> None:
-        builder = Builder(self.files.root, self.folder / "build")
         for one in self.entries.values():
             if one.image and (name := one.entry["image"]) not in self.images:
                 begin = time.monotonic()
-                self.images[name] = builder.build(one.dockerfile, one.arguments, self.folder / name.replace(":", "-"))
+                self.images[name] = self.builder.build(
+                    one.dockerfile, one.arguments, self.folder / name.replace(":", "-")
+                )
                 self.seconds[f"build {name}"] = time.monotonic() - begin
 
     async def _bring_up(self, one: Container) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.compose import rules, run
 from tests.compose.image import Builder, BuildFailed, Image, ignored, parse
@@ -104,6 +105,14 @@ def test_a_mistake_in_the_dockerfile_is_found(files: rules.ComposeFiles, old: st
     assert any(expected in problem for problem in found), found
 
 
+@pytest.mark.parametrize(
+    ("given", "extras"), [({}, ""), ({"SLIPWAY_EXTRAS": ""}, ""), ({"SLIPWAY_EXTRAS": "aws"}, "aws")]
+)
+def test_the_extras_of_the_provisioner_are_a_variable_of_the_compose_file(given: dict[str, str], extras: str) -> None:
+    compose = yaml.safe_load(run.interpolated((ROOT / "docker-compose.yml").read_text(), given))
+    assert compose["services"]["provisioner"]["build"]["args"]["EXTRAS"] == extras
+
+
 def test_parsing() -> None:
     tool, final = parse(
         "ARG V=1.2.3\nFROM tool:4.5.6 AS tool\nFROM base:${V}\nARG P=/p\nCOPY --from=tool --chown=1:2 /x $P\n"
@@ -130,6 +139,7 @@ def test_unknown_instructions_are_refused(text: str) -> None:
         ("README.md", True),
         ("LICENSE", False),
         ("requirements.services.lock", False),
+        ("requirements.aws.lock", False),
         ("libs/common/a/b.py", False),
         ("libs/local/a.py", True),
         ("services/x/a/b.pyc", True),

