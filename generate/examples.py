@@ -185,6 +185,13 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     alert.AlertRaised(**ALERT),
     alert.AlertResolved(**ALERT),
     lease.LeaseUnleasedReported(**FOR_LEASE, request_id=REQUEST, units=1, tenant="linux", started_at=AT),
+    worker.WorkerNoticed(
+        **WORKER,
+        kind=worker.Notice.INTERRUPTION,
+        capacity_key="sim-a/sim-1/zone-a/m5/spot",
+        reason="its provider takes the machine back at 09:32:00 UTC",
+        ends_at=_after(120),
+    ),
 )
 
 

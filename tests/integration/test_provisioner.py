@@ -1271,7 +1271,7 @@ async def test_a_task_that_ends_at_the_instant_of_a_report(
 
 async def test_a_machine_that_its_provider_takes_back(provisioner: Provisioner) -> None:
     """Its worker leaves, after its task if it has one, and no stage ends; another one starts in its place. A notice
-    counts once, and a recommendation not after an interruption."""
+    counts and is published once, and a recommendation not after an interruption."""
     ((worker, client),) = await running(provisioner)
     await provisioner.demand(report(1, 1, at=1))
     at = {"at": after(0).isoformat()}
@@ -1283,8 +1283,13 @@ async def test_a_machine_that_its_provider_takes_back(provisioner: Provisioner) 
     for body in (rebalance, rebalance, interruption, interruption, rebalance):
         answer = await client.post("/notice", json=body)
         assert (answer.status_code, answer.json()) == (200, {"terminate": True, "reason": reason})
-    (stopping,) = await provisioner.events()
+    first, stopping, second = await provisioner.events()
     assert (type(stopping).__name__, stopping.outcome) == ("WorkerStopping", None)
+    assert [(event.kind, event.ends_at) for event in (first, second)] == [
+        ("rebalance", None),
+        ("interruption", after(120)),
+    ]
+    assert {event.capacity_key for event in (first, second)} == {"sim-a/sim-1/zone-a/m5.large/on-demand"}
     noticed = await provisioner.worker()
     assert (noticed.id, noticed.notice, noticed.is_finishing) == (worker.id, "interruption", True)
     await provisioner.plan()

@@ -9,15 +9,17 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
-from slipway_common.events.scopes import config_key
+from slipway_common.events.scopes import capacity_key, config_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
+    Notice,
     Outcome,
     Result,
     Scope,
     Stage,
+    WorkerNoticed,
     WorkerRegistered,
     WorkerRequested,
     WorkerStopping,
@@ -50,6 +52,7 @@ from tests.support.weight_calculator import (
 )
 
 ZONE_B: Final = config_key("zone-b")
+CAPACITY_B: Final = capacity_key("sim-a", "sim-1", "zone-b", "m5")
 ZONES = ("zone-a", "zone-b", "zone-c")
 
 
@@ -457,7 +460,7 @@ async def test_a_dead_record_of_a_probe_resolves_it(calculator: Calculator, read
     await calculator.consume(spent, at=61)
     value = msgspec.json.encode(msgspec.to_builtins(probe) | {"pool_id": 7}) if readable else b"{"
     await calculator.consume(probe, at=62, value=value)
-    trip = calculator.work.world.rows[ZONE_B].launch.trip
+    trip = calculator.work.world.rows[CAPACITY_B].launch.trip
     assert (trip.tripped, trip.probe, trip.failed_probes) == (
         True,
         None if readable else Probe("zone-b", row.permit),
@@ -510,6 +513,31 @@ async def test_signals_count_until_they_expire(calculator: Calculator) -> None:
     (record,) = [r for r in await calculator.publish() if r.launch_config_id == "zone-b"]
     assert (record.state, record.signals) == ("healthy", ())
     assert await signals.live(calculator.database) == []
+
+
+async def test_a_notice_is_a_signal_on_the_capacity_of_its_machine(calculator: Calculator) -> None:
+    """For every pool that launches from it, also after a restart; on-demand machines keep their weight."""
+    capacity = "sim-1/az1/m5/spot"
+    await calculator.consume(
+        declared("spot-1", capacity_key=capacity),
+        declared("spot-2", pool_id="windows", capacity_key=capacity),
+    )
+    await calculator.publish()
+    for _ in range(2):
+        kind, why = Notice.INTERRUPTION, "taken back"
+        await calculator.consume(WorkerNoticed(kind=kind, capacity_key=capacity, reason=why, **of("spot-1")))
+        calculator.restart()
+        await calculator.take_over()
+    (live,) = await signals.live(calculator.database)
+    assert (live["source"], live["kind"], live["target_id"]) == ("provisioner", "spot_interruption", capacity)
+    assert live["configs"] == ("spot-1", "spot-2")
+    await calculator.publish()
+    rows = await weights.listed(calculator.database, None, None, archived=False)
+    records = [msgspec.json.decode(row, type=WeightChanged) for row in rows]
+    weighed = {record.launch_config_id: record.health for record in records}
+    assert weighed["spot-1"] == weighed["spot-2"] < 0.6 * weighed["zone-a"]
+    assert weighed["zone-a"] == weighed["zone-b"]
+    assert await signals.refused(calculator.database) == []
 
 
 async def test_a_signal_on_a_name_reaches_its_next_revision_after_a_restart(calculator: Calculator) -> None:

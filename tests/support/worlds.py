@@ -9,11 +9,20 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState
-from slipway_common.events.scopes import Key, capacity_key, config_key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import (
+    Key,
+    capacity_key,
+    capacity_of,
+    config_key,
+    credential_key,
+    image_key,
+    quota_key,
+)
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
+    Notice,
     Outcome,
     Result,
     Scope,
@@ -24,6 +33,7 @@ from slipway_common.events.worker import (
     WorkerLaunched,
     WorkerLaunchFailed,
     WorkerLost,
+    WorkerNoticed,
     WorkerRegistered,
     WorkerRequested,
     WorkerStopped,
@@ -150,6 +160,12 @@ def lost(
     c: LaunchConfigState, outcome: Outcome | None = None, worker_id: str = "w", permit: int | None = None
 ) -> WorkerLost:
     return WorkerLost(reason="r", outcome=outcome, **of(c, worker_id, permit))
+
+
+def noticed(
+    c: LaunchConfigState, key: Key, worker_id: str = "w", kind: Notice = Notice.INTERRUPTION, permit: int | None = None
+) -> WorkerNoticed:
+    return WorkerNoticed(kind=kind, capacity_key=key.id, reason="taken back", **of(c, worker_id, permit))
 
 
 def signal_event(kind: str, target_kind: str, target_id: str, at: float = 0.0, **fields: Any) -> SignalRaised:
@@ -346,7 +362,10 @@ class Fleet:
                     ("", lost(c, fails(Scope.CONFIG, Stage.BOOT), *of_it)),
                 ],
                 "running": [("leaving", stopping(c, None, *of_it))],
-                "busy": [("", lost(c, None, *of_it))],
+                "busy": [
+                    ("", lost(c, None, *of_it)),
+                    ("busy", noticed(c, capacity_of(c), worker_id, rng.choice([*Notice]), permit)),
+                ],
             }
             after = rng.choice(odd[state]) if state in odd and rng.random() < 0.15 else good[state]
         if after is None:

@@ -53,6 +53,12 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
         "error_reported   3f9a12cd  disk: full  zone-b",
     ),
     (
+        "worker.noticed",
+        ID,
+        WORKER | {"kind": "interruption", "capacity_key": "us/az1/m5/spot", "reason": "its machine is taken back"},
+        "noticed          3f9a12cd  interruption: its machine is taken back  capacity us/az1/m5/spot  zone-b",
+    ),
+    (
         "worker.stopped",
         ID,
         WORKER | {"reason": "no longer needed", "cancelled": True},

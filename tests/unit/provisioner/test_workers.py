@@ -19,7 +19,7 @@ from slipway_common.events.lifecycle import (
 )
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
-from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
+from slipway_provisioner.domain.workers import Change, Notice, ReportedNotice, Worker, ended_stage
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/on-demand", "InsufficientCapacity")
@@ -177,26 +177,31 @@ def test_a_worker_that_stops_as_idle_finishes_what_it_claimed() -> None:
 
 
 def test_a_notice_is_news_once() -> None:
-    """An interruption after a recommendation is news, nothing after an interruption; no stage ends."""
+    """An interruption after a recommendation is news, nothing after an interruption; no stage ends. What is no news
+    changes nothing and is not published."""
     busy = worker(State.RUNNING)
-    recommended, event = workers.noticed(busy, Notice.REBALANCE, "why", NOW) or (busy, None)
-    assert (recommended.state, recommended.notice, recommended.reason) == (State.STOPPING, Notice.REBALANCE, "why")
-    assert event is not None
-    assert (event.reason, event.outcome) == ("why", None)
-    assert workers.noticed(recommended, Notice.REBALANCE, "again", NOW) is None
-    interrupted, event = workers.noticed(recommended, Notice.INTERRUPTION, "ends", NOW) or (busy, None)
-    assert (interrupted.notice, interrupted.reason, event) == (Notice.INTERRUPTION, "why", None)
-    for notice in (Notice.REBALANCE, Notice.INTERRUPTION):
-        assert workers.noticed(interrupted, notice, "again", NOW) is None
+    (_, announced), (recommended, event) = workers.noticed(busy, ReportedNotice(Notice.REBALANCE), "cap", NOW)
+    why = "its provider recommends to replace the machine"
+    assert (recommended.state, recommended.notice, recommended.reason) == (State.STOPPING, Notice.REBALANCE, why)
+    assert (event.reason, event.outcome) == (why, None)
+    assert (announced.kind, announced.capacity_key, announced.reason) == (events.Notice.REBALANCE, "cap", why)
+    assert workers.noticed(recommended, ReportedNotice(Notice.REBALANCE), "cap", NOW) == []
+    ((interrupted, announced),) = workers.noticed(recommended, ReportedNotice(Notice.INTERRUPTION, NOW), "cap", NOW)
+    assert (interrupted.state, interrupted.notice) == (State.STOPPING, Notice.INTERRUPTION)
+    assert interrupted.reason == why, "the reason that it was asked to stop for"
+    assert (announced.kind, announced.ends_at) == (events.Notice.INTERRUPTION, NOW)
+    for kind in (Notice.REBALANCE, Notice.INTERRUPTION):
+        assert workers.noticed(interrupted, ReportedNotice(kind), "cap", NOW) == []
 
 
 def test_reasons_of_notices() -> None:
     at = datetime(2026, 8, 1, 17, 0, 5, tzinfo=timezone(timedelta(hours=2)))
-    reasons = [
-        workers.notice_reason(Notice.REBALANCE, None, "euw1-az2"),
-        workers.notice_reason(Notice.INTERRUPTION, at, "euw1-az2"),
-        workers.notice_reason(Notice.INTERRUPTION, None, ""),
+    notices = [
+        ReportedNotice(Notice.REBALANCE, None, "euw1-az2"),
+        ReportedNotice(Notice.INTERRUPTION, at, "euw1-az2"),
+        ReportedNotice(Notice.INTERRUPTION),
     ]
+    reasons = [notice.reason for notice in notices]
     assert reasons == [
         "its provider recommends to replace the machine in zone euw1-az2",
         "its provider takes the machine back in zone euw1-az2 at 15:00:05 UTC",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Scope, Stage
+from slipway_common.events.worker import Notice, Scope, Stage
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage as Evidence
@@ -28,6 +28,7 @@ from tests.support.worlds import (
     fails,
     launched,
     lost,
+    noticed,
     refused,
     requested,
     signal_event,
@@ -249,6 +250,48 @@ def test_a_notice_of_interruption_lowers_a_capacity_in_every_pool() -> None:
     assert story.record("near@2", 2).signals == ("spot_interruption 0.5 from monitor (seen)",)
     story.advance_to(600)
     assert story.record("far", 600).health == pytest.approx(before["far"])
+
+
+def test_notices_to_workers_are_one_signal_on_their_capacity() -> None:
+    """In every pool and account, however many machines get one; the worker's end then is no evidence."""
+    story = Story(NEAR, FAR, ON_DEMAND, A)
+    workers = {"w-0": NEAR, "w-1": NEAR, "w-2": FAR}
+    story.fold(0, *(launched(each, id_) for id_, each in workers.items()))
+    before = {id_: story.record(id_, 0).health for id_ in story.world.configs}
+    for n, (id_, each) in enumerate(workers.items()):
+        story.fold(n, noticed(each, SPOT, id_), stopping(each, None, id_))
+    after = {id_: story.record(id_, 0).health / before[id_] for id_ in story.world.configs}
+    assert after == pytest.approx({"near": 0.5, "far": 0.5, "on-demand": 1.0, "a": 1.0})
+    one = ("spot_interruption 0.5 from provisioner (worker w-2: taken back)",)
+    assert [story.record(id_, 3).signals for id_ in ("near", "far", "on-demand")] == [one, one, ()]
+    story.advance_to(901.9)
+    assert story.record("near", 901.9).signals == one, "15 minutes from the last notice"
+    story.advance_to(902)
+    assert [story.record(id_, 902).signals for id_ in ("near", "far")] == [(), ()]
+
+
+def test_a_recommendation_undoes_no_interruption() -> None:
+    """It lowers the weight by less; a notice of a kind that is not known yet, and one of a capacity that nothing
+    launches from any more, have no effect."""
+    story = Story(NEAR, FAR)
+    story.fold(0, noticed(NEAR, SPOT, "w-0", Notice.REBALANCE))
+    before = story.record("far", 0)
+    assert before.signals == ("degraded 0.75 from provisioner (worker w-0: taken back)",)
+    story.fold(1, noticed(NEAR, SPOT, "w-1"), noticed(NEAR, SPOT, "w-2", Notice.REBALANCE))
+    assert story.record("far", 1).health == pytest.approx(before.health * 0.5 / 0.75)
+    known = dict(story.world.signals)
+    story.fold(2, noticed(NEAR, SPOT, "w-3", Notice.UNKNOWN), noticed(NEAR, CAPACITY, "w-4"))
+    assert story.world.signals == known
+
+
+def test_an_old_notice_replaces_no_newer_one() -> None:
+    """Workers' events arrive in order only for each worker."""
+    story = Story(NEAR)
+    story.fold(60, noticed(NEAR, SPOT, "w-1"))
+    story.fold(0, noticed(NEAR, SPOT, "w-0"))
+    assert story.record("near", 60).signals == ("spot_interruption 0.5 from provisioner (worker w-1: taken back)",)
+    story.advance_to(959)
+    assert len(story.record("near", 959).signals) == 1
 
 
 def test_a_signal_on_a_capacity_reaches_what_launches_from_it() -> None:

@@ -62,8 +62,8 @@ def _worker(word: str, data: Data, now: datetime) -> list[str]:
         str(data.get("instance_id", "")) if word == "launched" else "",
         "found by its tag" if data.get("looked_up") else "",
         "cancelled:" if data.get("cancelled") else "",
-        str(data.get("reason", "")),
-        ": ".join(part for part in (data.get("kind"), data.get("detail")) if part),
+        ": ".join(str(data[name]) for name in ("kind", "detail", "reason") if data.get(name)),
+        f"capacity {data['capacity_key']}" if data.get("capacity_key") else "",
         f"probe {data['probe_permit']}" if data.get("probe_permit") is not None else "",
         str(data.get("launch_config_id", "")),
     ]

@@ -140,6 +140,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
             worker.WorkerClaimed,
             worker.WorkerIdle,
             worker.WorkerErrorReported,
+            worker.WorkerNoticed,
             worker.WorkerStopping,
             worker.WorkerStopped,
             worker.WorkerLost,

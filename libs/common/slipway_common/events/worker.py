@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from slipway_common.base.text import Key, Name, Note
+from slipway_common.events.time import Time
 
 
 class Stage(StrEnum):
@@ -43,6 +44,18 @@ class Scope(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Scope":
+        return cls.UNKNOWN
+
+
+class Notice(StrEnum):
+    """Notice of a provider about a machine: it takes the machine back (`interruption`), or recommends to replace it
+    (`rebalance`). A value from a newer sender decodes as UNKNOWN and has no effect."""
+
+    INTERRUPTION, REBALANCE = "interruption", "rebalance"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Notice":
         return cls.UNKNOWN
 
 
@@ -146,6 +159,20 @@ class WorkerErrorReported(WorkerEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.worker.error_reported.v1"
     kind: Name
     detail: Note
+
+
+class WorkerNoticed(WorkerEvent, frozen=True, kw_only=True):
+    """The provider takes the worker's machine back, or recommends to replace it; published once for each notice.
+
+    `capacity_key` is the id of the capacity that the machine was launched from, which loses weight by it. `ends_at`:
+    when the provider terminates the machine, if it is known. Ends no stage; the worker stops, if it was not asked to.
+    """
+
+    type: ClassVar[str] = "io.slipway.worker.noticed.v1"
+    kind: Notice
+    capacity_key: Key
+    reason: Note
+    ends_at: Time | None = None
 
 
 class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):

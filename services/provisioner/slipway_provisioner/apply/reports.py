@@ -16,8 +16,8 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.roll_out import Standing
-from slipway_provisioner.domain.workers import AlreadyStopped, Change, Notice, Worker
-from slipway_provisioner.store import configs, demand, pools, workers
+from slipway_provisioner.domain.workers import AlreadyStopped, Change, ReportedNotice, Worker
+from slipway_provisioner.store import configs, demand, pools, provider_keys, workers
 
 CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accepted
 # Largest time after receipt. A claim that ended at the instant of a demand report has to count as ended by then, also
@@ -83,16 +83,18 @@ async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
     return await _answer(tx, change[0], has_task=change[0].has_task)
 
 
-async def noticed(tx: Connection, agent: Agent, notice: Notice, reason: str) -> Answer:
-    """Record a notice that the provider takes the machine back, after which the worker leaves. A repeated one, and a
-    recommendation after an interruption, change nothing."""
+async def noticed(tx: Connection, agent: Agent, notice: ReportedNotice) -> Answer:
+    """Record a notice that the provider takes the machine back, after which the worker leaves, and publish it for the
+    capacity that the machine was launched from. A repeated one, and a recommendation after an interruption, change
+    nothing."""
     worker = await _authenticated(tx, agent)
-    change = domain.noticed(worker, notice, reason, await pools.now(tx))
-    worker, event = change or (worker, None)
-    if event is None:
+    capacity = await provider_keys.capacity_of(tx, worker.launch_config_id)
+    changes = domain.noticed(worker, notice, capacity, await pools.now(tx))
+    for change in changes:
+        await workers.save(tx, [change])
+        worker, _ = change
+    if not changes:
         await workers.save_without_events(tx, [worker])
-    else:
-        await workers.save(tx, [(worker, event)])
     return await _answer(tx, worker, has_task=worker.has_task)
 
 

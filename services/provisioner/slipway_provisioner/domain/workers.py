@@ -24,6 +24,23 @@ class Notice(StrEnum):
     INTERRUPTION = "interruption"
 
 
+class ReportedNotice(msgspec.Struct, frozen=True):
+    """Notice as the agent of a machine reports it. `ends_at`: when the provider terminates the machine, if known."""
+
+    kind: Notice
+    ends_at: datetime | None = None
+    zone_id: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Reason for the worker to stop."""
+        where = f" in zone {self.zone_id}" if self.zone_id else ""
+        if self.kind is Notice.REBALANCE:
+            return f"its provider recommends to replace the machine{where}"
+        when = "" if self.ends_at is None else f" at {self.ends_at.astimezone(UTC):%H:%M:%S} UTC"
+        return f"its provider takes the machine back{where}{when}"
+
+
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
     it has claimed. `notice`: the last notice of its provider, which takes the machine back."""
@@ -226,22 +243,23 @@ def stopping_idle(
     return msgspec.structs.replace(after, may_finish=True), event
 
 
-def notice_reason(notice: Notice, ends_at: datetime | None, zone_id: str) -> str:
-    """Reason for a worker to stop after a notice."""
-    where = f" in zone {zone_id}" if zone_id else ""
-    if notice is Notice.REBALANCE:
-        return f"its provider recommends to replace the machine{where}"
-    when = "" if ends_at is None else f" at {ends_at.astimezone(UTC):%H:%M:%S} UTC"
-    return f"its provider takes the machine back{where}{when}"
-
-
-def noticed(worker: Worker, notice: Notice, reason: str, now: datetime) -> tuple[Worker, Any | None] | None:
-    """Ask a worker to stop because its provider takes the machine back: it may finish its task, if the machine lasts.
-    No stage ends by it. Without an event for one that was asked to stop before; None for a notice that is no news."""
-    if notice is worker.notice or worker.notice is Notice.INTERRUPTION:
-        return None
-    known = msgspec.structs.replace(worker, notice=notice)
-    return (known, None) if worker.state in ASKED_TO_STOP else stopping_idle(known, reason, now)
+def noticed(worker: Worker, notice: ReportedNotice, capacity_key: str, now: datetime) -> list[Change]:
+    """Record that a worker's provider takes its machine back, and ask the worker to stop, unless it was asked before:
+    it may finish its task, if the machine lasts. No stage ends by it. Without changes for a notice that is no news."""
+    if notice.kind is worker.notice or worker.notice is Notice.INTERRUPTION:
+        return []
+    known, reason = msgspec.structs.replace(worker, notice=notice.kind), notice.reason
+    event = events.WorkerNoticed(
+        **_ids(worker),
+        kind=events.Notice(notice.kind),
+        capacity_key=capacity_key,
+        reason=reason,
+        ends_at=notice.ends_at,
+    )
+    changes: list[Change] = [(known, event)]
+    if worker.state not in ASKED_TO_STOP:
+        changes.append(stopping_idle(known, reason, now))
+    return changes
 
 
 def hastened(worker: Worker, reason: str, now: datetime) -> Worker:

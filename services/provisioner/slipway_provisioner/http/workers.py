@@ -22,7 +22,7 @@ from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.reports import Agent, Answer
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.domain.workers import AlreadyStopped, Notice, notice_reason
+from slipway_provisioner.domain.workers import AlreadyStopped, Notice, ReportedNotice
 from slipway_provisioner.store import restores
 
 router = APIRouter(prefix="/workers", tags=["workers"])
@@ -185,10 +185,11 @@ async def report_error(worker_id: Name, body: ErrorReport, secret: Secret, db: D
 async def notice(
     worker_id: Name, body: NoticeReport, request: Request, secret: Secret, db: DatabaseDep
 ) -> dict[str, Any]:
-    """Report a notice that the provider takes the machine back. The worker leaves after its task."""
-    reason = notice_reason(body.kind, body.ends_at, body.zone_id)
+    """Report a notice that the provider takes the machine back. The worker leaves after its task, and the capacity
+    that the machine was launched from loses weight."""
+    reported = ReportedNotice(body.kind, body.ends_at, body.zone_id)
     async with _transaction(db) as tx:
-        answer = await reports.noticed(tx, _agent(worker_id, secret), body.kind, reason)
+        answer = await reports.noticed(tx, _agent(worker_id, secret), reported)
     wake(request)
     return _answer(answer)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from slipway_common.events import worker
 from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
-from slipway_weight_calculator.domain import blame, boots, health, health_signals, probes
+from slipway_weight_calculator.domain import blame, boots, health, health_signals, probes, signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import UNDECLARED, Boot, Config
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, Failure
@@ -69,6 +69,14 @@ def _claimed(draft: Draft, config: Config, event: worker.WorkerClaimed, at: floa
         health.succeed(draft, config, "claim", at)
         if event.probe_permit is not None:
             probes.settle(draft, config, event.probe_permit, at, event.outcome)
+
+
+def _noticed(draft: Draft, config: Config, event: worker.WorkerNoticed, at: float) -> None:
+    """Signal a notice on the capacity of the machine. No rules for sources apply, since Slipway is none; without
+    effect if a newer one was folded before, or if nothing launches from that capacity any more."""
+    signal = signals.of_notice(event, at)
+    if signal is not None:
+        health_signals.apply(draft, signal, at)
 
 
 def _ended(draft: Draft, config: Config, event: worker.WorkerStopping | worker.WorkerLost, at: float) -> None:
@@ -170,6 +178,7 @@ EVENT_HANDLERS: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None
     worker.WorkerLaunchFailed: _launch_failed,
     worker.WorkerRegistered: _registered,
     worker.WorkerClaimed: _claimed,
+    worker.WorkerNoticed: _noticed,
     worker.WorkerStopping: _ended,
     worker.WorkerStopped: _stopped,
     worker.WorkerLost: _ended,

@@ -28,9 +28,17 @@ from slipway_common.events.signal_rules import (
     refusal,
     share_holder,
 )
+from slipway_common.events.worker import Notice, WorkerNoticed
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")
+
+# Kind and value of the signal that a notice is. Kinds differ, since a signal replaces those of its kind: a
+# recommendation must not raise the weight that an interruption has lowered.
+NOTICES: Final[Mapping[Notice, tuple[str, float | None]]] = {
+    Notice.INTERRUPTION: ("spot_interruption", None),
+    Notice.REBALANCE: ("degraded", 0.75),
+}
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -66,6 +74,25 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
             ttl_seconds=self.until - self.observed_at,
             value=self.value,
         )
+
+
+def of_notice(event: WorkerNoticed, at: float) -> SignalRaised | None:
+    """The signal on a capacity that a provider takes a machine of it back, as of `at`; None for an unknown kind.
+
+    The next one of its kind replaces it, so that many machines of one capacity lower its weight once.
+    """
+    if event.kind not in NOTICES:
+        return None
+    kind, value = NOTICES[event.kind]
+    return SignalRaised(
+        source="provisioner",
+        target_kind="capacity",
+        target_id=event.capacity_key,
+        kind=kind,
+        reason=f"worker {event.worker_id}: {event.reason}",
+        observed_at=datetime.fromtimestamp(at, UTC),
+        value=value,
+    )
 
 
 def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "") -> frozenset[str]:
