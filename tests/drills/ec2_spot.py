@@ -166,11 +166,12 @@ def _verdict(
     shares = {f"{pool}-{name}": _share(before, after, f"{pool}-{name}") for pool in POOLS for name in CONFIGS}
     fell = {name for name, share in shares.items() if share < LOSS}
     capacities = len({CONFIGS[name.partition("-")[2]] for name in expected})
+    down = max(shares[name] for name in expected)
+    others = min((share for name, share in shares.items() if name not in expected), default=1.0)
     figures = (
         f"{len(noticed)} machines noticed, {len(noticed) - len(taken)} drained and {len(fresh)} more at work before "
-        f"the end, {interrupted} tasks interrupted; {len(signals)} signals for {capacities} capacities; "
-        f"weight of their {len(expected)} launch configs × {max(shares[name] for name in expected):.2f} at most, "
-        f"of others × {min((share for name, share in shares.items() if name not in expected), default=1.0):.2f} at least"
+        f"the end, {interrupted} tasks interrupted; signal on {', '.join(signal['target_id'] for signal in signals)}; "
+        f"weight of their {len(expected)} launch configs × {down:.2f} at most, of others × {others:.2f} at least"
     )
     problems = [
         text
