@@ -65,7 +65,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "renamed-monitor": Drill(renamed_monitor.play, 150.0, "stale-sources-for-ever"),
     "poison": Drill(poison.play, 40.0, "client-decodes-by-itself"),
     "ec2-spot": Drill(ec2_spot.play, 20.0, "notice-raises-no-signal", asked=True),
-    "ec2-storm": Drill(ec2_storm.play, 20.0, "refused-repeat-is-an-outcome", asked=True),
+    "ec2-storm": Drill(ec2_storm.play, 20.0, "not-looked-up", asked=True),
 }
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)
 

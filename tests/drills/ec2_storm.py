@@ -2,8 +2,9 @@
 killed provisioners, each followed by one with another `register_url`.
 
 The stand-in for EC2 checks image, quota and capacity before tokens, so that a refused repeat proves nothing about its
-first call. WORKERS tasks need a machine each, the provisioner is killed KILLS times. Judged by the ledgers of the
-stand-in and the queue, the topics and the rows; what is left is counted in moto.
+first call. Machines boot for longer than it takes until they may be looked up, so that none makes itself known before.
+WORKERS tasks need a machine each, the provisioner is killed KILLS times. Judged by the ledgers of the stand-in and the
+queue, the topics and the rows; what is left is counted in moto.
 """
 
 import asyncio
@@ -30,15 +31,22 @@ DECLARATION: Final = Path("examples/slipway-aws.yaml")
 POOL: Final = "agents"
 TASK_SECONDS: Final = 20.0
 WAVES: Final = 6
-STORM_SECONDS: Final = 500.0  # product time in which tasks arrive and provisioners are killed
+STORM_SECONDS: Final = 320.0  # product time in which tasks arrive; provisioners are killed about as long
 FAULTS: Final = (
     "lost-reply:0.25,broken-reply:0.1,late-listing:40,torn-listing:0.5,refuse:DescribeInstances/InternalError/0.1,"
-    "refuse:RunInstances/InternalError/0.1,throttle:40s-90s,capacity:us-east-1a/m5.large:60s-200s,latency:90:220s-260s,"
-    "zone:us-east-1b:300s-380s"
+    "refuse:RunInstances/InternalError/0.1,throttle:40s-90s,latency:60:180s-220s"
 )
-VISIBILITY_SECONDS: Final = 100.0  # of the accounts; longer than instances are hidden
+# Each zone lacks capacity for a while, again and again, so that a busy machine, on which all takes longer, sees it too.
+CAPACITY_SECONDS: Final = 120.0
+NO_CAPACITY_SECONDS: Final = 40.0
+NO_CAPACITY_FROM: Final = {"us-east-1a": 40.0, "us-east-1b": 100.0}
+CAPACITY_TIMES: Final = 100
+BOOT_SECONDS: Final = 150.0  # longer than the timeout of calls and the visibility together
+VISIBILITY_SECONDS: Final = 60.0  # of the accounts; longer than instances are hidden
+STARTING_MAX: Final = 10  # machines of each account; boots are long
+MACHINES_MAX: Final = 24
 # A provisioner that is killed comes back after seconds of real time, and the machines' processes run in real time.
-SECONDS: Final = {"idle_timeout_seconds": 60.0, "call_timeout_seconds": 80.0, "unresponsive_timeout_seconds": 2400.0}
+SECONDS: Final = {"idle_timeout_seconds": 60.0, "call_timeout_seconds": 40.0, "unresponsive_timeout_seconds": 2400.0}
 DONE_SECONDS: Final = 400.0  # real; half a minute on an idle machine
 LOST_MIN: Final = 3
 # Ways to write one address, which differ in the bytes of the user data.
@@ -49,8 +57,15 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     workers, kills = int(os.environ.get("WORKERS") or 60), int(os.environ.get("KILLS") or 4)
     deployment = harness.new_deployment(seconds=SECONDS, environment={"provisioner": CREDENTIALS})
-    faults = NOTATION.parse(FAULTS)
-    machines = Ec2Machines(deployment, seed=harness.seed, faults=faults, tokens_first=False)
+    machines = Ec2Machines(
+        deployment,
+        seed=harness.seed,
+        faults=NOTATION.parse(FAULTS),
+        capacity={zone: _capacity(at) for zone, at in NO_CAPACITY_FROM.items()},
+        tokens_first=False,
+        boot_seconds_median=BOOT_SECONDS,
+        boot_sigma=0.1,
+    )
     await deployment.start(machines.start(harness.supervisor))
     await harness.play(deployment, _declared(deployment, machines))
     await machines.play()
@@ -63,7 +78,9 @@ async def play(harness: Harness) -> Verdict:
 
     await harness.until(all_done, f"{workers} tasks are done", within_seconds=DONE_SECONDS)
     await machines.leave()
+    harness.log("all machines have ended")
     await settle(deployment)
+    harness.log("calls are settled")
     found = await evidence.gather(
         ledger_path=deployment.ledger,
         kafka=deployment.kafka,
@@ -79,7 +96,20 @@ def _declared(deployment: Deployment, machines: Ec2Machines) -> Declaration:
     body = machines.declared(deployment.declaration(DECLARATION)).model_dump(mode="json")
     for account in body["accounts"]:
         account["settings"]["visibility_seconds"] = VISIBILITY_SECONDS / deployment.speed
+    for lease_pool in body["lease_pools"]:
+        lease_pool["limit"] = STARTING_MAX
+    for pool in body["worker_pools"]:
+        pool["max_capacity"] = MACHINES_MAX
     return parse(body)
+
+
+def _capacity(at: float) -> list[tuple[float, int | None]]:
+    """None from `at` on, then any number, by turns."""
+    return [
+        (at + turn * CAPACITY_SECONDS + after, number)
+        for turn in range(CAPACITY_TIMES)
+        for after, number in ((0.0, 0), (NO_CAPACITY_SECONDS, None))
+    ]
 
 
 async def _add_tasks(harness: Harness, deployment: Deployment, workers: int) -> None:
@@ -115,7 +145,8 @@ def _verdict(machines: Ec2Machines, found: Evidence, *, workers: int, kills: int
     claimed = len({fact.task_id for fact in found.ledger if isinstance(fact, facts.TaskClaimed)})
     figures = (
         f"{len(created)} machines for {workers} tasks, {lost} lost replies, {sum(refused.values())} refused calls, "
-        f"{sum(reply.repeated for reply in replies)} repeats answered, {kills} kills; orphans {orphans}, "
+        f"{sum(reply.repeated for reply in replies)} repeats answered, {report.looked_up} calls found by look-up, "
+        f"{kills} kills; orphans {orphans}, "
         f"doubled {doubled}, healthy terminated {healthy}; {machines.left_over()}"
     )
     problems = [
@@ -131,6 +162,7 @@ def _verdict(machines: Ec2Machines, found: Evidence, *, workers: int, kills: int
             (claimed < workers, f"{claimed} tasks were claimed"),
             (lost < LOST_MIN, f"{lost} replies were lost, which proves nothing; at least {LOST_MIN} expected"),
             ("InsufficientInstanceCapacity" not in refused, "no call was refused for lack of capacity"),
+            (not report.looked_up, "no call was found by look-up, which proves nothing"),
         )
         if is_so
     ]

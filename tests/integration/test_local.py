@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
+from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.child import StartFailed, until
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -187,6 +188,19 @@ async def test_supervisor_kills_pauses_and_restarts_by_name(tmp_path: Path) -> N
         assert two.exit_code == -signal.SIGKILL
         supervisor.pause("one")
     assert not one.alive  # a paused one, too, is ended
+
+
+async def test_a_replaced_service_has_its_port_and_other_variables(tmp_path: Path) -> None:
+    """The one before is killed, which is not reported as an unexpected end."""
+    async with Supervisor() as supervisor:
+        deployment = Deployment(supervisor, tmp_path, speed=1.0, seconds={})
+        await supervisor.start(deployment._process("simulator"))
+        for name, earlier in (("simulator.1", "simulator"), ("simulator.2", "simulator.1")):
+            ledger = tmp_path / f"{name}.jsonl"
+            await deployment.replace("simulator", {"SLIPWAY_LEDGER": str(ledger)})
+            assert (await deployment.call("GET", "simulator", "/ledger"))["path"] == str(ledger)
+            assert (supervisor[name].alive, supervisor[earlier].alive, supervisor.dead()) == (True, False, [])
+        await deployment.remove()
 
 
 async def test_failed_start_shows_the_log_and_leaves_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from slipway_common.base.settings import from_environment
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
-from slipway_local.demo.program import parse_arguments
+from slipway_local.demo.ec2_machines import MACHINES_PER_SECOND_MIN
+from slipway_local.demo.program import parse_arguments, scenario
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator.notation import BadFault
 from slipway_weight_calculator.domain.policy import PROFILES
@@ -71,6 +72,15 @@ def test_defaults_play_an_hour_in_three_minutes() -> None:
     arguments = parse_arguments({})
     assert (arguments.duration_seconds, arguments.speed, arguments.product_seconds) == (180.0, 20.0, 3600.0)
     assert [(f.name, f.from_seconds, f.until_seconds) for f in arguments.faults] == [("zone-b", 900.0, 1800.0)]
+
+
+def test_every_seed_has_as_many_tasks_for_machines_of_ec2() -> None:
+    """Each is for one machine, and enough of them arrive while there is time to do them."""
+    for seed in range(20):
+        arguments = parse_arguments({"PROVIDER": "aws", "DURATION": "40s", "SEED": str(seed)})
+        tasks = scenario(arguments)["pools"]["agents"]["arrivals"]
+        assert len(tasks) == 70 > MACHINES_PER_SECOND_MIN * arguments.duration_seconds
+        assert all(0.0 <= at < 560.0 for at, _ in tasks)
 
 
 def test_processes_have_no_simulated_faults() -> None:

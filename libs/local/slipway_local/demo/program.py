@@ -4,6 +4,7 @@ Arguments come from the environment: DURATION, PROVIDER, SPEED, SEED, FAULTS, DE
 """
 
 import asyncio
+import math
 import os
 import re
 import shlex
@@ -11,8 +12,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from math import isnan
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import asyncpg
@@ -37,6 +38,7 @@ from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
+from slipway_simulator.demand import TASK_SIGMA
 from slipway_simulator.facts import InstanceCreated
 from slipway_simulator.notation import BadFault, Fault, Notation
 
@@ -63,6 +65,7 @@ SIMULATED_DEMAND: Final = {
     "burst_every_seconds": 300,
     "task_seconds_median": 60,
 }
+TASK_SECONDS: Final = 20.0  # median on agents and machines, in product time
 # As much as a few agents can do on two cores in real time, at about one second per task.
 PROCESS_DEMAND: Final = {
     "kind": "bursty",
@@ -70,10 +73,9 @@ PROCESS_DEMAND: Final = {
     "initial_burst": 10,
     "burst_size": 4,
     "burst_every_seconds": 120,
-    "task_seconds_median": 20,
+    "task_seconds_median": TASK_SECONDS,
 }
-# Enough for 60 machines in 40 s, each for one task.
-AWS_DEMAND: Final = PROCESS_DEMAND | {"rate_per_minute": 6, "initial_burst": 14}
+SECONDS_PER_MACHINE: Final = 8.0  # product time between the arrivals of tasks that need a machine each
 AGENTS_SPEED_MAX: Final = 40  # real processes take real time: with shorter time-outs they would count as unresponsive
 # Idle agents leave after so many product seconds, so that all of them have left by themselves when the run ends.
 AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
@@ -167,9 +169,10 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
     """Scenario for the simulator. Arrivals end with the run, so that its last launches can settle."""
     until = arguments.product_seconds or None
     source: dict[str, Any] = SIMULATED_DEMAND | {"until_seconds": until}
-    if arguments.provider != "simulated":
-        demand = AWS_DEMAND if arguments.provider == "aws" else PROCESS_DEMAND
-        source = demand | {"until_seconds": until and until * (1 - AGENTS_REST)}
+    if arguments.provider == "aws" and until:
+        source = {"kind": "arrivals", "arrivals": machine_tasks(arguments.seed, until * (1 - AGENTS_REST))}
+    elif arguments.provider != "simulated":
+        source = PROCESS_DEMAND | {"until_seconds": until and until * (1 - AGENTS_REST)}
     if arguments.demand:
         source = {"kind": "trace", "path": str(Path(arguments.demand).resolve()), "until_seconds": until}
     return {
@@ -180,6 +183,15 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
         "visibility_seconds": 5,
         "faults": msgspec.to_builtins(arguments.faults if arguments.provider == "simulated" else ()),
     }
+
+
+def machine_tasks(seed: int, seconds: float) -> list[tuple[float, float]]:
+    """Tasks that arrive within so many product seconds, each for a machine of its own: as many with every seed, a third
+    of them at once."""
+    rng = Random(seed)  # noqa: S311 (a demo is repeatable)
+    count = math.ceil(seconds / SECONDS_PER_MACHINE)
+    times = [0.0 if number < count / 3 else rng.uniform(0.0, seconds) for number in range(count)]
+    return [(at, rng.lognormvariate(math.log(TASK_SECONDS), TASK_SIGMA)) for at in times]
 
 
 async def settle(deployment: Deployment) -> None:
@@ -439,7 +451,7 @@ def comparison(
 
 def share(value: float) -> str:
     """A share with three decimals, or "unknown" when no launch fell into the period."""
-    return "unknown" if isnan(value) else f"{value:.3f}"
+    return "unknown" if math.isnan(value) else f"{value:.3f}"
 
 
 def main() -> int:
