@@ -30,7 +30,15 @@ from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.sql import DIALECT
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX
 from slipway_common.events.lease import LeaseGroup
-from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, lifecycle_of, quota_key
+from slipway_common.events.scopes import (
+    Key,
+    capacity_key,
+    credential_key,
+    image_key,
+    lifecycle_of,
+    quota_key,
+    subnet_key,
+)
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.spread import group_key
 from slipway_lease_broker.store import tables as broker
@@ -91,6 +99,7 @@ async def test_generated_keys_are_those_of_the_calculator(
         "settings": msgspec.json.encode({"lifecycle": lifecycle}).decode(),
         "capacity": capacity,
         "quota_family": family,
+        "subnet": "" if family else "subnet/%",
     }
     generated = {field.name: str(field.computed.sqltext) for field in launch_config.c if field.computed is not None}
     types = {name: "jsonb" if name == "settings" else "text" for name in values}
@@ -109,6 +118,7 @@ async def test_generated_keys_are_those_of_the_calculator(
         "capacity_key": Key("capacity", capacity).text
         if capacity
         else capacity_key("ci/a", "sim-1", "zone%a", instance_type, lifecycle_of({"lifecycle": lifecycle})).text,
+        "subnet_key": "" if family else subnet_key("ci/a", "sim-1", "subnet/%").text,
     }
 
 
@@ -123,6 +133,7 @@ BYTES: Final = {
     "quota_key": KEY.bytes,
     "credential_key": KEY.bytes,
     "capacity_key": KEY.bytes,
+    "subnet_key": KEY.bytes,
     "group_name": NAME.bytes + len(group_key(LeaseGroup(name="", size=UNITS_MAX, spread_seconds=86_399.123))),
 }
 VALUES: Final[dict[type[Any], Any]] = {

@@ -8,7 +8,7 @@ import pytest
 
 from slipway_common.base.percent import encoded
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState, LaunchConfigUpdated
-from slipway_common.events.scopes import Key, capacity_key, lifecycle_of, quota_key
+from slipway_common.events.scopes import Key, capacity_key, lifecycle_of, quota_key, subnet_key
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import Scope, WorkerLaunchFailed
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -35,6 +35,9 @@ class Zoned(Cloud):
         if zone_id is None:
             return ""
         return encoded(account.region, zone_id, config["instance_type"], lifecycle_of(config["settings"]))
+
+    def subnet(self, account: Account, config: Mapping[str, Any]) -> str:
+        return str(config["settings"].get("subnet", ""))
 
     def quota_family(self, account: Account, config: Mapping[str, Any]) -> str:
         return "standard-spot" if lifecycle_of(config["settings"]) == "spot" else "m5"
@@ -128,6 +131,33 @@ async def test_a_capacity_is_one_window_for_pools_of_several_accounts(provisione
         reasons = {id_.partition("@")[0]: note.get("reason") for id_, note in decision["details"]["configs"].items()}
         assert reasons[name] == f"tripped: {SPOT}: 2 capacity errors (Lacking); no probe is due"
         assert not (reasons.get("on-demand") or "").startswith("tripped")
+
+
+async def test_a_subnet_is_one_window_for_pools_and_instance_types(provisioner: Provisioner) -> None:
+    """The event carries it; starts in flight of all its configs count, and a trip stops them."""
+    body = two_accounts()
+    for pool, type_ in zip(body["worker_pools"], ("m5.large", "c6i.large"), strict=True):
+        in_subnet = {"settings": {"subnet": "subnet-0a"}, "account": "sim-a", "zone": "zone-a", "instance_type": type_}
+        pool["launch_configs"] = [pool["launch_configs"][0] | in_subnet]
+    await provisioner.declare(body)
+    assert {event.subnet for event in await config_events(provisioner)} == {"subnet-0a"}
+    await provisioner.trust()
+    subnet = subnet_key("sim-a", "sim-1", "subnet-0a")
+    share = SharedWindow(kind=subnet.kind, id=subnet.id, stage="launch", version=1, window=3)
+    await provisioner.weights(weight("zone-a", shared=(share,)))
+    await provisioner.demand(report(30), report(30, pool_id="other"))
+    await provisioner.plan()
+    assert await provisioner.database.fetchval("SELECT count(*) FROM worker") == 3
+    for pool_id in ("linux", "other"):
+        assert (await share_of(provisioner, subnet, pool_id)).in_flight == 3
+    tripped = msgspec.structs.replace(share, version=2, state="tripped", reason="2 quota errors (Full)")
+    await provisioner.weights(weight("zone-a", shared=(tripped,)), revision=2)
+    await provisioner.demand(report(30, at=1), report(30, at=1, pool_id="other"))
+    await provisioner.plan()
+    for pool_id in ("linux", "other"):
+        (decision,) = await decisions.recent(provisioner.database, pool_id, 1)
+        (note,) = decision["details"]["configs"].values()
+        assert note["reason"] == f"tripped: {subnet}: 2 quota errors (Full); no probe is due"
 
 
 async def test_a_refusal_names_the_capacity_of_its_provider(provisioner: Provisioner) -> None:

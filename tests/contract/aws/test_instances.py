@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from slipway_common.base.clock import utc_now
+from slipway_common.events.scopes import subnet_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.providers.aws import remains
@@ -202,6 +203,18 @@ async def test_the_reason_of_a_death_is_charged_to_what_it_concerns(
 async def test_an_end_without_a_reason(cloud: Cloud, answer: Reply) -> None:
     cloud.server.answers(answer)
     assert await cloud.provider.ending(cloud.account(), request().config, "i-1") is None
+
+
+async def test_the_quota_of_a_subnet_is_that_of_its_launch_configs(cloud: Cloud) -> None:
+    """A refusal for lack of addresses is charged to the key that the launch configs of the subnet have."""
+    cloud.server.answers(RunInstances=error("InsufficientFreeAddressesInSubnet"))
+    asked, account = request(subnet_id="subnet-0a"), cloud.account()
+    with pytest.raises(Refused) as refused:
+        await cloud.provider.create(account, asked)
+    named = cloud.provider.subnet(account, asked.config)
+    assert refused.value.outcome.scope is Scope.QUOTA
+    assert refused.value.outcome.scope_key == subnet_key(account.id, account.region, named).id
+    assert cloud.provider.subnet(account, request().config) == ""
 
 
 async def test_zones_have_one_key_in_every_account(cloud: Cloud) -> None:

@@ -1,4 +1,4 @@
-"""Keys of resources shared by launch configs (image, quota, credential, capacity) and windows of new configs and keys,
+"""Keys of resources shared by launch configs (image, quotas, credential, capacity) and windows of new configs and keys,
 used by provisioner and weight-calculator."""
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ ENCODED: Final = frozenset({"quota", "capacity"})
 class Key(NamedTuple):
     """Kind and id of what has health: a launch config's revision, an image, a quota, a credential or a capacity.
 
-    `id` of a quota is `encoded` from account, region and family, that of a capacity by its provider.
+    `id` of a quota is `encoded` from account, region and family, of that of a subnet from account, region and subnet,
+    that of a capacity by its provider.
     """
 
     kind: str
@@ -78,6 +79,11 @@ def quota_key(account_id: str, region: str, instance_type: str, family: str = ""
     return key("quota", encoded(account_id, region, family or instance_type.split(".")[0]))
 
 
+def subnet_key(account_id: str, region: str, subnet: str) -> Key:
+    """Key of the quota of free addresses in a subnet."""
+    return key("quota", encoded(account_id, region, "subnet", subnet))
+
+
 def credential_key(account_id: str) -> Key:
     return key("credential", account_id)
 
@@ -102,3 +108,8 @@ def capacity_of(state: LaunchConfigState) -> Key:
 def quota_of(state: LaunchConfigState) -> Key:
     """Key of the quota that a launch config uses."""
     return quota_key(state.account_id, state.region, state.instance_type, state.quota_family)
+
+
+def subnet_of(state: LaunchConfigState) -> Key | None:
+    """Key of the subnet that a launch config uses; None if its provider names none."""
+    return subnet_key(state.account_id, state.region, state.subnet) if state.subnet else None

@@ -1,4 +1,4 @@
-"""Keys and problems of revisions of launch configs, as their providers see them: keys of capacity and of quota."""
+"""Keys and problems of revisions of launch configs, as their providers see them: keys of capacity and of quotas."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from slipway_common.events.scopes import capacity_key, lifecycle_of
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.comparison import AccountRow, Writes
 from slipway_provisioner.domain.declaration import DeclarationRefused
-from slipway_provisioner.domain.revisions import RevisionKeys, RevisionRow, StoredKeys
+from slipway_provisioner.domain.revisions import PROVIDER_KEYS, RevisionKeys, RevisionRow, StoredKeys
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deployment, provider_keys
 from slipway_provisioner.store.roll_outs import Name
@@ -42,7 +42,7 @@ async def refresh(db: Connection, pool_id: str, providers: Providers) -> int:
     changed: dict[str, list[RevisionKeys]] = {}
     for each in stored:
         keys = _keys(each, known[each.account_id], providers)
-        if (keys.capacity, keys.quota_family) != (each.capacity, each.quota_family):
+        if any(getattr(keys, name) != getattr(each, name) for name in PROVIDER_KEYS):
             changed.setdefault(each.name, []).append(keys)
     for name, of_name in sorted(changed.items()):
         async with db.transaction():
@@ -72,14 +72,14 @@ def _check(revision: RevisionRow, account: Account, providers: Providers) -> Non
 
 def _filled(revision: RevisionRow, account: Account, providers: Providers) -> RevisionRow:
     keys = _keys(revision, account, providers)
-    return replace(revision, capacity=keys.capacity, quota_family=keys.quota_family)
+    return replace(revision, **{name: getattr(keys, name) for name in PROVIDER_KEYS})
 
 
 def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Providers) -> RevisionKeys:
     """Keys that the provider gives now; the present ones where it does not know."""
     provider, type_ = providers.get(account.provider), revision.instance_type
     if provider is None:
-        return RevisionKeys(id=revision.id, capacity=revision.capacity, quota_family=revision.quota_family)
+        return RevisionKeys(id=revision.id, **{name: getattr(revision, name) for name in PROVIDER_KEYS})
     config = {
         "id": revision.id,
         "zone": revision.zone,
@@ -93,4 +93,5 @@ def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Provi
         id=revision.id,
         capacity="" if capacity == usual else capacity or revision.capacity,
         quota_family="" if family == type_.split(".")[0] else family or revision.quota_family,
+        subnet=provider.subnet(account, config),
     )

@@ -7,7 +7,16 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.revisions import hash_of
-from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, key, lifecycle_of, quota_key
+from slipway_common.events.scopes import (
+    Key,
+    capacity_key,
+    credential_key,
+    image_key,
+    key,
+    lifecycle_of,
+    quota_key,
+    subnet_key,
+)
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""
@@ -43,17 +52,18 @@ class DeclaredRevision(HealthSettings, frozen=True, kw_only=True):
     user_data: str
 
 
-PROVIDER_KEYS: Final = ("capacity", "quota_family")
+PROVIDER_KEYS: Final = ("capacity", "quota_family", "subnet")
 """Columns that the provider fills in. Unlike the body they may change: a provider may learn them later."""
 
 
 class RevisionRow(DeclaredRevision, frozen=True, kw_only=True):
     """Revision with its id, in the columns of its row. `capacity` and `quota_family` are what its provider names
-    otherwise than usual."""
+    otherwise than usual, `subnet` is the one that it uses, if its provider names it."""
 
     id: str
     capacity: str = ""
     quota_family: str = ""
+    subnet: str = ""
 
     @property
     def capacity_key(self) -> Key:
@@ -88,6 +98,7 @@ class RevisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     capacity: str
     quota_family: str
+    subnet: str
 
 
 class StoredKeys(RevisionKeys, frozen=True, kw_only=True):
@@ -108,10 +119,11 @@ def in_force(rows: Iterable[RevisionRow]) -> dict[str, dict[str, str]]:
 
 
 def shared_keys(revision: RevisionRow) -> list[str]:
-    """Keys of what a revision shares with others: its image, quota, credential and capacity."""
+    """Keys of what a revision shares with others: its image, quota, credential, capacity and subnet."""
     image, credential = image_key(revision.image_revision), credential_key(revision.account_id)
     quota = quota_key(revision.account_id, revision.region, revision.instance_type, revision.quota_family)
-    return [each.text for each in (image, quota, credential, revision.capacity_key)]
+    subnets = [subnet_key(revision.account_id, revision.region, revision.subnet)] if revision.subnet else []
+    return [each.text for each in (image, quota, credential, revision.capacity_key, *subnets)]
 
 
 def revision_id(name: str, body_digest: str, known: Mapping[str, str]) -> str:

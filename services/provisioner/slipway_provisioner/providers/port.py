@@ -134,6 +134,11 @@ class Provider(Protocol):
         """Instance types of an account and region that count towards one quota, by a name of theirs."""
         return str(config["instance_type"]).split(".")[0]
 
+    def subnet(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Subnet whose free addresses the machines of a config take: a quota that configs of any instance type share.
+        Makes no call; empty if the provider knows none."""
+        return ""
+
     def failure(
         self,
         account: Account,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-from sqlalchemy import Column, Text, text
+from sqlalchemy import Column, Computed, Text, text
 
 from slipway_common.events.lifecycle import State
 
@@ -30,3 +30,8 @@ def required(name: str, type_: Any, *constraints: Any, **options: Any) -> Column
 def empty_text(name: str) -> Column[str]:
     """Text column, empty by default."""
     return required(name, Text, server_default=text("''"))
+
+
+def computed(name: str, expression: str) -> Column[str]:
+    """Text column that the database derives from others of the row."""
+    return required(name, Text, Computed(expression, persisted=True))

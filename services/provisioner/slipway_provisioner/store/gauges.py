@@ -33,7 +33,7 @@ CONFIGS: Final = """
 SELECT c.pool_id, c.id, coalesce((g.record ->> 'weight')::float8, n.base_weight * n.price_factor) AS weight,
     (g.record ->> 'health')::float8 AS health, c.state = 'active' AND n.paused AS paused,
     coalesce(g.record ->> 'state', 'healthy') <> 'healthy'
-        OR ARRAY[c.image_key, c.quota_key, c.credential_key, c.capacity_key]
+        OR ARRAY[c.image_key, c.quota_key, c.credential_key, c.capacity_key, c.subnet_key]
             && ARRAY(SELECT key FROM shared_window WHERE state = 'tripped') AS tripped
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name LEFT JOIN weight g ON g.launch_config_id = c.id
 WHERE c.state <> 'archived'"""

@@ -117,10 +117,11 @@ WITH mine AS (
 keys AS MATERIALIZED (SELECT array_agg(DISTINCT key) AS given FROM mine),
 counted AS (
     SELECT c.id FROM launch_config c, keys WHERE c.state <> 'archived' AND (c.image_key = ANY(given)
-        OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given))
+        OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given) OR c.subnet_key = ANY(given))
     UNION ALL
     SELECT c.id FROM launch_config c, keys WHERE c.state = 'archived' AND c.archived_at > $2
-        AND (c.image_key = ANY(given) OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given))),
+        AND (c.image_key = ANY(given) OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given)
+            OR c.subnet_key = ANY(given))),
 levels AS (
     SELECT k.key, k.stage,
         sum(u.launch + CASE k.stage WHEN 'launch' THEN 0 WHEN 'boot' THEN u.boot ELSE u.boot + u.claim END)

@@ -1,4 +1,4 @@
-"""Keys of revisions of launch configs that their providers give: of their capacity and of their quota."""
+"""Keys of revisions of launch configs that their providers give: of their capacity and of their quotas."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,6 +12,7 @@ from slipway_common.messaging import outbox
 from slipway_provisioner.domain.revisions import RevisionKeys, StoredKeys
 from slipway_provisioner.store import configs, declarations, marks, roll_outs
 from slipway_provisioner.store.configs import OF_NAME
+from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import launch_config
 
 C: Final = launch_config.c
@@ -22,7 +23,7 @@ OF_POOL: Final = Statement(
 CAPACITY_OF: Final = Statement(sa.select(configs.CAPACITY).where(C.id == sa.bindparam("config_id")))
 _GIVEN: Final = given(*(C[name] for name in RevisionKeys.__struct_fields__))
 _CHANGED: Final = [C[name] != _GIVEN.c[name] for name in RevisionKeys.__struct_fields__ if name != "id"]
-KEYS_OF: Final = Statement(sa.select(C.quota_key, C.capacity_key).where(C.id == sa.any_(array("ids", C.id))))
+KEYS_OF: Final = Statement(sa.select(*(C[key] for key in KEYS)).where(C.id == sa.any_(array("ids", C.id))))
 SET: Final = Statement(
     sa.update(launch_config)
     .where(C.id == _GIVEN.c.id, C.state != "archived", OF_NAME, sa.or_(*_CHANGED))

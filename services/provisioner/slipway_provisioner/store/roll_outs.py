@@ -17,6 +17,7 @@ from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progre
 from slipway_provisioner.store import configs, marks
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
+from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import (
     FINISHING,
     claim,
@@ -161,13 +162,12 @@ SELECT DISTINCT pool_id, name FROM (
     SELECT pool_id, name FROM launch_config
     WHERE state = 'archived' AND archived_at < slipway_clock() - make_interval(secs => $1)
     ORDER BY archived_at LIMIT 100) AS oldest"""
-SHARED_KEYS: Final = ("image_key", "quota_key", "credential_key", "capacity_key")
 _EXPIRED: Final = (
     C.state == "archived",
     C.archived_at < _NOW - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("kept_seconds", type_=sa.Double)),
 )
 EXPIRED_OF: Final = Statement(
-    sa.select(*configs.FIELDS, *(C[key].label(f"of_{key}") for key in SHARED_KEYS))
+    sa.select(*configs.FIELDS, *(C[key].label(f"of_{key}") for key in KEYS))
     .join(launch_config_name, OF_NAME)
     .where(C.name == sa.bindparam("name"), *_EXPIRED)
     .order_by(C.id)
@@ -188,7 +188,7 @@ DELETE_NAME: Final = Statement(
 DELETE_SHARED: Final = f"""
 DELETE FROM shared_window WHERE (key, stage) IN (
     SELECT key, stage FROM shared_window s WHERE key = ANY($1::text[]) AND NOT EXISTS (
-        SELECT FROM launch_config WHERE s.key IN ({", ".join(SHARED_KEYS)}))
+        SELECT FROM launch_config WHERE s.key IN ({", ".join(KEYS)}))
     ORDER BY key, stage FOR UPDATE)"""
 
 
@@ -271,7 +271,7 @@ async def delete_expired(tx: Connection, name: str, kept_seconds: float) -> int:
         for row in await tx.fetch(EXPIRED_OF.text, *EXPIRED_OF.arguments(name=name, kept_seconds=kept_seconds))
     ]
     ids = [row["id"] for row in rows]
-    keys = {row.pop(f"of_{key}") for row in rows for key in SHARED_KEYS}
+    keys = {row.pop(f"of_{key}") for row in rows for key in KEYS}
     await outbox.enqueue(tx, [Tombstone(LaunchConfigArchived(**configs.state(row))) for row in rows])
     for statement in DELETE:
         await tx.execute(statement.text, *statement.arguments(ids=ids))

@@ -9,7 +9,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
-    Computed,
     Double,
     ForeignKey,
     Identity,
@@ -28,8 +27,18 @@ from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState, LeaseState
-from slipway_provisioner.store.columns import EMPTY_OBJECT, FALSE, ONE, TRUE, ZERO, empty_text, literals, required
-from slipway_provisioner.store.functions import SHARED_KEYS, UPTIME
+from slipway_provisioner.store.columns import (
+    EMPTY_OBJECT,
+    FALSE,
+    ONE,
+    TRUE,
+    ZERO,
+    computed,
+    empty_text,
+    literals,
+    required,
+)
+from slipway_provisioner.store.functions import KEYS, SHARED_KEYS, UPTIME
 
 metadata = MetaData()
 messaging(metadata)
@@ -183,7 +192,8 @@ refused_pause = Table(
 # to then. The indexes that planning uses are without archived revisions, of which there may be many.
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
-# `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type.
+# `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type,
+# `subnet` is the one that the machines use, if the provider names it.
 launch_config = Table(
     "launch_config",
     metadata,
@@ -220,28 +230,8 @@ launch_config = Table(
     required("revision", BigInteger, server_default=ONE),
     empty_text("capacity"),
     empty_text("quota_family"),
-    required("image_key", Text, Computed("'image/' || percent_encoded(image_revision)", persisted=True)),
-    required(
-        "quota_key",
-        Text,
-        Computed(
-            "'quota/' || percent_encoded(account_id) || '/' || percent_encoded(region) || '/' || "
-            "percent_encoded(CASE WHEN quota_family <> '' THEN quota_family "
-            "ELSE split_part(instance_type, '.', 1) END)",
-            persisted=True,
-        ),
-    ),
-    required("credential_key", Text, Computed("'credential/' || percent_encoded(account_id)", persisted=True)),
-    required(
-        "capacity_key",
-        Text,
-        Computed(
-            "'capacity/' || CASE WHEN capacity <> '' THEN capacity ELSE percent_encoded(account_id) || '/' || "
-            "percent_encoded(region) || '/' || percent_encoded(zone) || '/' || percent_encoded(instance_type) || "
-            "CASE settings ->> 'lifecycle' WHEN 'spot' THEN '/spot' ELSE '/on-demand' END END",
-            persisted=True,
-        ),
-    ),
+    empty_text("subnet"),
+    *(computed(name, expression) for name, expression in KEYS.items()),
 )
 _NOT_ARCHIVED: Final = launch_config.c.state != "archived"
 Index("launch_config_pool", launch_config.c.pool_id, postgresql_where=_NOT_ARCHIVED)
@@ -254,8 +244,8 @@ Index(
 )
 Index("launch_config_alerted", launch_config.c.id, postgresql_where=launch_config.c.drain_alerted)
 Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=launch_config.c.state == "archived")
-for _kind in ("image", "quota", "credential", "capacity"):
-    Index(f"launch_config_{_kind}", launch_config.c[f"{_kind}_key"], postgresql_where=_NOT_ARCHIVED)
+for _key in KEYS:
+    Index(f"launch_config_{_key.removesuffix('_key')}", launch_config.c[_key], postgresql_where=_NOT_ARCHIVED)
 
 metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
 

@@ -10,6 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, names
 from slipway_common.events.scopes import Key
 from slipway_common.events.weight import SharedWindow, WeightChanged
+from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import launch_config, shared_window, weight
 
 RECORDED: Final = (weight.c.launch_config_id, weight.c.revision, weight.c.record)
@@ -51,7 +52,7 @@ RETURNING key"""
 DELETE_FORGIVEN: Final = """
 DELETE FROM forgiven f USING shared_window s
 WHERE (s.key, s.stage) = (f.key, f.stage) AND s.key = ANY($1::text[]) AND s.unconfirmed < f.unconfirmed"""
-SHARED_KEYS: Final = launch_config.c["image_key", "quota_key", "credential_key", "capacity_key"]
+SHARED_KEYS: Final = [launch_config.c[name] for name in KEYS]
 POOLS_OF: Final = Statement(
     sa.select(launch_config.c.pool_id)
     .distinct()

@@ -22,11 +22,11 @@ DEFINITE: Final = frozenset({Scope.CAPACITY, Scope.QUOTA, Scope.CREDENTIAL})
 PLACE: Final = frozenset({Scope.CAPACITY, Scope.IMAGE})
 """Scopes of failures that concern more than the config's own request: they also lower the siblings' priors."""
 CREDITED: Final[Mapping[str, tuple[str, ...]]] = {
-    "launch": ("quota", "credential", "image", "capacity"),
+    "launch": ("quota", "credential", "image", "capacity", "subnet"),
     "boot": ("image",),
     "claim": ("image",),
 }
-"""Kinds of the shared rows that a success of a stage is credited to."""
+"""Shared rows that a success of a stage is credited to, by their names in the config's `shared`."""
 PRICED: Final = "capacity"
 """Kind of the shared rows whose evidence lowers the weights of their configs; the others only limit and trip them."""
 
@@ -36,8 +36,8 @@ def charged(
 ) -> tuple[Key, ...]:
     """Keys of the rows that a failed outcome is charged to; empty if it moves no row.
 
-    `own` is the config's key, `shared` maps image, quota, credential and capacity to those that it shares. A scope key
-    that names another key of the kind is trusted if any config shares it (`is_shared`), because the provider knows best
+    `own` is the config's key, `shared` are image, quota, credential, capacity and subnet that it shares. A scope key
+    that names none of them is trusted if any config shares it (`is_shared`), because the provider knows best
     which instance family it counted. The config is then charged too, or its own capacity, otherwise nothing would ever
     stop it.
     """
@@ -47,7 +47,7 @@ def charged(
     if kind is None:
         return (own,) if outcome.scope is Scope.CONFIG else ()
     key = Key(kind, outcome.scope_key) if outcome.scope_key else shared[kind]
-    if key != shared[kind]:
+    if key not in shared.values():
         itself = shared[kind] if kind == PRICED else own
         return (key, itself) if is_shared(key) else (itself,)
     # A failed boot or claim may be the fault of the location as well as of the image.

@@ -37,6 +37,7 @@ SHARED_STAGES: Final = (
     ("quota", ("launch",)),
     ("credential", ("launch",)),
     ("capacity", ("launch",)),
+    ("subnet", ("launch",)),
 )
 
 
@@ -87,19 +88,19 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
 def shared(known: Draft, config: Config, policy: Policy, now: float) -> list[SharedWindow]:
     """Windows and health of the keys that the config shares with others, without those that have no row."""
     found = []
-    for kind, names in SHARED_STAGES:
-        key = config.shared[kind]
-        row = known.row(key)
-        if row is None:
+    for role, names in SHARED_STAGES:
+        key = config.shared.get(role)
+        row = known.row(key) if key is not None else None
+        if key is None or row is None:
             continue
-        likely = availability(known, config, now) if kind == PRICED else 1.0
+        likely = availability(known, config, now) if key.kind == PRICED else 1.0
         for name in names:
             stage: Stage = getattr(row, name)
             trip = stage.trip
-            window = max(1, int(stage.window)) if (kind, name) in NEW_SHARED_WINDOWS else BOUNDLESS
+            window = max(1, int(stage.window)) if (key.kind, name) in NEW_SHARED_WINDOWS else BOUNDLESS
             found.append(
                 SharedWindow(
-                    kind=kind,
+                    kind=key.kind,
                     id=key.id,
                     stage=name,
                     version=row.version,

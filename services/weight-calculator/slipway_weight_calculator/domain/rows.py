@@ -5,6 +5,7 @@ Every kind of row has the same three stages, each with its evidence, window and 
 that are charged or credited to them (blame.py).
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from slipway_common.base.percent import encoded
 from slipway_common.base.revisions import name_of
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, capacity_of, config_key, credential_key, image_key, quota_of
+from slipway_common.events.scopes import Key, capacity_of, config_key, credential_key, image_key, quota_of, subnet_of
 from slipway_common.events.worker import WorkerEvent
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
@@ -86,11 +87,11 @@ class Config(msgspec.Struct, frozen=True, gc=False):
     """A launch config's revision as declared, with the values that `config_of` derives from it.
 
     `archived_at` is 0 unless the config is archived; a config that is known from outcomes only (revision 0) counts as
-    archived until it is declared. `key` is that of its own row. `shared` maps a kind to the key that the config shares
-    with others; `keys` are all rows whose trips apply to it, its own first; `groups` are the keys that list it as a
-    member: its pool, its name and the shared ones. `stages` are the stages that are evaluated. `credited` maps a stage
-    to the shared rows that its successes are credited to, `parents` to the sums that its prior is computed from: pool,
-    account, zone.
+    archived until it is declared. `key` is that of its own row. `shared` are the keys that the config shares with
+    others, by their kind, and that of its subnet, a second quota, by "subnet"; `keys` are all rows whose trips apply to
+    it, its own first; `groups` are the keys that list it as a member: its pool, its name and the shared ones. `stages`
+    are the stages that are evaluated. `credited` maps a stage to the shared rows that its successes are credited to,
+    `parents` to the sums that its prior is computed from: pool, account, zone.
     """
 
     declared: LaunchConfigState
@@ -116,7 +117,7 @@ def named_by(event: WorkerEvent, config: Config) -> Config:
     """
     image = image_key(event.image_revision)
     shared = config.shared | {"image": image}
-    credited = {stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()}
+    credited = _credited(shared)
     return msgspec.structs.replace(config, shared=shared, keys=(config.key, *shared.values()), credited=credited)
 
 
@@ -141,6 +142,8 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
         "credential": credential_key(state.account_id),
         "capacity": capacity_of(state),
     }
+    if (subnet := subnet_of(state)) is not None:
+        shared["subnet"] = subnet
     return Config(
         declared=state,
         archived_at=archived_at,
@@ -154,9 +157,14 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
         keys=(own, *shared.values()),
         groups=(pool, name, *shared.values()),
         stages=tuple(name for name in STAGES if name != "claim" or state.claim_evidence != "none"),
-        credited={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()},
+        credited=_credited(shared),
         parents={stage: tuple(f"{parent}/{stage}" for parent in parents) for stage in STAGES},
     )
+
+
+def _credited(shared: Mapping[str, Key]) -> dict[str, tuple[Key, ...]]:
+    """Shared rows that successes are credited to, by stage."""
+    return {stage: tuple(shared[role] for role in roles if role in shared) for stage, roles in CREDITED.items()}
 
 
 def undeclared(event: WorkerEvent, at: float) -> Config:

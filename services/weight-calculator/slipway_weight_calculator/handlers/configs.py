@@ -32,6 +32,7 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
         state.image_revision,
         state.capacity_key,
         state.quota_family,
+        state.subnet,
     )
     world.declare(draft, state, now)
     return world.enforce_shares(draft, state.launch_config_id, now, rules)

@@ -71,7 +71,8 @@ CREATE TABLE refused_pause (
     pool_id text NOT NULL, holder text NOT NULL, until timestamptz NOT NULL, PRIMARY KEY (pool_id, holder)
 );
 -- The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
--- `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type.
+-- `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type,
+-- `subnet` is the one that the machines use, if the provider names it.
 CREATE TABLE launch_config (
     id text PRIMARY KEY, name text NOT NULL REFERENCES launch_config_name, digest text NOT NULL,
     pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
@@ -87,7 +88,7 @@ CREATE TABLE launch_config (
     withdrawn_at timestamptz,
     declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
     revision bigint NOT NULL DEFAULT 1,
-    capacity text NOT NULL DEFAULT '', quota_family text NOT NULL DEFAULT '',
+    capacity text NOT NULL DEFAULT '', quota_family text NOT NULL DEFAULT '', subnet text NOT NULL DEFAULT '',
     image_key text NOT NULL GENERATED ALWAYS AS ('image/' || percent_encoded(image_revision)) STORED,
     quota_key text NOT NULL GENERATED ALWAYS AS ('quota/' || percent_encoded(account_id) || '/' ||
         percent_encoded(region) || '/' || percent_encoded(
@@ -96,7 +97,9 @@ CREATE TABLE launch_config (
     capacity_key text NOT NULL GENERATED ALWAYS AS ('capacity/' || CASE WHEN capacity <> '' THEN capacity
         ELSE percent_encoded(account_id) || '/' || percent_encoded(region) || '/' || percent_encoded(zone) || '/' ||
             percent_encoded(instance_type) || CASE settings ->> 'lifecycle' WHEN 'spot' THEN '/spot'
-                ELSE '/on-demand' END END) STORED
+                ELSE '/on-demand' END END) STORED,
+    subnet_key text NOT NULL GENERATED ALWAYS AS (CASE WHEN subnet <> '' THEN 'quota/' || percent_encoded(account_id) ||
+        '/' || percent_encoded(region) || '/subnet/' || percent_encoded(subnet) ELSE '' END) STORED
 );
 CREATE INDEX launch_config_pool ON launch_config (pool_id) WHERE state <> 'archived';
 CREATE INDEX launch_config_of_name ON launch_config (name);
@@ -108,14 +111,15 @@ CREATE INDEX launch_config_image ON launch_config (image_key) WHERE state <> 'ar
 CREATE INDEX launch_config_quota ON launch_config (quota_key) WHERE state <> 'archived';
 CREATE INDEX launch_config_credential ON launch_config (credential_key) WHERE state <> 'archived';
 CREATE INDEX launch_config_capacity ON launch_config (capacity_key) WHERE state <> 'archived';
+CREATE INDEX launch_config_subnet ON launch_config (subnet_key) WHERE state <> 'archived';
 -- Shares of a config. Claims without claim evidence have no share.
 CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT k.kind, k.key, k.stage FROM (VALUES
         ('image', c.image_key, 'boot'), ('image', c.image_key, 'claim'), ('image', c.image_key, 'launch'),
         ('quota', c.quota_key, 'launch'), ('credential', c.credential_key, 'launch'),
-        ('capacity', c.capacity_key, 'launch')
-    ) AS k (kind, key, stage) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
+        ('capacity', c.capacity_key, 'launch'), ('quota', c.subnet_key, 'launch')
+    ) AS k (kind, key, stage) WHERE k.key <> '' AND (k.stage <> 'claim' OR c.claim_evidence <> 'none')
 $$;
 -- Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no
 -- report could be received: that time is downtime.

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
-from slipway_common.events.scopes import SPOT, lifecycle_of
+from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
 from slipway_common.events.worker import Outcome, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
@@ -29,6 +29,7 @@ from slipway_provisioner.providers.aws.settings import (
     launch_settings,
 )
 from slipway_provisioner.providers.aws.terminations import GONE, terminate
+from slipway_provisioner.providers.aws.zones import Zones
 from slipway_provisioner.providers.port import (
     UNCLASSIFIED,
     CreateRequest,
@@ -55,7 +56,7 @@ class Ec2(Provider):
         self.settings = settings
         self.caller = Caller(settings)
         self._remains = Remains(self.caller)
-        self._zone_ids: dict[str, dict[str, str]] = {}  # by account: name of a zone → its id
+        self._zones = Zones(self.caller)
 
     async def open(self) -> None:
         await self.caller.open()
@@ -99,13 +100,14 @@ class Ec2(Provider):
 
     def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
         """Zones have other names in other accounts, but one id. Empty until the names are known."""
-        zone = config["zone"]
-        if not body.ZONE_ID.fullmatch(zone):
-            zone = self._zone_ids.get(account.id, {}).get(zone, "")
+        zone = self._zones.id_of(account, config["zone"])
         return encoded(account.region, zone, config["instance_type"], lifecycle_of(config["settings"])) if zone else ""
 
     def quota_family(self, account: Account, config: Mapping[str, Any]) -> str:
         return quota_family(config["instance_type"], lifecycle_of(config["settings"]))
+
+    def subnet(self, account: Account, config: Mapping[str, Any]) -> str:
+        return launch_settings(config["settings"]).subnet_id
 
     def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return body.committed(config, account_settings(account.settings), launch_settings(config["settings"]))
@@ -165,8 +167,7 @@ class Ec2(Provider):
         if scope is Scope.CREDENTIAL and case.resource:
             key = encoded(account.id, case.resource)
         elif scope is Scope.QUOTA and case.resource == errors.SUBNET:
-            subnet_id = launch_settings(config["settings"]).subnet_id
-            key = encoded(account.id, account.region, case.resource, subnet_id)
+            key = subnet_key(account.id, account.region, self.subnet(account, config)).id
         elif scope is Scope.QUOTA and case.resource:
             key = encoded(account.id, account.region, case.resource)
         return self.failure(account, config, code, scope, message, stage=case.stage, key=key)
@@ -208,14 +209,14 @@ class Ec2(Provider):
     async def identity(self, account: Account) -> str:
         try:
             reply = await self.caller.call(account, calls.IDENTITY)
-            await self._learn_zones(account)
+            await self._zones.learn(account)
         except CallFailed as failed:
             raise OutcomeUnknown(f"identity of {account.id}: {failed}") from None
         return str(reply.get("Account", ""))
 
     async def health(self, account: Account) -> None:
         try:
-            await self._learn_zones(account, again=True)
+            await self._zones.learn(account, again=True)
         except CallFailed as failed:
             case = case_of(account, failed)
             if case.scope is not Scope.CREDENTIAL:
@@ -225,12 +226,6 @@ class Ec2(Provider):
 
     async def clean_up(self, account: Account) -> None:
         await self._remains.clean_up(account)
-
-    async def _learn_zones(self, account: Account, *, again: bool = False) -> None:
-        if again or account.id not in self._zone_ids:
-            reply = await self.caller.call(account, calls.ZONES)
-            zones = reply.get("AvailabilityZones", ())
-            self._zone_ids[account.id] = {row["ZoneName"]: row["ZoneId"] for row in zones if row.get("ZoneId")}
 
 
 def _tags(account: Account, request: CreateRequest) -> dict[str, str]:

@@ -19,7 +19,7 @@ OWN_TAGS: Final = 5
 Partition = Literal["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f", "aws-eusc"]
 VISIBILITY_SECONDS_MAX: Final = 3600.0
 RESEMBLANCE: Final = 0.8
-_SUBNET: Final = re.compile(r"subnet-[0-9a-z]+")
+_SUBNET: Final = re.compile(r"subnet-[0-9a-z]{1,32}")
 _ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+")
 EXTERNAL_ID_CHARACTERS_MIN: Final = 2
 _GROUP: Final = re.compile(r"sg-[0-9a-z]+")
