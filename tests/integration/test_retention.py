@@ -152,24 +152,26 @@ async def test_rows_go_when_their_time_has_passed(service: Service, table: str) 
 
 @pytest.mark.parametrize("service", ["lease-broker"], indirect=True)
 async def test_a_backlog_is_deleted_in_chunks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases and the requests that wait for them to go, in one round, with at most a chunk per statement."""
+    """Leases, then the requests that wait for them to go, in one round, with at most a chunk per statement."""
     rows = 2 * CHUNK_ROWS + 10
     old = AT.format(seconds=9 * DAY_SECONDS)
     for table in ("leases", "requests", "history"):
         statement = service.rows[table].replace("'r' ||", "'q' ||").replace("$1", old).replace("$2", "n")
         await service.database.execute(f"{statement} FROM generate_series(1, {rows}) AS n")
-    deleted: list[str] = []
+    chunks: list[tuple[str, int]] = []
     execute = type(service.database).execute
 
-    async def counted(self: Database, *arguments: Any) -> str:
-        deleted.append(await execute(self, *arguments))
-        return deleted[-1]
+    async def counted(self: Database, statement: str, *arguments: Any) -> str:
+        done: str = await execute(self, statement, *arguments)
+        chunks.append((statement.split()[2], int(done.removeprefix("DELETE "))))
+        return done
 
     monkeypatch.setattr(type(service.database), "execute", counted)
     await prune_all(service.database, service.retention)
-    chunks = [int(done.removeprefix("DELETE ")) for done in deleted]
-    assert max(chunks) == CHUNK_ROWS
-    assert sum(chunks) == 3 * rows
+    assert max(number for _, number in chunks) == CHUNK_ROWS
+    assert sum(number for _, number in chunks) == 3 * rows
+    tables = [table for table, _ in chunks]
+    assert "leases" not in tables[tables.index("requests") :], "requests were read while leases used them"
     assert [await service.count(table) for table in ("leases", "requests", "history")] == [0, 0, 0]
 
 

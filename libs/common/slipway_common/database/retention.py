@@ -45,7 +45,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one table that are deleted: which, when, by which loop, and how many at once.
 
     They are deleted `days` `after` an event, or at once; a `setting` replaces the days. `delete` is the statement of
-    the prune loop; other loops have their own. `chunk` says how many rows a statement deletes.
+    the prune loop; other loops have their own. `chunk` says how many rows a statement deletes. Rows that are `used_by`
+    other tables stay, so that the rules of these come first in each round.
     """
 
     table: str
@@ -56,6 +57,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     loop: str = PRUNE_LOOP
     chunk: str = f"{CHUNK_ROWS:,} rows"
     delete: Statement | None = None
+    used_by: tuple[str, ...] = ()
 
 
 class Bounded(msgspec.Struct, frozen=True):
@@ -114,7 +116,8 @@ def _among(table: Table, places: Select[Any]) -> ColumnElement[bool]:
 
 
 class PruneLoop:
-    """Deletes rows by the rules every ten minutes, a chunk of each rule in turn until nothing old is left.
+    """Deletes rows by the rules every ten minutes, a chunk of each rule in turn until nothing old is left. A rule whose
+    rows are used by others waits for theirs: until then each chunk would read all rows that are still used.
 
     Each chunk is a transaction of its own, followed by a pause of the same length. A rule that fails delays no other:
     it is tried again in the next round.
@@ -144,6 +147,9 @@ class PruneLoop:
             self.begin_round()
         while self._due and monotonic_seconds() < began + STEP_SECONDS:
             rule, age_seconds = self._due.popleft()
+            if any(other.table in rule.used_by for other, _ in self._due):
+                self._due.append((rule, age_seconds))
+                continue
             chunk_began = monotonic_seconds()
             if await prune(database, rule, age_seconds) > CHUNK_ROWS / 2:  # a few may be locked, or wait for others
                 self._due.append((rule, age_seconds))
