@@ -264,3 +264,18 @@ async def test_rules_find_rows_by_an_index(service: Service) -> None:
             assert not {"Sort", "Hash", "Seq"} & set(plan.split()), plan
             assert "Index Cond: (" in plan or "first_rows" in plan, plan
             assert LOCKED_BY_PLACE.search(plan), plan
+
+
+@pytest.mark.parametrize(
+    ("service", "table"), [("lease-broker", "requests"), ("provisioner", "launch_batch")], indirect=["service"]
+)
+async def test_rows_that_others_use_are_found_in_their_order(service: Service, table: str) -> None:
+    """A chunk of a backlog reads no more than its rows, of which the planner has to expect enough."""
+    rule = service.rules[table]
+    statement = service.rows[table].replace("$1", AT.format(seconds=2 * rule.days * DAY_SECONDS)).replace("$2", "n")
+    assert rule.delete is not None
+    async with service.database.acquire() as db:
+        await db.execute(f"{statement} FROM generate_series(1, {40 * CHUNK_ROWS}) AS n; ANALYZE {table}")
+        rows = await db.fetch(f"EXPLAIN {rule.delete.text.replace('$1::FLOAT', f'{rule.days * DAY_SECONDS}::float8')}")
+    plan = "\n".join(row[0] for row in rows)
+    assert not {"Sort", "Bitmap"} & set(plan.split()), plan

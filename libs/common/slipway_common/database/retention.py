@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Delete,
     Double,
@@ -19,9 +20,11 @@ from sqlalchemy import (
     any_,
     bindparam,
     delete,
+    false,
     func,
     literal_column,
     select,
+    true,
 )
 
 from slipway_common.base.clock import monotonic_seconds
@@ -81,8 +84,11 @@ def older(at: ColumnElement[Any], age_seconds: ColumnElement[Any] = AGE) -> Colu
 def unused_by(*uses: ColumnElement[bool]) -> ColumnElement[bool]:
     """Condition that no row refers to a row, looked up by an index for one row after another.
 
-    As NOT EXISTS it could become a join of both tables, which reads all of them for each chunk."""
-    return select(literal_column("1")).where(*uses).limit(1).scalar_subquery().is_(None)
+    As NOT EXISTS it could become a join of both tables, which reads all of them for each chunk. The planner takes a
+    Boolean expression to be true for half of the rows; of IS NULL it would expect less than a chunk of unused rows,
+    and read and sort all that have ended to find them."""
+    used = select(false()).where(*uses).limit(1).scalar_subquery()
+    return func.coalesce(used, true(), type_=Boolean)
 
 
 def delete_ended(table: Table, *ended: ColumnElement[bool], order: Sequence[ColumnElement[Any]]) -> Delete:
