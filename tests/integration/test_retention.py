@@ -271,11 +271,12 @@ async def test_rules_find_rows_by_an_index(service: Service) -> None:
 )
 async def test_rows_that_others_use_are_found_in_their_order(service: Service, table: str) -> None:
     """A chunk of a backlog reads no more than its rows, of which the planner has to expect enough."""
-    rule = service.rules[table]
-    statement = service.rows[table].replace("$1", AT.format(seconds=2 * rule.days * DAY_SECONDS)).replace("$2", "n")
+    rule, rows = service.rules[table], 40 * CHUNK_ROWS
+    at = f"{AT.format(seconds=2 * rule.days * DAY_SECONDS)} + n * 7919 % {rows} * interval '1 second'"
+    statement = service.rows[table].replace("$1", at).replace("$2", "n")
     assert rule.delete is not None
     async with service.database.acquire() as db:
-        await db.execute(f"{statement} FROM generate_series(1, {40 * CHUNK_ROWS}) AS n; ANALYZE {table}")
-        rows = await db.fetch(f"EXPLAIN {rule.delete.text.replace('$1::FLOAT', f'{rule.days * DAY_SECONDS}::float8')}")
-    plan = "\n".join(row[0] for row in rows)
+        await db.execute(f"{statement} FROM generate_series(1, {rows}) AS n; ANALYZE {table}")
+        steps = await db.fetch(f"EXPLAIN {rule.delete.text.replace('$1::FLOAT', f'{rule.days * DAY_SECONDS}::float8')}")
+    plan = "\n".join(row[0] for row in steps)
     assert not {"Sort", "Bitmap"} & set(plan.split()), plan
