@@ -20,7 +20,7 @@ RETENTION: Final[Mapping[str, Retention]] = {
 REASONS: Final[Mapping[str, str]] = {
     "provisioner.unreachable_machine": "the account of the day answers again, and the next pass over it deletes them",
 }
-"""Tables whose rule keeps rows for days and that are empty in month 2 all the same, and why."""
+"""Tables that are empty in month 2 although their rule keeps rows for days, and why."""
 # A session reports what it has inserted with its next statement that is not within a second of the last report.
 REPORT: Final = "SELECT pg_stat_force_next_flush()"
 INSERTED: Final = """

@@ -53,3 +53,4 @@ def test_rules_delete_chunks_of_what_their_settings_say(service: str) -> None:
             assert f"LIMIT {CHUNK_ROWS}" in rule.delete.text, rule.table
         if rule.setting:
             assert settings.model_fields[rule.setting].default == rule.days, rule.table
+        assert {*rule.used_by} <= {other.table for other in rules if other.delete is not None}, rule.table

@@ -152,24 +152,26 @@ async def test_rows_go_when_their_time_has_passed(service: Service, table: str) 
 
 @pytest.mark.parametrize("service", ["lease-broker"], indirect=True)
 async def test_a_backlog_is_deleted_in_chunks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases and the requests that wait for them to go, in one round, with at most a chunk per statement."""
+    """Leases, then the requests that wait for them to go, in one round, with at most a chunk per statement."""
     rows = 2 * CHUNK_ROWS + 10
     old = AT.format(seconds=9 * DAY_SECONDS)
     for table in ("leases", "requests", "history"):
         statement = service.rows[table].replace("'r' ||", "'q' ||").replace("$1", old).replace("$2", "n")
         await service.database.execute(f"{statement} FROM generate_series(1, {rows}) AS n")
-    deleted: list[str] = []
+    chunks: list[tuple[str, int]] = []
     execute = type(service.database).execute
 
-    async def counted(self: Database, *arguments: Any) -> str:
-        deleted.append(await execute(self, *arguments))
-        return deleted[-1]
+    async def counted(self: Database, statement: str, *arguments: Any) -> str:
+        done: str = await execute(self, statement, *arguments)
+        chunks.append((statement.split()[2], int(done.removeprefix("DELETE "))))
+        return done
 
     monkeypatch.setattr(type(service.database), "execute", counted)
     await prune_all(service.database, service.retention)
-    chunks = [int(done.removeprefix("DELETE ")) for done in deleted]
-    assert max(chunks) == CHUNK_ROWS
-    assert sum(chunks) == 3 * rows
+    assert max(number for _, number in chunks) == CHUNK_ROWS
+    assert sum(number for _, number in chunks) == 3 * rows
+    tables = [table for table, _ in chunks]
+    assert "leases" not in tables[tables.index("requests") :], "requests were read while leases used them"
     assert [await service.count(table) for table in ("leases", "requests", "history")] == [0, 0, 0]
 
 
@@ -262,3 +264,19 @@ async def test_rules_find_rows_by_an_index(service: Service) -> None:
             assert not {"Sort", "Hash", "Seq"} & set(plan.split()), plan
             assert "Index Cond: (" in plan or "first_rows" in plan, plan
             assert LOCKED_BY_PLACE.search(plan), plan
+
+
+@pytest.mark.parametrize(
+    ("service", "table"), [("lease-broker", "requests"), ("provisioner", "launch_batch")], indirect=["service"]
+)
+async def test_rows_that_others_use_are_found_in_their_order(service: Service, table: str) -> None:
+    """A chunk of a backlog reads no more than its rows, of which the planner has to expect enough."""
+    rule, rows = service.rules[table], 40 * CHUNK_ROWS
+    at = f"{AT.format(seconds=2 * rule.days * DAY_SECONDS)} + n * 7919 % {rows} * interval '1 second'"
+    statement = service.rows[table].replace("$1", at).replace("$2", "n")
+    assert rule.delete is not None
+    async with service.database.acquire() as db:
+        await db.execute(f"{statement} FROM generate_series(1, {rows}) AS n; ANALYZE {table}")
+        steps = await db.fetch(f"EXPLAIN {rule.delete.text.replace('$1::FLOAT', f'{rule.days * DAY_SECONDS}::float8')}")
+    plan = "\n".join(row[0] for row in steps)
+    assert not {"Sort", "Bitmap"} & set(plan.split()), plan

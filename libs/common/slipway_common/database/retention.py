@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Delete,
     Double,
@@ -19,9 +20,11 @@ from sqlalchemy import (
     any_,
     bindparam,
     delete,
+    false,
     func,
     literal_column,
     select,
+    true,
 )
 
 from slipway_common.base.clock import monotonic_seconds
@@ -45,7 +48,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one table that are deleted: which, when, by which loop, and how many at once.
 
     They are deleted `days` `after` an event, or at once; a `setting` replaces the days. `delete` is the statement of
-    the prune loop; other loops have their own. `chunk` says how many rows a statement deletes.
+    the prune loop; other loops have their own. `chunk` says how many rows a statement deletes. Rows that are `used_by`
+    other tables stay, so that the rules of these come first in each round.
     """
 
     table: str
@@ -56,6 +60,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     loop: str = PRUNE_LOOP
     chunk: str = f"{CHUNK_ROWS:,} rows"
     delete: Statement | None = None
+    used_by: tuple[str, ...] = ()
 
 
 class Bounded(msgspec.Struct, frozen=True):
@@ -79,8 +84,11 @@ def older(at: ColumnElement[Any], age_seconds: ColumnElement[Any] = AGE) -> Colu
 def unused_by(*uses: ColumnElement[bool]) -> ColumnElement[bool]:
     """Condition that no row refers to a row, looked up by an index for one row after another.
 
-    As NOT EXISTS it could become a join of both tables, which reads all of them for each chunk."""
-    return select(literal_column("1")).where(*uses).limit(1).scalar_subquery().is_(None)
+    As NOT EXISTS it could become a join of both tables, which reads all of them for each chunk. The planner takes a
+    Boolean expression to be true for half of the rows; of IS NULL it would expect less than a chunk of unused rows,
+    and read and sort all that have ended to find them."""
+    used = select(false()).where(*uses).limit(1).scalar_subquery()
+    return func.coalesce(used, true(), type_=Boolean)
 
 
 def delete_ended(table: Table, *ended: ColumnElement[bool], order: Sequence[ColumnElement[Any]]) -> Delete:
@@ -114,7 +122,8 @@ def _among(table: Table, places: Select[Any]) -> ColumnElement[bool]:
 
 
 class PruneLoop:
-    """Deletes rows by the rules every ten minutes, a chunk of each rule in turn until nothing old is left.
+    """Deletes rows by the rules every ten minutes, a chunk of each rule in turn until nothing old is left. A rule whose
+    rows are used by others waits for theirs: until then each chunk would read all rows that are still used.
 
     Each chunk is a transaction of its own, followed by a pause of the same length. A rule that fails delays no other:
     it is tried again in the next round.
@@ -144,6 +153,9 @@ class PruneLoop:
             self.begin_round()
         while self._due and monotonic_seconds() < began + STEP_SECONDS:
             rule, age_seconds = self._due.popleft()
+            if any(other.table in rule.used_by for other, _ in self._due):
+                self._due.append((rule, age_seconds))
+                continue
             chunk_began = monotonic_seconds()
             if await prune(database, rule, age_seconds) > CHUNK_ROWS / 2:  # a few may be locked, or wait for others
                 self._due.append((rule, age_seconds))

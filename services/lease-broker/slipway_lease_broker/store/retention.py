@@ -103,6 +103,7 @@ RETENTION: Final[Retention] = (
         days=ENDED_DAYS,
         setting=ENDED,
         delete=DELETE_REQUESTS,
+        used_by=("leases",),
     ),
     Rule(
         table="history",
@@ -135,6 +136,7 @@ RETENTION: Final[Retention] = (
         days=ENDED_DAYS,
         setting=ENDED,
         delete=DELETE_GANGS,
+        used_by=("requests",),
     ),
     Rule(
         table="slot_requests",

@@ -118,6 +118,7 @@ RETENTION: Final[Retention] = (
         rows="removed accounts without launch configs, live workers and machines that may still run",
         after="the end of the last of these",
         delete=DELETE_ACCOUNTS,
+        used_by=("unreachable_machine",),
     ),
     Rule(
         table="worker_pool",
@@ -220,6 +221,7 @@ RETENTION: Final[Retention] = (
         after="the outcome of the call",
         days=14,
         delete=DELETE_BATCHES,
+        used_by=("worker", "unreachable_machine"),
     ),
     Rule(table="claim", rows="ended claims", after="the claim's end", days=1, delete=DELETE_CLAIMS),
     Rule(
