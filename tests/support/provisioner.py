@@ -29,7 +29,7 @@ from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.apply.reading import Declared, DeclaredReader
-from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.declaration import Applied, Request, Times
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
@@ -40,7 +40,7 @@ from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
-from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, TerminationRefused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, workers
 from slipway_provisioner.store.retention import RETENTION
@@ -159,6 +159,8 @@ class Cloud(Provider):
         self.terminated: list[str] = []
         self.hidden: set[str] = set()
         self.failing: set[str] = set()  # instances whose termination fails
+        self.protected: dict[str, Protected] = {}  # instances whose termination is refused
+        self.refused: list[str] = []  # of these, one entry per attempt
         self.by_token: dict[str, list[str]] = {}
         self.honours = False
         self.checks_first = True
@@ -260,9 +262,12 @@ class Cloud(Provider):
         return instance_id in self.live
 
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
-        for instance_id in [id_ for id_ in instance_ids if id_ not in self.failing]:
+        for instance_id in [id_ for id_ in instance_ids if id_ not in self.failing | self.protected.keys()]:
             self.terminated.append(instance_id)
             self.live.pop(instance_id, None)
+        if refused := {id_: self.protected[id_] for id_ in instance_ids if id_ in self.protected}:
+            self.refused += refused
+            raise TerminationRefused(refused)
         if self.failing & set(instance_ids):
             raise OutcomeUnknown("the provider is unavailable")
 

@@ -12,7 +12,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.providers.aws import remains
 from slipway_provisioner.providers.aws.adapter import Ec2
-from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused
+from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused, TerminationRefused
 from tests.contract.aws.conftest import Cloud, request
 from tests.support.ec2_server import (
     LOST,
@@ -150,13 +150,27 @@ async def test_one_bad_id_spares_no_other_instance(cloud: Cloud, named: bool) ->
     assert ended >= succeeded == {"i-1", "i-2", "i-5"}
 
 
-async def test_a_protected_instance_is_reported(cloud: Cloud) -> None:
-    """Once the others are terminated."""
-    cloud.server.answer = terminating({"i-2": "OperationNotPermitted"})
-    with pytest.raises(OutcomeUnknown, match="OperationNotPermitted"):
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_protected_instance_is_reported(cloud: Cloud, named: bool) -> None:
+    """With its remedy, once the others are terminated. EC2 names it, so that few calls find it."""
+    cloud.server.answer = terminating({"i-2": "OperationNotPermitted"}, named=named)
+    with pytest.raises(TerminationRefused, match="OperationNotPermitted") as refused:
         await cloud.provider.terminate(cloud.account(), ["i-1", "i-2", "i-3", "i-4"])
+    (protected,) = refused.value.instances.items()
+    assert protected[0] == "i-2"
+    assert protected[1].remedy == (
+        "aws ec2 modify-instance-attribute --instance-id i-2 --no-disable-api-termination --region us-east-1"
+    )
     good = [set(call.listed("InstanceId")) for call in cloud.server.received]
     assert set().union(*(ids for ids in good if "i-2" not in ids)) == {"i-1", "i-3", "i-4"}
+    assert len(good) == (2 if named else 5)
+
+
+async def test_an_instance_in_a_wrong_state_is_reported(cloud: Cloud) -> None:
+    cloud.server.answer = terminating({"i-2": "IncorrectInstanceState"})
+    with pytest.raises(TerminationRefused) as refused:
+        await cloud.provider.terminate(cloud.account(), ["i-1", "i-2"])
+    assert refused.value.instances["i-2"].remedy == "aws ec2 describe-instances --instance-ids i-2 --region us-east-1"
 
 
 async def test_many_instances_are_terminated_by_few_calls(cloud: Cloud) -> None:

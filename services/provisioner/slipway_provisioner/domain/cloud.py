@@ -52,3 +52,10 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def running(self) -> bool:
         """True once the provider has started it, until it stops."""
         return self.state is InstanceState.RUNNING
+
+
+class Protected(msgspec.Struct, frozen=True):
+    """Instance that the provider refuses to terminate: its reason, and a command that removes the obstacle."""
+
+    reason: str
+    remedy: str = ""

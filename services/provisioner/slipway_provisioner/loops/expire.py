@@ -14,7 +14,7 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import expiry, reachability, reaping
 from slipway_provisioner.apply.sources import settle_sources
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.providers.port import Provider, TerminationRefused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, refused_pauses, restores
 
@@ -69,6 +69,9 @@ async def terminate_instances(database: Database, *, settings: Settings, provide
             await providers[account.provider].terminate(account, instance_ids)
         except Exception as error:
             LOG.warning("terminating instances failed and will be retried", instances=instance_ids, error=repr(error))
+            if isinstance(error, TerminationRefused):
+                async with database.acquire() as db, db.transaction():
+                    await reaping.record_protected(db, account.id, error.instances)
 
     await asyncio.gather(*map(terminate, by_id.values()))
     return False

@@ -18,7 +18,7 @@ from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.domain.reaping import Findings, compare
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import contact
-from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused, TerminationRefused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, deadlines, instances, orphans, reachability, restores
 
@@ -73,9 +73,11 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         unlisted = [id_ for id_ in absent if not await _is_gone(account, provider, id_, None)]
         async with database.acquire() as db, db.transaction():
             await reaping.keep(db, account.id, findings, unlisted=unlisted)
+            protected = await accounts.protected(db, account.id)
+            await reaping.forget_protected(db, account.id, sorted(protected.keys() - present))
     if unconfirmed:
         return await _passed(database, account, listed, findings)
-    await _terminate_orphans(account, provider, findings.orphans)
+    await _terminate_orphans(database, account, provider, findings.orphans)
     missing = [worker for worker in rows if worker.id in set(findings.missing)]
     await _report_listing_problem(database, account, findings)
     if matches:
@@ -102,7 +104,7 @@ async def _passed(database: Database, account: Account, listed: Sequence[Instanc
     return True
 
 
-async def _terminate_orphans(account: Account, provider: Provider, orphans: Sequence[str]) -> None:
+async def _terminate_orphans(database: Database, account: Account, provider: Provider, orphans: Sequence[str]) -> None:
     ended = list(orphans)[:TERMINATIONS_PER_PASS]
     if not ended:
         return
@@ -115,6 +117,9 @@ async def _terminate_orphans(account: Account, provider: Provider, orphans: Sequ
             instances=ended,
             error=str(error),
         )
+        if isinstance(error, TerminationRefused):
+            async with database.acquire() as db, db.transaction():
+                await reaping.record_protected(db, account.id, error.instances)
         return
     metrics.REAPED.labels(account.id, "orphan").inc(len(ended))
     LOG.info("terminated orphan instances", account=account.id, instances=ended)

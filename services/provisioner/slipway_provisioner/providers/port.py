@@ -10,7 +10,7 @@ import msgspec
 from slipway_common.base.redaction import redacted
 from slipway_common.events.scopes import capacity_key, lifecycle_of, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.cloud import Account, Instance, Protected
 from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
 
 CODE_CHARACTERS_MAX: Final = 60
@@ -78,6 +78,15 @@ class OutcomeUnknown(Exception):
     def __init__(self, message: str, *, look_up: bool = False) -> None:
         super().__init__(redacted(message))
         self.look_up = look_up
+
+
+class TerminationRefused(OutcomeUnknown):
+    """The provider refuses to terminate some instances, by their ids, until a person has done something. The others
+    are tried nevertheless."""
+
+    def __init__(self, instances: Mapping[str, Protected]) -> None:
+        super().__init__("; ".join(dict.fromkeys(each.reason for each in instances.values())))
+        self.instances = instances
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +244,8 @@ class Provider(Protocol):
 
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         """Terminate instances; those that are already gone are no failure. Tries each of them before it raises. That
-        they are gone is proven by the listing, not by this call."""
+        they are gone is proven by the listing, not by this call. Raises TerminationRefused for those that only a person
+        can free."""
         ...
 
     async def clean_up(self, account: Account) -> None:

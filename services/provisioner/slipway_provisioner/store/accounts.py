@@ -1,12 +1,14 @@
 """Provider accounts and their state of reaping."""
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
-from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.store.tables import account, deployment
 
 _COLUMNS: Final = tuple(account.c[name] for name in Account.__struct_fields__ if name != "deployment")
@@ -33,6 +35,13 @@ SET_SILENT: Final = Statement(
     .values(silent=sa.bindparam("silent"))
     .returning(sa.true())
 )
+# Each is one statement that changes the newest value, since a replica may record others at the same time.
+PROTECT: Final = """
+UPDATE account SET protected = protected || $2::jsonb
+WHERE id = $1 AND NOT protected ?& ARRAY(SELECT jsonb_object_keys($2::jsonb)) RETURNING protected"""
+PROTECTED: Final = Statement(sa.select(account.c.protected).where(account.c.id == sa.bindparam("account_id")))
+UNPROTECT: Final = """
+UPDATE account SET protected = protected - $2::text[] WHERE id = $1 AND protected ?| $2::text[] RETURNING protected"""
 PASSED: Final = Statement(
     sa.update(account)
     .where(account.c.id == sa.bindparam("account_id"))
@@ -59,6 +68,26 @@ async def record_silence(tx: Connection, account_id: str, *, silent: bool) -> bo
     """Store whether the account's unresponsive workers are kept; True if that has changed."""
     arguments = SET_SILENT.arguments(account_id=account_id, silent=silent)
     return await tx.fetchval(SET_SILENT.text, *arguments) is not None
+
+
+async def protect(tx: Connection, account_id: str, instances: Mapping[str, Protected]) -> dict[str, Protected] | None:
+    """Store instances that the account refuses to terminate. All of them then, or None if these were known."""
+    return _protected(await tx.fetchval(PROTECT, account_id, msgspec.to_builtins(instances)))
+
+
+async def protected(db: Connection, account_id: str) -> dict[str, Protected]:
+    """Instances that the account has refused to terminate, as far as they are not gone."""
+    found = await db.fetchval(PROTECTED.text, *PROTECTED.arguments(account_id=account_id))
+    return _protected(found) or {}
+
+
+async def unprotect(tx: Connection, account_id: str, instance_ids: Sequence[str]) -> dict[str, Protected] | None:
+    """Forget instances that are gone. Those that are left, or None if none of these was stored."""
+    return _protected(await tx.fetchval(UNPROTECT, account_id, sorted(instance_ids)))
+
+
+def _protected(stored: Any) -> dict[str, Protected] | None:
+    return None if stored is None else msgspec.convert(stored, dict[str, Protected])
 
 
 async def due_for_reaping(db: Connection, every_seconds: float) -> Account | None:

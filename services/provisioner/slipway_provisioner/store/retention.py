@@ -98,6 +98,7 @@ DELETE_ACCOUNTS: Final = Statement(
     delete_ended(
         account,
         account.c.removed,
+        account.c.protected == sa.text("'{}'"),
         unused_by(launch_config.c.account_id == account.c.id),
         unused_by(worker.c.account_id == account.c.id, ~in_states(ENDED)),
         unused_by(unreachable_machine.c.account_id == account.c.id),
@@ -115,7 +116,7 @@ RETENTION: Final[Retention] = (
     Bounded("launch_stop_guard", "one row"),
     Rule(
         table="account",
-        rows="removed accounts without launch configs, live workers and machines that may still run",
+        rows="removed accounts without launch configs, live workers, and machines that still run or may do so",
         after="the end of the last of these",
         delete=DELETE_ACCOUNTS,
         used_by=("unreachable_machine",),

@@ -73,6 +73,7 @@ account = Table(
     required("passes", BigInteger, server_default=ZERO),
     now("passed_at"),
     empty_text("listing_problem"),
+    required("protected", JSONB, server_default=EMPTY_OBJECT),  # instances that it refuses to terminate, with reasons
     required("silent", Boolean, server_default=FALSE),  # its unresponsive workers are kept until a person confirms
     Column("unanswered_since", TIME),
     required("unreachable", Boolean, server_default=FALSE),

@@ -28,6 +28,7 @@ CREATE TABLE account (
     request_timeout_seconds double precision, accepted_timeout_seconds double precision, reaped_at timestamptz,
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
     listing_problem text NOT NULL DEFAULT '',
+    protected jsonb NOT NULL DEFAULT '{}', -- instances that it refuses to terminate, with reasons
     silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
     unanswered_since timestamptz, unreachable boolean NOT NULL DEFAULT false, retired boolean NOT NULL DEFAULT false,
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',

@@ -14,7 +14,7 @@ from slipway_common.base.percent import encoded
 from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
 from slipway_common.events.worker import Outcome, Scope, Stage
 from slipway_common.observability.telemetry import logger
-from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.aws import body, calls, errors, replies
 from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed
 from slipway_provisioner.providers.aws.errors import Advice, Case
@@ -38,6 +38,7 @@ from slipway_provisioner.providers.port import (
     Provider,
     ProviderSettings,
     Refused,
+    TerminationRefused,
 )
 
 LOG = logger(__name__)
@@ -201,6 +202,11 @@ class Ec2(Provider):
             for start in range(0, len(instance_ids), TERMINATED_AT_ONCE)
             for failure in await terminate(self.caller, account, instance_ids[start : start + TERMINATED_AT_ONCE])
         ]
+        protected: dict[str, Protected] = {}
+        for failure in failures:
+            protected |= failure.instances if isinstance(failure, TerminationRefused) else {}
+        if protected:
+            raise TerminationRefused(protected)
         if failures:
             raise OutcomeUnknown("; ".join(dict.fromkeys(map(str, failures))))
 

@@ -4,15 +4,29 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.providers.aws import calls, errors
 from slipway_provisioner.providers.aws.caller import Caller
 from slipway_provisioner.providers.aws.failures import CallFailed
-from slipway_provisioner.providers.port import OutcomeUnknown
+from slipway_provisioner.providers.port import OutcomeUnknown, TerminationRefused
 
 GONE: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 """Codes of an id that EC2 does not know, which may be that of an instance that is not visible yet."""
+PROTECTED: Final = "OperationNotPermitted"
+"""Code of an instance with termination protection."""
 _INSTANCE_ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+\b")
+
+
+def _refused(account: Account, failed: CallFailed, instance_ids: Sequence[str]) -> Exception:
+    """Refusal to terminate instances, which lasts until a person changes them."""
+    found = {}
+    for id_ in instance_ids:
+        if failed.code == PROTECTED:
+            change = f"modify-instance-attribute --instance-id {id_} --no-disable-api-termination"
+        else:
+            change = f"describe-instances --instance-ids {id_}"
+        found[id_] = Protected(reason=str(failed), remedy=f"aws ec2 {change} --region {account.region}")
+    return TerminationRefused(found)
 
 
 async def terminate(caller: Caller, account: Account, instance_ids: Sequence[str]) -> list[Exception]:
@@ -25,12 +39,12 @@ async def terminate(caller: Caller, account: Account, instance_ids: Sequence[str
     except CallFailed as failed:
         if failed.code not in GONE and failed.code not in errors.OF_INSTANCES:
             return [failed]
-        if len(instance_ids) == 1:
-            return [] if failed.code in GONE else [failed]
-        bad = set(_INSTANCE_ID.findall(failed.message)) if failed.code in GONE else set()
+        named = set(_INSTANCE_ID.findall(failed.message))
+        bad = [id_ for id_ in instance_ids if id_ in named] or [*instance_ids][: len(instance_ids) == 1]
+        refused = [] if failed.code in GONE or not bad else [_refused(account, failed, bad)]
         rest = [id_ for id_ in instance_ids if id_ not in bad]
-        if 0 < len(rest) < len(instance_ids):
-            return await terminate(caller, account, rest)
+        if bad:
+            return refused + (await terminate(caller, account, rest) if rest else [])
         half = len(instance_ids) // 2
         return [
             failure
