@@ -1,8 +1,8 @@
 """Spot machines of EC2 that are taken back: those of one zone and instance type get an interruption notice.
 
-Two pools launch spot machines there and in another zone, and on-demand machines. FAULTS are those of the stand-in: its
-interruptions begin once all machines work and last a moment, all others are in force from the start. Judged by the
-ledgers of the stand-in and the queue, the published weights and the rows.
+Two pools, each in an account of its own, launch spot machines there and in another zone, and on-demand machines. FAULTS
+are those of the stand-in: its interruptions begin once all machines work and last a moment, all others are in force
+from the start. Judged by the ledgers of the stand-in and the queue, the published weights and the rows.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from slipway_simulator.notation import BadFault
 from tests.drills.ec2_storm import DECLARATION
 from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, fetch, played
 
-POOLS: Final = ("one", "two")
+POOLS: Final = {"one": "aws-build", "two": "aws-test"}  # with their accounts
 ZONE, OTHER_ZONE, TYPE = "us-east-1a", "us-east-1b", "m5.large"
 CONFIGS: Final = {"spot": (ZONE, "spot"), "spot-elsewhere": (OTHER_ZONE, "spot"), "on-demand": (ZONE, "on-demand")}
 FAULTS: Final = f"interruption:{ZONE}/{TYPE}"
@@ -34,6 +34,7 @@ NOTICE_SECONDS: Final = 800.0  # product time: agents poll for notices every 5 s
 STAYS_SECONDS: Final = 60_000.0
 WAIT_SECONDS: Final = 120.0  # real; a few on an idle machine
 LOSS: Final = 0.75  # weight after the notices, relative to that before them; boots since then raise both
+CAPACITIES: Final = "SELECT count(DISTINCT capacity_key) FROM provisioner.launch_config WHERE state <> 'archived'"
 FAILED: Final = "SELECT coalesce(sum(failures), 0) FROM provisioner.launch_config_outcomes WHERE stage <> 'launch'"
 
 
@@ -44,7 +45,7 @@ async def play(harness: Harness) -> Verdict:
     except BadFault as error:
         return Verdict("", [f"FAULTS: {error}"])
     interruptions = [fault for fault in faults if fault.name == "interruption"]
-    seconds = {"idle_timeout_seconds": STAYS_SECONDS, "give_up_idle_seconds": STAYS_SECONDS}
+    seconds = {"idle_timeout_seconds": STAYS_SECONDS, "give_up_idle_seconds": STAYS_SECONDS, "sweep_seconds": 60.0}
     deployment = harness.new_deployment(seconds=seconds, environment={"provisioner": CREDENTIALS})
     lasting = [fault for fault in faults if fault not in interruptions]
     machines = Ec2Machines(deployment, seed=harness.seed, faults=lasting, notice_seconds=NOTICE_SECONDS)
@@ -53,6 +54,9 @@ async def play(harness: Harness) -> Verdict:
     await machines.play()
     for pool in POOLS:
         await add_tasks(deployment, pool, TASKS, TASK_SECONDS)
+
+    async def zones_known() -> bool:
+        return bool((await fetch(deployment, CAPACITIES))[0][0] == len(CONFIGS))
 
     async def all_work() -> bool:
         return all(len(_at_work(deployment, machines, pool)) >= MACHINES for pool in POOLS)
@@ -69,6 +73,7 @@ async def play(harness: Harness) -> Verdict:
         return all(_share(before, after, name) < LOSS for name in _expected(machines))
 
     await harness.until(all_work, "all machines work", within_seconds=WAIT_SECONDS)
+    await harness.until(zones_known, "both accounts launch from the same capacities", within_seconds=WAIT_SECONDS)
     before = await _weights(deployment)
     for fault in interruptions:
         await machines.call("POST", "/faults", msgspec.to_builtins(fault))
@@ -84,9 +89,8 @@ async def play(harness: Harness) -> Verdict:
 
 
 def _declared(deployment: Deployment, machines: Ec2Machines) -> Declaration:
-    """Both pools in the first account of the example, with machines that stay."""
+    """Both pools in accounts of the example, with machines that stay."""
     body = machines.declared(deployment.declaration(DECLARATION)).model_dump(mode="json")
-    body["accounts"], body["lease_pools"] = body["accounts"][:1], body["lease_pools"][:1]
     template = body["worker_pools"][0]
     settings = template["launch_configs"][0]["settings"] | {"tasks_per_worker": None}
     sizes = {"min_capacity": MACHINES, "max_capacity": MACHINES}
@@ -97,12 +101,12 @@ def _declared(deployment: Deployment, machines: Ec2Machines) -> Declaration:
             "id": pool,
             "launch_configs": [
                 template["launch_configs"][0]
-                | {"name": f"{pool}-{name}", "zone": zone, "instance_type": TYPE, "price_factor": 1}
+                | {"name": f"{pool}-{name}", "account": account, "zone": zone, "instance_type": TYPE, "price_factor": 1}
                 | {"settings": settings | {"lifecycle": lifecycle}}
                 for name, (zone, lifecycle) in CONFIGS.items()
             ],
         }
-        for pool in POOLS
+        for pool, account in POOLS.items()
     ]
     return parse(body)
 
