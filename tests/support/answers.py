@@ -54,6 +54,7 @@ def worker(id_: str, **fields: Any) -> dict[str, Any]:
         "stopping_at": None,
         "ended_at": None,
         "failed_at": None,
+        "notice": "",
         "reason": "",
     } | fields
 

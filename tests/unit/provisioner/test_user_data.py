@@ -140,7 +140,7 @@ def test_two_braces() -> None:
         ("{{register_url\n}}", "line 1: {{ begins no placeholder"),
         ("a\0", "NUL"),
         ("\ud800", "surrogate"),
-        ("é" * 8_193, "has 16,386 bytes in UTF-8; at most 16,384 are possible"),
+        ("é" * 8_193, "has 16,386 bytes in UTF-8; at most 16,384 are allowed"),
     ],
 )
 def test_problems_of_templates(template: str, words: str) -> None:
