@@ -1046,8 +1046,8 @@ async def test_a_declaration_is_applied_whole_and_once(provisioner: Provisioner)
         (
             {},
             15,
-            "lease pool sim-a: reserve_seconds 15 must be above 15, which is call_timeout_seconds 5 + 2 × "
-            "clock_skew_seconds 5 of the provisioner",
+            "lease pool sim-a: reserve_seconds 15 must be above 15, which is call_timeout_seconds 5 of the provisioner "
+            "+ 2 × clock_skew_seconds 5 of the provisioner",
         ),
     ],
 )
