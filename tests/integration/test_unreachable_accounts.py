@@ -28,13 +28,14 @@ class Clouds(Cloud):
     def __init__(self) -> None:
         super().__init__()
         self.dead: set[str] = set()
+        self.throttled = False
         self.takes_effect = True
         self.of: dict[str, set[str]] = defaultdict(set)
         self.listed: list[str] = []
 
     def _check(self, account: Account) -> None:
         if account.id in self.dead:
-            raise OutcomeUnknown(f"{account.id} does not answer")
+            raise OutcomeUnknown(f"{account.id} does not answer", throttled=self.throttled)
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
         if self.takes_effect or account.id not in self.dead:
@@ -64,6 +65,9 @@ class Clouds(Cloud):
     async def identity(self, account: Account) -> str:
         self._check(account)
         return account.identity
+
+    async def health(self, account: Account) -> None:
+        self._check(account)
 
 
 @pytest.fixture
@@ -186,6 +190,18 @@ async def test_one_unanswered_call_is_not_the_end(provisioner: Provisioner, clou
     await provisioner.set_clock(150)
     await provisioner.reap()
     assert await states(provisioner) == {DEAD: {"launching": 2}, "sim-b": {"starting": 2}}
+
+
+async def test_a_throttled_call_is_an_answer(provisioner: Provisioner, clouds: Clouds) -> None:
+    """An account that throttles listings for an hour goes on launching."""
+    clouds.dead.add(DEAD)
+    await launch(provisioner)
+    clouds.throttled = True
+    for at in range(60, 3600, 600):
+        await provisioner.set_clock(at)
+        await provisioner.reap()
+    assert await states(provisioner) == {DEAD: {"launching": 2}, "sim-b": {"starting": 2}}
+    assert await alerts(provisioner) == []
 
 
 async def test_an_outage_of_ours_makes_no_account_unreachable(provisioner: Provisioner, clouds: Clouds) -> None:

@@ -36,6 +36,16 @@ async def test_replicas_share_a_bucket(provisioner: Provisioner) -> None:
     assert [await two.take([share()], within_seconds=9) for _ in range(6)] == [0, 0, 0, 0, 0, 0.5]
 
 
+async def test_a_clock_that_is_set_back_empties_a_bucket(provisioner: Provisioner) -> None:
+    """And no more: its calls would wait for the hour by which it was ahead."""
+    one, two = replicas(provisioner)
+    await provisioner.set_clock(3600)
+    await one.take([share()], within_seconds=60)
+    await provisioner.set_clock(0)
+    assert await two.take([share()], within_seconds=60) == 0.5
+    assert [await one.take([share(units=100)], within_seconds=60) for _ in range(2)] == [50.5, 100.5]
+
+
 async def test_buckets_are_separate(provisioner: Provisioner) -> None:
     one, two = replicas(provisioner)
     assert await one.take([share("a", 5)], within_seconds=9) == 0

@@ -12,6 +12,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.providers.aws import remains
 from slipway_provisioner.providers.aws.adapter import Ec2
+from slipway_provisioner.providers.pacing import LocalBuckets, Share
 from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused, TerminationRefused
 from tests.contract.aws.conftest import Cloud, request
 from tests.support.ec2_server import (
@@ -75,8 +76,30 @@ async def test_a_listing_has_pages(cloud: Cloud) -> None:
 @pytest.mark.parametrize("answer", [error("InvalidNextToken"), error("InternalError", status=500), html(503), LOST])
 async def test_a_listing_that_fails_half_way_is_no_listing(cloud: Cloud, answer: Reply) -> None:
     cloud.server.answers(described(instance("i-1"), more="one"), answer)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown) as unknown:
         await cloud.provider.instances(cloud.account())
+    assert not unknown.value.throttled
+
+
+async def test_a_throttled_listing_is_an_answer(cloud: Cloud) -> None:
+    """So is one for which there are no tokens: the account answers, whatever it is asked."""
+    cloud.server.answers(error("RequestLimitExceeded", status=503))
+    account, provider = cloud.account(), cloud.provider
+    for asked in (
+        provider.instances(account),
+        provider.exists(account, "i-1", launched_at=None),
+        provider.identity(account),
+        provider.health(account),
+    ):
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await asked
+        assert unknown.value.throttled
+    empty = Ec2(ProviderSettings(timeout_seconds=0.1, pacing=LocalBuckets(lambda: 0.0)))
+    share = Share(bucket="aws/123456789012/us-east-1/describe", units=1000, size=100, refill_per_second=20)
+    await empty.settings.pacing.take([share], within_seconds=100)
+    with pytest.raises(OutcomeUnknown) as unknown:
+        await empty.instances(msgspec.structs.replace(account, request_timeout_seconds=0.1))
+    assert unknown.value.throttled
 
 
 EXISTENCE: list[tuple[Reply, timedelta | None, bool | None]] = [

@@ -159,18 +159,31 @@ async def test_settings_of_the_account_classify_a_code(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("code", ["IdempotentParameterMismatch", "IdempotentInstanceTerminated"])
 async def test_a_token_that_was_used_is_looked_up(cloud: Cloud, code: str) -> None:
-    """Its instances are bound, also those that have ended since. Without any, the outcome stays unknown, and a repeat
-    would answer the same."""
+    """Its instances are bound, also those that have ended since. While some are not listed, the outcome stays unknown,
+    and a repeat would answer the same."""
     found = described(instance("i-1", "terminated"), instance("i-2"))
-    cloud.server.answers(RunInstances=error(code), DescribeInstances=[found, described()])
+    cloud.server.answers(RunInstances=error(code), DescribeInstances=[found, described(instance("i-2")), described()])
     asked = request(2)
     assert await result(cloud, cloud.account(), asked) == ["i-1", "i-2"]
     looked_up = cloud.server.received[-1]
     assert asked.batch_id in looked_up.parameters.values()
     assert "instance-state-name" not in looked_up.parameters.values()
-    with pytest.raises(OutcomeUnknown) as unknown:
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await cloud.provider.create(cloud.account(), asked)
+        assert unknown.value.look_up
+
+
+async def test_settings_of_another_provider_are_refused(cloud: Cloud) -> None:
+    """An account may have changed its provider since its launch configs were declared: their launches fail, and no
+    others."""
+    asked = request(tags="none")
+    assert cloud.provider.call(cloud.account(), asked.config) == {}
+    with pytest.raises(Refused) as refused:
         await cloud.provider.create(cloud.account(), asked)
-    assert unknown.value.look_up
+    outcome = refused.value.outcome
+    assert (outcome.scope, outcome.scope_key, outcome.code) == (Scope.CONFIG, "linux/a@1", "InvalidSettings")
+    assert not cloud.server.received
 
 
 async def test_a_refused_repeat_proves_nothing(cloud: Cloud) -> None:

@@ -46,3 +46,4 @@ async def test_the_missing_wait_is_returned() -> None:
     assert await paced(buckets, [share(units=5)], within_seconds=0) == 0
     assert await paced(buckets, [share()], within_seconds=0.4) == pytest.approx(0.5)
     assert await paced(buckets, [], within_seconds=0) == 0
+    assert await paced(buckets, [share(units=200)], within_seconds=3600) == pytest.approx(100)

@@ -21,7 +21,7 @@ async def probe(database: Database, provider: Provider, account: Account, settin
             await provider.health(account)
     except (OutcomeUnknown, Refused, TimeoutError) as error:
         LOG.warning("the account does not answer", account=account.id, error=str(error))
-        await unanswered(database, account.id, settings, began=began)
+        await failed(database, account.id, settings, error, began=began)
         return False
     return True
 
@@ -32,8 +32,13 @@ async def answered(database: Database, account_id: str) -> None:
         await reachability.answered(db, account_id)
 
 
-async def unanswered(database: Database, account_id: str, settings: Settings, *, began: float) -> None:
-    """Record that a call that `began` then was not answered."""
+async def failed(
+    database: Database, account_id: str, settings: Settings, error: BaseException, *, began: float
+) -> None:
+    """Record that a call that `began` then was not answered, or that it was throttled, which is an answer."""
+    if isinstance(error, OutcomeUnknown) and error.throttled:
+        await answered(database, account_id)
+        return
     async with database.acquire() as db, db.transaction():
         await reachability.unanswered(
             db,

@@ -116,7 +116,7 @@ class Launcher:
             if looked_up:
                 await contact.answered(database, account.id)
             else:
-                await contact.unanswered(database, account.id, self.settings, began=began)
+                await contact.failed(database, account.id, self.settings, error, began=began)
         else:
             if isinstance(reply, Accepted):
                 metrics.CALLS.labels(account.id, "accepted", "").inc()

@@ -46,7 +46,7 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         listed = await provider.instances(account)
     except OutcomeUnknown as error:
         LOG.warning("listing the account failed", account=account.id, error=str(error))
-        await contact.unanswered(database, account.id, settings, began=began)
+        await contact.failed(database, account.id, settings, error, began=began)
         return True
     if matches:
         await contact.answered(database, account.id)

@@ -70,7 +70,7 @@ async def _resolve(database: Database, launcher: Launcher, overdue: Overdue, acc
     except OutcomeUnknown as error:
         LOG.info("looking up the call failed", batch=batch.id, account=account.id, error=str(error))
         with contextlib.suppress(Exception):  # the next attempt records it
-            await contact.unanswered(database, account.id, launcher.settings, began=began)
+            await contact.failed(database, account.id, launcher.settings, error, began=began)
     except Exception as error:
         LOG.warning("the call's outcome is still unknown", batch=batch.id, account=account.id, error=repr(error))
 
@@ -93,7 +93,7 @@ async def _poll(database: Database, launcher: Launcher, batch: Batch, account: A
                     await launches.record_refusal(db, batch, refused)
         except (OutcomeUnknown, TimeoutError) as error:
             LOG.info("polling the accepted call failed", batch=batch.id, account=account.id, error=str(error))
-            await contact.unanswered(database, account.id, launcher.settings, began=began)
+            await contact.failed(database, account.id, launcher.settings, error, began=began)
         else:
             if found is not None:
                 await launcher.record(database, batch, [*found])

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
+
+WAIT_SECONDS_MAX: Final = 60.0
+"""Longest wait for tokens, whatever the timeout of a call."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     def burst_seconds(self) -> float:
         """Time in which an empty bucket is full again."""
         return self.size / self.refill_per_second
+
+    @property
+    def debt_seconds(self) -> float:
+        """Longest time in which a bucket in debt is full again."""
+        return self.burst_seconds + WAIT_SECONDS_MAX
 
 
 class Pacing(Protocol):
@@ -68,6 +76,7 @@ async def paced(pacing: Pacing, shares: Sequence[Share], *, within_seconds: floa
     are more than `within_seconds`, else 0."""
     if not shares:
         return 0.0
+    within_seconds = min(within_seconds, WAIT_SECONDS_MAX)
     wait = await pacing.take(shares, within_seconds=within_seconds)
     if wait > within_seconds:
         return wait

@@ -73,11 +73,12 @@ class Refused(Exception):
 
 class OutcomeUnknown(Exception):
     """There was no conclusive reply: the call may have taken effect. `look_up`: a repeat of the call would prove
-    nothing, and only the listing shows its instances."""
+    nothing, and only the listing shows its instances. `throttled`: the account answers, but admits no call now."""
 
-    def __init__(self, message: str, *, look_up: bool = False) -> None:
+    def __init__(self, message: str, *, look_up: bool = False, throttled: bool = False) -> None:
         super().__init__(redacted(message))
         self.look_up = look_up
+        self.throttled = throttled
 
 
 class TerminationRefused(OutcomeUnknown):

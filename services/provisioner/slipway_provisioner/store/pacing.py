@@ -19,13 +19,16 @@ def _seconds(name: str) -> sa.ColumnElement[object]:
 
 
 _WAIT: Final = sa.cast(sa.func.extract("epoch", C.full_at - NOW), sa.Double).label("seconds")
-# The time is read once the row is locked, here as in RETURNING.
+# The time is read once the row is locked, here as in RETURNING. A bucket deeper in debt than any call may put it was
+# used before the clock was set back: it counts as empty.
+_FULL_AT: Final = sa.case(
+    (C.full_at > NOW + _seconds("debt_seconds"), NOW + _seconds("burst_seconds")),
+    else_=sa.func.greatest(C.full_at, NOW),
+)
 TAKE: Final = Statement(
     postgresql.insert(provider_bucket)
     .values(bucket=sa.bindparam("bucket"), full_at=NOW + _seconds("units_seconds"))
-    .on_conflict_do_update(
-        index_elements=[C.bucket], set_={"full_at": sa.func.greatest(C.full_at, NOW) + _seconds("units_seconds")}
-    )
+    .on_conflict_do_update(index_elements=[C.bucket], set_={"full_at": _FULL_AT + _seconds("units_seconds")})
     .returning(_WAIT)
 )
 EMPTY: Final = Statement(
@@ -46,6 +49,8 @@ class BucketShare(Protocol):
     def units_seconds(self) -> float: ...
     @property
     def burst_seconds(self) -> float: ...
+    @property
+    def debt_seconds(self) -> float: ...
 
 
 class SharedBuckets:
@@ -64,7 +69,12 @@ class SharedBuckets:
             await transaction.start()
             try:
                 for share in sorted(shares, key=lambda share: share.bucket):
-                    arguments = TAKE.arguments(bucket=share.bucket, units_seconds=share.units_seconds)
+                    arguments = TAKE.arguments(
+                        bucket=share.bucket,
+                        units_seconds=share.units_seconds,
+                        burst_seconds=share.burst_seconds,
+                        debt_seconds=share.debt_seconds,
+                    )
                     wait = max(wait, await db.fetchval(TAKE.text, *arguments) - share.burst_seconds)
             except BaseException:
                 await transaction.rollback()

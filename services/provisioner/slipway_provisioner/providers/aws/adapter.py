@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
 from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
@@ -16,7 +18,7 @@ from slipway_common.events.worker import Outcome, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.aws import body, calls, errors, replies
-from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed
+from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed, unknown
 from slipway_provisioner.providers.aws.errors import Advice, Case
 from slipway_provisioner.providers.aws.failures import CallFailed
 from slipway_provisioner.providers.aws.quotas import quota_family
@@ -111,7 +113,10 @@ class Ec2(Provider):
         return launch_settings(config["settings"]).subnet_id
 
     def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        return body.committed(config, account_settings(account.settings), launch_settings(config["settings"]))
+        try:
+            return _committed(account, config)
+        except msgspec.ValidationError:
+            return {}  # declared for another provider, or another release of this one: `create` refuses it
 
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
         host = CONSOLES.get(account_settings(account.settings).partition)
@@ -122,8 +127,12 @@ class Ec2(Provider):
     # Launches
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        try:
+            call = request.config.get("call") or _committed(account, request.config)
+        except msgspec.ValidationError as error:
+            raise Refused(self.failure(account, request.config, "InvalidSettings", Scope.CONFIG), str(error)) from None
         parameters = body.run_instances(
-            request.config.get("call") or self.call(account, request.config),
+            call,
             token=request.token,
             count=request.count,
             user_data=request.user_data,
@@ -152,7 +161,8 @@ class Ec2(Provider):
         """Instances of a call that had succeeded earlier. Raises Refused or OutcomeUnknown otherwise."""
         case = case_of(account, failed)
         if case.advice is Advice.LOOK_UP:
-            if found := await _all_of(self.caller, account, request.batch_id):
+            # A part of them may be all that EC2 lists by now.
+            if len(found := await _all_of(self.caller, account, request.batch_id)) >= request.count:
                 return found
             raise OutcomeUnknown(str(failed), look_up=True)
         if case.is_unknown:
@@ -217,7 +227,7 @@ class Ec2(Provider):
             reply = await self.caller.call(account, calls.IDENTITY)
             await self._zones.learn(account)
         except CallFailed as failed:
-            raise OutcomeUnknown(f"identity of {account.id}: {failed}") from None
+            raise unknown(account, f"identity of {account.id}", failed) from None
         return str(reply.get("Account", ""))
 
     async def health(self, account: Account) -> None:
@@ -226,12 +236,17 @@ class Ec2(Provider):
         except CallFailed as failed:
             case = case_of(account, failed)
             if case.scope is not Scope.CREDENTIAL:
-                raise OutcomeUnknown(str(failed)) from None
+                raise unknown(account, f"health of {account.id}", failed) from None
             config = {"id": "", "zone": "", "instance_type": "", "image": "", "settings": {}}
             raise Refused(self._outcome(account, config, failed.code, failed.message, case), failed.message) from None
 
     async def clean_up(self, account: Account) -> None:
         await self._remains.clean_up(account)
+
+
+def _committed(account: Account, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of the call of a launch config. Raises msgspec.ValidationError if EC2 cannot use its settings."""
+    return body.committed(config, account_settings(account.settings), launch_settings(config["settings"]))
 
 
 def _tags(account: Account, request: CreateRequest) -> dict[str, str]:
@@ -251,7 +266,7 @@ async def _by_id(caller: Caller, account: Account, instance_id: str) -> Mapping[
     except CallFailed as failed:
         if failed.code in GONE:
             return None
-        raise OutcomeUnknown(f"instance {instance_id}: {failed}") from None
+        raise unknown(account, f"instance {instance_id}", failed) from None
     return next((row for row in replies.instances(reply) if row.get("InstanceId") == instance_id), None)
 
 

@@ -66,7 +66,8 @@ class Caller:
     async def call(self, account: Account, call: Call, *, units: int = 1, **parameters: Any) -> dict[str, Any]:
         """Reply to a call. Raises CallFailed; OutcomeUnknown if the bucket is too empty."""
         if await self.missing_seconds(account, call, units, within_seconds=self.settings.timeout(account)):
-            raise OutcomeUnknown(f"{call.operation}: the token bucket of account {account.id} is empty; not sent")
+            message = f"{call.operation}: the token bucket of account {account.id} is empty; not sent"
+            raise OutcomeUnknown(message, throttled=True)
         return await self.send(account, call, **parameters)
 
     async def pages(
@@ -79,7 +80,7 @@ class Caller:
             try:
                 reply = await self.call(account, call, Filters=filters, MaxResults=PAGE, **more)
             except CallFailed as failed:
-                raise OutcomeUnknown(f"{call.operation} of {account.id}: {failed}") from None
+                raise unknown(account, f"{call.operation} of {account.id}", failed) from None
             yield reply
             if not (token := reply.get("NextToken")):
                 return
@@ -91,6 +92,11 @@ def case_of(account: Account, failed: CallFailed) -> Case:
         return errors.classify_credential(failed.code, failed.message, http_status=failed.http_status)
     extra = account_settings(account.settings).errors
     return errors.classify(failed.code, failed.message, http_status=failed.http_status, extra=extra)
+
+
+def unknown(account: Account, about: str, failed: CallFailed) -> OutcomeUnknown:
+    """A failed call that proves nothing about what it was for."""
+    return OutcomeUnknown(f"{about}: {failed}", throttled=case_of(account, failed).scope is Scope.LIMITER)
 
 
 def filters(account: Account, **more: Sequence[str]) -> list[dict[str, Any]]:
