@@ -113,6 +113,8 @@ ACCOUNT_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"endpoint": "http://x"}, "endpoint_url"),
     ({"endpoint_url": "x:1"}, "write a URL"),
     ({"proxy": "proxy.example.com:3128"}, "proxy is"),
+    ({"proxy": "http://me:hunter2@proxy.example.com:3128"}, "HTTPS_PROXY"),
+    ({"proxy": "me:hunter2@proxy.example.com:3128"}, "HTTPS_PROXY"),
     ({"ca_bundle": "ca.pem"}, "absolute path"),
     ({"partition": "azure"}, "partition"),
     ({"errors": {"Gremlins": "goblins"}}, "Gremlins"),
@@ -130,6 +132,7 @@ ACCOUNT_PROBLEMS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("settings", "words"), ACCOUNT_PROBLEMS)
 def test_settings_of_an_account(settings: dict[str, Any], words: str) -> None:
     problem = account_problem(settings)
+    assert "hunter2" not in problem
     assert words in problem
     assert bool(problem) == bool(words)
 

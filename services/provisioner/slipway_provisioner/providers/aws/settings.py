@@ -95,6 +95,9 @@ def account_problem(settings: Mapping[str, Any]) -> str:
         return f"{error}; the settings are {', '.join(Ec2Settings.__struct_fields__)}"
     for name in ("endpoint_url", "sts_endpoint_url", "proxy", "queue_url"):
         url = getattr(declared, name)
+        if "@" in url.split("://")[-1].partition("/")[0]:
+            remedy = "declare none; those of a proxy belong into HTTPS_PROXY in the provisioner's environment"
+            return f"{name} may contain a user name and a password, which settings show; {remedy}"
         if url and not url.startswith(("http://", "https://")):
             return f"{name} is {url!r}; write a URL, such as https://host.example.com"
     if declared.ca_bundle and not declared.ca_bundle.startswith("/"):
