@@ -179,6 +179,8 @@ async def test_settings_of_another_provider_are_refused(cloud: Cloud) -> None:
     others."""
     asked = request(tags="none")
     assert cloud.provider.call(cloud.account(), asked.config) == {}
+    assert cloud.provider.subnet(cloud.account(), request(tags="none", subnet_id=7).config) == ""
+    assert cloud.provider.subnet(cloud.account(), request(tags="none", subnet_id="subnet-0a").config) == "subnet-0a"
     with pytest.raises(Refused) as refused:
         await cloud.provider.create(cloud.account(), asked)
     outcome = refused.value.outcome

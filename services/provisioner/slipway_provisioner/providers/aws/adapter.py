@@ -29,6 +29,7 @@ from slipway_provisioner.providers.aws.settings import (
     credential_problem,
     launch_problem,
     launch_settings,
+    subnet_of,
 )
 from slipway_provisioner.providers.aws.terminations import GONE, terminate
 from slipway_provisioner.providers.aws.zones import Zones
@@ -110,7 +111,7 @@ class Ec2(Provider):
         return quota_family(config["instance_type"], lifecycle_of(config["settings"]))
 
     def subnet(self, account: Account, config: Mapping[str, Any]) -> str:
-        return launch_settings(config["settings"]).subnet_id
+        return subnet_of(config["settings"])
 
     def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

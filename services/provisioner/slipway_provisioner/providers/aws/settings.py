@@ -87,6 +87,12 @@ def launch_settings(settings: Mapping[str, Any]) -> LaunchSettings:
     return msgspec.convert({name: value for name, value in settings.items() if value is not None}, LaunchSettings)
 
 
+def subnet_of(settings: Mapping[str, Any]) -> str:
+    """Subnet of a launch config, whose settings may have been declared for another provider; empty without one."""
+    subnet_id = settings.get("subnet_id")
+    return subnet_id if isinstance(subnet_id, str) and _SUBNET.fullmatch(subnet_id) else ""
+
+
 def account_problem(settings: Mapping[str, Any]) -> str:
     """Problem with the settings of an account and its remedy; empty if they are usable."""
     try:

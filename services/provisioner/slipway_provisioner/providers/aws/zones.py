@@ -17,7 +17,9 @@ class Zones:
         if again or account.id not in self._ids:
             reply = await self._caller.call(account, calls.ZONES)
             zones = reply.get("AvailabilityZones", ())
-            self._ids[account.id] = {row["ZoneName"]: row["ZoneId"] for row in zones if row.get("ZoneId")}
+            self._ids[account.id] = {
+                row["ZoneName"]: row["ZoneId"] for row in zones if row.get("ZoneName") and row.get("ZoneId")
+            }
 
     def id_of(self, account: Account, zone: str) -> str:
         """Id of a zone that is given by its id or its name; empty if the name is not known yet."""
