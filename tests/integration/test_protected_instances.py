@@ -40,7 +40,9 @@ async def test_a_protected_instance_is_an_alert_until_it_is_gone(provisioner: Pr
     provisioner.cloud.protected["i-0001"] = WHY
     await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == ["i-0002"]
-    (alert,) = await raised(provisioner)
+    alerts = await raised(provisioner)
+    assert len(alerts) == 1
+    alert = alerts[0]
     assert (alert.subject_id, alert.evidence, alert.severity) == ("sim-a", ("i-0001",), "page")
     assert alert.summary == "sim-a refuses to terminate i-0001"
     assert (alert.cause, alert.command) == (WHY.reason, WHY.remedy)

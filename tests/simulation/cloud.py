@@ -88,7 +88,7 @@ class Cloud(Provider):
 
     # Provider port
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         return ""
 
     def honours_tokens(self, account: Account) -> bool:

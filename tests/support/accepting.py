@@ -74,7 +74,7 @@ class Accepting(Provider):
         self.settings = settings
         self.site = site
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         unknown = sorted(account_settings.keys() - {"down"})
         return f"unknown setting {unknown[0]}; the site has none" if unknown else ""
 

@@ -180,7 +180,7 @@ class Cloud(Provider):
         self.hold: asyncio.Event | None = None
         self._numbers = count(1)
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         return ""
 
     def credential_problem(self, credential: Mapping[str, Any]) -> str:

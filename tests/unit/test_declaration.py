@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from slipway_common.declaration import strict_yaml
 from slipway_common.declaration.fields import Settings
 from slipway_common.declaration.identity import Known, canonical_body, config_name
-from slipway_common.declaration.models import Declaration, WorkerPool
+from slipway_common.declaration.models import Credential, Declaration, WorkerPool
 from slipway_common.declaration.parsing import json_schema, load, parse
 from slipway_common.declaration.scaling import scaled
 from slipway_common.declaration.strict_yaml import Invalid, read, write
@@ -37,6 +37,58 @@ worker_pools:
       - {name: zone-a, account: sim-a, zone: zone-a, instance_type: m5, image: linux-1}
       - {account: sim-a, zone: zone-b, instance_type: m5, image: linux-1, settings: {idle_seconds: 60}}
 """.lstrip()
+
+
+def with_credential(depth: int) -> dict[str, Any]:
+    """A chain of as many credentials."""
+    chain: dict[str, Any] = {"environment": "CI_AWS"}
+    for _ in range(depth - 1):
+        chain = {"role": "arn:aws:iam::1:role/x", "source": chain}
+    return chain
+
+
+IDENTITY: dict[str, Any] = {"role": "r", "token_file": "/t"}
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        {"environment": "CI_AWS"},
+        {"file": "/run/secrets/aws"},
+        {"web_identity": IDENTITY},
+        {"role": "r"},
+        {"role": "r", "external_id": "ours"},
+        {"role": "r", "external_id": "ours", "source": {"web_identity": IDENTITY}},
+        with_credential(5),
+    ],
+)
+def test_a_credential_is_one_reference(credential: dict[str, Any]) -> None:
+    assert Credential.model_validate(credential).model_dump(mode="json") == credential
+
+
+EXACTLY_ONE = "write exactly one of environment, file, web_identity, role, not"
+
+
+@pytest.mark.parametrize(
+    ("credential", "words"),
+    [
+        ({}, f"{EXACTLY_ONE} none of them"),
+        ({"environment": "CI", "file": "/f"}, f"{EXACTLY_ONE} environment and file"),
+        ({"web_identity": IDENTITY, "role": "r"}, f"{EXACTLY_ONE} web_identity and role"),
+        ({"external_id": "ours"}, f"{EXACTLY_ONE} none of them"),
+        ({"environment": "CI", "external_id": "ours"}, "external_id belongs to role, not to environment"),
+        ({"file": "/f", "source": {"environment": "CI"}}, "source belongs to role, not to file"),
+        ({"role": "r", "source": {"environment": "CI", "external_id": "x"}}, "external_id belongs to role"),
+        (with_credential(6), "has 6 credentials in a row; the maximum is 5"),
+        ({"environment": "ci-aws"}, "environment"),
+        ({"file": "secrets/aws"}, "file"),
+        ({"role": "r", "secret_access_key": "x"}, "secret_access_key"),
+    ],
+)
+def test_a_credential_of_another_form_is_refused(credential: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Credential.model_validate(credential)
+    assert words in str(refused.value)
 
 
 def refused(text: str) -> list[tuple[int | None, str, str]]:

@@ -23,7 +23,7 @@ from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings
 async def main():
     provider = Ec2(ProviderSettings(timeout_seconds=60))
     await provider.open()
-    print(provider.problem({}))
+    print(provider.problem({}, "us-east-1"))
     account = Account(id="a", deployment="d", provider="aws", region="r", identity="1", lease_pool_id="l", settings={})
     try:
         await provider.identity(account)

@@ -327,13 +327,13 @@ async def test_no_answer_proves_nothing(
 
 
 def test_the_settings_have_no_problem(setup: Setup) -> None:
-    assert setup.provider.problem(setup.account.settings) == ""
+    assert setup.provider.problem(setup.account.settings, setup.account.region) == ""
     assert setup.provider.credential_problem(setup.account.credential) == ""
     assert setup.provider.config_problem(setup.account.settings, setup.request().config["settings"]) == ""
 
 
 def test_bad_settings_have_a_remedy(setup: Setup) -> None:
-    assert setup.provider.problem(dict(setup.account.settings) | dict(setup.bad_settings))
+    assert setup.provider.problem(dict(setup.account.settings) | dict(setup.bad_settings), setup.account.region)
 
 
 def test_tokens_and_delays_are_known_without_a_call(setup: Setup) -> None:

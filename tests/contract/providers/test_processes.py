@@ -198,7 +198,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("settings", "words"), PROBLEMS)
 async def test_unusable_settings(local: Processes, settings: dict[str, Any], words: str) -> None:
-    problem = local.problem(settings)
+    problem = local.problem(settings, "here")
     assert words in problem
     assert bool(problem) == bool(words)
 
@@ -206,7 +206,7 @@ async def test_unusable_settings(local: Processes, settings: dict[str, Any], wor
 async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "supported", lambda: False)
     provider = Processes(provider_settings())
-    assert "Linux" in provider.problem({})
+    assert "Linux" in provider.problem({}, "here")
     await provider.close()
 
 

@@ -104,12 +104,12 @@ def test_the_same_call_has_the_same_bytes() -> None:
 def test_slipways_tags_cannot_be_replaced() -> None:
     """An instance with another batch's tag would be terminated, or never."""
     assert "slipway-batch" in launch_problem({}, {"tags": {"slipway-batch": "x"}})
-    assert "slipway-" in account_problem({"tags": {"Slipway-Deployment": "x"}})
+    assert "slipway-" in account_problem({"tags": {"Slipway-Deployment": "x"}}, "us-east-1")
 
 
 ACCOUNT_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({}, ""),
-    ({"endpoint_url": "http://127.0.0.1:5000", "fips": True, "partition": "aws-cn", "queue_url": "http://q"}, ""),
+    ({"endpoint_url": "http://127.0.0.1:5000", "fips": True, "partition": "aws", "queue_url": "http://q"}, ""),
     ({"endpoint": "http://x"}, "endpoint_url"),
     ({"endpoint_url": "x:1"}, "write a URL"),
     ({"proxy": "proxy.example.com:3128"}, "proxy is"),
@@ -131,10 +131,31 @@ ACCOUNT_PROBLEMS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "words"), ACCOUNT_PROBLEMS)
 def test_settings_of_an_account(settings: dict[str, Any], words: str) -> None:
-    problem = account_problem(settings)
+    problem = account_problem(settings, "us-east-1")
     assert "hunter2" not in problem
     assert words in problem
     assert bool(problem) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"),
+    [
+        ("us-east-1", "aws"),
+        ("mx-central-1", "aws"),
+        ("cn-north-1", "aws-cn"),
+        ("us-gov-west-1", "aws-us-gov"),
+        ("us-iso-east-1", "aws-iso"),
+        ("us-isob-east-1", "aws-iso-b"),
+        ("eu-isoe-west-1", "aws-iso-e"),
+        ("us-isof-south-1", "aws-iso-f"),
+        ("eusc-de-east-1", "aws-eusc"),
+    ],
+)
+def test_the_partition_is_that_of_the_region(region: str, partition: str) -> None:
+    """Endpoints follow the region, so that another partition would only be wrong elsewhere."""
+    assert account_problem({"partition": partition}, region) == ""
+    other = "aws-cn" if partition == "aws" else "aws"
+    assert account_problem({"partition": other}, region).endswith(f"lies in {partition}; write partition: {partition}")
 
 
 LAUNCH_PROBLEMS: list[tuple[dict[str, Any], str]] = [

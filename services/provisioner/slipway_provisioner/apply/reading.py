@@ -175,7 +175,8 @@ class DeclaredReader:
                 f"use one of {', '.join(sorted(self._providers))}"
             )
         provider = self._providers[account.provider]
-        if problem := provider.problem(account.settings) or user_data.queue_url_problem(account.settings):
+        problem = provider.problem(account.settings, account.region) or user_data.queue_url_problem(account.settings)
+        if problem:
             raise DeclarationRefused(f"account {account.id}: settings: {problem}")
         if problem := provider.credential_problem(_credential(account)):
             raise DeclarationRefused(f"account {account.id}: credential: {problem}")

@@ -180,8 +180,8 @@ class Provider(Protocol):
                 own = config["id"]
         return Outcome(stage, Result.FAILED, scope, key or own, code)
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
-        """Problem with an account's settings and its remedy; empty if they are usable."""
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
+        """Problem with an account's settings in its region and its remedy; empty if they are usable."""
         ...
 
     def credential_problem(self, credential: Mapping[str, Any]) -> str:

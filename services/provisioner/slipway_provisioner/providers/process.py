@@ -98,7 +98,7 @@ class Processes(Provider):
             os.close(handle)
         self._children.clear()
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         if not processes.supported():
             return "provider process needs Linux with /proc; launch on another provider from this system"
         try:

@@ -35,7 +35,7 @@ class Simulated(Provider):
     async def close(self) -> None:
         await self.client.aclose()
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         url = account_settings.get("url")
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             return f"url is {url!r}; write the simulator's address, for example url: http://127.0.0.1:7304"

@@ -70,8 +70,8 @@ class Ec2(Provider):
 
     # Declarations
 
-    def problem(self, account_settings: Mapping[str, Any]) -> str:
-        return account_problem(account_settings) if is_installed() else MISSING
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
+        return account_problem(account_settings, region) if is_installed() else MISSING
 
     def credential_problem(self, credential: Mapping[str, Any]) -> str:
         return credential_problem(credential)

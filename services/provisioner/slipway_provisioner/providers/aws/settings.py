@@ -19,6 +19,16 @@ OWN_TAGS: Final = 5
 Partition = Literal["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f", "aws-eusc"]
 VISIBILITY_SECONDS_MAX: Final = 3600.0
 RESEMBLANCE: Final = 0.8
+PARTITIONS: Final = {
+    "cn-": "aws-cn",
+    "us-gov-": "aws-us-gov",
+    "us-iso-": "aws-iso",
+    "us-isob-": "aws-iso-b",
+    "eu-isoe-": "aws-iso-e",
+    "us-isof-": "aws-iso-f",
+    "eusc-": "aws-eusc",
+}
+"""Partitions by the prefixes of their regions; all other regions lie in `aws`."""
 _SUBNET: Final = re.compile(r"subnet-[0-9a-z]{1,32}")
 _ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+")
 EXTERNAL_ID_CHARACTERS_MIN: Final = 2
@@ -93,8 +103,13 @@ def subnet_of(settings: Mapping[str, Any]) -> str:
     return subnet_id if isinstance(subnet_id, str) and _SUBNET.fullmatch(subnet_id) else ""
 
 
-def account_problem(settings: Mapping[str, Any]) -> str:
-    """Problem with the settings of an account and its remedy; empty if they are usable."""
+def partition_of(region: str) -> str:
+    """Partition of AWS in which a region lies."""
+    return next((name for prefix, name in PARTITIONS.items() if region.startswith(prefix)), "aws")
+
+
+def account_problem(settings: Mapping[str, Any], region: str) -> str:
+    """Problem with the settings of an account in a region and its remedy; empty if they are usable."""
     try:
         declared = account_settings(settings)
     except msgspec.ValidationError as error:
@@ -110,6 +125,8 @@ def account_problem(settings: Mapping[str, Any]) -> str:
         return f"ca_bundle is {declared.ca_bundle!r}; write the absolute path of a file of certificates"
     if not 0 <= declared.visibility_seconds <= VISIBILITY_SECONDS_MAX:
         return f"visibility_seconds is {declared.visibility_seconds:g}; write 0 to {VISIBILITY_SECONDS_MAX:g}"
+    if declared.partition != (own := partition_of(region)):
+        return f"partition is {declared.partition}, but region {region} lies in {own}; write partition: {own}"
     return errors.problem(declared.errors) or _tag_problem(declared.tags)
 
 
