@@ -176,6 +176,19 @@ def test_worker_is_named_by_its_id_or_the_end_of_it(services: Services, url: str
     assert services.received == [(f"workers/{ID}/terminate", {"reason": "hung"})]
 
 
+@pytest.mark.parametrize(("state", "is_shown"), [("launching", True), ("running", False)])
+def test_an_accepted_call_is_shown_until_it_is_resolved(
+    url: str, monkeypatch: pytest.MonkeyPatch, state: str, is_shown: bool
+) -> None:
+    row = ANSWERS[f"workers/{ID}"]
+    batch = row["batch"] | {"handle": "apply-7", "poll_at": AT, "call_deadline": AT}
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", row | {"state": state, "batch": batch})
+    shown = slipway("worker", "show", ID, url=url).stdout
+    named = [line.rpartition("  ")[0].strip() for line in shown.splitlines()]
+    assert [name in named for name in ("accepted call", "next poll at", "call deadline")] == [is_shown] * 3
+    assert ("apply-7" in shown) is is_shown
+
+
 def test_an_ambiguous_id_terminates_no_worker(services: Services, url: str) -> None:
     both = slipway("worker", "terminate", "f9a12cd", "--reason", "hung", url=url)
     none = slipway("worker", "terminate", "abcdef00", "--reason", "hung", url=url)

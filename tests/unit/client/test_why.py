@@ -144,6 +144,25 @@ WORKERS: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         [ADMITTED, "Provider called at 14:28:30, with 1 other worker: no answer for 1 min 30 s."],
     ),
     (
+        "accepted",
+        CALLED
+        | {
+            "state": "launching",
+            "batch": CALLED["batch"] | {"handle": "apply-7", "poll_at": ago(-5), "call_deadline": ago(-3600)},
+        },
+        [
+            "launching, waits for the provider's answer.",
+            "Since 14:28:30, 1 min 30 s ago.",
+            "Effect: no known instance yet.",
+            "Remedy: none needed.",
+        ],
+        [
+            ADMITTED,
+            "Provider called at 14:28:30, with 1 other worker: accepted as apply-7; next poll at 14:30:05, "
+            "deadline at 15:30:00.",
+        ],
+    ),
+    (
         "refused",
         CALLED | {"state": "stopped", "failed_at": ago(89), "ended_at": ago(89), "reason": "QuotaExceeded"},
         [

@@ -10,7 +10,7 @@ from slipway_client.cli.options import AsOutput, OfPool, Reason, WorkerId, noun,
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import IN_FLIGHT, State
 
 app = noun("Manage workers")
 decision = noun("Show launch decisions")
@@ -69,7 +69,8 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
         as_json(row)
         return
     nested = ("timeline", "decision", "batch", "lease")
-    pairs({name: value for name, value in row.items() if name not in nested and value not in (None, "")}, now())
+    shown = {name: value for name, value in row.items() if name not in nested and value not in (None, "")}
+    pairs(shown | _accepted_call(row), now())
     print()
     timeline: tuple[Field, ...] = (
         ("at", lambda event: moments.clock(moments.at(event["at"]), now())),
@@ -77,6 +78,19 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
         "detail",
     )
     show(row.get("timeline") or [], timeline, output, nothing="no events yet")
+
+
+def _accepted_call(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Call of a worker that its provider has accepted and works on: its handle, and when it is asked again."""
+    batch = row.get("batch") or {}
+    if not batch.get("handle") or row["state"] not in IN_FLIGHT["launch"]:
+        return {}
+    named = {
+        "accepted_call": batch["handle"],
+        "next_poll_at": batch["poll_at"],
+        "call_deadline": batch["call_deadline"],
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 @app.command("terminate")

@@ -149,6 +149,10 @@ def _call(worker: Facts, now: datetime) -> Iterator[str]:
         yield f"{call}: launched {took} later{repeats}, instance {worker['instance_id']}."
     elif worker.get("registered_at"):
         yield f"{call}: registered before the answer, instance {worker['instance_id']}."
+    elif worker["state"] in IN_FLIGHT["launch"] and batch.get("handle"):
+        deadline = moments.clock(moments.at(batch["call_deadline"]), now)
+        polled = f"next poll at {moments.clock(moments.at(batch['poll_at']), now)}, " if batch.get("poll_at") else ""
+        yield f"{call}: accepted as {batch['handle']}; {polled}deadline at {deadline}."
     elif worker["state"] in IN_FLIGHT["launch"]:
         yield f"{call}: no answer for {moments.spelled((now - began).total_seconds())}{repeats}."
     elif worker.get("failed_at"):
