@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import httpx2
+import pytest
+from aiokafka.errors import InvalidReplicationFactorError
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
@@ -152,3 +154,16 @@ async def test_unsendable_partition_is_alerted(place: Place) -> None:
     rows = await place.database.fetch("SELECT type, value FROM outbox ORDER BY id")
     assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
     assert b"cannot publish to all partitions of topic" in rows[0]["value"]
+
+
+async def test_replicas_wait_for_brokers_and_are_refused_after_a_while(
+    servers: tuple[EmbeddedKafka, EmbeddedPostgres], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is created. Before, the request is repeated, since a broker may be restarting."""
+    monkeypatch.setattr(topic_admin, "BROKERS_SECONDS", 0.0)
+    (kafka, _), prefix = servers, f"{harness.new_name()}."
+    with pytest.raises(InvalidReplicationFactorError):
+        await topic_admin.create(kafka.bootstrap, prefix=prefix, partitions=1, replicas=2)
+    assert await topic_admin.diff(kafka.bootstrap, prefix=prefix) == [
+        f"{row.name}: missing" for row in topic_admin.wanted(prefix=prefix)
+    ]

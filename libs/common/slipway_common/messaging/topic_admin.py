@@ -9,10 +9,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.settings import EnvironmentSettings, from_environment
 from slipway_common.events.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
 
-BROKER_ATTEMPTS: Final = 100
+BROKERS_SECONDS: Final = 10.0
+"""Time in which brokers that are too few for the replicas may return, as after a restart."""
 DEAD_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(14 * DAY_MS)}
 
 
@@ -52,26 +54,26 @@ async def ensure(bootstrap_servers: str, rows: list[Wanted], *, replicas: int = 
         present = set(await admin.list_topics())
         missing = [row for row in rows if row.name not in present]
         if missing:
-            await _create(admin, missing, replicas)
+            new = [NewTopic(row.name, row.partitions, replicas, topic_configs=row.config) for row in missing]
+            await _create(admin, new)
         await _wait_for_leaders(admin, [row.name for row in rows])
     finally:
         await admin.close()
     return len(missing)
 
 
-async def _create(admin: AIOKafkaAdminClient, rows: list[Wanted], replicas: int) -> None:
-    """Create topics. A broker that starts, or could not send its heartbeats, takes no replicas for a moment, so that is
-    waited for. Raises KafkaError if the topics are refused for another reason, or after 10 s."""
-    new = [NewTopic(row.name, row.partitions, replicas, topic_configs=row.config) for row in rows]
-    for attempt in range(BROKER_ATTEMPTS):
+async def _create(admin: AIOKafkaAdminClient, new: list[NewTopic]) -> None:
+    """Create topics. Raises KafkaError for the first that is refused: for want of brokers only after a while."""
+    until = monotonic_seconds() + BROKERS_SECONDS
+    while True:
         response = await admin.create_topics(new, timeout_ms=30_000)
-        refused = [error for error in response.topic_errors if error[1] not in {0, TopicAlreadyExistsError.errno}]
+        refused = [row for row in response.topic_errors if row[1] not in {0, TopicAlreadyExistsError.errno}]
         if not refused:
             return
         name, code, *rest = refused[0]
-        if code != InvalidReplicationFactorError.errno or attempt == BROKER_ATTEMPTS - 1:
+        if code != InvalidReplicationFactorError.errno or monotonic_seconds() > until:
             raise for_code(code)(f"{name}: {rest[0] if rest else ''}")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
 
 
 async def _wait_for_leaders(admin: AIOKafkaAdminClient, names: list[str]) -> None:
