@@ -181,4 +181,8 @@ async def test_recovered_causes_a_probe_at_once(calculator: Calculator) -> None:
     recovered = await of_zone_a(calculator)
     assert recovered.state == "healthy"
     kinds = [(alert.kind, type(alert)) for alert in await alerts(calculator)]
-    assert kinds == [("config-tripped", AlertRaised), ("config-tripped", AlertResolved), ("recovered", AlertRaised)]
+    assert kinds == [
+        ("capacity-unavailable", AlertRaised),
+        ("capacity-unavailable", AlertResolved),
+        ("recovered", AlertRaised),
+    ]
