@@ -32,7 +32,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-spot ec2-storm mutants fuzz readme \
-	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-before square-wave fairness adaptive clean
+	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-before square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -165,6 +165,9 @@ bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, hand
 
 bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and what plans and starts beside wait for: POOLS=2000 KEEP=1
 	@$(RUN) -m bench.apply
+
+bench-ec2: $(READY) ## Benchmark of launched EC2 machines: CPU, calls and memory, beside a bare client: CELL=10 ROUNDS=3 SEED=1 KEEP=1
+	@$(RUN) -m bench.ec2
 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before

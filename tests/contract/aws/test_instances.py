@@ -10,7 +10,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.events.scopes import subnet_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Instance, InstanceState
-from slipway_provisioner.providers.aws import remains
+from slipway_provisioner.providers.aws import calls, remains, replies
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.pacing import LocalBuckets, Share
 from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused, TerminationRefused
@@ -145,6 +145,55 @@ async def test_a_terminated_instance_that_is_not_found_may_exist(cloud: Cloud) -
     await cloud.provider.terminate(cloud.account(), ["i-1"])
     with pytest.raises(OutcomeUnknown):
         await cloud.provider.exists(cloud.account(), "i-1", launched_at=utc_now() - YOUNG)
+
+
+def knowing(*known: str, named: str | None = None) -> Any:
+    """Answer of a cloud that has only these instances, the last of them terminated. A call with another id is refused,
+    with a message that names `named` instead of such ids."""
+
+    def answer(call: Received) -> Reply:
+        ids = call.listed("InstanceId")
+        if unknown := [id_ for id_ in ids if id_ not in known]:
+            message = f"The instance IDs '{named or ', '.join(unknown)}' do not exist"
+            return error("InvalidInstanceID.NotFound", message)
+        return described(*(instance(id_, "terminated" if id_ == known[-1] else "running") for id_ in ids))
+
+    return answer
+
+
+@pytest.mark.parametrize("named", [None, "-", "i-1", "i-1, i-2, i-3, i-4"])
+async def test_an_unknown_id_makes_no_other_instance_gone(cloud: Cloud, named: str | None) -> None:
+    """EC2 describes none of a call with an id that it does not know. What its message names is no proof."""
+    cloud.server.answer = knowing("i-1", "i-2", "i-4", named=named)
+    old, young = utc_now() - OLD, utc_now() - YOUNG
+    asked = {"i-1": old, "i-2": young, "i-3": old, "i-4": young, "i-5": young, "i-6": None}
+    assert sorted(await cloud.provider.gone(cloud.account(), asked)) == ["i-3", "i-4", "i-6"]
+
+
+async def test_many_instances_are_looked_up_by_few_calls(cloud: Cloud) -> None:
+    ids = [f"i-{n}" for n in range(450)]
+    cloud.server.answer = knowing(*ids)
+    assert await cloud.provider.gone(cloud.account(), dict.fromkeys(ids)) == ["i-449"]
+    assert [len(call.listed("InstanceId")) for call in cloud.server.received] == [200, 200, 50]
+
+
+async def test_instances_of_a_call_without_an_answer_are_not_gone(cloud: Cloud) -> None:
+    """Those of the other calls are."""
+    ids = [f"i-{n}" for n in range(250)]
+    cloud.server.answers(
+        error("Unavailable", status=503), described(*(instance(id_, "terminated") for id_ in ids[200:]))
+    )
+    assert await cloud.provider.gone(cloud.account(), dict.fromkeys(ids)) == ids[200:]
+
+
+async def test_only_what_is_read_of_an_instance_is_parsed(cloud: Cloud) -> None:
+    """A whole instance takes three times as long."""
+    whole = instance("i-1", tags={"a": "b"}, reason="Client.InternalError", spot=True)
+    more = "<imageId>ami-1</imageId><networkInterfaceSet><item><status>in-use</status></item></networkInterfaceSet>"
+    cloud.server.answers(described(whole.removesuffix("</item>") + more + "</item>"))
+    reply = await cloud.provider.caller.call(cloud.account(), calls.LIST)
+    (found,) = replies.instances(reply)
+    assert set(found) == set(replies.MEMBERS)
 
 
 def terminating(bad: dict[str, str], *, named: bool = True) -> Any:

@@ -177,6 +177,23 @@ async def test_an_unknown_old_instance_is_gone(setup: Setup) -> None:
     assert not await setup.provider.exists(setup.account, setup.unknown_id, launched_at=utc_now() - LONG_AGO)
 
 
+async def test_those_that_are_gone_are_told_from_the_others(setup: Setup) -> None:
+    ended, stays = await setup.create(setup.request(2))
+    await setup.terminate(ended)
+    asked = dict.fromkeys((ended, stays, setup.unknown_id), utc_now() - LONG_AGO)
+
+    async def gone() -> bool:
+        return {*await setup.provider.gone(setup.account, asked)} == {ended, setup.unknown_id}
+
+    await until(gone, "two of three are gone")
+
+
+async def test_nothing_is_gone_without_an_answer(setup: Setup) -> None:
+    if setup.unreachable is None:
+        pytest.skip("this host always answers")
+    assert not await setup.provider.gone(setup.unreachable, {setup.unknown_id: None})
+
+
 # Capacity
 
 

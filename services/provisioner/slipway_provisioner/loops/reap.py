@@ -2,7 +2,6 @@
 a person, finds missing instances, and marks workers as running where the provider's listing is the boot evidence."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
@@ -70,7 +69,8 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     if matches:
         present = {i.id for i in listed}
         absent = [orphan.instance_id for orphan in asked if orphan.instance_id not in present]
-        unlisted = [id_ for id_ in absent if not await _is_gone(account, provider, id_, None)]
+        ended = set(await provider.gone(account, dict.fromkeys(absent)))
+        unlisted = [id_ for id_ in absent if id_ not in ended]
         async with database.acquire() as db, db.transaction():
             await reaping.keep(db, account.id, findings, unlisted=unlisted)
             protected = await accounts.protected(db, account.id)
@@ -126,8 +126,9 @@ async def _terminate_orphans(database: Database, account: Account, provider: Pro
 
 
 async def _confirmed(account: Account, provider: Provider, missing: Sequence[Worker]) -> list[Worker]:
-    """Missing workers whose instance is gone."""
-    gone = [w for w in missing if await _is_gone(account, provider, w.instance_id or "", w.launched_at)]
+    """Missing workers whose instance is gone, as the provider confirms by id. A listing alone is no proof."""
+    ended = set(await provider.gone(account, {w.instance_id or "": w.launched_at for w in missing}))
+    gone = [w for w in missing if w.instance_id in ended]
     metrics.REAPED.labels(account.id, "missing").inc(len(gone))
     return gone
 
@@ -159,15 +160,6 @@ async def _clean_up(account: Account, provider: Provider) -> None:
         await provider.clean_up(account)
     except (OutcomeUnknown, Refused) as error:
         LOG.warning("cleaning up the account failed; the next pass tries again", account=account.id, error=str(error))
-
-
-async def _is_gone(account: Account, provider: Provider, instance_id: str, launched_at: datetime | None) -> bool:
-    """True if the provider confirms by id that an instance is gone. A listing alone is no proof."""
-    try:
-        return not await provider.exists(account, instance_id, launched_at=launched_at)
-    except OutcomeUnknown as error:
-        LOG.warning("looking up an instance that is not listed failed", instance=instance_id, error=str(error))
-        return False
 
 
 async def _report_listing_problem(database: Database, account: Account, findings: Findings) -> None:

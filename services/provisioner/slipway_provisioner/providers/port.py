@@ -10,9 +10,11 @@ import msgspec
 from slipway_common.base.redaction import redacted
 from slipway_common.events.scopes import capacity_key, lifecycle_of, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, Protected
 from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
 
+LOG = logger(__name__)
 CODE_CHARACTERS_MAX: Final = 60
 HANDLE_CHARACTERS_MAX: Final = 500
 
@@ -104,7 +106,28 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
 UNCLASSIFIED: Final = "unclassified"
 
 
-class Provider(Protocol):
+class LookUps(Protocol):
+    """Look-ups of instances by id."""
+
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
+        """True if the instance exists. Confirms what a listing suggests. `launched_at` is None if that time is unknown.
+        Raises OutcomeUnknown if the instance is so young that the provider may not know it yet."""
+        ...
+
+    async def gone(self, account: Account, instances: Mapping[str, datetime | None]) -> Sequence[str]:
+        """Ids of those instances, given with their launch times, of which `exists` is false. Those that it raises
+        OutcomeUnknown for are left out. A provider that can look up many at once saves calls."""
+        gone = []
+        for instance_id, launched_at in instances.items():
+            try:
+                if not await self.exists(account, instance_id, launched_at=launched_at):
+                    gone.append(instance_id)
+            except OutcomeUnknown as error:
+                LOG.warning("looking up an instance that is not listed failed", instance=instance_id, error=str(error))
+        return gone
+
+
+class Provider(LookUps, Protocol):
     """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably.
 
     A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
@@ -233,11 +256,6 @@ class Provider(Protocol):
         """All pages of a listing. Raises OutcomeUnknown if one of them is missing, so that no instance is taken for
         gone because of it."""
         return [instance async for page in self.pages(account, batch_id=batch_id) for instance in page]
-
-    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
-        """True if the instance exists. Confirms what a listing suggests. `launched_at` is None if that time is unknown.
-        Raises OutcomeUnknown if the instance is so young that the provider may not know it yet."""
-        ...
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
         """Outcome of an instance that died while it booted, as far as the provider knows the reason; None if not."""

@@ -5,13 +5,12 @@ starts, and refuses only accounts of this provider.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
 from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
 from slipway_common.events.worker import Outcome, Scope, Stage
@@ -21,6 +20,7 @@ from slipway_provisioner.providers.aws import body, calls, errors, replies
 from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed, unknown
 from slipway_provisioner.providers.aws.errors import Advice, Case
 from slipway_provisioner.providers.aws.failures import CallFailed
+from slipway_provisioner.providers.aws.lookups import described, gone, is_gone
 from slipway_provisioner.providers.aws.quotas import quota_family
 from slipway_provisioner.providers.aws.remains import Remains
 from slipway_provisioner.providers.aws.settings import (
@@ -31,7 +31,7 @@ from slipway_provisioner.providers.aws.settings import (
     launch_settings,
     subnet_of,
 )
-from slipway_provisioner.providers.aws.terminations import GONE, terminate
+from slipway_provisioner.providers.aws.terminations import terminate
 from slipway_provisioner.providers.aws.zones import Zones
 from slipway_provisioner.providers.port import (
     UNCLASSIFIED,
@@ -168,21 +168,8 @@ class Ec2(Provider):
             raise OutcomeUnknown(str(failed), look_up=True)
         if case.is_unknown:
             raise OutcomeUnknown(str(failed))
-        outcome = self._outcome(account, request.config, failed.code, failed.message, case)
+        outcome = _outcome(self, account, request.config, failed.code, failed.message, case)
         raise Refused(outcome, failed.message, retry_after_seconds=failed.retry_after_seconds)
-
-    def _outcome(self, account: Account, config: Mapping[str, Any], code: str, message: str, case: Case) -> Outcome:
-        """Outcome of a certain failure, under the key of what it concerns."""
-        # Codes of other calls mean nothing here, and a launch that no row counts would be tried for ever.
-        scope = None if case.scope is Scope.NOTHING and case.stage is Stage.LAUNCH else case.scope
-        key = ""
-        if scope is Scope.CREDENTIAL and case.resource:
-            key = encoded(account.id, case.resource)
-        elif scope is Scope.QUOTA and case.resource == errors.SUBNET:
-            key = subnet_key(account.id, account.region, self.subnet(account, config)).id
-        elif scope is Scope.QUOTA and case.resource:
-            key = encoded(account.id, account.region, case.resource)
-        return self.failure(account, config, code, scope, message, stage=case.stage, key=key)
 
     # Instances
 
@@ -192,20 +179,22 @@ class Ec2(Provider):
             yield replies.listed(reply)
 
     async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
-        found = await _by_id(self.caller, account, instance_id)
-        if found is not None:
-            return replies.state(found) is not InstanceState.TERMINATED
-        visible = timedelta(seconds=self.visibility_seconds(account))
-        if launched_at is not None and utc_now() - launched_at < visible:
+        found = (await described(self.caller, account, [instance_id])).get(instance_id)
+        if is_gone(found, launched_at, visible_seconds=self.visibility_seconds(account)):
+            return False
+        if found is None:
             raise OutcomeUnknown(f"instance {instance_id} is unknown, but so young that it may not be visible yet")
-        return False
+        return True
+
+    async def gone(self, account: Account, instances: Mapping[str, datetime | None]) -> list[str]:
+        return await gone(self.caller, account, instances, visible_seconds=self.visibility_seconds(account))
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
-        found = await _by_id(self.caller, account, instance_id)
+        found = (await described(self.caller, account, [instance_id])).get(instance_id)
         if found is None or replies.state(found) is not InstanceState.TERMINATED:
             return None
         code, message = replies.state_reason(found)
-        return self._outcome(account, config, code, message, errors.classify_end(code, message)) if code else None
+        return _outcome(self, account, config, code, message, errors.classify_end(code, message)) if code else None
 
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         failures = [
@@ -239,7 +228,7 @@ class Ec2(Provider):
             if case.scope is not Scope.CREDENTIAL:
                 raise unknown(account, f"health of {account.id}", failed) from None
             config = {"id": "", "zone": "", "instance_type": "", "image": "", "settings": {}}
-            raise Refused(self._outcome(account, config, failed.code, failed.message, case), failed.message) from None
+            raise Refused(_outcome(self, account, config, failed.code, failed.message, case), failed.message) from None
 
     async def clean_up(self, account: Account) -> None:
         await self._remains.clean_up(account)
@@ -250,6 +239,22 @@ def _committed(account: Account, config: Mapping[str, Any]) -> dict[str, Any]:
     return body.committed(config, account_settings(account.settings), launch_settings(config["settings"]))
 
 
+def _outcome(
+    provider: Ec2, account: Account, config: Mapping[str, Any], code: str, message: str, case: Case
+) -> Outcome:
+    """Outcome of a certain failure, under the key of what it concerns."""
+    # Codes of other calls mean nothing here, and a launch that no row counts would be tried for ever.
+    scope = None if case.scope is Scope.NOTHING and case.stage is Stage.LAUNCH else case.scope
+    key = ""
+    if scope is Scope.CREDENTIAL and case.resource:
+        key = encoded(account.id, case.resource)
+    elif scope is Scope.QUOTA and case.resource == errors.SUBNET:
+        key = subnet_key(account.id, account.region, provider.subnet(account, config)).id
+    elif scope is Scope.QUOTA and case.resource:
+        key = encoded(account.id, account.region, case.resource)
+    return provider.failure(account, config, code, scope, message, stage=case.stage, key=key)
+
+
 def _tags(account: Account, request: CreateRequest) -> dict[str, str]:
     return {
         body.DEPLOYMENT: account.deployment,
@@ -258,17 +263,6 @@ def _tags(account: Account, request: CreateRequest) -> dict[str, str]:
         body.BATCH: request.batch_id,
         body.LAUNCH_CONFIG: request.config["id"],
     }
-
-
-async def _by_id(caller: Caller, account: Account, instance_id: str) -> Mapping[str, Any] | None:
-    """The instance as EC2 describes it; None if it does not know it."""
-    try:
-        reply = await caller.call(account, calls.LIST, InstanceIds=[instance_id])
-    except CallFailed as failed:
-        if failed.code in GONE:
-            return None
-        raise unknown(account, f"instance {instance_id}", failed) from None
-    return next((row for row in replies.instances(reply) if row.get("InstanceId") == instance_id), None)
 
 
 async def _all_of(caller: Caller, account: Account, batch_id: str) -> list[str]:

@@ -1,6 +1,5 @@
 """Ends of EC2 instances: EC2 ends none of a call in which one id is bad."""
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,13 +7,11 @@ from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.providers.aws import calls, errors
 from slipway_provisioner.providers.aws.caller import Caller
 from slipway_provisioner.providers.aws.failures import CallFailed
+from slipway_provisioner.providers.aws.lookups import UNKNOWN_ID, named
 from slipway_provisioner.providers.port import OutcomeUnknown, TerminationRefused
 
-GONE: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
-"""Codes of an id that EC2 does not know, which may be that of an instance that is not visible yet."""
 PROTECTED: Final = "OperationNotPermitted"
 """Code of an instance with termination protection."""
-_INSTANCE_ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+\b")
 
 
 def _refused(account: Account, failed: CallFailed, instance_ids: Sequence[str]) -> Exception:
@@ -37,11 +34,10 @@ async def terminate(caller: Caller, account: Account, instance_ids: Sequence[str
     except OutcomeUnknown as error:
         return [error]
     except CallFailed as failed:
-        if failed.code not in GONE and failed.code not in errors.OF_INSTANCES:
+        if failed.code not in UNKNOWN_ID and failed.code not in errors.OF_INSTANCES:
             return [failed]
-        named = set(_INSTANCE_ID.findall(failed.message))
-        bad = [id_ for id_ in instance_ids if id_ in named] or [*instance_ids][: len(instance_ids) == 1]
-        refused = [] if failed.code in GONE or not bad else [_refused(account, failed, bad)]
+        bad = named(instance_ids, failed) or [*instance_ids][: len(instance_ids) == 1]
+        refused = [] if failed.code in UNKNOWN_ID or not bad else [_refused(account, failed, bad)]
         rest = [id_ for id_ in instance_ids if id_ not in bad]
         if bad:
             return refused + (await terminate(caller, account, rest) if rest else [])
