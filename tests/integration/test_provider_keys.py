@@ -194,6 +194,7 @@ async def test_a_sweep_takes_keys_that_the_provider_has_learned(provisioner: Pro
         await provisioner.plan()
     assert await share_of(provisioner, usual) is None
     assert (await share_of(provisioner, SPOT, "other")).window == 64
+    await provisioner.prune()
     assert usual.text not in {row["key"] for row in await provisioner.database.fetch(SHARES)}
 
 

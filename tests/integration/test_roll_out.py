@@ -710,6 +710,7 @@ async def test_an_archived_revision_is_kept_for_a_month(provisioner: Provisioner
     for table in ("weight", "launch_config_outcomes"):
         kept = await provisioner.database.fetchval(f"SELECT count(*) FROM {table} WHERE launch_config_id = $1", OLD)
         assert kept == 0
+    await provisioner.prune()
     keys = {row["key"] for row in await provisioner.database.fetch("SELECT key FROM shared_window")}
     assert image_key("linux-1").text in keys, "the fallback of zone-b uses it"
     names = [row["name"] for row in await provisioner.database.fetch("SELECT name FROM launch_config_name")]
@@ -719,6 +720,7 @@ async def test_an_archived_revision_is_kept_for_a_month(provisioner: Provisioner
     await proves(provisioner, revision_id("zone-b", image="linux-2"))
     await provisioner.set_clock(2 * REVISION_KEPT_SECONDS + 2)
     await provisioner.roll_out()
+    await provisioner.prune()
     keys = {row["key"] for row in await provisioner.database.fetch("SELECT key FROM shared_window")}
     assert image_key("linux-1").text not in keys
 

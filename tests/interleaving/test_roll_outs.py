@@ -11,7 +11,7 @@ import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
-from slipway_common.events.scopes import REVISION_KEPT_SECONDS
+from slipway_common.events.scopes import REVISION_KEPT_SECONDS, image_key
 from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_provisioner.apply import roll_out
 from slipway_provisioner.domain.roll_out import Drain
@@ -192,7 +192,6 @@ EXPIRY: Final = (
     "store.roll_outs.EXPIRED_OF",
     "store.roll_outs.DELETE",
     "store.roll_outs.DELETE_NAME",
-    "store.roll_outs.DELETE_SHARED",
 )
 
 
@@ -208,7 +207,7 @@ async def expired(provisioner: Provisioner) -> None:
 
 @locking(*EXPIRY)
 async def test_replicas_delete_a_revision_once(provisioner: Provisioner) -> None:
-    """With one tombstone, and beside weight records that name its shares."""
+    """With one tombstone, and beside weight records that name its shares. What they bring back is pruned."""
     await expired(provisioner)
     shares = tuple(
         SharedWindow(kind="image", id=image, stage="boot", version=7, window=8) for image in ("linux-2", "linux-1")
@@ -220,6 +219,10 @@ async def test_replicas_delete_a_revision_once(provisioner: Provisioner) -> None
     assert await state_of(provisioner, OLD) is None
     tombstones = "SELECT count(*) FROM outbox WHERE value IS NULL AND key = $1"
     assert await provisioner.database.fetchval(tombstones, OLD) == 1
+    await provisioner.prune()
+    keys = {row["key"] for row in await provisioner.database.fetch("SELECT key FROM shared_window")}
+    assert image_key("linux-2").text in keys
+    assert image_key("linux-1").text not in keys
 
 
 @locking(*EXPIRY)

@@ -6,13 +6,12 @@ from typing import Final
 import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, given
+from slipway_common.database.sql import Statement, given
 from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.revisions import RevisionKeys, StoredKeys
 from slipway_provisioner.store import configs, declarations, marks, roll_outs
 from slipway_provisioner.store.configs import OF_NAME
-from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import launch_config
 
 C: Final = launch_config.c
@@ -23,7 +22,6 @@ OF_POOL: Final = Statement(
 CAPACITY_OF: Final = Statement(sa.select(configs.CAPACITY).where(C.id == sa.bindparam("config_id")))
 _GIVEN: Final = given(*(C[name] for name in RevisionKeys.__struct_fields__))
 _CHANGED: Final = [C[name] != _GIVEN.c[name] for name in RevisionKeys.__struct_fields__ if name != "id"]
-KEYS_OF: Final = Statement(sa.select(*(C[key] for key in KEYS)).where(C.id == sa.any_(array("ids", C.id))))
 SET: Final = Statement(
     sa.update(launch_config)
     .where(C.id == _GIVEN.c.id, C.state != "archived", OF_NAME, sa.or_(*_CHANGED))
@@ -45,15 +43,12 @@ async def capacity_of(db: Connection, config_id: str) -> str:
 
 
 async def put(tx: Connection, name: roll_outs.Name, keys: Sequence[RevisionKeys]) -> None:
-    """Change keys of revisions of one launch config, and publish those that changed. Shares that nothing uses any more
-    are deleted.
+    """Change keys of revisions of one launch config, and publish those that changed.
 
     The pool is locked, so that a plan of it locks and counts the same shares.
     """
     await roll_outs.lock(tx, name)
-    before = await tx.fetch(KEYS_OF.text, *KEYS_OF.arguments(ids=[each.id for each in keys]))
     rows = await tx.fetch(SET.text, *SET.rows(sorted(keys, key=lambda each: each.id)))
-    await roll_outs.delete_unused_shares(tx, {key for row in before for key in row.values()})
     await declarations.add_shares(tx, [row["id"] for row in rows])
     await outbox.enqueue(tx, [LaunchConfigUpdated(**configs.state(row)) for row in rows])
     if rows:

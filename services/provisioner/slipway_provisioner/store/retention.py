@@ -3,6 +3,7 @@
 from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import array
 
 from slipway_common.database.retention import (
     HISTORY_DAYS,
@@ -18,6 +19,7 @@ from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import (
     account,
     audit,
@@ -32,6 +34,7 @@ from slipway_provisioner.store.tables import (
     lease,
     orphan_instance,
     pool_revision,
+    shared_window,
     unreachable_machine,
     worker,
     worker_pool,
@@ -75,6 +78,14 @@ DELETE_STOPS: Final = Statement(
 )
 DELETE_MARKS: Final = Statement(
     delete_ended(dirty_pool, unused_by(worker_pool.c.id == dirty_pool.c.pool_id), order=[dirty_pool.c.id])
+)
+# Also those that a record brings back which was published before the launch config was deleted.
+DELETE_SHARES: Final = Statement(
+    delete_ended(
+        shared_window,
+        shared_window.c.key.not_in(sa.select(sa.func.unnest(array([launch_config.c[key] for key in KEYS])))),
+        order=[shared_window.c.key, shared_window.c.stage],
+    )
 )
 DELETE_AUDIT: Final = Statement(delete_oldest(audit, audit.c.at, order=audit.c.id))
 _NEWER: Final = sa.func.row_number().over(
@@ -184,10 +195,9 @@ RETENTION: Final[Retention] = (
     ),
     Rule(
         table="shared_window",
-        rows="shares of images, quotas and credentials",
-        after="the deletion of the last revision that has the share",
-        loop=ROLL_OUT,
-        chunk=ONE_NAME,
+        rows="shares of keys that no launch config has",
+        after="the deletion of the last revision that has the key, or the change of its key",
+        delete=DELETE_SHARES,
     ),
     Bounded("forgiven", "one row per pool and share that the newest unfreezing of the pool forgave"),
     Rule(table="launch_stop", rows="lapsed launch stops", after="the stop's end", days=7, delete=DELETE_STOPS),

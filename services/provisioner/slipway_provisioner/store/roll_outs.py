@@ -1,6 +1,6 @@
 """Roll-outs of launch configs: proofs, drains, archived revisions and their deletion, with their events."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,6 @@ from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progre
 from slipway_provisioner.store import configs, marks
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
-from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import (
     FINISHING,
     claim,
@@ -167,7 +166,7 @@ _EXPIRED: Final = (
     C.archived_at < _NOW - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("kept_seconds", type_=sa.Double)),
 )
 EXPIRED_OF: Final = Statement(
-    sa.select(*configs.FIELDS, *(C[key].label(f"of_{key}") for key in KEYS))
+    sa.select(*configs.FIELDS)
     .join(launch_config_name, OF_NAME)
     .where(C.name == sa.bindparam("name"), *_EXPIRED)
     .order_by(C.id)
@@ -185,11 +184,6 @@ DELETE_NAME: Final = Statement(
         N.name == sa.bindparam("name"), ~N.declared, ~sa.exists().where(C.name == sa.bindparam("name"))
     )
 )
-DELETE_SHARED: Final = f"""
-DELETE FROM shared_window WHERE (key, stage) IN (
-    SELECT key, stage FROM shared_window s WHERE key = ANY($1::text[]) AND NOT EXISTS (
-        SELECT FROM launch_config WHERE s.key IN ({", ".join(KEYS)}))
-    ORDER BY key, stage FOR UPDATE)"""
 
 
 async def due(db: Connection) -> dict[Name, list[Progress]]:
@@ -264,25 +258,15 @@ async def expired(db: Connection, kept_seconds: float) -> list[Name]:
 
 
 async def delete_expired(tx: Connection, name: str, kept_seconds: float) -> int:
-    """Delete expired revisions of a name with their counts, weights and shares that nothing else uses, and the name
-    if none is left and it is not declared. Returns their number. The name is locked."""
-    rows = [
-        dict(row)
-        for row in await tx.fetch(EXPIRED_OF.text, *EXPIRED_OF.arguments(name=name, kept_seconds=kept_seconds))
-    ]
+    """Delete expired revisions of a name with their counts and weights, and the name if none is left and it is not
+    declared. Returns their number. The name is locked."""
+    rows = await tx.fetch(EXPIRED_OF.text, *EXPIRED_OF.arguments(name=name, kept_seconds=kept_seconds))
     ids = [row["id"] for row in rows]
-    keys = {row.pop(f"of_{key}") for row in rows for key in KEYS}
     await outbox.enqueue(tx, [Tombstone(LaunchConfigArchived(**configs.state(row))) for row in rows])
     for statement in DELETE:
         await tx.execute(statement.text, *statement.arguments(ids=ids))
     await tx.execute(DELETE_NAME.text, *DELETE_NAME.arguments(name=name))
-    await delete_unused_shares(tx, keys)
     return len(ids)
-
-
-async def delete_unused_shares(tx: Connection, keys: Collection[str]) -> None:
-    """Delete the shares of keys that no revision has."""
-    await tx.execute(DELETE_SHARED, sorted(keys))
 
 
 def _draining(row: dict[str, Any]) -> LaunchConfigDraining:
