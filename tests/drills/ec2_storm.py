@@ -51,6 +51,7 @@ DONE_SECONDS: Final = 400.0  # real; half a minute on an idle machine
 # A run with fewer lost replies, or calls without any reply, proves nothing. Usually there are several times as many.
 WORKERS_PER_LOST: Final = 20
 WORKERS_PER_UNANSWERED: Final = 40
+TORN: Final = "Unavailable"  # code of a page after the first one
 # Ways to write one address, which differ in the bytes of the user data.
 SUFFIXES: Final = ("/workers/register", "/workers/register/", "", "/")
 
@@ -142,6 +143,7 @@ def _verdict(machines: Ec2Machines, found: Evidence, *, workers: int, kills: int
     lost = sum(reply.lost and reply.code == "OK" for reply in replies)
     unanswered = _unanswered(written, created, replies)
     refused = Counter(reply.code for reply in replies if reply.code != "OK")
+    torn = sum(isinstance(fact, ec2.Reply) and fact.code == TORN for fact in written)
     orphans, doubled = _orphans(found, created), _doubled(found, created)
     healthy = _healthy_terminated(found, written)
     left = {kind: number for kind, number in (machines.left or {}).items() if number}
@@ -149,7 +151,7 @@ def _verdict(machines: Ec2Machines, found: Evidence, *, workers: int, kills: int
     figures = (
         f"{len(created)} machines for {workers} tasks, {lost} lost replies, {sum(refused.values())} refused calls, "
         f"{sum(reply.repeated for reply in replies)} repeats answered, {unanswered} calls without any reply, "
-        f"{report.looked_up} found by look-up, {kills} kills; "
+        f"{report.looked_up} found by look-up, {torn} torn listings, {kills} kills; "
         f"orphans {orphans}, doubled {doubled}, healthy terminated {healthy}; {machines.left_over()}"
     )
     problems = [

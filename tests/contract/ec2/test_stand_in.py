@@ -78,6 +78,7 @@ async def test_repeat_answers_the_same_instances_and_moto_has_no_others(ec2: Ec2
     assert ids(again) == ids(first)
     truth = await ec2.get("/truth")
     assert truth["values"] == {"test": {"instances": 3, "volumes": 3, "interfaces": 3}}
+    assert (await ec2.get("/truth?tag=slipway-forgotten"))["values"] == {"": truth["values"]["test"]}
 
 
 async def test_token_belongs_to_a_zone_and_to_equal_parameters(ec2: Ec2, client: "EC2Client") -> None:
@@ -145,6 +146,7 @@ async def test_one_unknown_id_terminates_none(client: "EC2Client") -> None:
 
 
 async def test_pages_count_instances_and_may_fail_after_the_first(ec2: Ec2, client: "EC2Client") -> None:
+    """Also those of few instances, since EC2 may answer with short pages."""
     launched = ids(await client.run_instances(**launch(MaxCount=12)))
     seen: list[str] = []
     pages = client.get_paginator("describe_instances").paginate(PaginationConfig={"PageSize": 5})
@@ -157,6 +159,9 @@ async def test_pages_count_instances_and_may_fail_after_the_first(ec2: Ec2, clie
     first = await client.describe_instances(MaxResults=5)
     torn = client.describe_instances(MaxResults=5, NextToken=first["NextToken"])
     assert await refused(torn) == ("Unavailable", 503)
+    short = await client.describe_instances(MaxResults=200)
+    assert len([i for r in short["Reservations"] for i in r["Instances"]]) == 8
+    assert "NextToken" in short
 
 
 async def test_other_accounts_and_regions_show_nothing_of_this_one(ec2: Ec2, client: "EC2Client") -> None:

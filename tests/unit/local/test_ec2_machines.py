@@ -4,7 +4,7 @@ from typing import Any
 
 from slipway_local.check.path_check import judge
 from slipway_local.demo.agents import merged
-from slipway_local.demo.ec2_machines import calls, counted, lives
+from slipway_local.demo.ec2_machines import calls, counted, left, lives
 from slipway_local.ec2 import facts as ec2
 from slipway_simulator import facts
 from tests.unit.local.ec2.test_cloud import cloud_of, launch, run
@@ -61,6 +61,17 @@ def test_machines_live_until_they_shut_down() -> None:
     ledger = written(*started, ended, terminated)
     assert counted(evidence([claimed(5.0, "t", first)]), ledger) == {"booted": 2, "claimed": 1, "drained": 1}
     assert counted(evidence([claimed(5.0, "t", second)]), ledger) == {"booted": 2, "claimed": 1, "drained": 0}
+
+
+def test_what_has_no_tag_is_left_behind() -> None:
+    """A deletion by the tag would not find it."""
+    volume, interface = {"instances": 0, "volumes": 1, "interfaces": 0}, {"instances": 0, "volumes": 0, "interfaces": 1}
+    assert left({"mine": volume, "": interface, "other": volume}, "mine") == {
+        "instances": 0,
+        "volumes": 1,
+        "interfaces": 1,
+    }
+    assert left({"other": volume}, "mine") == {"instances": 0, "volumes": 0, "interfaces": 0}
 
 
 def test_machine_without_a_row_is_found_and_a_repetition_is_none() -> None:

@@ -4,7 +4,7 @@ The stand-in records what happened to calls and machines; moto is asked what sti
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import httpx2
@@ -96,7 +96,7 @@ class Ec2Machines:
 
     async def count(self) -> None:
         truth = await self.call("GET", f"/truth?tag={DEPLOYMENT_TAG}")
-        self.left = truth["values"].get(self.deployment.id, {"instances": 0, "volumes": 0, "interfaces": 0})
+        self.left = left(truth["values"], self.deployment.id)
 
     def merged(self, found: Evidence) -> Evidence:
         written = self.written()
@@ -126,6 +126,14 @@ class Ec2Machines:
     def written(self) -> list[ec2.Fact]:
         """The stand-in's ledger."""
         return list(fact_file.read(self.server.ledger, ec2.DECODER))
+
+
+def left(values: Mapping[str, Mapping[str, int]], deployment: str) -> dict[str, int]:
+    """Resources of a deployment, and those without its tag, which a deletion by tag would not find."""
+    return {
+        kind: sum(values.get(value, {}).get(kind, 0) for value in (deployment, ""))
+        for kind in ("instances", "volumes", "interfaces")
+    }
 
 
 def counted(found: Evidence, written: Sequence[ec2.Fact]) -> dict[str, int]:

@@ -132,7 +132,7 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
     ),
     "torn-listing": Kind(
         "torn-listing[:RATIO][:WINDOW]",
-        "listings fail after their first page (default ratio 0.3)",
+        "listings have short pages, and fail after the first one (default ratio 0.3)",
         lambda e, value: changed(e, torn_listing_ratio=ratio(value, default=0.3)),
     ),
     "late-listing": Kind(

@@ -134,7 +134,7 @@ async def crash(instance_id: str, playing: Playing) -> Response:
 
 @router.get("/truth")
 async def truth(playing: Playing, tag: str = "slipway-deployment") -> Response:
-    """Live instances, volumes and interfaces by the value of a tag, counted from moto."""
+    """Live instances, volumes and interfaces by the value of a tag, empty without it, counted from moto."""
     return _json(200, {"tag": tag, "values": await playing.count(tag)})
 
 

@@ -55,8 +55,8 @@ def by_ids(cloud: Cloud, account: str, region: str, ids: Sequence[str], *, now: 
     return [instance for instance in known.values() if instance is not None]
 
 
-def page(cloud: Cloud, account: str, request: Request, *, now: float) -> Page:
-    """The answer to a DescribeInstances call. Raises Refused."""
+def page(cloud: Cloud, account: str, request: Request, *, now: float, most: int = MOST_RESULTS) -> Page:
+    """The answer to a DescribeInstances call; a page has at most `most` instances. Raises Refused."""
     ids, limit = request.numbered("InstanceId"), request.parameters.get("MaxResults", "")
     filters = request.filters()
     for name in filters:
@@ -72,7 +72,7 @@ def page(cloud: Cloud, account: str, request: Request, *, now: float) -> Page:
     else:
         shown = [i for id_ in cloud.instances if (i := found(cloud, account, request.region, id_, now=now))]
     matching = [instance for instance in shown if matches(instance, filters, now)]
-    return _cut(matching, limit, request.parameters.get("NextToken", ""))
+    return _cut(matching, limit, request.parameters.get("NextToken", ""), most)
 
 
 def matches(instance: Instance, filters: Mapping[str, Sequence[str]], now: float) -> bool:
@@ -89,7 +89,7 @@ def _values(instance: Instance, name: str, now: float) -> Sequence[str]:
     return FILTERS[name](instance, now)
 
 
-def _cut(instances: Sequence[Instance], limit: str, token: str) -> Page:
+def _cut(instances: Sequence[Instance], limit: str, token: str, most: int) -> Page:
     """One page. A token is the number of the last instance before it, which may be gone by now."""
     if limit and not (limit.isdecimal() and LEAST_RESULTS <= int(limit) <= MOST_RESULTS):
         raise Refused(
@@ -100,5 +100,5 @@ def _cut(instances: Sequence[Instance], limit: str, token: str) -> Page:
     if token and not token.isdecimal():
         raise Refused("InvalidNextToken", "The specified nextToken is invalid")
     rest = [instance for instance in instances if instance.number > int(token or 0)]
-    shown = rest[: int(limit)] if limit else rest
+    shown = rest[: min(int(limit), most)] if limit else rest
     return Page(shown, str(shown[-1].number) if len(shown) < len(rest) else "")

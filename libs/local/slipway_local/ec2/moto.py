@@ -122,15 +122,14 @@ class Moto:
         return next((s for s in defaults if zone in ("", s.zone, s.zone_id)), None)
 
     async def count(self, scope: Scope, tag: str) -> dict[str, dict[str, int]]:
-        """Live instances, volumes and interfaces by the value of a tag, as moto has them."""
+        """Live instances, volumes and interfaces by the value of a tag, as moto has them; empty without it."""
         found: dict[str, dict[str, int]] = {}
-        states = {f"Filter.2.Value.{n}": state for n, state in enumerate(LIVE_STATES, 1)}
-        tagged = {"Filter.1.Name": "tag-key", "Filter.1.Value.1": tag}
-        instances = tagged | {"Filter.2.Name": "instance-state-name", **states}
+        live = {f"Filter.1.Value.{n}": state for n, state in enumerate(LIVE_STATES, 1)}
+        live["Filter.1.Name"] = "instance-state-name"
         for kind, action, path, parameters in (
-            ("instances", "DescribeInstances", ".//instancesSet/item", instances),
-            ("volumes", "DescribeVolumes", "volumeSet/item", tagged),
-            ("interfaces", "DescribeNetworkInterfaces", "networkInterfaceSet/item", tagged),
+            ("instances", "DescribeInstances", ".//instancesSet/item", live),
+            ("volumes", "DescribeVolumes", "volumeSet/item", {}),
+            ("interfaces", "DescribeNetworkInterfaces", "networkInterfaceSet/item", {}),
         ):
             async for item in self._items(scope, action, path, parameters):
                 value = next(

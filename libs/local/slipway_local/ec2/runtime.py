@@ -30,6 +30,7 @@ from slipway_local.ec2.wire import Refused, Request
 from slipway_simulator.http.accounts import BATCH_TAG, CONFIG_TAG, DEPLOYMENT_TAG
 
 CONSOLE_BYTES: Final = 65536
+TORN_PAGE: Final = 8  # instances of a page while listings are torn, so that those of a small run have pages
 EFFECTFUL: Final = ("RunInstances", "TerminateInstances")
 # Calls that would change machines behind the stand-in's back.
 NOT_PLAYED: Final = frozenset(
@@ -303,7 +304,8 @@ class StandIn:
     def _describe(self, request: Request, account: str, effects: Effects, rng: Random) -> str:
         if "NextToken" in request.parameters and rng.random() < effects.torn_listing_ratio:
             raise Refused("Unavailable", "The server is overloaded and can't handle the request.")
-        page = listing.page(self.history.cloud, account, request, now=self.now())
+        most = TORN_PAGE if effects.torn_listing_ratio else listing.MOST_RESULTS
+        page = listing.page(self.history.cloud, account, request, now=self.now(), most=most)
         return wire.answer("DescribeInstances", shown.listed(page, self.lives.descriptions, self.now()), new_id())
 
     async def _console(self, request: Request, account: str) -> str:
