@@ -65,7 +65,16 @@ def changed(value: Any, path: Path, text: str) -> Any:
     return copy
 
 
-ENUMS = {"stage", "result", "scope"}
+def is_enum(kind: inspect.Type, path: Path) -> bool:
+    """True if the text at a place is one of an enum, which decodes every other text as unknown."""
+    match kind:
+        case inspect.EnumType():
+            return True
+        case inspect.UnionType():
+            return any(is_enum(one, path) for one in kind.types)
+        case inspect.StructType():
+            return any(is_enum(field.type, path[1:]) for field in kind.fields if field.encode_name == path[0])
+    return False
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.type)
@@ -74,7 +83,7 @@ def test_consumers_refuse_text_that_cannot_be_stored(event: Any) -> None:
     data, decoder = msgspec.to_builtins(event), DECODERS[event.type]
     assert decoder.decode(msgspec.json.encode(data)) == event
     for place in places(data):
-        if place[0] == "outcome" and place[-1] in ENUMS:
+        if is_enum(inspect.type_info(type(event)), place):
             continue
         for text in ("a\0b", "a" * (NOTE.characters + 1), "\N{CRAB}" * NOTE.characters):
             value = msgspec.json.encode(changed(data, place, text))
