@@ -18,6 +18,7 @@ import slipway_provisioner
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events import lease as lease_events
+from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigUpdated
 from slipway_common.events.lease import (
     LeaseCancelRequested,
@@ -47,7 +48,7 @@ from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import freezing, launches, reaping, recovery
 from slipway_provisioner.domain import accounting, planning
-from slipway_provisioner.domain.cloud import Instance, InstanceState
+from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from slipway_provisioner.domain.reaping import Kept
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.roll_out import Drain
@@ -1089,6 +1090,41 @@ async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Prov
             second = provisioner.start(in_transaction(provisioner, report_silence))
             await provisioner.until_waiting(second)
         assert await second is False
+
+
+def protecting(instance_id: str) -> Callable[[Connection], Awaitable[None]]:
+    """Transaction that records an instance which the account refuses to terminate."""
+    return lambda db: reaping.record_protected(db, "sim-a", {instance_id: Protected("it is protected")})
+
+
+@locking("store.accounts.PROTECT")
+@pytest.mark.parametrize(("other", "alerts"), [("i-1", [("i-1",)]), ("i-2", [("i-1",), ("i-1", "i-2")])])
+async def test_replicas_that_record_protected_instances(
+    provisioner: Provisioner, other: str, alerts: list[tuple[str, ...]]
+) -> None:
+    """Each instance is an alert once, and none of the second replica is lost."""
+    await provisioner.declare()
+    await provisioner.events()
+    async with stopped_at(provisioner, "outbox", in_transaction(provisioner, protecting("i-1"))) as one:
+        two = provisioner.start(in_transaction(provisioner, protecting(other)))
+        await provisioner.until_waiting(one, two)
+    await asyncio.gather(one, two)
+    assert [alert.evidence for alert in await provisioner.published(AlertRaised)] == alerts
+
+
+@locking("store.accounts.PROTECT", "store.accounts.UNPROTECT")
+async def test_a_protected_instance_is_forgotten_while_another_is_found(provisioner: Provisioner) -> None:
+    """The one that is found stays, and the alert with it."""
+    await provisioner.declare()
+    await in_transaction(provisioner, protecting("i-1"))
+    await provisioner.events()
+    forget = in_transaction(provisioner, lambda db: reaping.forget_protected(db, "sim-a", ["i-1"]))
+    async with stopped_at(provisioner, "outbox", forget) as one:
+        two = provisioner.start(in_transaction(provisioner, protecting("i-2")))
+        await provisioner.until_waiting(one, two)
+    await asyncio.gather(one, two)
+    alerts = [event for event in await provisioner.events() if isinstance(event, AlertRaised | AlertResolved)]
+    assert [(type(alert), alert.evidence) for alert in alerts] == [(AlertResolved, ()), (AlertRaised, ("i-2",))]
 
 
 @locking("store.accounts.DUE", "store.accounts.PASSED")
