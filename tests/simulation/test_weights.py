@@ -12,7 +12,7 @@ from tests.simulation.weights import Report, main, missing, play_all, print_summ
 from tests.simulation.weights_images import Commit, unexplained
 from tests.simulation.weights_life import WHERE
 
-SEEDS = [37, 43, 55]
+SEEDS = [8, 9, 13]
 
 
 async def test_killed_at_commits(postgres: EmbeddedPostgres) -> None:
