@@ -10,6 +10,7 @@ metered: they are the same for every provider.
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from bench.ec2 import side
@@ -19,6 +20,7 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.lifecycle import State
 from slipway_common.events.pool import DemandReported
 from slipway_provisioner.apply.termination import terminate
+from slipway_provisioner.store import marks
 from tests.support.provisioner import PASSED, SERVICE, Provisioner, after
 
 ACCOUNT: Final = "bench/aws"
@@ -31,7 +33,10 @@ CREATE TABLE bench_clock (ahead interval NOT NULL);
 INSERT INTO bench_clock VALUES (interval '0 s');
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS 'SELECT clock_timestamp() + ahead FROM bench_clock'"""
-AHEAD: Final = "UPDATE bench_clock SET ahead = ahead + interval '1000 s'"
+AHEAD: Final = "UPDATE bench_clock SET ahead = ahead + $1 * interval '1 s'"
+BEYOND_DEADLINES_SECONDS: Final = 1000.0
+BURST: Final = 5  # launch calls for which the full bucket has tokens
+REFILL_SECONDS: Final = 5.0
 
 
 def declaration(url: str, pools: int) -> dict[str, Any]:
@@ -71,9 +76,12 @@ class Lives:
 
     async def play(self, cell: Cell, meter: Meter) -> None:
         """Launch machines, list them until they run, terminate them, and find them gone."""
-        await self._admit(cell)
-        with meter.running():
-            await self.provisioner.launch()
+        await self._declare(cell)
+        for first in range(0, cell.calls, BURST):
+            await self._admit(range(cell.calls)[first : first + BURST], cell.size)
+            with meter.running():
+                await self.provisioner.launch()
+            await self._forward(REFILL_SECONDS)
         await self._expect({State.STARTING: cell.machines})
         await self._forward()
         with meter.running():
@@ -90,27 +98,27 @@ class Lives:
             await self.provisioner.reap()
         await self._expect({})
 
-    async def _admit(self, cell: Cell) -> None:
-        """Bring so many intents to granted leases, each of which is launched by one call."""
-        provisioner = self.provisioner
+    async def _declare(self, cell: Cell) -> None:
+        """Declare a pool for each launch call, all of them healthy, and fill the buckets."""
         if self.pools != cell.calls:
             self.pools = cell.calls
-            await provisioner.declare(declaration(self.url, cell.calls))
-        await provisioner.trust()
+            await self.provisioner.declare(declaration(self.url, cell.calls))
+        await self.provisioner.trust()
         await self._forward()
+
+    async def _admit(self, pools: Sequence[int], size: int) -> None:
+        """Bring intents of these pools to granted leases, each of which is launched by one call."""
+        provisioner, ids = self.provisioner, [f"bench/{number}" for number in pools]
         now = await provisioner.database.fetchval("SELECT slipway_clock()")
         await provisioner.demand(
-            *(
-                DemandReported(pool_id=f"bench/{n}", source="bench", pending=cell.size, claimed=0, observed_at=now)
-                for n in range(cell.calls)
-            )
+            *(DemandReported(pool_id=id_, source="bench", pending=size, claimed=0, observed_at=now) for id_ in ids)
         )
-        await provisioner.sweep_now()
+        async with provisioner.database.acquire() as db, db.transaction():
+            await marks.dirty(db, ids, reason="bench")
         await provisioner.plan()
         requests = await provisioner.published(LeaseRequested)
         end = after(LONG_SECONDS)
         await provisioner.leases(*(provisioner.granted(one, expires_at=end, hold_until=end) for one in requests))
-        await self._expect({State.REQUESTED: cell.machines})
 
     async def _stop(self) -> None:
         """Ask all workers to stop, as a person does; their agents say nothing, so that the grace period passes."""
@@ -120,9 +128,9 @@ class Lives:
                     await terminate(db, worker.id, "bench")
         await self._forward()
 
-    async def _forward(self) -> None:
-        """Put the clock forward beyond every deadline."""
-        await self.provisioner.database.execute(AHEAD)
+    async def _forward(self, seconds: float = BEYOND_DEADLINES_SECONDS) -> None:
+        """Put the clock forward, so that no deadline and no token is waited for."""
+        await self.provisioner.database.execute(AHEAD, seconds)
         await self.provisioner.database.execute(PASSED)
 
     async def _expect(self, wanted: dict[State, int]) -> None:
