@@ -30,7 +30,7 @@ from slipway_common.events.lease import (
 )
 from slipway_common.events.lifecycle import SERVING, State
 from slipway_common.events.pool import PoolResumed, PoolUnfrozen
-from slipway_common.events.scopes import Key
+from slipway_common.events.scopes import Key, image_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import (
@@ -72,6 +72,7 @@ from slipway_provisioner.store import (
     pauses,
     pools,
     roll_outs,
+    weights,
     workers,
 )
 from slipway_provisioner.store.batches import Batch, Overdue
@@ -1401,6 +1402,25 @@ async def test_a_launch_stop_is_set_again_as_it_is_pruned(provisioner: Provision
             await provisioner.until_waiting(putting)
         await putting
         assert [stop["scope_id"] for stop in await launch_stops.in_force(db)] == ["linux"]
+
+
+@locking("store.retention.DELETE_SHARES")
+async def test_a_share_that_a_record_brings_back_is_pruned(provisioner: Provisioner) -> None:
+    """Pruning does not wait for the transaction that stores the record, and deletes the share in a later round."""
+    await provisioner.declare()
+    late = (SharedWindow(kind="image", id="gone", stage="boot", version=1, window=8),)
+    found = f"SELECT count(*) FROM shared_window WHERE key = '{image_key('gone').text}'"
+    await provisioner.weights(weight("zone-a", shared=late))
+    async with provisioner.database.acquire() as db, db.transaction():
+        newer = [msgspec.structs.replace(share, version=2) for share in late]
+        await weights.upsert_shared(db, newer)
+        pruning = provisioner.start(provisioner.prune())
+        await until_ended_or_waiting(provisioner.database, pruning)
+        assert pruning.done(), "pruning waits for a lock"
+    await pruning
+    assert await provisioner.database.fetchval(found) == 1
+    await provisioner.prune()
+    assert await provisioner.database.fetchval(found) == 0
 
 
 OLD_AUDIT: Final = """
