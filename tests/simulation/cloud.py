@@ -5,12 +5,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.loops.launch import REJECTED_BEFORE_TOKEN_CHECK
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.simulated import ERRORS
 from slipway_simulator import user_data, world
 from slipway_simulator.cloud import decide_create, latency_seconds
@@ -18,11 +19,27 @@ from slipway_simulator.facts import Call, Fact, InstanceCreated, Reply, Scenario
 from slipway_simulator.scenario import Scenario
 from slipway_simulator.world import World
 
+JOB_SECONDS: Final = (5.0, 90.0)
+THROTTLED_JOB_SECONDS: Final = 10.0
+JOB_LISTED_SECONDS: Final = 240.0
+"""Longest time from a call that is accepted to a listing with its instances: a job waits while it is throttled."""
+ACCEPTANCES_LOST: Final = 0.3
+"""Share of accepted calls whose reply is lost, while there are faults."""
+
 
 class Waiting(msgspec.Struct):
     """A call that takes effect at `due_at`; its reply waits for the step `answer`."""
 
     due_at: float
+    call: Call
+    request: CreateRequest
+    reply: Reply | Accepted | None = None
+
+
+class Job(msgspec.Struct):
+    """An accepted call, which is worked on until `ends_at`; its reply is that of a poll."""
+
+    ends_at: float
     call: Call
     request: CreateRequest
     reply: Reply | None = None
@@ -48,7 +65,8 @@ class Machine(msgspec.Struct):
 class Cloud(Provider):
     """Provider of all accounts. Calls take effect after a latency and are answered by a step; while it is `late`, they
     take effect with the answer, which may be after they were looked up. Accounts that are `dead` answer no call, some
-    of which take effect. `interrupted`: tasks whose machine was terminated by a call."""
+    of which take effect. Those that are `accepting` only accept calls, as `jobs` by token, whose end is polled;
+    `polled` counts the ends that were told. `interrupted`: tasks whose machine was terminated by a call."""
 
     def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
         self.now = now
@@ -58,8 +76,11 @@ class Cloud(Provider):
         self.machines: dict[str, Machine] = {}
         self.waiting: dict[asyncio.Task[Any], Waiting] = {}
         self.late = False
-        self.arrived: dict[asyncio.Task[Any], asyncio.Future[Reply]] = {}
+        self.arrived: dict[asyncio.Task[Any], asyncio.Future[Reply | Accepted]] = {}
         self.dead: set[str] = set()
+        self.accepting: set[str] = set()
+        self.jobs: dict[str, Job] = {}
+        self.polled = 0
         self.unanswered = 0
         self.interrupted: list[str] = []
         self.pending: deque[str] = deque()
@@ -94,10 +115,13 @@ class Cloud(Provider):
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens"))
 
+    def visibility_seconds(self, account: Account) -> float | None:
+        return JOB_LISTED_SECONDS if account.id in self.accepting else None
+
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
         return ""
 
-    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
         call = Call(
             at=self.now(),
             call_id=f"call-{len(self.facts)}",
@@ -114,23 +138,50 @@ class Cloud(Provider):
         )
         self.record([call])
         if account.id in self.dead and self.chance.random() < 0.5:
-            self.effect(call, request)
+            self.take(call, request)
         self.check_answers(account)
         task = asyncio.current_task()
         assert task is not None
+        reply: Reply | Accepted
         if task.get_name() == "resolve":
-            reply = self.effect(call, request)
+            reply = self.take(call, request)
         else:
             latency = latency_seconds(self.world.cloud, account.id, self.chance)
             self.waiting[task] = Waiting(self.now() + latency, call, request)
             self.arrived[task] = asyncio.get_running_loop().create_future()
             reply = await self.arrived[task]
+        if isinstance(reply, Reply):
+            return self._told(account, request, reply)
+        if self.world.faults and self.chance.random() < ACCEPTANCES_LOST:
+            raise OutcomeUnknown("no reply")
+        return reply
+
+    async def poll(self, account: Account, request: CreateRequest, handle: str) -> Sequence[str] | None:
+        """The first poll after the end of a job gets no answer if the reply of its call would have been lost."""
+        self.check_answers(account)
+        job = self.jobs[handle]
+        if job.reply is None:
+            return None
+        reply, job.reply = job.reply, msgspec.structs.replace(job.reply, lost=False)
+        self.polled += not reply.lost
+        return self._told(account, request, reply)
+
+    def _told(self, account: Account, request: CreateRequest, reply: Reply) -> Sequence[str]:
+        """Instances of a reply. Raises what it says instead."""
         if reply.lost:
             raise OutcomeUnknown("no reply")
         if reply.code == "OK":
             return reply.instance_ids
         outcome = self.failure(account, request.config, reply.code, ERRORS.get(reply.code))
         raise Refused(outcome, "no", retry_after_seconds=reply.retry_after_seconds)
+
+    def take(self, call: Call, request: CreateRequest) -> Reply | Accepted:
+        """Apply a call, or accept it. A call with a token that is known is the same job."""
+        if call.account not in self.accepting:
+            return self.effect(call, request)
+        if request.token not in self.jobs:
+            self.jobs[request.token] = Job(self.now() + self.chance.uniform(*JOB_SECONDS), call, request)
+        return Accepted(request.token)
 
     def effect(self, call: Call, request: CreateRequest) -> Reply:
         """Apply a call and return its reply."""
@@ -153,16 +204,23 @@ class Cloud(Provider):
                 call.result()
 
     def apply_calls(self) -> None:
-        """Let due calls take effect, unless they are late."""
+        """Let due calls take effect, unless they are late, and end the jobs that are due."""
         for waiting in self.waiting.values():
             if not self.late and waiting.reply is None and waiting.due_at <= self.now():
-                waiting.reply = self.effect(waiting.call, waiting.request)
+                waiting.reply = self.take(waiting.call, waiting.request)
+        for job in self.jobs.values():
+            if job.reply is None and job.ends_at <= self.now():
+                reply = self.effect(job.call, job.request)
+                if ERRORS.get(reply.code) in REJECTED_BEFORE_TOKEN_CHECK:
+                    job.ends_at = self.now() + THROTTLED_JOB_SECONDS
+                else:
+                    job.reply = reply
 
     async def answer(self) -> None:
         """Answer all due calls, one after another."""
         for task in [task for task, waiting in self.waiting.items() if waiting.due_at <= self.now()]:
             waiting = self.waiting.pop(task)
-            self.arrived.pop(task).set_result(waiting.reply or self.effect(waiting.call, waiting.request))
+            self.arrived.pop(task).set_result(waiting.reply or self.take(waiting.call, waiting.request))
             await asyncio.wait({task})
             task.result()
 
@@ -170,7 +228,7 @@ class Cloud(Provider):
         """Drop the calls of a process that died; some of them still take effect."""
         for waiting in self.waiting.values():
             if waiting.reply is None and self.chance.random() < 0.5:
-                self.effect(waiting.call, waiting.request)
+                self.take(waiting.call, waiting.request)
         self.waiting.clear()
         self.arrived.clear()
 

@@ -103,6 +103,7 @@ ROUND: Final = (
     "report",
     POOL_DEMAND.name,
     "resolve",
+    "poll",
     "expire",
     "end",
     "reap",
@@ -153,6 +154,7 @@ class Api:
             registration_key="key",
             send_within_seconds=1e9,
             boot_timeout_seconds=300.0,
+            accepted_timeout_seconds=300.0,
             tokens_file=Path(self.tokens.name),
         )
         service = build(self.settings)
@@ -302,6 +304,8 @@ class Deployment:
             ("", "machines", self.machines.act),
             ("provisioner", "answer", self.cloud.answer),
         ]
+        if self.cloud.accepting:
+            steps.append(("provisioner", "poll", lambda: resolve.poll_next(provisioner, launcher=self.launcher)))
         for name in SERVICES:
             if name == "lease-broker" and self.cut_off:
                 continue

@@ -21,7 +21,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
-from tests.simulation.commands import MISSING_IMAGE
+from tests.simulation.commands import MISSING_IMAGE, SECOND_ACCOUNT
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
 from tests.simulation.outages import Outages
@@ -29,7 +29,7 @@ from tests.simulation.outages import Outages
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
     | {"lost lease event", "darkness", "dead account", "retired", "older database", "second deployment"}
-    | {"set clocks"}
+    | {"set clocks", "call accepted"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
@@ -71,6 +71,11 @@ def scenario(seed: int, faults: str) -> Scenario:
     )
 
 
+def accepting(seed: int) -> set[str]:
+    """Accounts that only accept calls, of a history in which they honour tokens."""
+    return {SECOND_ACCOUNT} if seed % 2 else set()
+
+
 async def play(server: EmbeddedPostgres, seed: int) -> Report:
     """Play the history of a seed with all faults and commands."""
     pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2)}
@@ -78,6 +83,7 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
         async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
             deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
             deployment.cloud.late = True
+            deployment.cloud.accepting = accepting(seed)
             deployment.tasks_at = arrivals(deployment.chance, TASKS, 600)
             if seed % CUT_OFF_EVERY == 0:
                 begin = deployment.chance.uniform(100, 500)
@@ -169,8 +175,8 @@ async def _describe(deployment: Deployment, tasks: int) -> str:
 
 
 def faults_of(deployment: Deployment) -> frozenset[str]:
-    """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, repeated records, and a
-    lease-broker that was cut off from Kafka and has recorded that."""
+    """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, calls whose end was polled,
+    repeated records, and a lease-broker that was cut off from Kafka and has recorded that."""
     replies = [fact for fact in deployment.cloud.facts if isinstance(fact, Reply)]
     numbers = Counter(
         (record.partition, as_received(record).sequence_number) for record in deployment.log.all(WORKER_LIFECYCLE.name)
@@ -178,6 +184,7 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found = {f"{name} killed" for name in deployment.deaths}
     found |= {"reply lost"} if any(reply.lost for reply in replies) else set()
     found |= {"call refused"} if len({reply.code for reply in replies}) > 1 else set()
+    found |= {"call accepted"} if deployment.cloud.polled else set()
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
     found |= {"cut off"} if any(known.downtimes for known in deployment.receptions.values()) else set()
     return frozenset(found)

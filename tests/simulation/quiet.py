@@ -15,7 +15,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import expire
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Terminated
 from tests.simulation.deployment import Deployment, deployment_on
-from tests.simulation.history import Report, arrivals, broken_by, digest, run, scenario, settle
+from tests.simulation.history import Report, accepting, arrivals, broken_by, digest, run, scenario, settle
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, OVERDUE_LEASES, judge, judge_losses
 from tests.simulation.restores import Backup, confirm, is_in_log, report
 
@@ -65,6 +65,7 @@ async def quiet_deployment_on(
     pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2)}
     async with deployment_on(server, monkeypatch, seed, scenario(seed, ""), **pool) as deployment:
         deployment.tasks_at = arrivals(deployment.chance, TASKS, ARRIVE_SECONDS)
+        deployment.cloud.accepting = accepting(seed)
         yield deployment
 
 
@@ -134,6 +135,7 @@ async def restored(server: EmbeddedPostgres, deployment: Deployment) -> None:
     terminated before a person confirms; then all tasks run, each on one machine, and no consumer has dropped an event
     or found a gap.
     """
+    deployment.cloud.accepting = set()  # what a job launches after the confirmation waits for a person
     backup, facts = Backup(server, deployment), deployment.cloud.facts
     await run(deployment, STEPS // 2)
     await backup.make()
