@@ -100,7 +100,7 @@ class Lives:
 
     async def _declare(self, cell: Cell) -> None:
         """Declare a pool for each launch call, all of them healthy, and fill the buckets."""
-        if self.pools != cell.calls:
+        if self.pools < cell.calls:
             self.pools = cell.calls
             await self.provisioner.declare(declaration(self.url, cell.calls))
         await self.provisioner.trust()

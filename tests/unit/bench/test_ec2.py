@@ -70,7 +70,7 @@ def test_cells_are_chosen_by_the_machines_of_a_call(cell: str, names: list[str])
 
 
 def test_an_unknown_cell_is_refused() -> None:
-    with pytest.raises(SystemExit, match="CELL=7: unknown cell; expected 1 or 10"):
+    with pytest.raises(ValueError, match="CELL=7: unknown cell; expected 1 or 10"):
         chosen("7")
 
 
