@@ -229,15 +229,14 @@ async def test_a_late_acceptance_changes_no_recorded_outcome(provisioner: Provis
     await provisioner.admitted()
     provisioner.cloud.script.append(OutcomeUnknown("no reply"))
     await provisioner.launch()
+    async with provisioner.database.acquire() as db:
+        late = await batches.get(db, str((await batch(provisioner))["id"]))
+        account = await accounts.get(db, "sim-a")
+    assert late is not None
     await provisioner.set_clock(16)
     await provisioner.resolve()
     provisioner.cloud.accepts = True
-    stored = await batch(provisioner)
-    assert stored["state"] == "known"
-    async with provisioner.database.acquire() as db:
-        late = await batches.get(db, str(stored["id"]))
-        account = await accounts.get(db, "sim-a")
-    assert late is not None
+    assert (await batch(provisioner))["state"] == "known"
     await provisioner.launcher.call(provisioner.database, late, account, began=monotonic_seconds())
     assert (await batch(provisioner))["handle"] == ""
 

@@ -165,15 +165,17 @@ async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner:
     await provisioner.database.execute("UPDATE incarnation SET id = 'renewed'")
     moved = {"register_url": "http://elsewhere:7301"}
     provisioner.launcher.terms = msgspec.structs.replace(provisioner.launcher.terms, **moved)
+    committed = await provisioner.database.fetchval("SELECT body::text FROM launch_batch")
     await provisioner.set_clock(16)
     await provisioner.resolve()
     first, second = provisioner.cloud.calls
     assert first == second
     told = msgspec.json.decode(first.user_data)
     assert told["secret"] == batch_secret(KEY, first.batch_id)
-    committed = await provisioner.database.fetchval("SELECT body::text FROM launch_batch")
     assert told["register_url"] in committed
     assert told["secret"] not in committed
+    kept = await provisioner.database.fetchval("SELECT body ? 'user_data' FROM launch_batch")
+    assert kept is False, "no call is repeated once its outcome is known"
     assert first.incarnation == incarnation
     assert await provisioner.states() == {"starting": 2}
     assert len(provisioner.cloud.live) == 2

@@ -80,8 +80,16 @@ _CALLING: Final = C.state == BatchState.CALLING
 _ONE: Final = sa.select(*FIELDS).where(C.id == sa.bindparam("id"))
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
+# User data, up to 16 KB, are needed for repeats only.
 KNOWN: Final = Statement(
-    sa.update(launch_batch).where(_ID).values(state=BatchState.KNOWN, outcome=sa.bindparam("result"), known_at=_NOW)
+    sa.update(launch_batch)
+    .where(_ID)
+    .values(
+        state=BatchState.KNOWN,
+        outcome=sa.bindparam("result"),
+        known_at=_NOW,
+        body=C.body.op("-")(sa.literal_column("'user_data'")),
+    )
 )
 REPEATED: Final = Statement(sa.update(launch_batch).where(_ID).values(called_at=_NOW, called_seconds=C.timeout_seconds))
 # Another attempt may have repeated the call meanwhile: that call counts.

@@ -49,6 +49,7 @@ class Advice(StrEnum):
     RESTART = "list again from the first page"
     INSTANCE = "no retry: a person removes the protection of the instance"
     NOTHING = "nothing: the check succeeded"
+    SHUT_DOWN = "read its console output; its image or user data shut it down before it had registered"
     ENDED = "nothing: the instance was ended on purpose"
     UNKNOWN = "probe; add the code to `errors` in the settings of the account"
 
@@ -226,13 +227,14 @@ STATE_REASONS: Final[Mapping[str, Case]] = {
         ("Client.InternalError", "Client.InvalidSnapshot.NotFound", "Client.InvalidKMSKey.InvalidState"),
         _ended(IMAGE, Stage.BOOT),
     ),
+    # An instance that has registered shuts itself down when its work has ended; this one did so before.
+    "Client.InstanceInitiatedShutdown": _ended(Case(scope=Scope.CONFIG, advice=Advice.SHUT_DOWN), Stage.BOOT),
     **dict.fromkeys(
         (
             "Server.SpotInstanceTermination",
             "Server.SpotInstanceShutdown",
             "Server.ScheduledStop",
             "Client.UserInitiatedShutdown",
-            "Client.InstanceInitiatedShutdown",
             "Client.InstanceTerminated",
         ),
         Case(scope=Scope.NOTHING, advice=Advice.ENDED, launched=Launched.YES, stage=Stage.BOOT),
