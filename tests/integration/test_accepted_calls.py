@@ -146,19 +146,21 @@ async def test_its_lease_is_renewed_while_it_waits(provisioner: Provisioner) -> 
 
 
 @pytest.mark.parametrize("created", [0, 2])
-async def test_it_is_looked_up_after_its_deadline(provisioner: Provisioner, created: int) -> None:
-    """Not before the visibility delay has passed too, and never repeated, also where tokens are honoured."""
-    provisioner.cloud.honours = True
-    await accepted(provisioner)
-    (call,) = provisioner.cloud.calls
-    await provisioner.set_clock(3609)
-    await provisioner.resolve()
-    assert await provisioner.states() == {"launching": 2}
-    provisioner.cloud.make(call, created)
-    await provisioner.set_clock(3620)
-    await provisioner.resolve()
-    assert await provisioner.states() == ({"starting": 2} if created else {"requested": 2})
-    assert provisioner.cloud.calls == [call]
+async def test_it_is_looked_up_after_its_deadline(postgres: EmbeddedPostgres, created: int) -> None:
+    """Not before the visibility delay has passed too, and never repeated, also where tokens are honoured and its lease
+    would last."""
+    async with provisioner_on(postgres, accepted_timeout_seconds=100.0) as provisioner:
+        provisioner.cloud.honours = True
+        await accepted(provisioner)
+        (call,) = provisioner.cloud.calls
+        await provisioner.set_clock(109)
+        await provisioner.resolve()
+        assert await provisioner.states() == {"launching": 2}
+        provisioner.cloud.make(call, created)
+        await provisioner.set_clock(120)
+        await provisioner.resolve()
+        assert provisioner.cloud.calls == [call]
+        assert await provisioner.states() == ({"starting": 2} if created else {"requested": 2})
 
 
 async def test_a_jump_of_the_clock_ends_no_deadline(provisioner: Provisioner) -> None:

@@ -41,6 +41,8 @@ async def refreshed(provisioner: Provisioner) -> int:
 
 
 async def shares(provisioner: Provisioner) -> list[str]:
+    """Capacities with shares, after those that no launch config has are pruned."""
+    await provisioner.prune()
     return [row["key"] for row in await provisioner.database.fetch(SHARES)]
 
 
