@@ -12,12 +12,15 @@ class Queue:
     """The queue of one worker."""
 
     def __init__(self, url: str, *, pool_id: str, worker_id: str, instance_id: str) -> None:
+        self._is_named = bool(url)
         self._url = f"{url.removesuffix('/')}/{quote(pool_id, safe='')}"
         self._worker_id = worker_id
         self._instance_id = instance_id
 
     async def claim(self, wait_seconds: float) -> Task | None:
         """Claim a task; None if there was none within `wait_seconds`. Raises NoAnswer."""
+        if not self._is_named:
+            raise NoAnswer("user data name no queue_url; declare it in the account's settings")
         body = {"worker_id": self._worker_id, "instance_id": self._instance_id, "wait_seconds": wait_seconds}
         answer = await post(f"{self._url}/claim", body, seconds=wait_seconds + REQUEST_SECONDS)
         if answer.status == 204:
