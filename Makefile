@@ -67,7 +67,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --custom-compile-command "make lock"
 PART = --no-annotate --constraint requirements.lock
 
-lock: $(READY) ## Resolve requirements.lock, and the parts of it for the demo, the images and their extras: hashes, no index addresses
+lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the images and their extras: hashes, no index addresses
 	$(COMPILE) --group dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) $(PART) --output-file requirements.demo.lock $(MEMBERS:%=%/pyproject.toml)
 	$(COMPILE) $(PART) --output-file requirements.services.lock \
@@ -111,10 +111,10 @@ e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS
 drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition, renamed-monitor, poison; SEED=1 SPEED= MUTANT=
 	@$(RUN) -m $(BROKEN) tests.drills
 
-ec2-spot: $(READY) ## Interruption notices to spot machines of a stand-in for EC2: SEED=1 FAULTS=interruption:us-east-1a/m5.large MUTANT=
+ec2-spot: $(READY) ## Spot interruption notices on a stand-in for EC2: SEED=1 FAULTS=interruption:us-east-1a/m5.large MUTANT=
 	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
 
-ec2-storm: $(READY) ## A storm on a stand-in for EC2, with killed provisioners: WORKERS=60 KILLS=4 SEED=1 MUTANT=not-looked-up
+ec2-storm: $(READY) ## Launches under lost replies, throttles and kills, on a stand-in for EC2: WORKERS=60 KILLS=4 SEED=1 MUTANT=not-looked-up
 	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
 
 e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
@@ -166,7 +166,7 @@ bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, hand
 bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and what plans and starts beside wait for: POOLS=2000 KEEP=1
 	@$(RUN) -m bench.apply
 
-bench-ec2: $(READY) ## Benchmark of launched EC2 machines: CPU, calls and memory, beside a bare client: CELL=10 ROUNDS=3 SEED=1 KEEP=1
+bench-ec2: $(READY) ## Benchmark of EC2 launches: CPU time, calls and memory per machine, beside a bare SDK client: CELL=10 ROUNDS=3 SEED=1 KEEP=1
 	@$(RUN) -m bench.ec2
 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1

@@ -189,7 +189,7 @@ EXAMPLES: Final[tuple[Any, ...]] = (
         **WORKER,
         kind=worker.Notice.INTERRUPTION,
         capacity_key="sim-a/sim-1/zone-a/m5/spot",
-        reason="its provider takes the machine back at 09:32:00 UTC",
+        reason="its provider will interrupt the machine at 09:32:00 UTC",
         ends_at=_after(120),
     ),
 )

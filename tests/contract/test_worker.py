@@ -408,13 +408,13 @@ async def test_a_machine_that_its_provider_takes_back(scene: Scene, arguments: t
         await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
         assert (await scene.worker()).instance_id == INSTANCE_ID
         imds.recommend_rebalance()
-        await agent.until_printed("leaving after the current task: the provider recommends to replace the machine")
+        await agent.until_printed("leaving after the current task: the provider recommends replacing the machine")
         await until(lambda: scene.state_is("stopping"))
         (scene.folder / "go").write_text("")
         assert await agent.end() == (128 + signal.SIGTERM if wrapped else 0)
     worker = await scene.worker()
     assert (worker.state, worker.notice) == ("stopped", "rebalance")
-    assert worker.reason == "its provider recommends to replace the machine in zone euw1-az2"
+    assert worker.reason == "its provider recommends replacing the machine in zone euw1-az2"
     assert wrapped or scene.queue.calls == [("claim", "task-1"), ("task-1", 0)]
     assert (await scene.published())[-1] == "stopped"
 

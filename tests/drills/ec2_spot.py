@@ -1,4 +1,4 @@
-"""Spot machines of EC2 that are taken back: those of one zone and instance type get an interruption notice.
+"""Interruptions of EC2 spot machines: those of one zone and instance type get an interruption notice.
 
 Two pools, each in an account of its own, launch spot machines there and in another zone, and on-demand machines. FAULTS
 are those of the stand-in: its interruptions begin once all machines work and last a moment, all others are in force
@@ -112,7 +112,7 @@ def _declared(deployment: Deployment, machines: Ec2Machines) -> Declaration:
 
 
 def _expected(machines: Ec2Machines) -> set[str]:
-    """Launch configs of the capacity that was taken back: by the zone and lifecycle of the machines with a notice."""
+    """Launch configs of the interrupted capacity: by the zone and lifecycle of the machines with a notice."""
     written = machines.written()
     noticed = _noticed(written)
     created = [fact for fact in written if isinstance(fact, ec2.InstanceCreated) and fact.instance_id in noticed]

@@ -1281,7 +1281,7 @@ async def test_a_machine_that_its_provider_takes_back(provisioner: Provisioner) 
     await provisioner.events()
     rebalance = at | {"kind": "rebalance", "zone_id": "euw1-az2"}
     interruption = at | {"kind": "interruption", "ends_at": after(120).isoformat()}
-    reason = "its provider recommends to replace the machine in zone euw1-az2"
+    reason = "its provider recommends replacing the machine in zone euw1-az2"
     for body in (rebalance, rebalance, interruption, interruption, rebalance):
         answer = await client.post("/notice", json=body)
         assert (answer.status_code, answer.json()) == (200, {"terminate": True, "reason": reason})

@@ -84,4 +84,4 @@ async def test_the_command(provisioner: Provisioner) -> None:
         found = await asyncio.to_thread(slipway, "--code", "OptInRequired", "-o", "json")
     assert "unclassified" in table
     assert "add the code to `errors` in the settings of the account" in table
-    assert json.loads(found)["advice"] == "probe, for hours; a person talks to AWS"
+    assert json.loads(found)["advice"] == "probe, for hours; a person contacts AWS Support"

@@ -1,4 +1,4 @@
-"""Error table of EC2: each documented code, unlisted ones, codes of the account's settings, reasons of ends."""
+"""Error table of EC2: each documented code, unlisted ones, codes of the account's settings, state reasons."""
 
 import pytest
 

@@ -181,7 +181,7 @@ def test_a_notice_is_news_once() -> None:
     changes nothing and is not published."""
     busy = worker(State.RUNNING)
     (_, announced), (recommended, event) = workers.noticed(busy, ReportedNotice(Notice.REBALANCE), "cap", NOW)
-    why = "its provider recommends to replace the machine"
+    why = "its provider recommends replacing the machine"
     assert (recommended.state, recommended.notice, recommended.reason) == (State.STOPPING, Notice.REBALANCE, why)
     assert (event.reason, event.outcome) == (why, None)
     assert (announced.kind, announced.capacity_key, announced.reason) == (events.Notice.REBALANCE, "cap", why)
@@ -203,9 +203,9 @@ def test_reasons_of_notices() -> None:
     ]
     reasons = [notice.reason for notice in notices]
     assert reasons == [
-        "its provider recommends to replace the machine in zone euw1-az2",
-        "its provider takes the machine back in zone euw1-az2 at 15:00:05 UTC",
-        "its provider takes the machine back",
+        "its provider recommends replacing the machine in zone euw1-az2",
+        "its provider will interrupt the machine in zone euw1-az2 at 15:00:05 UTC",
+        "its provider will interrupt the machine",
     ]
 
 

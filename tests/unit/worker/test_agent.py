@@ -67,7 +67,7 @@ def ended(code: int) -> Step:
 
 
 def noticed(ends_at: float | None) -> Step:
-    """The provider takes the machine back."""
+    """The provider interrupts the machine."""
     notice = Notice("interruption", None)
     return lambda wrapped: agent.worker_changed(wrapped, core.noticed(wrapped.worker, notice, ends_at, 40.0), 40.0)
 

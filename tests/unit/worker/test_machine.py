@@ -86,7 +86,7 @@ def test_notices_have_the_time_of_both_clocks() -> None:
     wall = AT - timedelta(seconds=90)
     worker = noticed(REGISTERED, [Notice("rebalance"), Notice("interruption", AT)], 50.0, wall)
     assert (worker.notices, worker.ends_at) == (("rebalance", "interruption"), 140.0)
-    assert worker.leaving == "the provider recommends to replace the machine"
+    assert worker.leaving == "the provider recommends replacing the machine"
     assert [(report.what, report.kind, report.ends_at) for report in worker.reports] == [
         ("notice", "rebalance", None),
         ("notice", "interruption", AT),
@@ -117,5 +117,5 @@ async def test_a_worker_is_watched_from_its_registration_to_its_interruption() -
         fake.off = False
         await watching
     assert states[-1].notices == ("interruption",)
-    assert states[-1].leaving == "the provider takes the machine back at 15:00:00 UTC"
+    assert states[-1].leaving == "the provider will interrupt the machine at 15:00:00 UTC"
     await Machine(Identity(instance_id="process")).watch(lambda: REGISTERED, states.append, wait)

@@ -74,7 +74,7 @@ def miss(now: float) -> Step:
 
 
 def noticed(ends_at: float | None) -> Step:
-    """The provider takes the machine back."""
+    """The provider interrupts the machine."""
     notice = Notice("interruption", None)
     return lambda run: tasks.worker_changed(run, core.noticed(run.worker, notice, ends_at, 12.0), 12.0)
 

@@ -68,7 +68,7 @@ def next_step(wrapped: Wrapped, now: float) -> StartAgent | Drain | Kill | Leave
 
 
 def _during_a_job(wrapped: Wrapped, now: float) -> Drain | Kill | Wait:
-    """Next action while a job runs: none, unless the provider takes the machine back at a known time. The agent then
+    """Next action while a job runs: none, unless the provider interrupts the machine at a known time. The agent then
     has the last stop_seconds to end its job."""
     worker = wrapped.worker
     if worker.ends_at is None:

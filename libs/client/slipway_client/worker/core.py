@@ -19,8 +19,8 @@ REBALANCE: Final = "rebalance"
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Notice of the provider that it takes the machine back, at `ends_at` if it says when, or (`rebalance`) that it
-    probably will."""
+    """Notice of the provider that it will interrupt the machine, at `ends_at` if it says when, or (`rebalance`) that
+    it probably will."""
 
     kind: Literal["interruption", "rebalance"]
     ends_at: datetime | None = None
@@ -29,9 +29,9 @@ class Notice(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """Reason for the worker to leave."""
         if self.kind == REBALANCE:
-            return "the provider recommends to replace the machine"
+            return "the provider recommends replacing the machine"
         when = "soon" if self.ends_at is None else f"at {self.ends_at.astimezone(UTC):%H:%M:%S} UTC"
-        return f"the provider takes the machine back {when}"
+        return f"the provider will interrupt the machine {when}"
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -34,13 +34,13 @@ PROBE_SECONDS: Final = 1.0
 FIND_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 5.0
 ADVICE: Final = (
-    "turn on the instance's metadata service; in a container its hop limit must be 2; if this is no EC2 instance, set "
-    f"{DISABLED}=true"
+    "enable the instance's metadata service; in a container its hop limit must be 2; if this is not an EC2 instance, "
+    f"set {DISABLED}=true"
 )
 
 
 class NoIdentity(Exception):
-    """The machine is an EC2 instance, but its metadata service has not told which. The text is for people."""
+    """The machine is an EC2 instance, but its metadata service has not answered with its id. The text is for people."""
 
 
 class Expected(Enum):

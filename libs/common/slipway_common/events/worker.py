@@ -48,7 +48,7 @@ class Scope(StrEnum):
 
 
 class Notice(StrEnum):
-    """Notice of a provider about a machine: it takes the machine back (`interruption`), or recommends to replace it
+    """Notice of a provider about a machine: it interrupts the machine (`interruption`), or recommends replacing it
     (`rebalance`). A value from a newer sender decodes as UNKNOWN and has no effect."""
 
     INTERRUPTION, REBALANCE = "interruption", "rebalance"
@@ -162,7 +162,7 @@ class WorkerErrorReported(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerNoticed(WorkerEvent, frozen=True, kw_only=True):
-    """The provider takes the worker's machine back, or recommends to replace it; published once for each notice.
+    """The provider interrupts the worker's machine, or recommends replacing it; published once for each notice.
 
     `capacity_key` is the id of the capacity that the machine was launched from, which loses weight by it. `ends_at`:
     when the provider terminates the machine, if it is known. Ends no stage; the worker stops, if it was not asked to.

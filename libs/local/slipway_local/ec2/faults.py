@@ -82,7 +82,7 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
     ),
     "interruption": Kind(
         "interruption:ZONE[/TYPE][:WINDOW]",
-        "spot machines there get an interruption notice, and end when it is over",
+        "spot machines there get an interruption notice, and are terminated when it expires",
         lambda e, value: changed(e, interrupted=e.interrupted | named(value)),
     ),
     "quota": Kind(
@@ -137,17 +137,17 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
     ),
     "late-listing": Kind(
         "late-listing:SECONDS[:WINDOW]",
-        "instances launched meanwhile are found later by so much",
+        "instances launched meanwhile are listed and found that much later",
         lambda e, value: changed(e, late_seconds=e.late_seconds + seconds(value)),
     ),
     "latency": Kind(
         "latency:SECONDS[:WINDOW]",
-        "every call takes so much longer",
+        "every call takes that much longer",
         lambda e, value: changed(e, latency_seconds=e.latency_seconds + seconds(value)),
     ),
     "bad-image": Kind(
         "bad-image:IMAGE[:WINDOW]",
-        "machines started from the image run, but never start their agent",
+        "machines launched from the image run, but never start their agent",
         lambda e, value: changed(e, bad_images=e.bad_images | named(value)),
     ),
     "slow-boot": Kind(

@@ -93,7 +93,7 @@ async def load(request: Request, playing: Playing) -> Response:
 
 @router.delete("/scenario")
 async def clear(playing: Playing) -> Response:
-    """End all machines and forget everything, as after a start."""
+    """Terminate all machines and forget everything, as after a start."""
     await playing.clear()
     return Response(status_code=204)
 

@@ -1,4 +1,4 @@
-"""Lives of the machines: boot, run, shut down, end in moto.
+"""Lives of the machines: boot, run, shut down, terminate in moto.
 
 A machine is pending, runs, boots, and has a process until it powers off or is shut down. What happens when is decided
 when its instance is created; this module waits for it.

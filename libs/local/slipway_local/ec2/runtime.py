@@ -1,7 +1,7 @@
 """Runtime of the stand-in: answers calls, by decisions of the pure modules or by moto, and records facts.
 
-Everything runs on one event loop; launches are decided one after another, so
-that none is decided before the instances of another are known.
+Everything runs on one event loop. Launches are decided one after another, so that none is decided before the
+instances of another are known.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class StandIn:
 
     async def _dry(self, request: Request, body: bytes) -> str:
         if request.action in NOT_PLAYED:
-            raise Refused("UnsupportedOperation", f"the stand-in does not play {request.action}")
+            raise Refused("UnsupportedOperation", f"the stand-in does not support {request.action}")
         return await self._forward(request, body)
 
     async def _session(self, request: Request, body: bytes) -> str:

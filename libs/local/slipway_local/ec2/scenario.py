@@ -1,4 +1,4 @@
-"""Scenario of a run against the stand-in: capacity, quotas, limits of rates, delays and faults. Values only.
+"""Scenario of a run against the stand-in: capacity, quotas, rate limits, delays and faults. Values only.
 
 Durations are in product seconds, as in the simulator's scenario; `on_the_wall` converts them to real seconds.
 """

@@ -98,7 +98,7 @@ def protected_alert(account_id: str, instances: Mapping[str, Protected]) -> Aler
         kind="termination-refused",
         summary=f"{account_id} refuses to terminate {named}" if ids else "",
         effect="they run and cost money, and count towards quotas and maxima",
-        doing="tries again, once per pass of the instance reaper at most",
+        doing="retries, at most once per pass of the instance reaper",
         command=first.remedy,
         cause=NOTE.cut(first.reason),
         evidence=tuple(ids[:EVIDENCE_MAX]),

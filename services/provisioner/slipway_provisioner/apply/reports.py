@@ -84,7 +84,7 @@ async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
 
 
 async def noticed(tx: Connection, agent: Agent, notice: ReportedNotice) -> Answer:
-    """Record a notice that the provider takes the machine back, after which the worker leaves, and publish it for the
+    """Record a notice that the provider interrupts the machine, after which the worker leaves, and publish it for the
     capacity that the machine was launched from. A repeated one, and a recommendation after an interruption, change
     nothing."""
     worker = await _authenticated(tx, agent)

@@ -59,8 +59,8 @@ def render(template: str, values: Values) -> tuple[str, ...]:
 
 
 def preview(template: str, values: Values) -> str:
-    """User data for people: with masks for the secret, and for what a name in the template or in the settings calls
-    one."""
+    """User data for people: with masks for the secret, and for values of settings and assignments in the template whose
+    names suggest a secret."""
     shown = msgspec.structs.replace(values, settings=_masked(values.settings))
     return complete(_rendered(((masked(text), name) for text, name in pieces(template or DEFAULT)), shown), MASK)
 

@@ -36,14 +36,14 @@ class ReportedNotice(msgspec.Struct, frozen=True):
         """Reason for the worker to stop."""
         where = f" in zone {self.zone_id}" if self.zone_id else ""
         if self.kind is Notice.REBALANCE:
-            return f"its provider recommends to replace the machine{where}"
+            return f"its provider recommends replacing the machine{where}"
         when = "" if self.ends_at is None else f" at {self.ends_at.astimezone(UTC):%H:%M:%S} UTC"
-        return f"its provider takes the machine back{where}{when}"
+        return f"its provider will interrupt the machine{where}{when}"
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
-    it has claimed. `notice`: the last notice of its provider, which takes the machine back."""
+    it has claimed. `notice`: the last notice of its provider about its machine."""
 
     id: str
     pool_id: str

@@ -185,8 +185,9 @@ async def report_error(worker_id: Name, body: ErrorReport, secret: Secret, db: D
 async def notice(
     worker_id: Name, body: NoticeReport, request: Request, secret: Secret, db: DatabaseDep
 ) -> dict[str, Any]:
-    """Report a notice that the provider takes the machine back. The worker leaves after its task, and the capacity
-    that the machine was launched from loses weight."""
+    """Report a notice that the provider interrupts the machine, or recommends replacing it.
+
+    The worker leaves after its task, and the capacity that the machine was launched from loses weight."""
     reported = ReportedNotice(body.kind, body.ends_at, body.zone_id)
     async with _transaction(db) as tx:
         answer = await reports.noticed(tx, _agent(worker_id, secret), reported)

@@ -94,7 +94,7 @@ class TerminationRefused(OutcomeUnknown):
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     """Meaning of an error code, for people. `scope` is that of outcomes, or unclassified; `resource` is the part of the
-    account that is concerned, if not all of it. `launched` says if machines may run: no, maybe or yes."""
+    account that is concerned, if not all of it. `launched` says whether machines may run: no, maybe or yes."""
 
     stage: Stage
     scope: str

@@ -30,8 +30,8 @@ def classify(
 ) -> None:
     """Classify an error code of a provider
 
-    Prints what a launch that fails with it is charged to, if machines may have been launched, and what to do.
-    Some codes have a meaning that depends on the message.
+    Prints what a launch that fails with it is charged to, whether machines may have been launched, and what to do.
+    The meaning of some codes depends on the message.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`slipway user-data`: what the machines of a pool get."""
+"""`slipway user-data`: user data of a pool's machines."""
 
 import sys
 from typing import Annotated
@@ -21,7 +21,7 @@ def user_data(context: typer.Context, pool: PoolId, config: Config = None, outpu
     """Print the user data of a pool's machines
 
     Rendered from the pool's template for the next launch of a launch config, with a batch id of zeros. Secrets are
-    masked. The size on standard error is the largest one that a launch can have.
+    masked. The size on standard error is the maximum for any launch.
 
     \b
     Examples:

@@ -97,7 +97,7 @@ class Ec2(Provider):
         return True
 
     def checks_tokens_first(self, account: Account) -> bool:
-        return False  # it is not documented if image, quota and permission are checked before the token
+        return False  # it is undocumented whether image, quota and permission are checked before the token
 
     def visibility_seconds(self, account: Account) -> float:
         return account_settings(account.settings).visibility_seconds
@@ -162,7 +162,7 @@ class Ec2(Provider):
         """Instances of a call that had succeeded earlier. Raises Refused or OutcomeUnknown otherwise."""
         case = case_of(account, failed)
         if case.advice is Advice.LOOK_UP:
-            # A part of them may be all that EC2 lists by now.
+            # EC2 may list only a part of them by now.
             if len(found := await _all_of(self.caller, account, request.batch_id)) >= request.count:
                 return found
             raise OutcomeUnknown(str(failed), look_up=True)

@@ -24,7 +24,7 @@ ZONE_ID: Final = re.compile(r"[a-z]{2,}[0-9](?:-[a-z]{3}[0-9])?-az[0-9]+")
 def committed(config: Mapping[str, Any], account: Ec2Settings, settings: LaunchSettings) -> dict[str, Any]:
     """Parts of a call besides its token, count, user data and Slipway's own tags.
 
-    A machine that shuts down terminates; its disks and interfaces end with it.
+    A machine that shuts down terminates; its volumes and interfaces are deleted with it.
     """
     parameters: dict[str, Any] = {
         "ImageId": config["image"],

@@ -1,4 +1,4 @@
-"""Every call to AWS that this provider makes: the only list of them, from which the IAM policy is made. Pure."""
+"""Calls to AWS: all that this provider makes, from which the IAM policy is generated. Pure."""
 
 import re
 from typing import Any, Final
@@ -56,8 +56,8 @@ _OWNED: Final = {"StringLike": {"aws:ResourceTag/slipway-deployment": "*"}}
 
 
 def policy(*, partition: str = "aws", machine_role: str = "") -> dict[str, Any]:
-    """IAM policy that allows these calls and no others. Only resources with Slipway's tag can be ended. `machine_role`
-    is the ARN of the role of the machines, if they have an instance profile."""
+    """IAM policy that allows these calls and no others. Only resources with Slipway's tag can be terminated or deleted.
+    `machine_role` is the ARN of the role of the machines, if they have an instance profile."""
     arn = f"arn:{partition}:ec2:*:*"
     reads = [f"ec2:{call.operation}" for call in CALLS if call.service == "ec2" and call.calls is DESCRIBE]
     ends = [f"ec2:{call.operation}" for call in (TERMINATE, DELETE_VOLUME, DELETE_INTERFACE)]
@@ -72,7 +72,7 @@ def policy(*, partition: str = "aws", machine_role: str = "") -> dict[str, Any]:
             "Condition": {"StringEquals": {"ec2:CreateAction": RUN.operation}},
         },
         {
-            "Sid": "EndOwn",
+            "Sid": "TerminateOwn",
             "Effect": "Allow",
             "Action": ends,
             "Resource": [f"{arn}:{kind}/*" for kind in _CREATED[:3]],

@@ -1,4 +1,4 @@
-"""Error table of EC2: the scope of each code, the advice for people, and if a launch may have happened. Pure.
+"""Error table of EC2: the scope of each code, the advice for people, and whether a launch may have happened. Pure.
 
 A code is looked up exactly; where its meaning depends on the message, the first case whose words the message contains
 decides. A code that is not in the table is a definite failure of unknown meaning, unless the reply was HTTP 5xx: then
@@ -31,16 +31,16 @@ class Advice(StrEnum):
     CORRECT = "no retry: correct the launch config"
     PROPAGATE = "retry once: the resource may be new; then correct the launch config"
     PROFILE = "retry for up to 2 minutes after a change in IAM; then correct the launch config"
-    SMALLER = "no retry: fewer instances or tags per call"
-    QUOTA = "wait for terminations, or ask AWS for a higher quota"
-    CLEAN_UP = "delete unused resources, or ask AWS for a higher quota"
-    SUBNET = "wait for addresses, or use a larger subnet"
+    SMALLER = "no retry: request fewer instances or tags per call"
+    QUOTA = "wait for terminations, or request a quota increase from AWS"
+    CLEAN_UP = "delete unused resources, or request a quota increase from AWS"
+    SUBNET = "wait for free addresses, or use a larger subnet"
     IMAGE = "no retry: correct or share the image"
     SUBSCRIBE = "no retry: a person accepts the terms of the image in AWS Marketplace"
     CREDENTIAL = "probe; a person corrects the credential or its policy"
     REFRESH = "refresh the credential; check the clock of this host"
     SERVICE_ROLE = "no retry: a person creates the service-linked role AWSServiceRoleForEC2Spot"
-    ACCOUNT = "probe, for hours; a person talks to AWS"
+    ACCOUNT = "probe, for hours; a person contacts AWS Support"
     BACK_OFF = "back off: the lease-broker lowers the pace of the account"
     SAME_TOKEN = "repeat with the same token"  # noqa: S105 # no secret
     LOOK_UP = "look up by tag; then a new call with another token"
@@ -49,8 +49,8 @@ class Advice(StrEnum):
     RESTART = "list again from the first page"
     INSTANCE = "no retry: a person removes the protection of the instance"
     NOTHING = "nothing: the check succeeded"
-    SHUT_DOWN = "read its console output; its image or user data shut it down before it had registered"
-    ENDED = "nothing: the instance was ended on purpose"
+    SHUT_DOWN = "read its console output; its image or user data shut it down before it registered"
+    ENDED = "nothing: the instance was terminated on purpose"
     UNKNOWN = "probe; add the code to `errors` in the settings of the account"
 
 
@@ -217,8 +217,8 @@ TABLE: Final[Mapping[str, tuple[Case, ...]]] = {
     "DryRunOperation": (Case(scope=Scope.NOTHING, advice=Advice.NOTHING),),
 }
 
-# StateReason.Code of an instance that ended while it booted, whose launch had succeeded. Too little capacity or quota
-# are failures of the launch all the same, since AWS could have refused it; the others are failures of the boot.
+# StateReason.Code of an instance that ended while it booted, whose launch had succeeded. Insufficient capacity or quota
+# is a failure of the launch nevertheless, since AWS could have refused it; the others are failures of the boot.
 STATE_REASONS: Final[Mapping[str, Case]] = {
     "Server.InsufficientInstanceCapacity": _ended(CAPACITY),
     "Client.VolumeLimitExceeded": _ended(_quota("volumes")),
@@ -227,7 +227,7 @@ STATE_REASONS: Final[Mapping[str, Case]] = {
         ("Client.InternalError", "Client.InvalidSnapshot.NotFound", "Client.InvalidKMSKey.InvalidState"),
         _ended(IMAGE, Stage.BOOT),
     ),
-    # An instance that has registered shuts itself down when its work has ended; this one did so before.
+    # An instance shuts itself down when its worker has exited; this one did so before its worker had registered.
     "Client.InstanceInitiatedShutdown": _ended(Case(scope=Scope.CONFIG, advice=Advice.SHUT_DOWN), Stage.BOOT),
     **dict.fromkeys(
         (
@@ -264,7 +264,7 @@ def classify_credential(code: str, message: str = "", *, http_status: int = 0) -
 
 
 def is_state_reason(code: str) -> bool:
-    """True for the code of a StateReason, which names the side that ended the instance."""
+    """True for the code of a StateReason, which begins with the side that terminated the instance."""
     return code.startswith(("Client.", "Server."))
 
 

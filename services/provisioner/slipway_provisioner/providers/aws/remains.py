@@ -1,4 +1,4 @@
-"""Disks and interfaces that EC2 instances have left behind: found by their tags, and deleted."""
+"""Volumes and network interfaces that EC2 instances have left behind: found by their tags, and deleted."""
 
 from collections.abc import Iterable
 from typing import Any, Final

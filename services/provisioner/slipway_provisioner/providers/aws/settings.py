@@ -55,7 +55,7 @@ class Ec2Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlockDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A disk of each machine, deleted with it. Without a size it has the size of its snapshot."""
+    """EBS volume of each machine, deleted with it. Without a size it has the size of its snapshot."""
 
     device_name: str
     size_gib: int | None = None
@@ -117,7 +117,7 @@ def account_problem(settings: Mapping[str, Any], region: str) -> str:
     for name in ("endpoint_url", "sts_endpoint_url", "proxy", "queue_url"):
         url = getattr(declared, name)
         if "@" in url.split("://")[-1].partition("/")[0]:
-            remedy = "declare none; those of a proxy belong into HTTPS_PROXY in the provisioner's environment"
+            remedy = "declare none; those of a proxy belong in HTTPS_PROXY in the provisioner's environment"
             return f"{name} may contain a user name and a password, which settings show; {remedy}"
         if url and not url.startswith(("http://", "https://")):
             return f"{name} is {url!r}; write a URL, such as https://host.example.com"

@@ -1,4 +1,4 @@
-"""Ends of EC2 instances: EC2 ends none of a call in which one id is bad."""
+"""Terminations of EC2 instances: EC2 terminates none of a call in which one id is bad."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Ids of zones: names of zones mean other zones in other accounts, ids do not."""
+"""Ids of zones, which are the same in all accounts; a name may mean another zone in another account."""
 
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import body, calls
