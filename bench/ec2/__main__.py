@@ -94,10 +94,8 @@ class Cloud:
         return {operation: sum(codes.values()) for operation, codes in replies.items()}
 
 
-async def measure(supervisor: Supervisor, cells: Mapping[str, Cell]) -> int:
+async def measure(supervisor: Supervisor, *, cells: Mapping[str, Cell], seed: int, rounds: int) -> int:
     """Play all rounds on embedded servers."""
-    seed = int(os.environ.get("SEED", "1"))
-    rounds = int(os.environ.get("ROUNDS", ROUNDS))
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -151,6 +149,18 @@ def chosen(cell: str) -> Mapping[str, Cell]:
     return found
 
 
+def numbers(environment: Mapping[str, str]) -> tuple[int, int]:
+    """SEED= and ROUNDS=, the number of counted rounds. Raises ValueError."""
+    seed, rounds = environment.get("SEED", "1"), environment.get("ROUNDS", str(ROUNDS))
+    try:
+        found = int(seed), int(rounds)
+    except ValueError:
+        found = 0, 0
+    if found[1] < 1:
+        raise ValueError(f"SEED={seed} ROUNDS={rounds}: SEED has to be an integer, and ROUNDS one of at least 1")
+    return found
+
+
 @contextlib.asynccontextmanager
 async def _started(name: str, *arguments: str) -> AsyncIterator[Process]:
     """A side in a process of its own, which ends with its input."""
@@ -179,7 +189,8 @@ async def _started(name: str, *arguments: str) -> AsyncIterator[Process]:
 if __name__ == "__main__":
     try:
         wanted = chosen(os.environ.get("CELL", ""))
+        seed, rounds = numbers(os.environ)
     except ValueError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    sys.exit(run(partial(measure, cells=wanted)))
+    sys.exit(run(partial(measure, cells=wanted, seed=seed, rounds=rounds)))

@@ -58,7 +58,10 @@ SUFFIXES: Final = ("/workers/register", "/workers/register/", "", "/")
 
 async def play(harness: Harness) -> Verdict:
     """Play the drill."""
-    workers, kills = int(os.environ.get("WORKERS") or 60), int(os.environ.get("KILLS") or 4)
+    given = {name: os.environ.get(name) or default for name, default in (("WORKERS", "60"), ("KILLS", "4"))}
+    if not all(number.isdecimal() for number in given.values()):
+        return Verdict("", [f"WORKERS={given['WORKERS']} KILLS={given['KILLS']}: both have to be whole numbers"])
+    workers, kills = int(given["WORKERS"]), int(given["KILLS"])
     deployment = harness.new_deployment(seconds=SECONDS, environment={"provisioner": CREDENTIALS})
     machines = Ec2Machines(
         deployment,

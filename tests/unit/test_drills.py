@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import msgspec
 import pytest
@@ -12,7 +13,9 @@ from slipway_common.events.topics import LEASE_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Published
 from slipway_simulator import facts
+from tests.drills import ec2_storm
 from tests.drills.__main__ import DRILLS, parse_arguments
+from tests.drills.harness import Harness
 from tests.drills.lost_grant import Loss
 from tests.drills.restore import launched_twice, numbers_used_twice, revisions_used_twice
 from tests.tools.mutants import ROOT, rows_of
@@ -43,6 +46,14 @@ def test_arguments() -> None:
 def test_bad_arguments(given: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse_arguments(given)
+
+
+@pytest.mark.parametrize(("name", "given"), [("WORKERS", "many"), ("KILLS", "-1")])
+async def test_a_storm_in_bad_numbers_is_not_played(monkeypatch: pytest.MonkeyPatch, name: str, given: str) -> None:
+    """Nothing is started in the harness."""
+    monkeypatch.setenv(name, given)
+    verdict = await ec2_storm.play(cast(Harness, None))
+    assert f"{name}={given}" in verdict.problems[0]
 
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.ec2.__main__ import CELLS, chosen
+from bench.ec2.__main__ import CELLS, ROUNDS, chosen, numbers
 from bench.ec2.bare import parameters
 from bench.ec2.figures import Comparison, Played, Results, claims, compared, lines
 from bench.ec2.provisioner import declaration
@@ -72,6 +72,13 @@ def test_cells_are_chosen_by_the_machines_of_a_call(cell: str, names: list[str])
 def test_an_unknown_cell_is_refused() -> None:
     with pytest.raises(ValueError, match="CELL=7: unknown cell; expected 1 or 10"):
         chosen("7")
+
+
+@pytest.mark.parametrize("given", [{"ROUNDS": "x"}, {"ROUNDS": "0"}, {"SEED": "x"}])
+def test_arguments_that_are_no_numbers_are_refused(given: dict[str, str]) -> None:
+    assert numbers({"SEED": "3"}) == (3, ROUNDS)
+    with pytest.raises(ValueError, match="ROUNDS one of at least 1"):
+        numbers(given)
 
 
 def test_the_bare_loop_sends_the_call_of_the_provisioner() -> None:
