@@ -1,6 +1,6 @@
 """Templates of user data: text with placeholders such as `{{register_url}}`. Pure.
 
-Two braces that begin no placeholder are written as `{{ "{{" }}`.
+Two literal braces are written as `{{ "{{" }}`.
 """
 
 import re
@@ -61,7 +61,7 @@ def problem(template: str) -> str:
         for found in _BRACES.finditer(line):
             name = found["name"]
             if not name and not found["literal"]:
-                return f"line {number}: {{{{ begins no placeholder; write {LITERAL} for two braces"
+                return f"line {number}: {{{{ does not begin a placeholder; write {LITERAL} for two braces"
             if name and name not in PLACEHOLDERS:
                 listed = ", ".join(PLACEHOLDERS)
                 return (

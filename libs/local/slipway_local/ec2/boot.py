@@ -1,4 +1,4 @@
-"""Boot of a machine by its user data, as the software of an image would do it. Pure.
+"""Boot of a machine from its user data, as the software of an image would do it. Pure.
 
 JSON is given to the agent of the image. A script or cloud-config starts the agent itself.
 Paths that cloud-config writes are moved into the machine's own folder.

@@ -10,7 +10,7 @@ from slipway_simulator.fact_file import FactFile
 
 
 class History:
-    """Facts of one run, recorded and folded. moto keeps nothing, so a run cannot be continued by another process."""
+    """Facts of one run, recorded and folded. moto persists nothing, so a run cannot be continued by another process."""
 
     def __init__(self, ledger: FactFile[Fact], now: Callable[[], float]) -> None:
         self.ledger = ledger

@@ -52,7 +52,7 @@ class Lives:
         self._ticking = spawn(self._tick())
 
     async def stop(self) -> None:
-        """End all machines and forget them, without a trace in moto: the run is over."""
+        """Terminate all machines and forget them, without a trace in moto: the run is over."""
         tasks = [*self._lives.values(), *self._ends.values(), *([self._ticking] if self._ticking else [])]
         for task in tasks:
             task.cancel()
@@ -107,7 +107,7 @@ class Lives:
             self.end(instance_id, "self")
 
     def end(self, instance_id: str, by: EndedBy, reason: str = "") -> None:
-        """Terminate an instance; does nothing if it already ends."""
+        """Terminate an instance; does nothing if it is already shutting down."""
         instance = self._history.cloud.instances.get(instance_id)
         if instance is None or not instance.lives:
             return

@@ -1,6 +1,6 @@
 """Machines as processes: each leads a session of its own in a folder of its own, and ends with the stand-in.
 
-Whatever it runs by the names of the commands that power a machine off only marks the machine as off.
+Commands that power a machine off, such as `poweroff`, are replaced by one that only marks the machine as off.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ class Settings(EnvironmentSettings):
 
     host: str = "127.0.0.1"
     port: int = 7305
-    # Ledger file. A run cannot be continued, because moto keeps nothing.
+    # Ledger file. A run cannot be continued, because moto persists nothing.
     ledger: Path = Path("ec2.jsonl")
     # Folder of moto's log, and of a folder per machine with its console.
     folder: Path = Path("ec2")

@@ -22,8 +22,8 @@ DatabaseDep = Annotated[Database, Depends(database)]
 async def classify(
     provider: Name, request: Request, db: DatabaseDep, code: Name, message: Note = "", account: Name | None = None
 ) -> dict[str, Any]:
-    """Classify an error code of a provider as a launch call that fails with it is classified. With an account, the
-    codes that its settings add count too."""
+    """Classify an error code of a provider in the same way as that of a failed launch call. With an account, the codes
+    that its settings add count too."""
     providers: Mapping[str, Provider] = request.app.state.providers
     found = providers.get(provider)
     if found is None:
@@ -40,9 +40,7 @@ async def classify(
             settings = (await accounts.get(connection, account)).settings
     meaning = found.meaning(settings, code, message)
     if meaning is None:
-        raise Problem(
-            404, "no-error-table", "No error table", f"provider {provider} has no table of error codes for people"
-        )
+        raise Problem(404, "no-error-table", "No error table", f"provider {provider} has no table of error codes")
     return {"code": code, **msgspec.structs.asdict(meaning)}
 
 

@@ -22,8 +22,8 @@ BATCH: Final = "00000000-0000-0000-0000-000000000000"
 
 @router.get("/pools/{pool_id:id}/user-data", dependencies=[READ_SETTINGS])
 async def show_user_data(pool_id: Name, request: Request, db: DatabaseDep, config: Config = None) -> dict[str, Any]:
-    """Show the user data of the next machines of a launch config, with a batch id of zeros and secrets masked, and the
-    most bytes that they can have."""
+    """Show the user data of the next machines of a launch config, with a batch id of zeros and secrets masked, and
+    their maximum size."""
     async with db.acquire() as connection:
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)

@@ -1,4 +1,4 @@
-"""Paced calls of EC2 and STS: tokens are taken before each, and a throttle empties the bucket."""
+"""Paced calls to EC2 and STS: tokens are taken before each, and a throttle empties the bucket."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -64,7 +64,7 @@ class Caller:
             raise
 
     async def call(self, account: Account, call: Call, *, units: int = 1, **parameters: Any) -> dict[str, Any]:
-        """Reply to a call. Raises CallFailed; OutcomeUnknown if the bucket is too empty."""
+        """Reply to a call. Raises CallFailed; OutcomeUnknown if the bucket has too few tokens."""
         if await self.missing_seconds(account, call, units, within_seconds=self.settings.timeout(account)):
             message = f"{call.operation}: the token bucket of account {account.id} is empty; not sent"
             raise OutcomeUnknown(message, throttled=True)
@@ -95,7 +95,7 @@ def case_of(account: Account, failed: CallFailed) -> Case:
 
 
 def unknown(account: Account, about: str, failed: CallFailed) -> OutcomeUnknown:
-    """A failed call that proves nothing about what it was for."""
+    """OutcomeUnknown of a failed call, which proves nothing."""
     return OutcomeUnknown(f"{about}: {failed}", throttled=case_of(account, failed).scope is Scope.LIMITER)
 
 

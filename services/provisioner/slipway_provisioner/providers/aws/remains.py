@@ -44,7 +44,7 @@ class Remains:
                     LOG.info("deleted what an instance left behind", resource=left, account=account.id)
 
     def _left(self, account: Account, kind: str, found: Iterable[str]) -> list[str]:
-        """Resources that were unused at each look for long enough."""
+        """Resources that were unused in every listing for long enough."""
         now, prefix = monotonic_seconds(), encoded(account.id, kind) + "/"
         before = {key: at for key, at in self._unused_since.items() if key.startswith(prefix)}
         seen = {prefix + id_: before.get(prefix + id_, now) for id_ in found}
