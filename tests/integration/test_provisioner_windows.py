@@ -398,6 +398,7 @@ async def test_a_config_that_is_declared_again(provisioner: Provisioner, days: i
     await provisioner.roll_out()
     await provisioner.set_clock(days * 86_400.0)
     await provisioner.roll_out()
+    await provisioner.prune()
     await provisioner.declare(declared("zone-a", "zone-b"))
     counted = "SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes WHERE stage = 'boot'"
     assert await provisioner.database.fetchval(counted) == failures
