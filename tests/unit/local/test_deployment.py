@@ -74,8 +74,9 @@ def test_defaults_play_an_hour_in_three_minutes() -> None:
     assert [(f.name, f.from_seconds, f.until_seconds) for f in arguments.faults] == [("zone-b", 900.0, 1800.0)]
 
 
-def test_every_seed_has_as_many_tasks_for_machines_of_ec2() -> None:
+def test_every_seed_has_as_many_tasks_for_machines_of_ec2(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is for one machine, and enough of them arrive while there is time to do them."""
+    monkeypatch.chdir(Path(__file__).parents[3])  # the demo reads its declaration from the project's folder
     for seed in range(20):
         arguments = parse_arguments({"PROVIDER": "aws", "DURATION": "40s", "SEED": str(seed)})
         tasks = scenario(arguments)["pools"]["agents"]["arrivals"]
