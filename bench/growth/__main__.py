@@ -32,6 +32,7 @@ from bench.growth import copies, coverage, day, locks
 from bench.growth.day import Day
 from bench.growth.locks import Locks
 from slipway_common.database.retention import PruneLoop
+from slipway_common.events import topics
 from slipway_lease_broker.settings import Settings as BrokerSettings
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -52,6 +53,7 @@ ROWS_MAX: Final = 50
 LOCK_MS_MAX: Final = 100.0
 DAY_SECONDS: Final = 86_400.0
 ROUNDS_MAX: Final = 1_000
+CONSUMED: Final = {topic.name for topic, _ in topics.CONSUMED}
 SERVER: Final = {"autovacuum_naptime": "5s", "max_wal_size": "4GB", "shared_buffers": "256MB"}
 
 
@@ -101,7 +103,7 @@ class Growth:
         await self.deployment.round()
 
     async def _run_loops(self) -> None:
-        """Run the prune loops, and what ends other rows: roll-outs, relays and, by tombstones, the calculator."""
+        """Run the prune loops, and what ends other rows: roll-outs, relays and consumers, which get tombstones."""
         await asyncio.gather(*(self._prune(name) for name in SERVICES))
         deployment = self.deployment
         provisioner = deployment.databases["provisioner"]
@@ -116,6 +118,9 @@ class Growth:
                 await deployment.relay(name)
             await deployment.calculate()
             await deployment.view()
+            for _, name, consume in deployment.steps():
+                if name in CONSUMED:
+                    await consume()
             waiting = [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
             if not (more or any(waiting) or deployment.unread()):
                 return

@@ -1,7 +1,6 @@
 """Access to every route of every service: which token reaches it, and that no route is without a declared access."""
 
 import contextlib
-import os
 import re
 from base64 import b64encode
 from functools import cache
@@ -247,7 +246,7 @@ async def test_every_route(service: str, caller: str, tmp_path: Path) -> None:
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     async with contextlib.AsyncExitStack() as stack:
         if service == "simulator":
-            os.chdir(tmp_path)
+            stack.enter_context(contextlib.chdir(tmp_path))
             await stack.enter_async_context(app.router.lifespan_context(app))
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://service"))
         for number, ((method, path), access) in enumerate(TABLE[service].items()):
