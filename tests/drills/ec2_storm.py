@@ -31,20 +31,22 @@ DECLARATION: Final = Path("examples/slipway-aws.yaml")
 POOL: Final = "agents"
 TASK_SECONDS: Final = 20.0
 WAVES: Final = 6
-STORM_SECONDS: Final = 320.0  # product time in which tasks arrive; provisioners are killed about as long
+STORM_SECONDS: Final = 260.0  # product time in which tasks arrive; provisioners are killed about as long
 FAULTS: Final = (
-    "lost-reply:0.3,broken-reply:0.1,late-listing:40,torn-listing:0.5,refuse:DescribeInstances/InternalError/0.1,"
+    "lost-reply:0.25,broken-reply:0.1,late-listing:40,torn-listing:0.5,refuse:DescribeInstances/InternalError/0.1,"
     "refuse:RunInstances/InternalError/0.1,throttle:40s-90s,latency:60:180s-220s"
 )
 # Each zone lacks capacity for a while, again and again, so that a busy machine, on which all takes longer, sees it too.
 CAPACITY_SECONDS: Final = 120.0
 NO_CAPACITY_SECONDS: Final = 40.0
-NO_CAPACITY_FROM: Final = {"us-east-1a": 40.0, "us-east-1b": 100.0}
+NO_CAPACITY_FROM: Final = {"us-east-1a": 40.0, "us-east-1b": 100.0, "us-east-1c": 70.0, "us-east-1d": 130.0}
 CAPACITY_TIMES: Final = 100
 BOOT_SECONDS: Final = 150.0  # longer than the timeout of calls and the visibility together
 VISIBILITY_SECONDS: Final = 60.0  # of the accounts; longer than instances are hidden
-STARTING_MAX: Final = 10  # machines of each account; boots are long
-MACHINES_MAX: Final = 24
+STARTING_MAX: Final = 16  # machines of each account; boots are long
+MACHINES_MAX: Final = 32
+# Further launch configs, as those of the example in another zone: a zone that recovers launches few machines at first.
+ELSEWHERE: Final = {"us-east-1a": "us-east-1c", "us-east-1b": "us-east-1d"}
 # A provisioner that is killed comes back after seconds of real time, and the machines' processes run in real time.
 SECONDS: Final = {"idle_timeout_seconds": 60.0, "call_timeout_seconds": 40.0, "unresponsive_timeout_seconds": 2400.0}
 DONE_SECONDS: Final = 400.0  # real; half a minute on an idle machine
@@ -106,6 +108,10 @@ def _declared(deployment: Deployment, machines: Ec2Machines) -> Declaration:
         lease_pool["limit"] = STARTING_MAX
     for pool in body["worker_pools"]:
         pool["max_capacity"] = MACHINES_MAX
+        pool["launch_configs"] += [
+            config | {"name": f"{config['name']}-elsewhere", "zone": ELSEWHERE[config["zone"]]}
+            for config in pool["launch_configs"]
+        ]
     return parse(body)
 
 
