@@ -42,11 +42,13 @@ from tests.simulation.deployment import SERVICES, Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY
 
 FILE: Final = "growth.txt"
-# Days of each month, and in how many of them rows are copied before the loops run. In the last days of a month these
-# are few, since what is left depends on them.
 MONTHS: Final = {2: 60, 12: 360}
+"""Days until each month's end."""
+# Days that are copied before the loops run. In the last days of a month these are few, since what is left depends on
+# them.
+LONG_CHUNK_DAYS: Final = 60
 CHUNK_DAYS: Final = 15
-LONG_CHUNK_DAYS: Final = 30
+LAST_DAYS: Final = 60
 FULL_PER_DAY: Final = 100
 RATIO_MAX: Final = 1.05
 ROWS_MAX: Final = 50
@@ -136,7 +138,8 @@ class Growth:
 def chunks(first: int, last: int) -> Iterator[tuple[int, int]]:
     """Days from the first to the last, in chunks that are shorter at the end."""
     while first < last:
-        days = LONG_CHUNK_DAYS if last - first > MONTHS[2] else CHUNK_DAYS
+        before = last - LAST_DAYS - first
+        days = min(LONG_CHUNK_DAYS, before) if before > 0 else CHUNK_DAYS
         yield first, first + days
         first += days
 
