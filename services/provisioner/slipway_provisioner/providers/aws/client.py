@@ -55,6 +55,10 @@ class Descriptions(Loader):
         return model
 
 
+DESCRIPTIONS: Final = Descriptions()
+"""Read once in a process, which takes half a second."""
+
+
 class Parsers(AioResponseParserFactory):
     """Parsers of replies, which parse long ones in a thread."""
 
@@ -100,7 +104,7 @@ class Clients:
         """`timeout` gives the timeout of a call in an account, in seconds."""
         self._timeout = timeout
         self._session: Any = Session()
-        self._session.register_component("data_loader", Descriptions())
+        self._session.register_component("data_loader", DESCRIPTIONS)
         self._session.register_component("response_parser_factory", Parsers())
         self._connections: dict[str, Connection] = {}
         self._making = asyncio.Lock()
