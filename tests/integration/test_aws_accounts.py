@@ -3,17 +3,16 @@
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.declaration import DeclarationRefused
-from slipway_provisioner.providers.aws.adapter import Ec2
-from slipway_provisioner.providers.port import ProviderSettings
+from tests.support.ec2_provisioner import body, with_ec2
 from tests.support.ec2_server import Ec2Server, assumed, caller, described, error, launched, serving, zones
-from tests.support.provisioner import Provisioner, declared, provisioner_on, report
+from tests.support.provisioner import Provisioner, report
 
 ROLE: Final = "arn:aws:iam::123456789012:role/slipway"
 SECRETS: Final = ("a-secret-access-key", "a-session-token", "secret-of-ASIAROLE", "token-of-ASIAROLE")
@@ -29,7 +28,7 @@ PATHS: Final = (
     "/status",
     "/workers",
 )
-"""What the commands print."""
+"""Routes whose responses the commands print."""
 
 
 @pytest.fixture
@@ -40,27 +39,8 @@ async def server() -> AsyncIterator[Ec2Server]:
 
 @pytest.fixture
 async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    ec2 = Ec2(ProviderSettings(timeout_seconds=60))
-    await ec2.open()
-    try:
-        async with provisioner_on(postgres, call_timeout_seconds=60.0) as provisioner:
-            provisioner.providers["aws"] = ec2
-            yield provisioner
-    finally:
-        await ec2.close()
-
-
-def body(url: str = "http://127.0.0.1:1", *, credential: Any = "none", **settings: Any) -> dict[str, Any]:
-    """Declaration of an account of EC2 and a pool in it, whose launch config has these settings."""
-    declaration = declared(settings={"endpoint_url": url, "sts_endpoint_url": url})
-    declaration["accounts"][0] |= {
-        "provider": "aws",
-        "region": "us-east-1",
-        "credential": credential,
-        "settings": {"endpoint_url": url, "sts_endpoint_url": url},
-    }
-    declaration["worker_pools"][0]["launch_configs"][0] |= {"zone": "use1-az4", "settings": settings}
-    return declaration
+    async with with_ec2(postgres) as provisioner:
+        yield provisioner
 
 
 async def test_bad_settings_of_a_launch_config_are_refused(provisioner: Provisioner) -> None:

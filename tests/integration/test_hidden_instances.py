@@ -8,9 +8,7 @@ import pytest
 from slipway_common.base.clock import utc_now
 from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.providers.aws.adapter import Ec2
-from slipway_provisioner.providers.port import ProviderSettings
-from tests.integration.test_aws_accounts import body
+from tests.support.ec2_provisioner import body, with_ec2
 from tests.support.ec2_server import (
     Ec2Server,
     Received,
@@ -24,7 +22,7 @@ from tests.support.ec2_server import (
     serving,
     zones,
 )
-from tests.support.provisioner import START, Provisioner, after, provisioner_on, report
+from tests.support.provisioner import START, Provisioner, after, report
 
 
 class Hiding:
@@ -60,14 +58,8 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ec2Server]:
 
 @pytest.fixture
 async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    ec2 = Ec2(ProviderSettings(timeout_seconds=60))
-    await ec2.open()
-    try:
-        async with provisioner_on(postgres, call_timeout_seconds=60.0) as provisioner:
-            provisioner.providers["aws"] = ec2
-            yield provisioner
-    finally:
-        await ec2.close()
+    async with with_ec2(postgres) as provisioner:
+        yield provisioner
 
 
 async def started(provisioner: Provisioner, server: Ec2Server, **settings: Any) -> float:
@@ -94,7 +86,7 @@ async def test_an_instance_that_is_not_listed_yet_is_not_gone(
 ) -> None:
     """Nothing is marked lost and nothing is launched twice, unless the account says that a launch is listed at once."""
     now = await started(provisioner, server, visibility_seconds=visibility_seconds)
-    for seconds in (31, 95, 4000):  # then the listing tells that it is missing, and EC2 is asked by its id
+    for seconds in (31, 95, 4000):  # the listing lacks it, so EC2 is asked by its id
         await provisioner.set_clock(now + seconds)
         await provisioner.reap()
         await provisioner.resolve()

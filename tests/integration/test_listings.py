@@ -17,7 +17,7 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
 
 
 async def test_a_listing_that_fails_half_way_proves_nothing(provisioner: Provisioner) -> None:
-    """No instance of a page that is missing is taken for gone, though it is."""
+    """Instances of a page that failed do not count as missing."""
     await provisioner.starting(4)
     cloud = provisioner.cloud
     cloud.page_size, cloud.fails_after_pages = 1, 1

@@ -163,7 +163,7 @@ def accepting_setup() -> Setup:
     here = replace(account(), provider="accepting", identity=site.identity, settings={})
 
     async def cancelled(asked: CreateRequest) -> set[str]:
-        """Cancel the call before the site's reply; the site works on it all the same."""
+        """Cancel the call before the site's reply; the site completes it."""
         site.held = asyncio.Event()
         call = asyncio.create_task(provider.create(here, asked))
         await until(lambda: asked.token in site.jobs, "the site has the call")
@@ -211,7 +211,7 @@ async def aws_setup(ec2_server: EmbeddedEc2, monkeypatch: pytest.MonkeyPatch) ->
         await provider.health(here)  # learns the ids of the zones
 
         async def cancelled(asked: CreateRequest) -> set[str]:
-            """Cancel the call while the stand-in works on it, which goes on all the same."""
+            """Cancel the call while the stand-in works on it, which completes it."""
             await ec2.play(capacity={zone: 3}, latency_seconds=2)
             calls = len(ec2.facts(Ec2Call))
             call = asyncio.create_task(provider.create(here, asked))

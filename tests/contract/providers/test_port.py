@@ -313,7 +313,7 @@ async def test_another_process_resolves_an_accepted_call(setup: Setup) -> None:
 
 
 async def test_an_unknown_handle_resolves_nothing(setup: Setup) -> None:
-    """No instance is taken for missing because of it."""
+    """Else its instances would count as missing."""
     with pytest.raises(OutcomeUnknown):
         await setup.provider.poll(setup.account, setup.request(), "no such handle")
 

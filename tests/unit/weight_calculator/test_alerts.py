@@ -181,7 +181,7 @@ def test_a_recovery_that_does_not_last(alerted: Alerted) -> None:
 
 
 def test_one_notice_for_a_shortage_of_capacity() -> None:
-    """In four pools of two accounts: nobody has to end it, and nobody hears of it for each config."""
+    """In four pools of two accounts: it resolves by itself, and is not repeated for each config."""
     alerted, shared = Alerted(), "sim-1/z1/m5.large/spot"
     for pool in range(4):
         fields = {"pool_id": f"pool-{pool}", "account_id": f"acc-{pool % 2}", "capacity_key": shared}

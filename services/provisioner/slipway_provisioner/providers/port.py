@@ -253,8 +253,7 @@ class Provider(LookUps, Protocol):
         ...
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        """All pages of a listing. Raises OutcomeUnknown if one of them is missing, so that no instance is taken for
-        gone because of it."""
+        """All pages of a listing. Raises OutcomeUnknown if one of them fails: its instances would count as missing."""
         return [instance async for page in self.pages(account, batch_id=batch_id) for instance in page]
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:

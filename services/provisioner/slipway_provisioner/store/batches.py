@@ -179,7 +179,7 @@ async def repeated(tx: Connection, batch_id: str) -> None:
 
 
 async def not_repeatable(db: Connection, batch: Batch) -> None:
-    """Record that the call which a batch was taken for had no effect, and that repeating it proves nothing."""
+    """Record that the call of this attempt had no effect, and that repeating it proves nothing."""
     arguments = NOT_REPEATABLE.arguments(
         batch_id=batch.id,
         attempt=batch.repeats,
