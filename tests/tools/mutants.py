@@ -47,6 +47,7 @@ COPIED: Final = (
     "requirements.demo.lock",
     "requirements.services.lock",
     "requirements.aws.lock",
+    "requirements.terraform.lock",
 )
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info", "*.pyc.*")  # half-written bytecode of a neighbour
 AT_A_TIME: Final = 2
