@@ -1,0 +1,64 @@
+"""Errors of the scheduler: each says what was wrong, where, what to do, if a repeat may succeed; none holds a secret."""
+
+from typing import ClassVar, Literal
+
+
+class TerraformError(Exception):
+    """Base of all errors of this package. `retryable`: the same call may succeed later."""
+
+    retryable: ClassVar[bool] = False
+
+
+class SharingUnsafe(TerraformError):
+    """The module configures a provider itself, so that one process would serve two configurations."""
+
+
+class ProviderIncompatible(TerraformError):
+    """The plugin speaks what a shared process cannot: net/rpc, TLS, or another version of the protocol."""
+
+    def __init__(self, reason: Literal["netrpc", "tls", "version"], text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class ProviderStartError(TerraformError):
+    """The plugin did not start. `exit_code` is None if it never ran; `stderr` is the redacted end of its output."""
+
+    retryable = True
+
+    def __init__(self, text: str, *, exit_code: int | None = None, stderr: str = "") -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.stderr = stderr
+
+
+class HandshakeTimeout(ProviderStartError):
+    """The plugin ran and printed no handshake in time."""
+
+
+class QueueTimeout(TerraformError):
+    """No process was free before the deadline."""
+
+    retryable = True
+
+
+class QueueFull(TerraformError):
+    """Too many callers wait already."""
+
+    retryable = True
+
+
+class SchedulerClosed(TerraformError):
+    """The scheduler shuts down and takes no new callers."""
+
+    retryable = True
+
+
+class ProviderCrashed(TerraformError):
+    """The leased process exited before the invocation began: nothing was done, another lease gets another process."""
+
+    retryable = True
+
+
+class OutcomeUnknown(TerraformError):
+    """The process exited during the invocation: what it created may exist without being in the state."""
