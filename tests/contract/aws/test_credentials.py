@@ -175,22 +175,28 @@ async def test_no_secret_is_in_errors_and_logs(cloud: Cloud, caplog: pytest.LogC
 
 
 async def test_clients_are_made_once(cloud: Cloud) -> None:
-    """An account has one client per service, until its declaration changes; that one is closed after its last call."""
+    """Accounts with the same configuration share one client per service. That of an account whose declaration has
+    changed is closed after its last call, unless another account uses it."""
     clients = Clients(lambda _: 60.0)
-    released = asyncio.Event()
     account = cloud.account()
+    other = msgspec.structs.replace(account, id="ci/other", credential={"environment": "OTHER"})
+    tagged = msgspec.structs.replace(account, settings={**account.settings, "tags": {"team": "ci"}})
     cloud.server.answers(described())
     async with clients.connected(account) as first:
-        async with clients.connected(account) as again:
-            assert again is first
+        async with clients.connected(other) as theirs:
+            assert theirs.connection is first.connection
+            assert theirs.credentials is not first.credentials
+        async with clients.connected(tagged) as again:
+            assert again.connection is first.connection
         changed = msgspec.structs.replace(account, region="eu-west-1")
         async with clients.connected(changed) as second:
-            assert second is not first
-            assert (first.closed, second.closed) == (False, False)
-        released.set()
-    assert (first.closed, second.closed) == (True, False)
+            assert second.connection is not first.connection
+        async with clients.connected(msgspec.structs.replace(other, region="eu-west-1")) as theirs:
+            assert theirs.connection is second.connection
+        assert (first.connection.closed, second.connection.closed) == (False, False)
+    assert (first.connection.closed, second.connection.closed) == (True, False)
     await clients.close()
-    assert second.closed
+    assert second.connection.closed
 
 
 async def test_a_client_of_many_accounts(cloud: Cloud) -> None:
@@ -215,16 +221,16 @@ async def test_settings_of_the_network(cloud: Cloud, monkeypatch: pytest.MonkeyP
     clients = Clients(lambda _: 60.0)
     settings: dict[str, Any] = {"fips": True, "sts_endpoint_url": ""}
     account = msgspec.structs.replace(cloud.account(**settings), id="ci/fips")
-    async with clients.connected(account) as connection:
-        ec2, sts = connection.clients["ec2"], connection.clients["sts"]
+    async with clients.connected(account) as access:
+        ec2, sts = access.connection.clients["ec2"], access.connection.clients["sts"]
         assert ec2.meta.endpoint_url == cloud.server.url
         assert sts.meta.endpoint_url == "https://sts-fips.us-east-1.amazonaws.com"
         assert ec2.meta.config.retries["total_max_attempts"] == 1
         assert (ec2.meta.config.read_timeout, ec2.meta.config.connect_timeout) == (60.0, 5.0)
     proxied = msgspec.structs.replace(account, settings={"proxy": "http://proxy:3128", "ca_bundle": "/etc/ca.pem"})
     monkeypatch.delenv("AWS_ENDPOINT_URL_EC2")
-    async with clients.connected(proxied) as connection:
-        ec2 = connection.clients["ec2"]
+    async with clients.connected(proxied) as access:
+        ec2 = access.connection.clients["ec2"]
         assert ec2.meta.endpoint_url == "https://ec2.us-east-1.amazonaws.com"
         assert ec2.meta.config.proxies == {"http": "http://proxy:3128", "https": "http://proxy:3128"}
     await clients.close()

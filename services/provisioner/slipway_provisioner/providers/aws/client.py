@@ -1,4 +1,5 @@
-"""Clients of the AWS SDK: one session, and one long-lived client per account and service.
+"""Clients of the AWS SDK: one session, and one long-lived client per service for all accounts with the same region and
+network settings, since each takes more than a megabyte. Each call is signed with the credentials of its account.
 
 The SDK sends each call once: its own retries would send a refusal for lack of capacity five times, and drain the token
 buckets of the account. Long replies are parsed in a thread, and of an instance only what is read.
@@ -13,8 +14,10 @@ from typing import Any, Final, cast
 
 import msgspec
 from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioCredentials
 from aiobotocore.parsers import PROTOCOL_PARSERS, AioResponseParserFactory
 from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader
 
@@ -29,18 +32,31 @@ from slipway_provisioner.providers.aws.settings import Ec2Settings, account_sett
 
 PARSED_AT_ONCE_BYTES: Final = 32_768  # about ten instances, a few milliseconds
 CONNECT_SECONDS: Final = 5.0
-CONNECTIONS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 512  # of all accounts that share a client, so that one that hangs delays no other
 LOGGERS: Final = ("botocore", "aiobotocore", "aiohttp")
 SERVICES: Final = ("ec2", "sts")
 
-_signing: ContextVar[Credentials | None] = ContextVar("_signing", default=None)
+NOT_OF_CLIENTS: Final = frozenset({"tags", "errors", "queue_url", "visibility_seconds"})
+"""Settings of an account on which its clients do not depend."""
+
+_signing: ContextVar[Credentials] = ContextVar("_signing")
+
+
+class Signing(AioCredentials):
+    """Credentials of the account that makes the call."""
+
+    def __init__(self) -> None:
+        super().__init__("", "")
+
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:  # type: ignore[override]
+        return await _signing.get().get_frozen_credentials()
 
 
 class Session(AioSession):
-    """Session of the SDK whose clients sign with the credentials of their account."""
+    """Session of the SDK whose clients sign each call with the credentials of its account."""
 
     async def get_credentials(self) -> Any:  # type: ignore[override]
-        return _signing.get() or await super().get_credentials()
+        return Signing()
 
 
 class Descriptions(Loader):
@@ -77,14 +93,12 @@ class Parsers(AioResponseParserFactory):
 
 
 class Connection:
-    """Clients of one account. `made_from` is all that they depend on."""
+    """Clients with one configuration, and the ids of the accounts that use them."""
 
-    def __init__(self, made_from: str, credentials: Credentials) -> None:
-        self.made_from = made_from
-        self.credentials = credentials
+    def __init__(self) -> None:
+        self.accounts: set[str] = set()
         self.clients: dict[str, Any] = {}
         self.calls = 0
-        self.replaced = False
         self.closed = False
         self._stack = contextlib.AsyncExitStack()
 
@@ -96,9 +110,17 @@ class Connection:
         await self._stack.aclose()
 
 
+class Access(msgspec.Struct, frozen=True):
+    """Access of one account: its credentials and the clients that it shares. `made_from`: all that they depend on."""
+
+    made_from: str
+    credentials: Credentials
+    connection: Connection
+
+
 class Clients:
-    """Clients of all accounts. They are made before or at the first call of an account, and made anew when its
-    declaration has changed; those before are closed once their last call has ended."""
+    """Clients of all accounts. They are made at the first call of an account, unless another one shares them. When its
+    declaration has changed it gets others; those that no account uses are closed once their last call has ended."""
 
     def __init__(self, timeout: Callable[[Account], float]) -> None:
         """`timeout` gives the timeout of a call in an account, in seconds."""
@@ -106,7 +128,8 @@ class Clients:
         self._session: Any = Session()
         self._session.register_component("data_loader", DESCRIPTIONS)
         self._session.register_component("response_parser_factory", Parsers())
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, Connection] = {}  # by their configuration
+        self._access: dict[str, Access] = {}  # by account
         self._making = asyncio.Lock()
         for name in LOGGERS:  # their debug logs contain headers and bodies, with credentials and user data
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -117,43 +140,49 @@ class Clients:
             await asyncio.to_thread(self._session.warm_up_loader_caches, service)
 
     async def close(self) -> None:
-        connections, self._connections = list(self._connections.values()), {}
+        connections, self._connections, self._access = list(self._connections.values()), {}, {}
         for connection in connections:
             await connection.close()
 
     async def call(self, account: Account, call: Call, **parameters: Any) -> dict[str, Any]:
         """Send one call, once. Raises CallFailed."""
-        async with self.connected(account) as connection:
+        async with self.connected(account) as access:
+            signing = _signing.set(access.credentials)
             try:
-                method = getattr(connection.clients[call.service], call.method)
+                method = getattr(access.connection.clients[call.service], call.method)
                 return cast(dict[str, Any], await method(**parameters))
             except Exception as error:
                 failed = call_failed(error)
                 if classify(failed.code).advice is EXPIRED.advice:
-                    connection.credentials.forget()
+                    access.credentials.forget()
                 raise failed from None  # the SDK's text may contain the whole reply
+            finally:
+                _signing.reset(signing)
 
     @contextlib.asynccontextmanager
-    async def connected(self, account: Account) -> AsyncIterator[Connection]:
-        """Clients of an account, which stay open for a call."""
-        made_from = _made_from(account, self._timeout(account))
+    async def connected(self, account: Account) -> AsyncIterator[Access]:
+        """Access of an account, whose clients stay open for a call."""
+        seconds = self._timeout(account)
+        made_from = _text(account.region, account.credential, account.settings, account.deployment, seconds)
         async with self._making:
-            connection = self._connections.get(account.id)
-            if connection is None or connection.made_from != made_from:
+            access = self._access.get(account.id)
+            if access is None or access.made_from != made_from:
                 made = await self._made(account, made_from)
-                self._connections[account.id] = made
-                if connection is not None:
-                    connection.replaced = True
-                    await _close_unused(connection)
-                connection = made
+                made.connection.accounts.add(account.id)
+                self._access[account.id] = made
+                if access is not None and access.connection is not made.connection:
+                    access.connection.accounts.discard(account.id)
+                    await self._close_unused(access.connection)
+                access = made
+            connection = access.connection
             connection.calls += 1
         try:
-            yield connection
+            yield access
         finally:
             connection.calls -= 1
-            await _close_unused(connection)
+            await self._close_unused(connection)
 
-    async def _made(self, account: Account, made_from: str) -> Connection:
+    async def _made(self, account: Account, made_from: str) -> Access:
         settings = account_settings(account.settings)
         seconds = self._timeout(account)
 
@@ -169,8 +198,14 @@ class Clients:
             )
 
         signed = credentials.of(account.credential, session_name=account.deployment, default=self._own, client=client)
-        connection = Connection(made_from, signed)
-        token = _signing.set(signed)
+        network = {name: value for name, value in account.settings.items() if name not in NOT_OF_CLIENTS}
+        key = _text(account.region, network, seconds)
+        if key not in self._connections:
+            self._connections[key] = await self._connection(account, client)
+        return Access(made_from, signed, self._connections[key])
+
+    async def _connection(self, account: Account, client: Callable[[str], Any]) -> Connection:
+        connection = Connection()
         try:
             for service in SERVICES:
                 await connection.add(service, client(service))
@@ -179,9 +214,12 @@ class Clients:
             if isinstance(error, Exception):
                 raise CallFailed("ParamValidationError", f"account {account.id}: {error}") from None
             raise
-        finally:
-            _signing.reset(token)
         return connection
+
+    async def _close_unused(self, connection: Connection) -> None:
+        if not connection.accounts and not connection.calls:
+            self._connections = {key: kept for key, kept in self._connections.items() if kept is not connection}
+            await connection.close()
 
     async def _own(self) -> CredentialSource:
         """Credentials of this machine, as the SDK finds them."""
@@ -191,14 +229,8 @@ class Clients:
         return cast(CredentialSource, found)
 
 
-async def _close_unused(connection: Connection) -> None:
-    if connection.replaced and not connection.calls:
-        await connection.close()
-
-
-def _made_from(account: Account, timeout_seconds: float) -> str:
-    """All that the clients of an account depend on."""
-    parts = (account.region, account.credential, account.settings, account.deployment, timeout_seconds)
+def _text(*parts: Any) -> str:
+    """Values as one text, which differs if one of them does."""
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
