@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from tests.support.terraform import AWS, FOLDER, READY, TERRAFORM, Program
+from slipway_local.terraform.packages import AWS, FOLDER, READY, TERRAFORM, Program
 
 LOCK: Final = Path("requirements.terraform.lock")
 UV: Final = str(Path(sys.prefix) / "bin" / "uv")

@@ -6,12 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slipway_local.terraform import packages
 from tests.support import terraform
 from tests.tools import terraform_packages
 
 
 def test_an_altered_program_is_refused(tmp_path: Path) -> None:
-    altered = msgspec.structs.replace(terraform.TERRAFORM, path=tmp_path / "terraform")
+    altered = msgspec.structs.replace(packages.TERRAFORM, path=tmp_path / "terraform")
     altered.path.write_bytes(b"#!/bin/sh\n")
     with pytest.raises(terraform_packages.WrongDigest, match="expected a29d0929"):
         terraform_packages.check(altered)
@@ -40,6 +41,6 @@ def test_missing_packages_are_a_warning(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_tests_are_skipped_without_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(terraform, "READY", tmp_path / ".ready")
+    monkeypatch.setattr(packages, "READY", tmp_path / ".ready")
     with pytest.raises(pytest.skip.Exception, match="NO TERRAFORM"):
-        terraform.packages()
+        terraform.installed()
