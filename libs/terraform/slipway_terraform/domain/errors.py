@@ -1,4 +1,4 @@
-"""Errors of the scheduler: each says what was wrong, where, what to do, if a repeat may succeed; none holds a secret."""
+"""Errors of the scheduler: each says what was wrong, where, and what to do; none holds a secret."""
 
 from typing import ClassVar, Literal
 
