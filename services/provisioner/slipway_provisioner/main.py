@@ -25,7 +25,6 @@ from slipway_provisioner.http import (
     sources,
     user_data,
     workers,
-    workspaces,
 )
 from slipway_provisioner.http import providers as provider_routes
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
@@ -109,7 +108,6 @@ def build(settings: Settings) -> Service:
             fleet.router,
             recovery.router,
             workers.router,
-            workspaces.router,
         ],
         resources=[open_providers()],
         state={

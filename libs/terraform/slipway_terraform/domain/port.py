@@ -1,10 +1,14 @@
-"""Ports of the scheduler: callers hold a ProviderLease while their CLI uses the processes of the lease."""
+"""Ports of the scheduler: callers hold a ProviderLease while their CLI uses the processes of the lease; a Runner starts
+the processes."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
+from slipway_terraform.domain.reattach import Reattach
 from slipway_terraform.domain.specs import ProviderSpec
 
 
@@ -54,4 +58,55 @@ class ProviderScheduler(Protocol):
 
     async def aclose(self, drain_seconds: float) -> None:
         """Refuse new callers, wait at most `drain_seconds` for leases to end, and stop every process."""
+        ...
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of resources by a process: resident memory now, CPU time since its start."""
+
+    memory_bytes: int
+    cpu_seconds: float
+
+
+class Plugin(Protocol):
+    """A running plugin."""
+
+    @property
+    def reattach(self) -> Reattach: ...
+
+    def is_alive(self) -> bool:
+        """False once the process has exited, even before `exited` returns."""
+        ...
+
+    async def exited(self) -> str:
+        """Wait until the process has exited and nothing of it is left; returns how it ended, with redacted output."""
+        ...
+
+    async def stop(self) -> None:
+        """End the process: by asking it, then by signals. Returns once nothing of it is left; may be repeated."""
+        ...
+
+    async def healthy(self) -> bool:
+        """True if the plugin answers in time."""
+        ...
+
+    async def replaced_on_disk(self) -> bool:
+        """True if its binary is another one now."""
+        ...
+
+    def sample(self) -> Sample: ...
+
+
+class Runner(Protocol):
+    """Starter of plugins."""
+
+    async def start(self, spec: ProviderSpec) -> Plugin:
+        """Start a plugin and wait for its handshake. Whatever is raised, also by a cancellation, no process is left.
+
+        Raises ProviderStartError, HandshakeTimeout, ProviderIncompatible.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Remove what the runner itself has made. All plugins have exited before."""
         ...

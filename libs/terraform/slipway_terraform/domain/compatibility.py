@@ -1,0 +1,32 @@
+"""Reuse as upjet's shared scheduler decides it, with its texts, for users who compare or migrate. Pure.
+
+Source: upjet v0, pkg/terraform/provider_scheduler.go. Differences that are its defects stay out: processes are bound to
+leases, not counted by handle, and a start blocks no other handle.
+"""
+
+from typing import Final, Literal
+
+from slipway_terraform.domain.errors import ReuseBudgetExceeded
+
+MARGIN: Final = 0.1
+START_TEXT: Final = "cannot start the shared provider runner for handle: %s"
+REUSE_TEXT: Final = "cannot use already started provider with handle: %s"
+SCHEDULE_TEXT: Final = "cannot schedule a new shared provider for handle: %s"
+BUDGET_TEXT: Final = "native provider reuse budget has been exceeded: invocationCount: %d, ttl: %d"
+
+
+def verdict(*, invocations: int, in_use: int, ttl: int) -> Literal["reuse", "replace", "refuse"]:
+    """Decision about a running process: an expired one in use is reused up to the margin, then callers are refused."""
+    if invocations >= ttl and in_use == 0:
+        return "replace"
+    return "refuse" if invocations > int(ttl * (1 + MARGIN)) else "reuse"
+
+
+def budget_exceeded(*, invocations: int, ttl: int) -> ReuseBudgetExceeded:
+    """Error of a refused caller."""
+    return ReuseBudgetExceeded(BUDGET_TEXT % (invocations, ttl))
+
+
+def is_retry_error(error: BaseException) -> bool:
+    """True for the error that asks the caller to come again later."""
+    return isinstance(error, ReuseBudgetExceeded)

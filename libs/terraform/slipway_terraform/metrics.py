@@ -1,0 +1,20 @@
+"""Prometheus metrics of the scheduler. Labels are few and known: never a handle, an owner or a path."""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+SECONDS: Final = (0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+PROCESSES: Final = Gauge("slipway_terraform_processes", "Plugin processes", ["state"])
+STARTS: Final = Counter("slipway_terraform_starts_total", "Starts of plugins by result", ["result"])
+REPLACEMENTS: Final = Counter("slipway_terraform_replacements_total", "Plugins retired, by reason", ["reason"])
+CRASHES: Final = Counter("slipway_terraform_crashes_total", "Plugins that exited by themselves", ["use"])
+WAITING: Final = Gauge("slipway_terraform_waiting_callers", "Callers that wait for a lease")
+WAIT_SECONDS: Final = Histogram("slipway_terraform_wait_seconds", "Time to a lease", ["result"], buckets=SECONDS)
+START_SECONDS: Final = Histogram("slipway_terraform_start_seconds", "Time to a plugin's first answer", buckets=SECONDS)
+LEASES: Final = Gauge("slipway_terraform_leases", "Leases of plugins in use")
+INVOCATIONS: Final = Counter("slipway_terraform_invocations_total", "Runs of the CLI on leased plugins")
+MEMORY_BYTES: Final = Gauge("slipway_terraform_memory_bytes", "Resident memory of all plugins")
+MEMORY_ALARMS: Final = Counter("slipway_terraform_memory_alarms_total", "Plugins beyond the hard limit of memory")
+CPU_SECONDS: Final = Counter("slipway_terraform_cpu_seconds_total", "CPU time of plugins")

@@ -1,0 +1,192 @@
+"""A plugin's process: started and awaited by a thread of its own, drained, its descendants killed with it."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slipway_terraform.domain.redaction import redacted
+from slipway_terraform.plugins import launch
+from slipway_terraform.plugins.guard import Guard
+
+LINES_KEPT: Final = 50
+LINE_CHARACTERS_MAX: Final = 500
+# The part of a longer line beyond this is dropped, so that no output fills our memory.
+LINE_BYTES_MAX: Final = 64 * 1024
+DRAIN_SECONDS: Final = 2.0
+# ValueError: an argument or a variable with a zero byte.
+NOT_EXECUTED: Final = (OSError, ValueError, subprocess.SubprocessError)
+
+
+class PluginProcess:
+    """One process with its own session, a private folder and a ring of its last lines of output.
+
+    The parent-death signal is sent when the *thread* ends that started a process. So each process has a thread that
+    starts it and waits for its end.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: Path,
+        secrets: Sequence[str],
+        guard: Guard,
+        on_line: Callable[[str], None],
+    ) -> None:
+        self._command, self._environment, self._folder = command, environment, folder
+        self._secrets, self._guard, self._on_line = secrets, guard, on_line
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[subprocess.Popen[bytes]] = self._loop.create_future()
+        self._exited: asyncio.Future[int] = self._loop.create_future()
+        self._output: deque[str] = deque(maxlen=LINES_KEPT)
+        self._errors: deque[str] = deque(maxlen=LINES_KEPT)
+        self._drains: list[asyncio.Task[None]] = []
+        self.pid = 0
+
+    async def spawn(self) -> None:
+        """Start the process. Raises one of NOT_EXECUTED if the command cannot be. Call `kill` after any error."""
+        try:
+            threading.Thread(target=self._live, name="terraform-plugin", daemon=True).start()
+        except RuntimeError as error:
+            self._report(self._started, OSError(errno.EAGAIN, str(error)))
+        process = await asyncio.shield(self._started)
+        self.pid = process.pid
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._drains = [
+            asyncio.create_task(self._drain(process.stdout, self._output, self._on_line)),
+            asyncio.create_task(self._drain(process.stderr, self._errors, lambda line: None)),
+        ]
+
+    def is_alive(self) -> bool:
+        if not self.pid or self._exited.done():
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
+    async def exited(self) -> int:
+        """Wait for its end and the end of its output; its exit code, negative for a signal."""
+        code = await asyncio.shield(self._exited)
+        if self._drains:
+            await asyncio.wait(self._drains, timeout=DRAIN_SECONDS)  # a descendant outside the group may hold the pipe
+            for drain in self._drains:
+                drain.cancel()
+        return code
+
+    async def exits_within(self, seconds: float) -> bool:
+        """True if it ends in this time."""
+        done, _ = await asyncio.wait([self._exited], timeout=seconds)
+        return bool(done)
+
+    def send(self, signum: int) -> None:
+        """Signal its process group; does nothing once it has ended."""
+        if self.is_alive():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+
+    async def kill(self) -> None:
+        """Kill it, whether it has started, starts, or has failed to; returns once nothing of it is left."""
+        with contextlib.suppress(*NOT_EXECUTED):
+            self.pid = (await asyncio.shield(self._started)).pid
+            self.send(signal.SIGKILL)
+            await self.exited()
+
+    def stderr(self) -> str:
+        """Last lines of its standard error, redacted."""
+        return "\n".join(self._errors)
+
+    def stdout(self) -> str:
+        """Last lines of its standard output, redacted."""
+        return "\n".join(self._output)
+
+    async def _drain(self, pipe: Any, ring: deque[str], on_line: Callable[[str], None]) -> None:
+        """Read a pipe to its end, so that the plugin never blocks on it."""
+        reader = asyncio.StreamReader()
+        transport, _ = await self._loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            partial = b""
+            while chunk := await reader.read(LINE_BYTES_MAX):
+                *lines, partial = (partial + chunk).split(b"\n")
+                partial = partial[:LINE_BYTES_MAX]
+                for line in lines:
+                    self._keep(line, ring, on_line)
+            if partial:
+                self._keep(partial, ring, on_line)
+        finally:
+            transport.close()
+
+    def _keep(self, line: bytes, ring: deque[str], on_line: Callable[[str], None]) -> None:
+        text = line.decode(errors="replace")
+        on_line(text)
+        ring.append(redacted(text, self._secrets)[:LINE_CHARACTERS_MAX])
+
+    def _live(self) -> None:
+        """The thread of the process: start it, wait for its end, kill what is left of its group, remove its folder."""
+        try:
+            process = self._popen()
+        except NOT_EXECUTED as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._report(self._started, error)
+            return
+        self._report(self._started, process)
+        # The group's number cannot be used again before its leader is reaped, so the others are killed first.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        self._guard.remove(process.pid)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._report(self._exited, code)
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        read_end, write_end = os.pipe()
+        try:
+            program = [sys.executable, "-I", "-S", launch.__file__, str(write_end), str(os.getpid())]
+            process = subprocess.Popen(
+                [*program, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(self._environment),
+                cwd=self._folder,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self._guard.add(process.pid)
+        with open(read_end, "rb") as status:
+            error = status.read()
+        if error:
+            process.communicate()
+            self._guard.remove(process.pid)
+            raise OSError(int(error), os.strerror(int(error)), self._command[0])
+        return process
+
+    def _report(self, future: asyncio.Future[Any], result: Any) -> None:
+        def settle() -> None:
+            if not future.done():
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                    future.exception()  # retrieved: nobody may be left to await it
+                else:
+                    future.set_result(result)
+
+        with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends with us
+            self._loop.call_soon_threadsafe(settle)

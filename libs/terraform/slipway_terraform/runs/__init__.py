@@ -1,1 +1,0 @@
-"""Runs of the CLI: workspaces, plan, apply, refresh, destroy and import, limits and interruptions."""
