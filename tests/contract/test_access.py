@@ -89,6 +89,10 @@ POST /recovery/confirm                                  restores:write
 GET  /workers                                           read
 GET  /workers/{worker_id}                               read
 POST /workers/{worker_id}/terminate                     workers:terminate
+POST /workers/{worker_id}/state                         workers:state
+POST /workers/{worker_id}/unlock                        workers:state
+GET  /state-keys                                        read
+POST /state-keys/rotate                                 state-keys:write
 POST /workers/register                                  open
 POST /workers/{worker_id}/claimed                       worker
 POST /workers/{worker_id}/idle                          worker

@@ -326,6 +326,7 @@ RECOVERY: dict[str, Any] = {
     "lost_claims": [],
     "not_listed": [],
 }
+STATE_KEY: Final = {"id": "5d49e155344b6124", "documents": 3, "available": True, "seals": True}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL | POOL_DETAILS,
@@ -337,6 +338,7 @@ ANSWERS: dict[str, Any] = {
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
     f"workers/{ID}": worker(ID) | WORKER_DETAILS,
     f"decisions/{DECISION}": WHY,
+    "state-keys": {"items": [STATE_KEY]},
     "accounts": {"items": [ACCOUNT]},
     "accounts/sim-a": ACCOUNT | {"machines": [MACHINE]},
     "deployment": DEPLOYMENT,
@@ -402,6 +404,11 @@ class Services:
                 "was_retired": body.get("reason") == "again",
                 "may_still_run": 2,
                 "stopped": 11,
+                "phase": "unknown",
+                "rejected": 1,
+                "sealed": 0,
+                "left": 0,
+                "unavailable": 0,
             }
 
 

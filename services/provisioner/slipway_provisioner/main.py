@@ -25,6 +25,7 @@ from slipway_provisioner.http import (
     sources,
     user_data,
     workers,
+    workspaces,
 )
 from slipway_provisioner.http import providers as provider_routes
 from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
@@ -108,6 +109,7 @@ def build(settings: Settings) -> Service:
             fleet.router,
             recovery.router,
             workers.router,
+            workspaces.router,
         ],
         resources=[open_providers()],
         state={

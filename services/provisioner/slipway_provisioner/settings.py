@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.signal_settings import SignalSettings
+from slipway_provisioner.domain.sealing import KeyRing
 
 
 class Settings(SignalSettings):
@@ -16,6 +17,9 @@ class Settings(SignalSettings):
     """URL at which machines reach this service, at most 200 characters [default: its own host and port]."""
     registration_key: str
     """Key from which batch registration secrets are derived. After a change, booting machines cannot register."""
+    state_keys: str = ""
+    """Keys that encrypt the states of Terraform workspaces, one a line: the base64 of 32 random bytes. The first one
+    encrypts, all decrypt [default: none, and no workspace is made]."""
 
     call_timeout_seconds: float = 60.0
     """Timeout of a provider call, after which its outcome is unknown. Longer: slower recovery from a lost reply."""
@@ -70,6 +74,12 @@ class Settings(SignalSettings):
     """A committed call that is not sent within this time (monotonic clock) returns to the admission queue."""
     launching: bool = True
     """False: decide and record, but launch nothing (for a drill)."""
+
+    @field_validator("state_keys")
+    @classmethod
+    def _usable(cls, lines: str) -> str:
+        KeyRing(lines)  # the message of a ValueError names the line alone
+        return lines
 
     @property
     def url_for_machines(self) -> str:

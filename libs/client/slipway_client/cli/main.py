@@ -26,6 +26,7 @@ from slipway_client.cli.commands import (
     providers,
     recovery,
     signals,
+    states,
     tokens,
     top,
     user_data,
@@ -75,9 +76,12 @@ app.command()(top.top)
 pools.app.add_typer(pool_changes.app)
 app.add_typer(pools.app, name="pool")
 app.add_typer(configs.app, name="lc")
+workers.app.command("state")(states.export_state)
+workers.app.command("unlock")(states.unlock)
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
 app.add_typer(accounts.app, name="account")
+app.add_typer(states.app, name="state-key")
 app.add_typer(providers.app, name="provider")
 app.add_typer(leases.app, name="lease")
 app.add_typer(imports.app, name="import")

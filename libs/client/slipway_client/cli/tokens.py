@@ -21,6 +21,8 @@ SCOPES: Final = (
     "pools:write",
     "launch-configs:write",
     "workers:terminate",
+    "workers:state",
+    "state-keys:write",
     "accounts:write",
     "leases:write:POOL",
     "lease-pools:write",

@@ -1,4 +1,4 @@
-"""Errors of the scheduler: each says what was wrong, where, and what to do; none holds a secret."""
+"""Errors of this package: each says what was wrong, where, and what to do; none holds a secret."""
 
 from typing import Literal
 
@@ -72,3 +72,53 @@ class ProviderCrashed(TerraformError):
 
 class OutcomeUnknown(TerraformError):
     """The process exited during the invocation: what it created may exist without being in the state."""
+
+
+class SpecInvalid(TerraformError):
+    """The job or a provider specification contradicts itself."""
+
+
+class ToolMissing(TerraformError):
+    """There is no program at the configured path, or it cannot be executed."""
+
+
+class ToolUnsupported(TerraformError):
+    """The program is neither Terraform nor OpenTofu, or too old."""
+
+
+class ModuleMissing(TerraformError):
+    """There is no module in the folder."""
+
+
+class ModuleInvalid(TerraformError):
+    """A file of the module is unreadable, or the module needs what the job does not provide."""
+
+
+class DigestMismatch(TerraformError):
+    """Files are not those that were asked for."""
+
+
+class OperationInProgress(TerraformError):
+    """Another operation of this workspace runs."""
+
+    retryable = True
+
+
+class InitFailed(TerraformError):
+    """Modules or providers could not be installed; `output` is the redacted end of what the tool printed."""
+
+    def __init__(self, text: str, *, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
+
+
+class DiskFull(TerraformError):
+    """A file could not be written before anything was run."""
+
+    retryable = True
+
+
+class RunInterrupted(TerraformError):
+    """The run was interrupted before it began: nothing was done."""
+
+    retryable = True

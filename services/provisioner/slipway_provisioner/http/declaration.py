@@ -41,7 +41,13 @@ BODY_BYTES_MAX: Final = 128_000_000
 LINE_BYTES_MAX: Final = 20_000_000
 ONLY_POOL: Final = "worker_pools[0]"
 LINES: Final = "application/x-ndjson"
-AUDITED: Final = {"account": "account", "pool": "worker pool", "config": "launch config", "database": "database"}
+AUDITED: Final = {
+    "account": "account",
+    "pool": "worker pool",
+    "config": "launch config",
+    "worker": "worker",
+    "database": "database",
+}
 """Kinds of audited objects, as a query names them and as rows do."""
 LINES_PER_TURN: Final = 5
 """Lines that are read before other tasks of this process get their turn."""
@@ -292,14 +298,14 @@ async def roll_back(pool_id: Name, body: RollbackBody, request: Request, by: Cal
 @router.get("/audit", dependencies=[READ])
 async def get_audit(
     db: DatabaseDep,
-    kind: Literal["account", "pool", "config", "database"] | None = None,
+    kind: Literal["account", "pool", "config", "worker", "database"] | None = None,
     id_: Annotated[Name | None, Query(alias="id")] = None,
     since: Moment | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """List changes of declared objects and restores of the database, the newest first: at, by, action, reason, kind
-    (account, pool, config or database), subject_id, result, and the fields that changed `before` and `after`,
-    of settings their digests."""
+    """List changes of declared objects, restores of the database, and exports of states of workers, the newest first:
+    at, by, action, reason, kind (account, pool, config, worker or database), subject_id, result, and the fields that
+    changed `before` and `after`, of settings their digests."""
     stored = AUDITED[kind] if kind is not None else None
     rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
     shown = {name: kind for kind, name in AUDITED.items()}

@@ -19,6 +19,7 @@ from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED
 from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import (
     account,
@@ -38,6 +39,8 @@ from slipway_provisioner.store.tables import (
     unreachable_machine,
     worker,
     worker_pool,
+    workspace,
+    workspace_document,
 )
 
 AUDIT: Final = "audit_kept_days"
@@ -105,11 +108,29 @@ DELETE_REVISIONS: Final = Statement(
         order=[pool_revision.c.pool_id, pool_revision.c.revision],
     )
 )
+_GONE: Final = workspace.c.phase == Phase.GONE
+DELETE_DOCUMENTS: Final = Statement(
+    delete_ended(
+        workspace_document,
+        unused_by(workspace.c.id == workspace_document.c.workspace_id, ~(_GONE & older(workspace.c.ended_at))),
+        order=[workspace_document.c.workspace_id, workspace_document.c.kind, workspace_document.c.number],
+    )
+)
+DELETE_WORKSPACES: Final = Statement(
+    delete_ended(
+        workspace,
+        _GONE,
+        older(workspace.c.ended_at),
+        unused_by(workspace_document.c.workspace_id == workspace.c.id),
+        order=[workspace.c.ended_at],
+    )
+)
 DELETE_ACCOUNTS: Final = Statement(
     delete_ended(
         account,
         account.c.removed,
         account.c.protected == sa.text("'{}'"),
+        unused_by(workspace.c.account_id == account.c.id, ~_GONE),
         unused_by(launch_config.c.account_id == account.c.id),
         unused_by(worker.c.account_id == account.c.id, ~in_states(ENDED)),
         unused_by(unreachable_machine.c.account_id == account.c.id),
@@ -127,7 +148,7 @@ RETENTION: Final[Retention] = (
     Bounded("launch_stop_guard", "one row"),
     Rule(
         table="account",
-        rows="removed accounts without launch configs, live workers, and machines that still run or may do so",
+        rows="removed accounts without launch configs, live workers, workspaces, and machines that may still run",
         after="the end of the last of these",
         delete=DELETE_ACCOUNTS,
         used_by=("unreachable_machine",),
@@ -233,6 +254,21 @@ RETENTION: Final[Retention] = (
         days=14,
         delete=DELETE_BATCHES,
         used_by=("worker", "unreachable_machine"),
+    ),
+    Rule(
+        table="workspace_document",
+        rows="states of workspaces that are gone, also rejected ones",
+        after="the destruction of the workspace's last resource",
+        days=14,
+        delete=DELETE_DOCUMENTS,
+    ),
+    Rule(
+        table="workspace",
+        rows="workspaces that are gone",
+        after="the destruction of the workspace's last resource",
+        days=14,
+        delete=DELETE_WORKSPACES,
+        used_by=("workspace_document",),
     ),
     Rule(table="claim", rows="ended claims", after="the claim's end", days=1, delete=DELETE_CLAIMS),
     Rule(

@@ -39,6 +39,7 @@ from slipway_provisioner.store.columns import (
     required,
 )
 from slipway_provisioner.store.functions import KEYS, SHARED_KEYS, UPTIME
+from slipway_provisioner.store.workspace_tables import workspace_tables
 
 metadata = MetaData()
 messaging(metadata)
@@ -588,3 +589,5 @@ dirty_pool = Table(
     now("due_at"),
 )
 Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
+
+workspace, workspace_document = workspace_tables(metadata)

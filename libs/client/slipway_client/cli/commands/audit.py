@@ -13,12 +13,13 @@ from slipway_client.view import moments
 
 
 class AuditedKind(StrEnum):
-    """Kinds of declared objects, and the database with its restores."""
+    """Kinds of declared objects, workers with exported states, and the database with its restores and keys."""
 
     ACCOUNT = "account"
     POOL = "pool"
     CONFIG = "config"
     LEASE_POOL = "lease-pool"
+    WORKER = "worker"
     DATABASE = "database"
 
 
@@ -40,9 +41,9 @@ def audit(
 ) -> None:
     """List changes of declared objects, and who made them
 
-    Declarations and commands on accounts, pools, launch configs and lease pools, restores of the database, and
-    decisions about orphan instances, the newest first. They are kept for 60 days by default. With -o json the changed
-    fields before and after.
+    Declarations and commands on accounts, pools, launch configs and lease pools, restores of the database,
+    decisions about orphan instances, and exports of Terraform states, the newest first. They are kept for 60 days by
+    default. With -o json the changed fields before and after.
 
     \b
     Examples:

@@ -29,9 +29,9 @@ def create_token(
     The secret is printed once; the tokens file holds only its hash.
 
     Scopes: read (all but settings), read:settings (settings, too), declaration:write (which includes both),
-    demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write, workers:terminate, accounts:write,
-    leases:write:POOL, lease-pools:write, launching:stop, restores:write, dead-letters:write, positions:write, admin;
-    a trailing * matches the rest.
+    demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write, workers:terminate, workers:state,
+    state-keys:write, accounts:write, leases:write:POOL, lease-pools:write, launching:stop, restores:write,
+    dead-letters:write, positions:write, admin; a trailing * matches the rest.
 
     \b
     Examples:

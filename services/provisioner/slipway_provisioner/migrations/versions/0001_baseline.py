@@ -281,6 +281,31 @@ CREATE TABLE dirty_pool (
     due_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
+-- One row per worker that a Terraform module makes, from its accepted call until its resources are destroyed. `holder`
+-- is the run that holds the lock until `locked_until`; each lock has a higher `fence`.
+CREATE TABLE workspace (
+    id uuid PRIMARY KEY, deployment text NOT NULL, incarnation text NOT NULL, account_id text NOT NULL,
+    batch_id uuid NOT NULL, ordinal integer NOT NULL, launch_config_id text NOT NULL,
+    phase text NOT NULL CHECK (phase IN ('queued', 'unknown', 'ready', 'destroying', 'gone')),
+    holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0, locked_until timestamptz,
+    effects_until timestamptz, due_at timestamptz, attempts integer NOT NULL DEFAULT 0, instance_id text,
+    address text NOT NULL DEFAULT '', outcome jsonb, problem text NOT NULL DEFAULT '',
+    created_at timestamptz NOT NULL DEFAULT slipway_clock(), refreshed_at timestamptz, ended_at timestamptz,
+    UNIQUE (batch_id, ordinal)
+);
+CREATE INDEX workspace_due ON workspace (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX workspace_account ON workspace (account_id) WHERE phase <> 'gone';
+CREATE UNIQUE INDEX workspace_instance ON workspace (account_id, instance_id)
+    WHERE phase <> 'gone' AND instance_id IS NOT NULL;
+CREATE INDEX workspace_ended ON workspace (ended_at) WHERE phase = 'gone';
+-- Encrypted: a state contains the secrets of its resources. `number` tells rejected states apart.
+CREATE TABLE workspace_document (
+    workspace_id uuid NOT NULL, kind text NOT NULL CHECK (kind IN ('inputs', 'state', 'rejected')),
+    number bigint NOT NULL DEFAULT 0, lineage text NOT NULL DEFAULT '', serial bigint NOT NULL DEFAULT 0,
+    key_id text NOT NULL, sealed bytea NOT NULL, reason text NOT NULL DEFAULT '',
+    saved_at timestamptz NOT NULL DEFAULT slipway_clock(), PRIMARY KEY (workspace_id, kind, number)
+);
+CREATE INDEX workspace_document_key ON workspace_document (key_id);
 """
 
 

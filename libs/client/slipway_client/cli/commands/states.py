@@ -1,0 +1,120 @@
+"""`slipway worker state`, `slipway worker unlock` and `slipway state-key` commands: Terraform states of workers."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.commands.workers import full_id
+from slipway_client.cli.options import AsOutput, WorkerId, noun
+from slipway_client.cli.tables import Field, Output, show
+from slipway_client.transport.http import Failed, path
+from slipway_client.view.phrases import count
+
+app = noun("Manage the keys of Terraform states")
+
+MODE: Final = 0o600
+Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit")]
+
+
+def _use(row: Mapping[str, Any]) -> str:
+    if not row["available"]:
+        return "unavailable"
+    return "encrypts" if row["seals"] else "decrypts"
+
+
+FIELDS: Final[tuple[Field, ...]] = ("id", ("use", _use), "documents")
+
+
+def export_state(
+    context: typer.Context,
+    worker: WorkerId,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="New file for the state, mode 600 [default: print it]")
+    ] = None,
+    rejected: Annotated[bool, typer.Option(help="Export the newest state that was not saved over another")] = False,
+    reason: Why = "",
+) -> None:
+    """Export the Terraform state of a worker
+
+    As Terraform reads it, decrypted: it may contain secrets. Only for workers made by a module. Audited.
+
+    \b
+    Examples:
+      slipway worker state 3f9a12cd --export terraform.tfstate
+      slipway worker state 3f9a12cd | jq .resources
+    """
+    id_ = full_id(context.obj, worker)
+    if export is not None and export.exists():
+        raise Failed(f"{export} exists; nothing was exported. Choose another file")
+    answer = context.obj.post("provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected})
+    state = answer["state"]
+    if export is None:
+        print(state)
+    else:
+        try:
+            with os.fdopen(os.open(export, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "w", encoding="utf-8") as file:
+                file.write(state)
+        except OSError as error:
+            raise Failed(f"{export}: {error.strerror}; choose another file") from None
+        print(f"state of worker {id_} written to {export}")
+    if answer["rejected"] and not rejected:
+        other = count(answer["rejected"], "state")
+        print(f"{other} of this worker could not be saved; --rejected exports the newest", file=sys.stderr)
+
+
+def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
+    """Release the lock of a worker's Terraform workspace
+
+    Only if its run has certainly ended, as on a host that is gone: two runs at once may create resources twice. What
+    the run has created is looked up at once. Audited.
+
+    \b
+    Example:
+      slipway worker unlock 3f9a12cd --reason "its host was removed"
+    """
+    id_ = full_id(context.obj, worker)
+    answer = context.obj.post("provisioner", path("workers", id_, "unlock"), {"reason": reason})
+    print(f"the workspace of worker {id_} is unlocked; it is {answer['phase']}")
+
+
+@app.command("ls")
+def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List the keys of Terraform states
+
+    By their ids, with the number of encrypted documents. The keys themselves are in SLIPWAY_STATE_KEYS of the
+    provisioner; an unavailable one is not.
+
+    \b
+    Example:
+      slipway state-key ls
+    """
+    show(context.obj.get("provisioner", "/state-keys")["items"], FIELDS, output, nothing="no state keys")
+
+
+@app.command("rotate")
+def rotate(context: typer.Context) -> None:
+    """Change the key of all Terraform states to the first one
+
+    Write the new key as the first line of SLIPWAY_STATE_KEYS, keep the old one as the second, restart every
+    provisioner, and rotate. Then the old key can go. Repeatable.
+
+    \b
+    Example:
+      slipway state-key rotate
+    """
+    sealed = 0
+    while True:
+        answer = context.obj.post("provisioner", "/state-keys/rotate", {})
+        sealed += answer["sealed"]
+        if not answer["sealed"]:
+            break
+    print(f"{count(sealed, 'document')} encrypted with the first key")
+    if answer["left"]:
+        raise Failed(f"{count(answer['left'], 'document')} in use; rotate again")
+    if answer["unavailable"]:
+        lost = count(answer["unavailable"], "document")
+        raise Failed(f"{lost} with an unavailable key; `slipway state-key ls` names it")

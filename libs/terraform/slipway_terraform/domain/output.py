@@ -1,0 +1,94 @@
+"""Output of the CLI, line by line: progress, diagnostics and changes. Pure.
+
+Lines are those of `-json` (https://developer.hashicorp.com/terraform/internals/machine-readable-ui). Code snippets are
+left out, since the generated root module is one line with every secret in it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from slipway_terraform.domain.results import Changes, Diagnostic
+from slipway_terraform.domain.sensitive import redacted
+
+DIAGNOSTICS_MAX: Final = 50
+_FRAME: Final = " │╷╵|\t\r"
+SUMMARY_CHARACTERS_MAX: Final = 400
+
+
+class Output:
+    """Accumulated output of one CLI process. `secrets` are redacted from every text."""
+
+    def __init__(self, secrets: tuple[str, ...] = ()) -> None:
+        self.secrets = secrets
+        self.diagnostics: list[Diagnostic] = []
+        self.changes: Changes | None = None
+        self.begun: dict[str, bool] = {}
+        """Addresses of resources whose change began, in order; True once it has ended, well or not."""
+        self.emergency_state: bytes | None = None
+        """State that the CLI could write to no file."""
+        self.text: list[str] = []
+        """Last lines that are not JSON."""
+
+    def feed(self, line: bytes) -> None:
+        """Take one line; one that is no JSON object is kept as text."""
+        try:
+            message = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = None
+        if not isinstance(message, dict):
+            text = redacted(line.decode(errors="replace"), self.secrets)
+            self.text = [*self.text, text][-DIAGNOSTICS_MAX:]
+            return
+        match message.get("type"):
+            case "diagnostic":
+                self._diagnostic(message.get("diagnostic"))
+            case "change_summary":
+                self._changes(message.get("changes"))
+            case "apply_start":
+                self._progress(message, ended=False)
+            case "apply_complete" | "apply_errored":
+                self._progress(message, ended=True)
+        if "state" in message and "type" not in message:
+            self.emergency_state = msgspec.json.encode(message["state"])
+
+    @property
+    def unresolved(self) -> tuple[str, ...]:
+        """Addresses of resources whose change began and did not end."""
+        return tuple(address for address, ended in self.begun.items() if not ended)
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(each for each in self.diagnostics if each.severity == "error")
+
+    def _diagnostic(self, given: Any) -> None:
+        if not isinstance(given, dict) or len(self.diagnostics) == DIAGNOSTICS_MAX:
+            return
+        place = given.get("range")
+        self.diagnostics.append(
+            Diagnostic(
+                severity=str(given.get("severity", "error")),
+                summary=redacted(str(given.get("summary", "")), self.secrets, SUMMARY_CHARACTERS_MAX),
+                detail=redacted(str(given.get("detail", "")), self.secrets),
+                address=str(given.get("address", "")),
+                file=str(place.get("filename", "")) if isinstance(place, dict) else "",
+            )
+        )
+
+    def _changes(self, given: Any) -> None:
+        if isinstance(given, dict):
+            self.changes = Changes(*(int(given.get(name, 0)) for name in ("add", "change", "remove")))
+
+    def _progress(self, message: Mapping[str, Any], *, ended: bool) -> None:
+        hook = message.get("hook")
+        resource = hook.get("resource") if isinstance(hook, dict) else None
+        if isinstance(resource, dict):
+            self.begun[str(resource.get("addr", ""))] = ended
+
+
+def text_error(lines: Sequence[str]) -> str:
+    """The first error in output for people, on one line without its frame; else the last lines."""
+    plain = [line.strip(_FRAME) for line in lines]
+    begins = next((place for place, line in enumerate(plain) if line.startswith("Error")), len(plain) - 3)
+    return " ".join(line for line in plain[max(0, begins) :] if line)

@@ -1,0 +1,1 @@
+"""Runs of the CLI: workspaces, plan, apply, refresh, destroy and import, limits and interruptions."""

@@ -1,0 +1,170 @@
+"""Folders of runs: one per driver, a short-lived one per run. What they hold is secret: 0700 and 0600."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
+
+LOG = structlog.get_logger(__name__)
+STATE: Final = "terraform.tfstate"
+ERRORED_STATE: Final = "errored.tfstate"
+CLI_CONFIG: Final = "cli.tfrc"
+DATA: Final = ".terraform"
+LOCK_FILE: Final = ".terraform.lock.hcl"
+PREPARED: Final = "prepared"
+WORKSPACES: Final = "workspaces"
+SOCKET_BYTES_MAX: Final = 107
+"""Length of a socket's path on Linux (sun_path without its final NUL)."""
+TEMPORARY_BYTES: Final = 13
+"""Length of /tmp/12345678, below the folder."""
+SOCKET_NAME_BYTES: Final = 34
+"""Room for the names that plugins give their sockets in TMPDIR: /plugin1234567890, /tmp12345678/py-tf-plugin.sock."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextlib.contextmanager
+def disk_full(what: str) -> Iterator[None]:
+    """Turn errors of a full disk into DiskFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise DiskFull(f"no room on the disk for {what}: {error.strerror}; free some, nothing was run") from error
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may read."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file, "wb") as opened:
+        opened.write(content)
+
+
+class RunFolder:
+    """Folder of a driver. Only one process uses it at a time, and its CLI processes inherit the lock: a successor waits
+    for those that a killed driver left behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock: int | None = None
+
+    def open(self, mirror: Path | None) -> dict[str, bytes]:
+        """Lock and empty the folder; returns the newest states that a killed driver left behind, by workspace.
+
+        Raises OperationInProgress if another driver uses it, DiskFull.
+        """
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.chmod(0o700)
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise OperationInProgress(f"another process runs Terraform in {self.path}; use another folder") from error
+        left = self._left_behind()
+        with disk_full("the folder of runs"):
+            for name in (PREPARED, WORKSPACES, "home", "tmp"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+                (self.path / name).mkdir(mode=0o700)
+            write_private(self.path / CLI_CONFIG, _cli_config(mirror).encode())
+        return left
+
+    def _left_behind(self) -> dict[str, bytes]:
+        left = {}
+        for folder in sorted((self.path / WORKSPACES).glob("*")):
+            for name in (STATE, ERRORED_STATE):  # the second is newer
+                with contextlib.suppress(FileNotFoundError):
+                    left[folder.name] = (folder / name).read_bytes()
+        return left
+
+    @property
+    def lock(self) -> int:
+        assert self._lock is not None, "open() comes first"
+        return self._lock
+
+    def close(self) -> None:
+        """Remove everything and release the lock."""
+        if self._lock is not None:
+            for name in (PREPARED, WORKSPACES, "home", "tmp"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def environment(self, temporary: Path) -> dict[str, str]:
+        """All that the CLI gets of us: no TF_VAR_*, no settings or plugins of a home folder."""
+        return {
+            "PATH": os.defpath,
+            "HOME": str(self.path / "home"),
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(temporary),
+            "CHECKPOINT_DISABLE": "1",
+            "TF_IN_AUTOMATION": "1",
+            "TF_INPUT": "0",
+            "TF_CLI_CONFIG_FILE": str(self.path / CLI_CONFIG),
+            "TF_DATA_DIR": DATA,
+        }
+
+    @contextlib.contextmanager
+    def temporary(self, *, sockets: bool) -> Iterator[Path]:
+        """TMPDIR of a run. Raises SpecInvalid if `sockets` of plugins would have too long a path there."""
+        path = self.path / "tmp" / secrets.token_hex(4)
+        if sockets and len(os.fsencode(path)) + SOCKET_NAME_BYTES > SOCKET_BYTES_MAX:
+            room = SOCKET_BYTES_MAX - SOCKET_NAME_BYTES - TEMPORARY_BYTES
+            raise SpecInvalid(f"sockets in {self.path} would have too long a path; choose one of at most {room} bytes")
+        with disk_full("a temporary folder"):
+            path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            remove(path)
+
+    @contextlib.contextmanager
+    def workspace(
+        self, workspace: str, prepared: Path, root: Mapping[str, bytes], state: bytes | None
+    ) -> Iterator[Path]:
+        """Folder of one run, removed after it: what was prepared, the files of `root`, and the state."""
+        path = self.path / WORKSPACES / workspace
+        try:
+            with disk_full(f"the workspace {workspace}"):
+                (path / DATA).mkdir(parents=True, mode=0o700)
+                path.chmod(0o700)
+                (path / "module").symlink_to(prepared / "module")
+                for part in (prepared / DATA).iterdir():
+                    (path / DATA / part.name).symlink_to(part)
+                if (prepared / LOCK_FILE).exists():
+                    shutil.copyfile(prepared / LOCK_FILE, path / LOCK_FILE)
+                for name, content in root.items():
+                    write_private(path / name, content)
+                if state is not None:
+                    write_private(path / STATE, state)
+            yield path
+        finally:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder; one that cannot be removed is reported, since it holds secrets."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        LOG.error("cannot remove a folder that holds secrets; remove it", folder=str(path), error=str(error))
+
+
+def _cli_config(mirror: Path | None) -> str:
+    """Configuration of the CLI: providers come from the mirror or from nowhere, whatever a registry offers."""
+    method = f"filesystem_mirror {{\n    path = {json.dumps(str(mirror))}\n  }}\n  " if mirror else ""
+    return (
+        f'provider_installation {{\n  {method}direct {{\n    exclude = ["*/*/*"]\n  }}\n}}\ndisable_checkpoint = true\n'
+    )

@@ -1,0 +1,117 @@
+"""One process of the CLI: own process group, ended with its parent, interrupted with a grace, always reaped."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+LINE_BYTES_MAX: Final = 64 * 2**20
+"""Longer lines are dropped. The longest are states that the CLI could write to no file."""
+CHUNK_BYTES: Final = 64 * 2**10
+PRIVATE_UMASK: Final = 0o077
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """End of a process. `exit_code` is negative if a signal ended it; `interrupted` is why it was interrupted."""
+
+    exit_code: int
+    interrupted: str
+
+
+class Interruption:
+    """Request to interrupt a process, with its reason. It may come before the process starts; the first one counts."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._event = asyncio.Event()
+
+    def request(self, reason: str) -> None:
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+async def run_process(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    feed: Callable[[bytes], None],
+    interruption: Interruption,
+    grace_seconds: float,
+    inherited: Sequence[int] = (),
+) -> Ended:
+    """Run a program to its end and `feed` each line that it prints, also those of stderr.
+
+    When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
+    whatever it leaves behind. Descriptors in `inherited` stay open in it. Raises OSError if it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        cwd=folder,
+        env=dict(environment),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        umask=PRIVATE_UMASK,
+        pass_fds=tuple(inherited),
+        preexec_fn=_end_with(os.getpid()),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reading = [asyncio.ensure_future(_lines(stream, feed)) for stream in (process.stdout, process.stderr)]
+    interrupting = asyncio.ensure_future(_interrupt(process, interruption, grace_seconds))
+    try:
+        code = await process.wait()
+    finally:
+        interrupting.cancel()
+        with contextlib.suppress(ProcessLookupError):  # its children, who may also hold the pipes open
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        await asyncio.gather(*reading, interrupting, return_exceptions=True)
+    return Ended(code, interruption.reason)
+
+
+async def _interrupt(process: asyncio.subprocess.Process, interruption: Interruption, grace_seconds: float) -> None:
+    await interruption.wait()
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)  # to the CLI alone: it tells its plugins
+        await asyncio.sleep(grace_seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _lines(stream: asyncio.StreamReader, feed: Callable[[bytes], None]) -> None:
+    """Read to the end, so that the process never waits for us, in whole lines."""
+    pending = bytearray()
+    while chunk := await stream.read(CHUNK_BYTES):
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            feed(bytes(pending + part))
+            pending.clear()
+        if len(pending) + len(rest) <= LINE_BYTES_MAX:
+            pending += rest
+    if pending:
+        feed(bytes(pending))
+
+
+def _end_with(parent: int) -> Callable[[], None]:
+    """Function for a child to run before exec: SIGKILL when the thread that started it ends, even by SIGKILL."""
+
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,101 @@
+"""States of Terraform workspaces: saved by runs, exported and unlocked by people, sealed with another key."""
+
+from typing import Final
+
+from slipway_common.database.postgres import Connection
+from slipway_provisioner.apply.reports import UnknownWorker
+from slipway_provisioner.domain.sealing import KeyRing
+from slipway_provisioner.domain.workspaces import (
+    ABANDONED,
+    Kind,
+    Phase,
+    Version,
+    Workspace,
+    rejection,
+    version_of,
+)
+from slipway_provisioner.store import audit, workers, workspaces
+
+RESEALED_AT_ONCE: Final = 100
+"""Documents of one transaction: some 10 ms of encryption, and row locks that a run may wait for."""
+
+
+class NoWorkspace(LookupError):
+    """The worker was not made by a module, or has not been called for; the text is its id."""
+
+
+class NoState(LookupError):
+    """The workspace has no state of the kind; the text is the id of the worker."""
+
+
+async def of_worker(db: Connection, worker_id: str) -> Workspace:
+    """Workspace of a worker. Raises UnknownWorker, NoWorkspace."""
+    worker = await workers.get(db, worker_id)
+    if worker is None:
+        raise UnknownWorker(worker_id)
+    if worker.batch_id is None:
+        raise NoWorkspace(worker_id)
+    found = await workspaces.of_worker(
+        db, account_id=worker.account_id, batch_id=worker.batch_id, instance_id=worker.instance_id
+    )
+    if found is None:
+        raise NoWorkspace(worker_id)
+    return found
+
+
+async def exported(
+    tx: Connection, worker_id: str, keys: KeyRing, *, rejected: bool, by: str, reason: str
+) -> tuple[bytes, int]:
+    """State of a worker's workspace as Terraform reads it, or the newest rejected one, and how many rejected ones there
+    are. The export is audited. Raises UnknownWorker, NoWorkspace, NoState, KeyMissing, NotAuthentic."""
+    workspace = await of_worker(tx, worker_id)
+    kind = Kind.REJECTED if rejected else Kind.STATE
+    found = await workspaces.document(tx, workspace.id, kind, keys)
+    if found is None:
+        raise NoState(worker_id)
+    serial = found.version.serial
+    await audit.command(
+        tx, "worker", worker_id, "state-exported", by=by, reason=reason, state=kind.value, serial=serial
+    )
+    return found.content, await workspaces.count(tx, workspace.id, Kind.REJECTED)
+
+
+async def unlock(tx: Connection, worker_id: str, *, by: str, reason: str) -> Workspace:
+    """Take the lock of a worker's workspace from its run, as a person asserts that the run has ended. What an apply may
+    have created is looked up at once. Raises UnknownWorker, NoWorkspace."""
+    workspace = await workspaces.lock(tx, (await of_worker(tx, worker_id)).id)
+    if workspace is None:
+        raise NoWorkspace(worker_id)
+    if workspace.phase is not Phase.GONE:
+        phase = ABANDONED[workspace.phase] if workspace.holder else workspace.phase
+        await workspaces.unlock(tx, workspace.id, phase)
+    await audit.command(tx, "worker", worker_id, "unlocked", by=by, reason=reason, holder=workspace.holder)
+    return await workspaces.lock(tx, workspace.id) or workspace
+
+
+async def save(
+    tx: Connection, workspace: Workspace, state: bytes, base: Version, keys: KeyRing, *, reason: str = ""
+) -> str:
+    """Save the state of a run over the one that it began with. The row of the workspace is locked; the run is fenced
+    by its caller, who gives the `reason` if it has lost the lock. Returns the reason for which the state was stored as
+    a rejected one instead; empty if it was saved. Raises NotAState, KeyMissing."""
+    new = version_of(state)
+    stored = await workspaces.version(tx, workspace.id)
+    reason = reason or rejection(stored, base, new)
+    if reason:
+        number = await workspaces.count(tx, workspace.id, Kind.REJECTED) + 1
+        await workspaces.put(tx, workspace.id, Kind.REJECTED, state, keys, version=new, number=number, reason=reason)
+    else:
+        await workspaces.put(tx, workspace.id, Kind.STATE, state, keys, version=new)
+    return reason
+
+
+async def reseal(tx: Connection, keys: KeyRing, *, by: str) -> int:
+    """Seal a chunk of documents with the current key; returns their number. Audited. Raises KeyMissing,
+    NotAuthentic."""
+    sealed = await workspaces.reseal(tx, keys, most=RESEALED_AT_ONCE)
+    if sealed:
+        await audit.command(
+            tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, sealed=sealed
+        )
+    return sealed

@@ -1,0 +1,140 @@
+"""Routes for people: states of Terraform workspaces, their locks, and the keys of the states."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict
+
+from slipway_common.database.postgres import Database
+from slipway_common.web.access import READ, Needs
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
+from slipway_common.web.text import Name, ReasonOrEmpty
+from slipway_provisioner.apply import workspaces as apply
+from slipway_provisioner.apply.reports import UnknownWorker
+from slipway_provisioner.domain.recovery import UUID
+from slipway_provisioner.domain.sealing import KeyMissing, KeyRing, NotAuthentic
+from slipway_provisioner.store import workspaces
+
+router = APIRouter(tags=["workspaces"])
+DatabaseDep = Annotated[Database, Depends(database)]
+Caller = Annotated[str, Depends(Needs("workers:state"))]
+# Status, slug and title of each refusal, and its detail for the text of the exception.
+REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
+    UnknownWorker: (
+        404,
+        "unknown-worker",
+        "No such worker",
+        "no worker {!r}; see `slipway worker ls`. Stopped workers are deleted after 14 days",
+    ),
+    apply.NoWorkspace: (
+        409,
+        "no-workspace",
+        "The worker has no workspace",
+        "worker {} was not made by a Terraform module, or its launch has not begun",
+    ),
+    apply.NoState: (409, "no-state", "There is no such state", "the workspace of worker {} has no such state"),
+    KeyMissing: (503, "state-key-missing", "The key of the state is missing", "{}. Nothing was changed"),
+    NotAuthentic: (
+        500,
+        "state-changed",
+        "The stored state was changed",
+        "{}; restore its row of workspace_document from a backup",
+    ),
+}
+
+
+class Export(BaseModel):
+    """Request for a state. `rejected`: the newest one that was not saved over another one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: ReasonOrEmpty = ""
+    rejected: bool = False
+
+
+class Unlocking(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: ReasonOrEmpty = ""
+
+
+@router.post("/workers/{worker_id:id}/state")
+async def export_state(worker_id: Name, body: Export, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
+    """Export the Terraform state of a worker's workspace, as text. It contains secrets. The export is audited."""
+    try:
+        async with db.acquire() as connection, connection.transaction():
+            state, rejected = await apply.exported(
+                connection, _uuid(worker_id), _keys(request), rejected=body.rejected, by=by, reason=body.reason
+            )
+    except tuple(REFUSALS) as error:
+        raise _refused(error) from error
+    return {"state": state.decode(), "rejected": rejected}
+
+
+@router.post("/workers/{worker_id:id}/unlock")
+async def unlock(worker_id: Name, body: Unlocking, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
+    """Unlock the workspace of a worker, whose run has ended, as the caller asserts. Its outcome is looked up now."""
+    try:
+        async with db.acquire() as connection, connection.transaction():
+            unlocked = await apply.unlock(connection, _uuid(worker_id), by=by, reason=body.reason)
+    except tuple(REFUSALS) as error:
+        raise _refused(error) from error
+    wake(request)
+    return workspaces.described(unlocked)
+
+
+@router.get("/state-keys", dependencies=[READ])
+async def list_keys(request: Request, db: DatabaseDep) -> dict[str, Any]:
+    """List the keys of states by their ids, with the number of documents that each one seals. The first seals new ones;
+    an unavailable one is not among the keys of this service."""
+    ids = _keys(request).ids
+    seals = next(iter(ids), "")
+    async with db.acquire() as connection:
+        documents = await workspaces.sealed_with(connection)
+    others = sorted(documents.keys() - {*ids})
+    return {
+        "items": [
+            {
+                "id": id_,
+                "documents": documents.get(id_, 0),
+                "available": id_ in ids,
+                "seals": id_ == seals,
+            }
+            for id_ in (*ids, *others)
+        ]
+    }
+
+
+@router.post("/state-keys/rotate")
+async def rotate(request: Request, by: Annotated[str, Depends(Needs("state-keys:write"))], db: DatabaseDep) -> Any:
+    """Seal a chunk of documents with the current key; `left` have another one that is available, and wait for the next
+    request. Documents whose key is unavailable stay as they are."""
+    keys = _keys(request)
+    try:
+        async with db.acquire() as connection, connection.transaction():
+            sealed = await apply.reseal(connection, keys, by=by)
+            documents = await workspaces.sealed_with(connection)
+    except tuple(REFUSALS) as error:
+        raise _refused(error) from error
+    available = {id_: number for id_, number in documents.items() if id_ in keys.ids}
+    return {
+        "sealed": sealed,
+        "left": sum(available.values()) - available.get(keys.current_id, 0),
+        "unavailable": sum(documents.values()) - sum(available.values()),
+    }
+
+
+def _keys(request: Request) -> KeyRing:
+    return KeyRing(request.app.state.settings.state_keys)
+
+
+def _uuid(worker_id: str) -> str:
+    if not UUID.fullmatch(worker_id):
+        raise UnknownWorker(worker_id)
+    return worker_id
+
+
+def _refused(error: Exception) -> Problem:
+    status, slug, title, detail = REFUSALS[type(error)]
+    return Problem(status, slug, title, detail.format(str(error)))

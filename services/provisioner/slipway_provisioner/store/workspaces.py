@@ -1,0 +1,238 @@
+"""Terraform workspaces: rows, their fenced lock, and their sealed documents.
+
+A document changes under the lock of its workspace's row, except for a change of its key.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from slipway_common.base.ids import random_bytes
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement
+from slipway_provisioner.domain.sealing import NONCE_BYTES, KeyRing, Sealed
+from slipway_provisioner.domain.workspaces import Kind, Phase, Version, Workspace
+from slipway_provisioner.store.tables import workspace, workspace_document
+
+C: Final = workspace.c
+FIELDS: Final = C[Workspace.__struct_fields__]
+D: Final = workspace_document.c
+_ID: Final = C.id == sa.bindparam("workspace_id", type_=C.id.type)
+_OF: Final = D.workspace_id == sa.bindparam("workspace_id", type_=D.workspace_id.type)
+_KIND: Final = D.kind == sa.bindparam("kind")
+_NUMBER: Final = D.number == sa.bindparam("number", type_=D.number.type)
+_DOCUMENT: Final = D["kind", "number", "lineage", "serial", "key_id", "sealed"]
+
+GET: Final = Statement(sa.select(*FIELDS).where(_ID))
+LOCK: Final = Statement(sa.select(*FIELDS).where(_ID).with_for_update())
+# Of a worker whose instance is not bound yet there is the batch only; it has one intent.
+OF_WORKER: Final = Statement(
+    sa.select(*FIELDS)
+    .where(
+        sa.or_(
+            sa.and_(
+                C.account_id == sa.bindparam("account_id"),
+                C.instance_id == sa.bindparam("instance_id", type_=C.instance_id.type),
+            ),
+            sa.and_(
+                sa.bindparam("instance_id", type_=C.instance_id.type).is_(None),
+                C.batch_id == sa.bindparam("batch_id", type_=C.batch_id.type),
+            ),
+        )
+    )
+    .order_by(C.ordinal, C.created_at.desc())
+    .limit(1)
+)
+INSERT: Final = Statement(
+    sa.insert(workspace).values(
+        {
+            field.name: sa.bindparam(field.name)
+            for field in C[
+                "id",
+                "deployment",
+                "incarnation",
+                "account_id",
+                "batch_id",
+                "ordinal",
+                "launch_config_id",
+                "phase",
+                "due_at",
+            ]
+        }
+    )
+)
+UNLOCK: Final = Statement(
+    sa.update(workspace)
+    .where(_ID)
+    .values(
+        phase=sa.bindparam("next"),
+        holder="",
+        fence=C.fence + 1,
+        locked_until=None,
+        effects_until=None,
+        due_at=sa.func.slipway_clock(),
+    )
+)
+DOCUMENT: Final = Statement(sa.select(*_DOCUMENT).where(_OF, _KIND).order_by(D.number.desc()).limit(1))
+PUT: Final = Statement(
+    postgresql.insert(workspace_document)
+    .values({field.name: sa.bindparam(field.name) for field in (D.workspace_id, *_DOCUMENT, D.reason)})
+    .on_conflict_do_update(
+        index_elements=[D.workspace_id, D.kind, D.number],
+        set_={
+            "lineage": sa.bindparam("lineage"),
+            "serial": sa.bindparam("serial", type_=D.serial.type),
+            "key_id": sa.bindparam("key_id"),
+            "sealed": sa.bindparam("sealed", type_=D.sealed.type),
+            "reason": sa.bindparam("reason"),
+            "saved_at": sa.func.slipway_clock(),
+        },
+    )
+)
+VERSION: Final = Statement(sa.select(D.lineage, D.serial).where(_OF, D.kind == Kind.STATE))
+COUNT: Final = Statement(sa.select(sa.func.count()).where(_OF, _KIND))
+# A state that is being saved is sealed with the current key: it needs no other.
+TAKE_SEALED_WITHOUT: Final = Statement(
+    sa.select(D.workspace_id, *_DOCUMENT)
+    .where(D.key_id != sa.bindparam("key_id"), D.key_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))
+    .order_by(D.workspace_id, D.kind, D.number)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_for_update(skip_locked=True)
+)
+RESEAL: Final = Statement(
+    sa.update(workspace_document)
+    .where(_OF, _KIND, _NUMBER)
+    .values(key_id=sa.bindparam("new_id"), sealed=sa.bindparam("data", type_=D.sealed.type))
+)
+SEALED_WITH: Final = Statement(sa.select(D.key_id, sa.func.count().label("documents")).group_by(D.key_id))
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """An opened document. `number` tells rejected states apart."""
+
+    content: bytes
+    version: Version
+    number: int = 0
+
+
+def identity(workspace_id: str, kind: str, number: int, version: Version) -> str:
+    """Identity that is authenticated with a document."""
+    return f"{workspace_id}/{kind}/{number}/{version.lineage}/{version.serial}"
+
+
+async def insert(tx: Connection, rows: Sequence[Workspace]) -> None:
+    """Store new workspaces."""
+    for row in rows:
+        await tx.execute(INSERT.text, *INSERT.arguments(**{name: getattr(row, name) for name in INSERT.names}))
+
+
+async def get(db: Connection, workspace_id: str) -> Workspace | None:
+    row = await db.fetchrow(GET.text, *GET.arguments(workspace_id=workspace_id))
+    return None if row is None else from_row(row)
+
+
+async def lock(tx: Connection, workspace_id: str) -> Workspace | None:
+    """Lock the row of a workspace."""
+    row = await tx.fetchrow(LOCK.text, *LOCK.arguments(workspace_id=workspace_id))
+    return None if row is None else from_row(row)
+
+
+async def of_worker(
+    db: Connection, *, account_id: str, batch_id: str | None, instance_id: str | None
+) -> Workspace | None:
+    """Workspace of a worker, by its instance, or before that is known by its batch; None if it has none."""
+    arguments = OF_WORKER.arguments(account_id=account_id, batch_id=batch_id, instance_id=instance_id)
+    row = await db.fetchrow(OF_WORKER.text, *arguments)
+    return None if row is None else from_row(row)
+
+
+async def unlock(tx: Connection, workspace_id: str, phase: Phase) -> None:
+    """Take the lock from whatever run holds it, and make the next run due. The row is locked."""
+    await tx.execute(UNLOCK.text, *UNLOCK.arguments(workspace_id=workspace_id, next=phase))
+
+
+async def document(db: Connection, workspace_id: str, kind: Kind, keys: KeyRing) -> Opened | None:
+    """The newest document of a kind, opened; None if there is none. Raises KeyMissing, NotAuthentic."""
+    row = await db.fetchrow(DOCUMENT.text, *DOCUMENT.arguments(workspace_id=workspace_id, kind=kind))
+    if row is None:
+        return None
+    version = Version(row["lineage"], row["serial"])
+    opened = keys.open(Sealed(row["key_id"], row["sealed"]), identity(workspace_id, kind, row["number"], version))
+    return Opened(opened, version, row["number"])
+
+
+async def version(db: Connection, workspace_id: str) -> Version | None:
+    """Version of the stored state; None if there is none."""
+    row = await db.fetchrow(VERSION.text, *VERSION.arguments(workspace_id=workspace_id))
+    return None if row is None else Version(row["lineage"], row["serial"])
+
+
+async def put(
+    tx: Connection,
+    workspace_id: str,
+    kind: Kind,
+    content: bytes,
+    keys: KeyRing,
+    *,
+    version: Version = Version("", 0),
+    number: int = 0,
+    reason: str = "",
+) -> None:
+    """Seal and store a document in place of the one with its number. The row of the workspace is locked. Raises
+    KeyMissing."""
+    sealed = keys.seal(content, identity(workspace_id, kind, number, version), random_bytes(NONCE_BYTES))
+    arguments = PUT.arguments(
+        workspace_id=workspace_id,
+        kind=kind,
+        number=number,
+        lineage=version.lineage,
+        serial=version.serial,
+        key_id=sealed.key_id,
+        sealed=sealed.data,
+        reason=reason,
+    )
+    await tx.execute(PUT.text, *arguments)
+
+
+async def count(db: Connection, workspace_id: str, kind: Kind) -> int:
+    """Number of documents of a kind."""
+    number: int = await db.fetchval(COUNT.text, *COUNT.arguments(workspace_id=workspace_id, kind=kind))
+    return number
+
+
+async def reseal(tx: Connection, keys: KeyRing, *, most: int) -> int:
+    """Seal up to `most` documents with the current key that others can open; returns their number."""
+    arguments = TAKE_SEALED_WITHOUT.arguments(key_id=keys.current_id, ids=[*keys.ids], most=most)
+    rows = await tx.fetch(TAKE_SEALED_WITHOUT.text, *arguments)
+    for row in rows:
+        about = identity(str(row["workspace_id"]), row["kind"], row["number"], Version(row["lineage"], row["serial"]))
+        opened = keys.open(Sealed(row["key_id"], row["sealed"]), about)
+        sealed = keys.seal(opened, about, random_bytes(NONCE_BYTES))
+        values = RESEAL.arguments(
+            workspace_id=row["workspace_id"],
+            kind=row["kind"],
+            number=row["number"],
+            new_id=sealed.key_id,
+            data=sealed.data,
+        )
+        await tx.execute(RESEAL.text, *values)
+    return len(rows)
+
+
+async def sealed_with(db: Connection) -> dict[str, int]:
+    """Number of documents by the id of their key."""
+    return {row["key_id"]: row["documents"] for row in await db.fetch(SEALED_WITH.text)}
+
+
+def from_row(row: Any) -> Workspace:
+    values: dict[str, Any] = dict(row)
+    ids = {name: str(values[name]) for name in ("id", "batch_id")}
+    return Workspace(**values | ids | {"phase": Phase(values["phase"])})
+
+
+def described(row: Workspace) -> dict[str, Any]:
+    """Workspace as shown to people."""
+    return msgspec.structs.asdict(row)

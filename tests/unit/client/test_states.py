@@ -1,0 +1,51 @@
+"""Commands on the Terraform states of workers, against stub services."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from slipway_client.cli.main import app
+from tests.support.answers import ID, STATE_KEY, Services, environment, served
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Services, str]]:
+    with served() as server:
+        yield server
+
+
+def slipway(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env=environment(url), catch_exceptions=False)
+
+
+def test_a_state_is_exported_to_a_new_private_file(server: tuple[Services, str], tmp_path: Path) -> None:
+    services, url = server
+    file = tmp_path / "terraform.tfstate"
+    done = slipway(url, "worker", "state", ID, "--export", str(file), "--reason", "moved")
+    assert (done.exit_code, file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (0, "stopping", 0o600)
+    assert services.received == [(f"workers/{ID}/state", {"reason": "moved", "rejected": False})]
+    assert "--rejected exports the newest" in done.stderr
+    again = slipway(url, "worker", "state", ID, "--export", str(file))
+    assert (again.exit_code, len(services.received)) == (1, 1)
+    assert f"{file} exists; nothing was exported" in again.stderr
+
+
+def test_a_state_is_printed_as_it_is(server: tuple[Services, str]) -> None:
+    services, url = server
+    assert slipway(url, "worker", "state", ID, "--rejected").stdout == "stopping\n"
+    assert services.received == [(f"workers/{ID}/state", {"reason": "", "rejected": True})]
+
+
+def test_a_workspace_is_unlocked(server: tuple[Services, str]) -> None:
+    _, url = server
+    assert slipway(url, "worker", "unlock", ID).stdout == f"the workspace of worker {ID} is unlocked; it is unknown\n"
+
+
+def test_keys_are_listed_and_rotated(server: tuple[Services, str]) -> None:
+    _, url = server
+    listed = slipway(url, "state-key", "ls").stdout.splitlines()
+    assert listed[1].split() == [STATE_KEY["id"], "encrypts", "3"]
+    assert slipway(url, "state-key", "rotate").stdout == "0 documents encrypted with the first key\n"

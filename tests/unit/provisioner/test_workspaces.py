@@ -1,0 +1,67 @@
+"""Versions of Terraform states: which may be saved over which."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_provisioner.domain.workspaces import (
+    ABANDONED,
+    NEXT,
+    NotAState,
+    Operation,
+    Phase,
+    Version,
+    empty_state,
+    rejection,
+    version_of,
+)
+from tests.support.workspaces import SECRET, state
+
+versions = st.builds(Version, st.sampled_from(["ours", "foreign"]), st.integers(0, 4))
+
+
+def test_the_version_of_a_state() -> None:
+    assert version_of(empty_state("ours")) == Version("ours", 0)
+    assert version_of(state(7, "ours", machine="i-1")) == Version("ours", 7)
+
+
+BAD = {
+    "text": b"no json " + SECRET.encode(),
+    "list": b"[]",
+    "format": b'{"version": 3, "serial": 1, "lineage": "x"}',
+    "lineage": b'{"version": 4, "serial": 1, "lineage": ""}',
+    "long": msgspec.json.encode({"version": 4, "serial": 1, "lineage": "x" * 101}),
+    "serial": b'{"version": 4, "serial": true, "lineage": "x"}',
+    "negative": b'{"version": 4, "serial": -1, "lineage": "x"}',
+    "large": b'{"version": 4, "serial": 9223372036854775808, "lineage": "x"}',
+    "bytes": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_what_is_no_state(text: bytes) -> None:
+    with pytest.raises(NotAState) as refused:
+        version_of(text)
+    assert SECRET not in str(refused.value)
+
+
+@given(versions, versions, versions)
+def test_a_state_is_saved_over_the_one_that_its_run_began_with(stored: Version, base: Version, new: Version) -> None:
+    """And over no other, of another lineage, or newer."""
+    allowed = new.lineage == stored.lineage and stored == base and new.serial >= stored.serial
+    assert (rejection(stored, base, new) == "") is allowed
+
+
+def test_nothing_is_saved_where_the_state_is_gone() -> None:
+    assert rejection(None, Version("ours", 1), Version("ours", 2))
+
+
+def test_every_phase_but_the_last_has_a_next_run() -> None:
+    assert NEXT.keys() == {*Phase} - {Phase.GONE}
+    assert {*NEXT.values()} == {*Operation}
+
+
+def test_an_abandoned_apply_is_never_repeated_at_once() -> None:
+    assert ABANDONED.keys() == {*Phase}
+    assert Operation.APPLY not in {NEXT[phase] for phase in ABANDONED.values() if phase in NEXT}
