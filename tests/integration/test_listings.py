@@ -1,13 +1,19 @@
 """Listings of an account: half of one proves nothing, and the provider may know why an instance has gone."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost
+from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.loops import reap
 from slipway_provisioner.providers.port import OutcomeUnknown
-from tests.support.provisioner import Provisioner, provisioner_on
+from slipway_provisioner.store import accounts
+from tests.support.harness import until
+from tests.support.provisioner import Provisioner, declared, provisioner_on
 
 
 @pytest.fixture
@@ -31,6 +37,69 @@ async def test_a_listing_that_fails_half_way_proves_nothing(provisioner: Provisi
     await provisioner.set_clock(122)
     await provisioner.reap()
     assert await provisioner.states() == {"starting": 2, "stopped": 2}
+
+
+async def test_a_listing_that_lasts_is_not_begun_again(provisioner: Provisioner) -> None:
+    """Each page but the first puts the next pass off, so that no other replica lists the account meanwhile."""
+    await provisioner.starting(3)
+    cloud, settings = provisioner.cloud, provisioner.settings
+    cloud.page_size = 1
+    pages = cloud.pages
+
+    async def slow_pages(account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
+        seconds = 61
+        async for page in pages(account, batch_id=batch_id):
+            await provisioner.set_clock(seconds)
+            async with provisioner.database.acquire() as db:
+                assert await accounts.due_for_reaping(db, settings.reap_seconds) is None
+            yield page
+            seconds += 40
+
+    cloud.pages = slow_pages  # type: ignore[method-assign]
+    await provisioner.set_clock(61)
+    assert await reap.reap_next(provisioner.database, settings=settings, providers=provisioner.providers)
+    assert await provisioner.database.fetchval("SELECT passes FROM account") == 1
+
+
+async def test_accounts_are_listed_side_by_side(provisioner: Provisioner) -> None:
+    """An account that hangs delays no other; no more are listed at once than the settings allow."""
+    body = declared()
+    (account,) = body["accounts"]
+    body["accounts"] = [account | {"id": f"sim-{n}"} for n in range(5)]
+    body["worker_pools"][0]["launch_configs"][0]["account"] = "sim-0"
+    await provisioner.declare(body)
+    settings = provisioner.settings.model_copy(update={"accounts_listed_at_once": 2})
+    reaper = reap.Reaper(settings, provisioner.providers)
+    released, listed = asyncio.Event(), list[str]()
+
+    async def identity(account: Account) -> str:
+        listed.append(account.id)
+        if account.id == "sim-0":
+            await released.wait()
+        return "sim-a"
+
+    provisioner.cloud.identity = identity  # type: ignore[method-assign]
+    begun = [await reaper.reap_due(provisioner.database) for _ in range(3)]
+    assert (begun, len(reaper.passes)) == ([True, True, False], 2)
+    await until(lambda: len(reaper.passes) == 1)
+    assert sorted(listed) == [f"sim-{n}" for n in range(5)]
+    released.set()
+    await until(lambda: not reaper.passes)
+    passes = [row["passes"] for row in await provisioner.database.fetch("SELECT passes FROM account")]
+    assert passes == [1] * 5
+
+
+async def test_a_pass_that_fails_ends_no_other(provisioner: Provisioner) -> None:
+    """It is counted, and repeated when it is due again."""
+    await provisioner.declare()
+    reaper = reap.Reaper(provisioner.settings, provisioner.providers)
+    provisioner.cloud.pages = None  # type: ignore[assignment,method-assign]
+    failures = LOOP_FAILURES.labels("reap")._value
+    before = failures.get()
+    assert await reaper.reap_due(provisioner.database)
+    await until(lambda: not reaper.passes)
+    assert failures.get() == before + 1
+    assert await provisioner.database.fetchval("SELECT passes FROM account") == 0
 
 
 async def test_an_instance_that_died_while_booting(provisioner: Provisioner) -> None:

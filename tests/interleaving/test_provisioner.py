@@ -1141,6 +1141,21 @@ async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT passes FROM account") == 3
 
 
+@locking("store.accounts.DUE", "store.accounts.LASTS")
+async def test_a_pass_that_lasts_is_begun_once(provisioner: Provisioner) -> None:
+    """An account is not due while its listing goes on, also while another replica is about to record that."""
+    await provisioner.declare()
+    async with provisioner.database.acquire() as db:
+        assert await accounts.due_for_reaping(db, 60) is not None
+    await provisioner.set_clock(61)
+    async with provisioner.database.acquire() as db, db.transaction():
+        await accounts.pass_lasts(db, "sim-a")
+        assert await in_transaction(provisioner, lambda other: accounts.due_for_reaping(other, 60)) is None
+    assert await in_transaction(provisioner, lambda other: accounts.due_for_reaping(other, 60)) is None
+    await provisioner.set_clock(122)
+    assert await in_transaction(provisioner, lambda other: accounts.due_for_reaping(other, 60)) is not None
+
+
 @locking(
     "store.orphans.RECORD",
     "store.orphans.FORGET",

@@ -92,7 +92,7 @@ def build(settings: Settings) -> Service:
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
             Loop(roll_out.LOOP, roll_out.roll_out_next),
-            Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
+            Loop(reap.LOOP, reap.Reaper(settings, providers).reap_due),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),
             Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),

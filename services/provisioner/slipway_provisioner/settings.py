@@ -68,6 +68,8 @@ class Settings(SignalSettings):
     lease_broker_url: str = ""
     """URL of the lease-broker. While it answers there it is only cut off from Kafka, and nothing starts unleased
     [default: it is not asked]."""
+    accounts_listed_at_once: Annotated[int, Field(ge=1)] = 8
+    """Accounts that the instance reaper of one replica lists at the same time."""
     calls_in_flight_max: int = 64
     """Largest number of concurrent provider calls of one replica."""
     send_within_seconds: float = 2.0

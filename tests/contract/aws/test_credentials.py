@@ -251,3 +251,23 @@ async def test_long_replies_are_parsed_in_a_thread(monkeypatch: pytest.MonkeyPat
         parsed = await parser.parse({"body": body, "headers": {}, "status_code": 200}, None)
         assert parsed["ResponseMetadata"]["RequestId"] == "r"
     assert threaded == [100_031]
+
+
+async def test_one_long_reply_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop waits for one thread at most, however many accounts are listed."""
+    parsing, most = 0, 0
+
+    async def to_thread(function: Any, *arguments: Any) -> Any:
+        nonlocal parsing, most
+        parsing += 1
+        most = max(most, parsing)
+        await asyncio.sleep(0)
+        parsing -= 1
+        return function(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    parsers = Parsers()
+    body = b"<R>" + b" " * 100_000 + b"<requestId>r</requestId></R>"
+    response = {"body": body, "headers": {}, "status_code": 200}
+    await asyncio.gather(*(parsers.create_parser("ec2").parse(response, None) for _ in range(4)))
+    assert most == 1

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import LIVE, State
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Instance, InstanceState
-from slipway_provisioner.domain.reaping import Findings, compare
+from slipway_provisioner.domain.reaping import Bound, Findings, Listing, Owner
 from slipway_provisioner.domain.recovery import Orphan
 from slipway_provisioner.domain.workers import Worker
 
@@ -44,6 +44,15 @@ def worker(instance_id: str | None, age: float = 500, state: State = State.RUNNI
     )
 
 
+def owner(worker: Worker) -> Owner:
+    return Owner(worker.id, worker.instance_id or "", worker.ended_at, worker.state is State.STARTING)
+
+
+def bound(worker: Worker) -> Bound:
+    since = worker.launched_at or worker.requested_at
+    return Bound(id=worker.id, instance_id=worker.instance_id or "", state=worker.state, since=since)
+
+
 def found(
     instances: list[Instance],
     workers: list[Worker],
@@ -52,17 +61,23 @@ def found(
     ours: bool = True,
     asked: Sequence[Orphan] = (),
     unconfirmed: str = "",
+    page: int = 7,
 ) -> Findings:
-    return compare(
-        instances,
-        workers,
-        {"b": "known"} if batches is None else batches,
-        listed_at=NOW,
-        settled_seconds=SETTLED,
-        identity_matches=ours,
-        asked=asked,
-        unconfirmed=unconfirmed,
-    )
+    """Findings of a listing in pages, which is compared with these workers."""
+    listing = Listing(listed_at=NOW, settled_seconds=SETTLED, identity_matches=ours)
+    for start in range(0, len(instances), page):
+        shown = instances[start : start + page]
+        ids = {instance.id for instance in shown}
+        listing.add_page(shown, [owner(w) for w in workers if w.instance_id in ids])
+    live = [bound(w) for w in workers if w.state in LIVE and w.instance_id is not None]
+    for start in range(0, len(live), page):
+        listing.add_workers(live[start : start + page])
+    states = {"b": "known"} if batches is None else batches
+    return listing.findings(states, asked=asked, unconfirmed=unconfirmed)
+
+
+def missing(findings: Findings) -> list[str]:
+    return [worker.id for worker in findings.missing]
 
 
 def question(name: str, decision: str = "", reason: str = "too many") -> Orphan:
@@ -171,14 +186,14 @@ def test_nothing_is_terminated_before_a_restore_is_confirmed(
 def test_an_instance_of_a_stopped_worker(ended: float, orphan: bool) -> None:
     """An orphan once its worker stopped longer ago than `settled_seconds`; a younger one may still end by itself."""
     findings = found([listed("x")], [worker("x", state=State.STOPPED, ended_at=ago(ended))])
-    assert (findings.orphans, findings.missing, findings.implausible) == (["x"] if orphan else [], [], "")
+    assert (findings.orphans, missing(findings), findings.implausible) == (["x"] if orphan else [], [], "")
 
 
 def test_missing_in_a_plausible_listing() -> None:
     """One missing instance of five is plausible; instances too young to be listed are not missing."""
     workers = [worker(f"i{n}") for n in range(5)] + [worker("new", age=10), worker(None)]
     findings = found([listed(f"i{n}") for n in range(4)], workers)
-    assert (findings.missing, findings.implausible) == (["w-i4"], "")
+    assert (missing(findings), findings.implausible) == (["w-i4"], "")
 
 
 #              listed, ours, reason
@@ -194,6 +209,37 @@ def test_implausible_listings(number: int, ours: bool, reason: str) -> None:
     """An implausible listing has its reason."""
     findings = found([listed(f"i{n}") for n in range(number)], [worker(f"i{n}") for n in range(5)], ours=ours)
     assert findings.implausible == reason
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "b", "other"]), st.integers(0, 140), st.booleans()), max_size=80),
+    st.lists(st.sampled_from([State.RUNNING, State.STARTING, State.STOPPING, State.STOPPED]), max_size=80),
+    st.integers(1, 90),
+)
+def test_pages_change_nothing(instances: list[tuple[str, int, bool]], states: list[State], page: int) -> None:
+    """The findings are those of a listing in one page, also if an instance is on two pages."""
+    shown = [listed(f"i{n}", age, batch) for n, (batch, age, _) in enumerate(instances)]
+    again = [instance for instance, (_, _, twice) in zip(shown, instances, strict=True) if twice]
+    workers = [worker(f"i{2 * n}", state=state) for n, state in enumerate(states)]
+    whole, paged = (found([*shown, *again], workers, page=size) for size in (1000, page))
+    assert whole == paged
+
+
+def test_what_starts_as_its_instance_runs() -> None:
+    """Where the listing is the boot evidence, and only of instances that run."""
+    listing = Listing(listed_at=NOW, settled_seconds=SETTLED, identity_matches=True)
+    pending = Instance(id="pending", batch_id="b", created_at=ago(500), state=InstanceState.PENDING)
+    owners = [Owner("w-1", "runs", boots=True), Owner("w-2", "pending", boots=True), Owner("w-3", "agent")]
+    listing.add_page([listed("runs"), pending, listed("agent")], owners)
+    assert listing.booted == ["w-1"]
+
+
+def test_an_instance_that_gets_a_worker_during_the_listing() -> None:
+    """It is no orphan, as the rows that are read after the listing show."""
+    listing = Listing(listed_at=NOW, settled_seconds=SETTLED, identity_matches=True)
+    listing.add_page([listed("x"), listed("y")], [])
+    listing.disown([Owner("w", "x")])
+    assert listing.findings({"b": "known"}).orphans == ["y"]
 
 
 def test_a_listing_of_another_account_yields_no_orphans() -> None:

@@ -41,10 +41,10 @@ async def record_gone(
     )
 
 
-async def record_running(tx: Connection, account_id: str, instance_ids: Sequence[str]) -> list[WorkerRegistered]:
+async def record_running(tx: Connection, worker_ids: Sequence[str]) -> list[WorkerRegistered]:
     """Record boots confirmed by the provider; returns their events. Releases lease units, as a registration does."""
-    ids = await instances.booted(tx, account_id, instance_ids)
-    booted = [worker for worker in await workers.lock(tx, ids) if worker.state in IN_FLIGHT["boot"]]
+    locked = await workers.lock(tx, sorted(worker_ids))
+    booted = [worker for worker in locked if worker.state in IN_FLIGHT["boot"]]
     now = await pools.now(tx)
     changes = [seen_running(worker, now) for worker in await release(tx, booted, "registered")]
     await workers.save(tx, changes)
@@ -54,7 +54,7 @@ async def record_running(tx: Connection, account_id: str, instance_ids: Sequence
 async def keep(tx: Connection, account_id: str, findings: Findings, *, unlisted: Sequence[str]) -> None:
     """Store missing instances, and the orphan instances that wait for a person; `unlisted` ones still exist. Raise an
     alert when there are more of these, and resolve it once none waits any more."""
-    await instances.record_missing(tx, account_id, findings.missing)
+    await instances.record_missing(tx, account_id, [worker.id for worker in findings.missing])
     before, now = await orphans.record(tx, account_id, findings.kept, remaining=[*findings.orphans, *unlisted])
     if now > before:
         await outbox.enqueue(tx, [kept_alert(account_id, now, findings.kept)])

@@ -1,52 +1,105 @@
 """Instance reaper: compares worker rows with each account's listing. Terminates orphan instances or keeps them for
-a person, finds missing instances, and marks workers as running where the provider's listing is the boot evidence."""
+a person, finds missing instances, and marks workers as running where the provider's listing is the boot evidence.
 
+Accounts are listed side by side, so that a round lasts as long as the slowest of them. Pages and rows are streamed;
+nothing is done before a listing is complete, since the limits on what a pass may do are shares of the whole.
+"""
+
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.database.postgres import Database
+from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import IN_FLIGHT
 from slipway_common.events.worker import Outcome
 from slipway_common.messaging import outbox
-from slipway_common.observability.telemetry import logger
+from slipway_common.observability.telemetry import LOOP_FAILURES, logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import reaping
-from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.domain.reaping import Findings, compare
-from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.reaping import Bound, Findings, Listing
 from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused, TerminationRefused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, deadlines, instances, orphans, reachability, restores
 
 LOG = logger(__name__)
+LOOP: Final = "reap"
 TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to an account
+CHUNK: Final = 200  # workers that are locked at once
+
+
+class Reaper:
+    """Passes over accounts, up to `accounts_listed_at_once` of them side by side in this process."""
+
+    def __init__(self, settings: Settings, providers: Mapping[str, Provider]) -> None:
+        self.settings = settings
+        self.providers = providers
+        self.passes: set[asyncio.Task[None]] = set()
+
+    async def reap_due(self, database: Database) -> bool:
+        """Begin a pass over an account that is due; False if none is begun. After it the next ones are passed over."""
+        if len(self.passes) >= self.settings.accounts_listed_at_once:
+            return False
+        account = await _due(database, self.settings)
+        if account is None:
+            return False
+        task = asyncio.create_task(self._pass_over(database, account))
+        self.passes.add(task)
+        task.add_done_callback(self.passes.discard)
+        return True
+
+    async def _pass_over(self, database: Database, account: Account | None) -> None:
+        """Pass over accounts while one is due. Never raises: a pass that fails is repeated when it is due again."""
+        try:
+            while account is not None:
+                await pass_over(database, account, settings=self.settings, providers=self.providers)
+                account = await _due(database, self.settings)
+        except Exception as error:
+            LOOP_FAILURES.labels(LOOP).inc()
+            if is_infrastructure(error):
+                LOG.warning("the pass over an account failed", error=repr(error))
+            else:
+                LOG.exception("the pass over an account failed")
 
 
 async def reap_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Run one pass over an account that is due; False if none is."""
+    account = await _due(database, settings)
+    if account is not None:
+        await pass_over(database, account, settings=settings, providers=providers)
+    return account is not None
+
+
+async def _due(database: Database, settings: Settings) -> Account | None:
     async with database.acquire() as db:
-        account = await accounts.due_for_reaping(db, settings.reap_seconds)
-        if account is None:
-            return False
-        provider = providers[account.provider]
+        return await accounts.due_for_reaping(db, settings.reap_seconds)
+
+
+async def pass_over(
+    database: Database, account: Account, *, settings: Settings, providers: Mapping[str, Provider]
+) -> None:
+    """Run one pass over an account."""
+    provider = providers[account.provider]
+    async with database.acquire() as db:
         own = provider.visibility_seconds(account)
         settled_seconds = account.request_timeout_seconds or settings.call_timeout_seconds
         settled_seconds += settings.visibility_seconds if own is None else own
         listed_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
         doubtful = await reachability.unanswered_since(db, account.id) is not None
     if doubtful and not await contact.probe(database, provider, account, settings):
-        return True  # a listing would only take longer to fail
+        return  # a listing would only take longer to fail
     began = monotonic_seconds()
     try:
         matches = await provider.identity(account) == account.identity
-        listed = await provider.instances(account)
+        listing = Listing(listed_at=listed_at, settled_seconds=settled_seconds, identity_matches=matches)
+        await _list(database, account, provider, listing)
     except OutcomeUnknown as error:
         LOG.warning("listing the account failed", account=account.id, error=str(error))
         await contact.failed(database, account.id, settings, error, began=began)
-        return True
+        return
     if matches:
         await contact.answered(database, account.id)
     async with database.acquire() as db:
@@ -54,20 +107,13 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
         unconfirmed = await restores.unconfirmed(db)
         asked = await orphans.of_account(db, account.id)
         # Batches before workers: the instances of a batch that is known here are bound when the workers are read.
-        states = await batches.states(db, sorted({i.batch_id for i in listed}))
-        rows = await instances.bound(db, account.id, [i.id for i in listed])
-    findings = compare(
-        listed,
-        rows,
-        states,
-        listed_at=listed_at,
-        identity_matches=matches,
-        settled_seconds=settled_seconds,
-        asked=asked,
-        unconfirmed=unconfirmed,
-    )
+        states = await batches.states(db, sorted({instance.batch_id for instance in listing.unowned}))
+        listing.disown(await instances.owners(db, account.id, [instance.id for instance in listing.unowned]))
+    async for workers in instances.bound(database, account.id):
+        listing.add_workers(workers)
+    findings = listing.findings(states, asked=asked, unconfirmed=unconfirmed)
+    present = listing.present
     if matches:
-        present = {i.id for i in listed}
         absent = [orphan.instance_id for orphan in asked if orphan.instance_id not in present]
         ended = set(await provider.gone(account, dict.fromkeys(absent)))
         unlisted = [id_ for id_ in absent if id_ not in ended]
@@ -76,32 +122,49 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
             protected = await accounts.protected(db, account.id)
             await reaping.forget_protected(db, account.id, sorted(protected.keys() - present))
     if unconfirmed:
-        return await _passed(database, account, listed, findings)
+        await _passed(database, account, listing, findings)
+        return
     await _terminate_orphans(database, account, provider, findings.orphans)
-    missing = [worker for worker in rows if worker.id in set(findings.missing)]
     await _report_listing_problem(database, account, findings)
     if matches:
-        async with database.acquire() as db, db.transaction():
-            booted = await reaping.record_running(db, account.id, [i.id for i in listed if i.running])
-        for event in booted:
-            metrics.BOOT_SECONDS.labels(event.pool_id).observe(event.boot_seconds)
-    gone = await _confirmed(account, provider, missing) if matches else []
-    if gone:
-        endings = await _endings(database, account, provider, gone)
-        async with database.acquire() as db, db.transaction():
-            await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone", endings)
+        await _record_running(database, listing.booted)
+        await _record_gone(database, account, provider, findings.missing)
     if matches:
         await _clean_up(account, provider)
-    return await _passed(database, account, listed, findings)
+    await _passed(database, account, listing, findings)
 
 
-async def _passed(database: Database, account: Account, listed: Sequence[Instance], findings: Findings) -> bool:
+async def _list(database: Database, account: Account, provider: Provider, listing: Listing) -> None:
+    """List an account, page by page. Raises OutcomeUnknown: half of a listing proves nothing."""
+    async for page in provider.pages(account):
+        async with database.acquire() as db:
+            if listing.present:
+                await accounts.pass_lasts(db, account.id)
+            owners = await instances.owners(db, account.id, [instance.id for instance in page])
+        listing.add_page(page, owners)
+
+
+async def _record_running(database: Database, worker_ids: Sequence[str]) -> None:
+    for start in range(0, len(worker_ids), CHUNK):
+        async with database.acquire() as db, db.transaction():
+            booted = await reaping.record_running(db, worker_ids[start : start + CHUNK])
+        for event in booted:
+            metrics.BOOT_SECONDS.labels(event.pool_id).observe(event.boot_seconds)
+
+
+async def _record_gone(database: Database, account: Account, provider: Provider, missing: Sequence[Bound]) -> None:
+    for start in range(0, len(missing), CHUNK):
+        if gone := await _confirmed(account, provider, missing[start : start + CHUNK]):
+            endings = await _endings(database, account, provider, gone)
+            async with database.acquire() as db, db.transaction():
+                await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone", endings)
+
+
+async def _passed(database: Database, account: Account, listing: Listing, findings: Findings) -> None:
     async with database.acquire() as db:
         if not findings.implausible:
-            tags = sorted({instance.batch_id for instance in listed})
-            await reachability.forget(db, account.id, instance_ids=[i.id for i in listed], batch_ids=tags)
+            await reachability.forget(db, account.id, instance_ids=listing.present, batch_ids=listing.tags)
         await accounts.count_pass(db, account.id)
-    return True
 
 
 async def _terminate_orphans(database: Database, account: Account, provider: Provider, orphans: Sequence[str]) -> None:
@@ -125,21 +188,21 @@ async def _terminate_orphans(database: Database, account: Account, provider: Pro
     LOG.info("terminated orphan instances", account=account.id, instances=ended)
 
 
-async def _confirmed(account: Account, provider: Provider, missing: Sequence[Worker]) -> list[Worker]:
+async def _confirmed(account: Account, provider: Provider, missing: Sequence[Bound]) -> list[Bound]:
     """Missing workers whose instance is gone, as the provider confirms by id. A listing alone is no proof."""
-    ended = set(await provider.gone(account, {w.instance_id or "": w.launched_at for w in missing}))
+    ended = set(await provider.gone(account, {w.instance_id: w.launched_at for w in missing}))
     gone = [w for w in missing if w.instance_id in ended]
     metrics.REAPED.labels(account.id, "missing").inc(len(gone))
     return gone
 
 
 async def _endings(
-    database: Database, account: Account, provider: Provider, gone: Sequence[Worker]
+    database: Database, account: Account, provider: Provider, gone: Sequence[Bound]
 ) -> dict[str, Outcome]:
     """Outcomes of instances that died while they booted, by worker, as far as the provider knows the reason."""
     found = {}
     for worker in gone:
-        if worker.state not in IN_FLIGHT["boot"] or worker.batch_id is None or worker.instance_id is None:
+        if worker.state not in IN_FLIGHT["boot"] or worker.batch_id is None:
             continue
         async with database.acquire() as db:
             batch = await batches.get(db, worker.batch_id)

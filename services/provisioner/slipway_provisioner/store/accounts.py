@@ -47,6 +47,10 @@ PASSED: Final = Statement(
     .where(account.c.id == sa.bindparam("account_id"))
     .values(passes=account.c.passes + 1, passed_at=sa.func.slipway_clock())
 )
+# A pass that lasts is not begun again by another replica.
+LASTS: Final = Statement(
+    sa.update(account).where(account.c.id == sa.bindparam("account_id")).values(reaped_at=sa.func.slipway_clock())
+)
 
 
 def unreachable(alias: str) -> str:
@@ -94,6 +98,11 @@ async def due_for_reaping(db: Connection, every_seconds: float) -> Account | Non
     """Take the account whose last pass is longest ago; None if none is due. Retired ones are left alone."""
     row = await db.fetchrow(DUE, every_seconds)
     return None if row is None else Account(**row)
+
+
+async def pass_lasts(db: Connection, account_id: str) -> None:
+    """Record that a pass over an account goes on: the next one is due as if it had begun now."""
+    await db.execute(LASTS.text, *LASTS.arguments(account_id=account_id))
 
 
 async def count_pass(db: Connection, account_id: str) -> None:

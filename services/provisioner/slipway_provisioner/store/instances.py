@@ -1,23 +1,27 @@
 """Workers by their instances, for the instance reaper."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, IN_FLIGHT
-from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.store import workers
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, State
+from slipway_provisioner.domain.reaping import Bound, Owner
 from slipway_provisioner.store.columns import states
 
-# Includes stopped workers whose instance is listed: they may have stopped since.
-WITH_INSTANCE: Final = f"""
-{workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
-    AND (state NOT IN ({states(ENDED)}) OR instance_id = ANY($2::text[])) ORDER BY id"""
-# Workers of pools whose boot evidence is `provider_running`.
-BOOTED: Final = f"""
-SELECT w.id::text FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state IN ({states(IN_FLIGHT["boot"])})
-    AND c.boot_evidence = 'provider_running' ORDER BY w.id"""
+CHUNK: Final = 1000
+"""Rows that are read at once."""
+# Includes stopped workers: they may have stopped since. Those of pools whose boot evidence is `provider_running` start
+# once their instance runs.
+OWNERS: Final = f"""
+SELECT w.id::text AS worker_id, w.instance_id, w.ended_at, w.state IN ({states(IN_FLIGHT["boot"])}) AND EXISTS (
+    SELECT FROM launch_config c WHERE c.id = w.launch_config_id AND c.boot_evidence = 'provider_running') AS boots
+FROM worker w WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[])"""
+# In the order of an index, so that a chunk costs what it returns.
+BOUND: Final = f"""
+SELECT id::text, instance_id, state, coalesce(launched_at, registered_at, requested_at) AS since, batch_id::text,
+    launched_at
+FROM worker WHERE account_id = $1 AND instance_id > $2 AND state NOT IN ({states(ENDED)})
+ORDER BY instance_id LIMIT {CHUNK}"""
 
 
 # As of the newest pass over the account.
@@ -32,11 +36,19 @@ async def record_missing(tx: Connection, account_id: str, worker_ids: Sequence[s
     await tx.execute(RECORD_MISSING, account_id, worker_ids)
 
 
-async def bound(db: Connection, account_id: str, listed: Sequence[str]) -> list[Worker]:
-    """Workers of an account with an instance, and stopped ones whose instance is `listed`."""
-    return [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account_id, listed)]
+async def owners(db: Connection, account_id: str, instance_ids: Sequence[str]) -> list[Owner]:
+    """Workers that have these instances, or had them."""
+    return [Owner(**row) for row in await db.fetch(OWNERS, account_id, instance_ids)]
 
 
-async def booted(db: Connection, account_id: str, running: Sequence[str]) -> list[str]:
-    """Ids of starting workers whose instance is `running`, where that is the boot evidence."""
-    return [row["id"] for row in await db.fetch(BOOTED, account_id, running)]
+async def bound(database: Database, account_id: str) -> AsyncIterator[list[Bound]]:
+    """Live workers of an account with an instance, in chunks, each of which is read by itself."""
+    last = ""
+    while True:
+        async with database.acquire() as db:
+            rows = await db.fetch(BOUND, account_id, last)
+        if rows:
+            yield [Bound(**{**row, "state": State(row["state"])}) for row in rows]
+            last = rows[-1]["instance_id"]
+        if len(rows) < CHUNK:
+            return

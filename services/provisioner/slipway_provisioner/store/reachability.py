@@ -1,6 +1,6 @@
 """Accounts that do not answer: what they leave open, and what may still run in retired ones."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -63,6 +63,7 @@ RECORD: Final = Statement(
 FORGET: Final = """
 DELETE FROM unreachable_machine WHERE account_id = $1 AND CASE
     WHEN instance_id IS NULL THEN batch_id::text <> ALL($3) ELSE instance_id <> ALL($2) END"""
+LEFT: Final = "SELECT EXISTS (SELECT FROM unreachable_machine WHERE account_id = $1)"
 MACHINES: Final = Statement(
     sa.select(unreachable_machine)
     .where(unreachable_machine.c.account_id == sa.bindparam("account_id"))
@@ -147,9 +148,10 @@ async def record(tx: Connection, machines: Sequence[Machine]) -> None:
         await tx.execute(RECORD.text, *RECORD.rows(machines))
 
 
-async def forget(tx: Connection, account_id: str, *, instance_ids: Sequence[str], batch_ids: Sequence[str]) -> None:
+async def forget(db: Connection, account_id: str, *, instance_ids: Collection[str], batch_ids: Collection[str]) -> None:
     """Delete the machines of an account that its listing, of these instances and tags, does not have."""
-    await tx.execute(FORGET, account_id, list(instance_ids), list(batch_ids))
+    if await db.fetchval(LEFT, account_id):  # else a long listing would be sent for nothing
+        await db.execute(FORGET, account_id, list(instance_ids), list(batch_ids))
 
 
 async def machines(db: Connection, account_id: str) -> list[dict[str, Any]]:

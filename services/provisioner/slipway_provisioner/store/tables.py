@@ -482,6 +482,7 @@ Index(
     worker.c.state,
     postgresql_where=~in_states(ENDED),
 )
+Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))
 Index("worker_request", worker.c.request_id, postgresql_where=in_states(WAITING))
 Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))
 Index("worker_batch", worker.c.batch_id)

@@ -231,6 +231,7 @@ CREATE TABLE worker (
     UNIQUE (account_id, instance_id)
 );
 CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
+CREATE INDEX worker_live_instance ON worker (account_id, instance_id) WHERE state <> 'stopped';
 CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);

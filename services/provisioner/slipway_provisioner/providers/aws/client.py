@@ -76,10 +76,15 @@ DESCRIPTIONS: Final = Descriptions()
 
 
 class Parsers(AioResponseParserFactory):
-    """Parsers of replies, which parse long ones in a thread."""
+    """Parsers of replies, which parse long ones in a thread, one at a time: several threads would take turns with the
+    event loop for one lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parsing = asyncio.Lock()
 
     def create_parser(self, protocol_name: str) -> Any:
-        base = PROTOCOL_PARSERS[protocol_name]
+        base, parsing = PROTOCOL_PARSERS[protocol_name], self._parsing
 
         class Threaded(base):  # type: ignore[misc,valid-type]
             """Parser of one protocol."""
@@ -87,7 +92,11 @@ class Parsers(AioResponseParserFactory):
             def _do_parse(self, response: Mapping[str, Any], shape: Any) -> Any:
                 if len(response["body"]) <= PARSED_AT_ONCE_BYTES:
                     return super()._do_parse(response, shape)
-                return asyncio.to_thread(super()._do_parse, response, shape)
+                return self._in_thread(super()._do_parse, response, shape)
+
+            async def _in_thread(self, parse: Any, response: Mapping[str, Any], shape: Any) -> Any:
+                async with parsing:
+                    return await asyncio.to_thread(parse, response, shape)
 
         return Threaded()
 
