@@ -40,8 +40,9 @@ LOST: Final = re.compile(
     r"transport is closing|context (?:canceled|deadline exceeded)",
     re.IGNORECASE,
 )
+FULL: Final = re.compile(r"no space left on device|file too large|disk quota exceeded", re.IGNORECASE)
 PHRASES: Final = (
-    _phrase(r"no space left on device|file too large|disk quota exceeded", Scope.NOTHING, DISK_FULL),
+    Phrase(FULL, Scope.NOTHING, DISK_FULL),
     _phrase(r"reattachment process not found", Scope.NOTHING, "PluginGone"),
     _phrase(
         r"failed to instantiate provider|could not load plugin|unsupported plugin method|required plugins are not "
@@ -85,6 +86,11 @@ def failure_of(output: Output, exit_code: int, *, interrupted: str, codes: Codes
     if not output.begun and output.errors and all(_is_configuration(each) for each in output.errors):
         return _failure(Scope.CONFIG, "InvalidConfiguration", first, output)
     return _failure(Scope.UNCLASSIFIED, _guess(output.errors), first or f"exit code {exit_code}", output)
+
+
+def is_disk_full(text: str) -> bool:
+    """True for the words of an operating system without room on its disk."""
+    return FULL.search(text) is not None
 
 
 def _ended_early(output: Output) -> bool:

@@ -249,6 +249,7 @@ class Driver:
                 unshared = unshared or "the scheduler shares nothing"
                 if self.settings.mirror is None:
                     raise SharingUnsafe(f"{unshared}, and there is no mirror to install plugins from; set one")
+                self._folder.check_sockets()
                 installed = self._preparing.use(job.module, job.module_digest, job.providers)
                 prepared = await stack.enter_async_context(installed)
             # The result of the run says more about an interrupted resource than the end of a process.
@@ -280,7 +281,7 @@ class Driver:
         environment.update(leased.lease.env)
         root = {FILE: request.root}
         with (
-            self._folder.temporary(sockets=is_own) as temporary,
+            self._folder.temporary() as temporary,
             self._folder.workspace(operation.workspace, leased.prepared.folder, root, request.state) as folder,
         ):
             interruption = operation.interruption
@@ -337,7 +338,7 @@ class Driver:
 
     async def _install(self, arguments: Sequence[str], folder: Path, output: Output) -> Ended:
         """Run the CLI for an installation, in one of the slots."""
-        with self._folder.temporary(sockets=False) as temporary:
+        with self._folder.temporary() as temporary:
             async with self._slots:
                 return await self._run_tool(
                     arguments, folder, output, self.settings.environment, temporary, Interruption()
@@ -367,7 +368,7 @@ class Driver:
         path, output, interruption = self.settings.tool, Output(), Interruption()
         timer = asyncio.get_running_loop().call_later(VERSION_SECONDS, interruption.request, "it took too long")
         try:
-            with self._folder.temporary(sockets=False) as temporary:
+            with self._folder.temporary() as temporary:
                 await self._run_tool(["version"], self._folder.path, output, {}, temporary, interruption)
         except OSError as error:
             raise ToolMissing(f"cannot run {path}: {error.strerror}; set the path of terraform or tofu") from error

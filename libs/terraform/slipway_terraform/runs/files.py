@@ -114,13 +114,16 @@ class RunFolder:
             "TF_DATA_DIR": DATA,
         }
 
-    @contextlib.contextmanager
-    def temporary(self, *, sockets: bool) -> Iterator[Path]:
-        """TMPDIR of a run. Raises SpecInvalid if `sockets` of plugins would have too long a path there."""
-        path = self.path / "tmp" / secrets.token_hex(4)
-        if sockets and len(os.fsencode(path)) + SOCKET_NAME_BYTES > SOCKET_BYTES_MAX:
-            room = SOCKET_BYTES_MAX - SOCKET_NAME_BYTES - TEMPORARY_BYTES
+    def check_sockets(self) -> None:
+        """Raise SpecInvalid if sockets of the CLI's own plugins would have too long a path here."""
+        room = SOCKET_BYTES_MAX - SOCKET_NAME_BYTES - TEMPORARY_BYTES
+        if len(os.fsencode(self.path)) > room:
             raise SpecInvalid(f"sockets in {self.path} would have too long a path; choose one of at most {room} bytes")
+
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """TMPDIR of one process."""
+        path = self.path / "tmp" / secrets.token_hex(4)
         with disk_full("a temporary folder"):
             path.mkdir(mode=0o700)
         try:

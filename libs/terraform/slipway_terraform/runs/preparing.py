@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_terraform.domain.errors import InitFailed, ModuleInvalid
+from slipway_terraform.domain.diagnostics import is_disk_full
+from slipway_terraform.domain.errors import DigestMismatch, DiskFull, InitFailed, ModuleInvalid
 from slipway_terraform.domain.module import Needs, needs
 from slipway_terraform.domain.output import Output, text_error
 from slipway_terraform.domain.root import FILE, FOLDER, MODULE
@@ -24,6 +25,8 @@ from slipway_terraform.runs.process import Ended
 
 KEPT_MAX: Final = 50
 """Folders that are kept for later although no run uses them, the latest."""
+GET: Final = ("get", "-no-color")
+INIT: Final = ("init", "-backend=false", "-input=false", "-no-color")
 RunTool = Callable[[Sequence[str], Path, Output], Awaitable[Ended]]
 """Runs the CLI with arguments in a folder, as one of the bounded number of processes."""
 
@@ -75,20 +78,21 @@ class Preparing:
                 (folder / FOLDER).mkdir(parents=True, mode=0o700)
                 await asyncio.to_thread(copy_module, module, digest, folder / FOLDER)
                 (folder / FILE).write_bytes(_root(specs))
-            command = ["init", "-backend=false", "-input=false", "-no-color"] if specs else ["get", "-no-color"]
-            output = Output()
-            ended = await self._run(command, folder, output)
-            if ended.exit_code != 0:
-                printed = "\n".join(output.text[-20:])
-                what = "providers" if specs else "modules"
-                raise InitFailed(
-                    f"cannot install the {what} of {module}: {text_error(output.text) or 'it printed nothing'}",
-                    output=printed,
-                )
+            await self._install(module, folder, INIT if specs else GET)
+            await asyncio.to_thread(_check_digests, folder / DATA / "providers", specs)
             return Prepared(folder, needs(configuration(_folders(folder))))
         except BaseException:
             remove(folder)
             raise
+
+    async def _install(self, module: Path, folder: Path, command: Sequence[str]) -> None:
+        output = Output()
+        ended = await self._run(command, folder, output)
+        if ended.exit_code != 0:
+            reason = text_error(output.text) or f"{command[0]} printed nothing and ended with {ended.exit_code}"
+            if is_disk_full(reason):
+                raise DiskFull(f"no room on the disk to install what {module} needs: {reason}; free some")
+            raise InitFailed(f"{command[0]} of {module} failed: {reason}", output="\n".join(output.text))
 
     async def aclose(self) -> None:
         """End what is being prepared."""
@@ -105,6 +109,21 @@ def undeclared(found: Needs, specs: Sequence[ProviderSpec], tool: Tool) -> None:
             raise ModuleInvalid(
                 f"the module needs provider {name} ({address}), and the job has {', '.join(sorted(known)) or 'none'}; "
                 "add it to the job, or write the same source in both"
+            )
+
+
+def _check_digests(folder: Path, specs: Sequence[ProviderSpec]) -> None:
+    """Raise DigestMismatch unless each provider that was installed in `folder` is the one that was asked for."""
+    for spec in specs:
+        found = {}
+        for file in (folder / spec.source / spec.version).glob("*/*"):  # PLATFORM/FILE
+            if file.is_file():
+                with file.open("rb") as opened:
+                    found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+        if spec.digest not in found.values():
+            there = ", ".join(f"{name} {digest}" for name, digest in sorted(found.items())) or "nothing"
+            raise DigestMismatch(
+                f"{spec.source} {spec.version}: the mirror has {there}, expected SHA-256 {spec.digest}"
             )
 
 
