@@ -11,11 +11,14 @@ from typing import Any, Final
 import psutil
 
 from slipway_local.terraform.ledger import SOURCE, VERSION, Ledger, write_mirror
+from slipway_terraform.domain.policy import Policy
 from slipway_terraform.domain.port import ProviderScheduler
 from slipway_terraform.domain.specs import Mode, ProviderSpec
+from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.runs.driver import Driver, DriverSettings, Job
 from slipway_terraform.runs.modules import module_digest
 from slipway_terraform.scheduler.noop import NoOpScheduler
+from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.folders import temporary_folder
 from tests.support.terraform import installed
 
@@ -100,6 +103,20 @@ def new_place() -> Iterator[Place]:
 async def driver(place: Place, scheduler: ProviderScheduler | None = None, **settings: Any) -> AsyncIterator[Driver]:
     async with Driver(place.settings(**settings), scheduler or NoOpScheduler()) as opened:
         yield opened
+
+
+@contextlib.asynccontextmanager
+async def schedulers(
+    folder: Path, kind: type[SharedScheduler] = SharedScheduler, **policy: Any
+) -> AsyncIterator[SharedScheduler]:
+    """A scheduler with a runner of its own, whose sockets are in `folder`."""
+    runner = PluginRunner(folder)
+    scheduler = kind(runner, Policy(**policy))
+    try:
+        yield scheduler
+    finally:
+        await scheduler.aclose(0.0)
+        await runner.aclose()
 
 
 def soon(seconds: float = 60.0) -> float:

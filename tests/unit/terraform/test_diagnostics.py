@@ -160,8 +160,9 @@ def test_failures(failure: Failure, scope: Scope, code: str) -> None:
 def test_unresolved_resources_are_named() -> None:
     lines = (hook("apply_start", "a"), hook("apply_start", "b"), hook("apply_complete", "a"), hook("apply_start", "c"))
     assert failed(*lines, code=-9).unresolved == ("b", "c")
-    newer = diagnostic("Plugin did not respond", address="d")
-    assert failed(*lines, hook("apply_errored", "b"), newer).unresolved == ("c", "d")
+    errored = (*lines, hook("apply_errored", "b"), hook("apply_complete", "c"))
+    assert failed(*errored, diagnostic("Plugin did not respond")).unresolved == ("b",)
+    assert failed(*errored, diagnostic("no room")).unresolved == ()
 
 
 def test_a_code_inside_a_word_is_none() -> None:

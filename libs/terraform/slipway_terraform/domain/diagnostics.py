@@ -65,11 +65,10 @@ def failure_of(output: Output, exit_code: int, *, interrupted: str, codes: Codes
     `interrupted` is the reason of our own interruption. `changes_cloud`: the command creates or destroys, so that a
     killed run may have had an effect.
     """
-    lost = tuple(each.address for each in output.errors if each.address and LOST.search(str(each)))
-    unresolved = tuple(dict.fromkeys([*output.unresolved, *lost]))
     is_lost = any(LOST.search(str(each)) for each in output.errors)
+    unresolved = output.latest("apply_start", *(("apply_errored",) if is_lost else ()))
     first = str(output.errors[0]) if output.errors else text_error(output.text)
-    if changes_cloud and (unresolved or (is_lost and output.begun) or (exit_code < 0 and not _ended_early(output))):
+    if changes_cloud and (unresolved or (exit_code < 0 and not _ended_early(output))):
         code = "PluginLost" if is_lost and not interrupted else INTERRUPTED if interrupted else "Killed"
         message = interrupted or first or f"the CLI was ended by signal {-exit_code}"
         return _failure(Scope.OUTCOME_UNKNOWN, code, message, output, unresolved)

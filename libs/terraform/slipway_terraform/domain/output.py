@@ -24,8 +24,8 @@ class Output:
         self.secrets = secrets
         self.diagnostics: list[Diagnostic] = []
         self.changes: Changes | None = None
-        self.begun: dict[str, bool] = {}
-        """Addresses of resources whose change began, in order; True once it has ended, well or not."""
+        self.begun: dict[str, str] = {}
+        """Latest hook (apply_start, apply_complete, apply_errored) of resources whose change began, by address."""
         self.emergency_state: bytes | None = None
         """State that the CLI could write to no file."""
         self.text: list[str] = []
@@ -46,17 +46,14 @@ class Output:
                 self._diagnostic(message.get("diagnostic"))
             case "change_summary":
                 self._changes(message.get("changes"))
-            case "apply_start":
-                self._progress(message, ended=False)
-            case "apply_complete" | "apply_errored":
-                self._progress(message, ended=True)
+            case "apply_start" | "apply_complete" | "apply_errored" as hook:
+                self._progress(message, hook)
         if "state" in message and "type" not in message:
             self.emergency_state = msgspec.json.encode(message["state"])
 
-    @property
-    def unresolved(self) -> tuple[str, ...]:
-        """Addresses of resources whose change began and did not end."""
-        return tuple(address for address, ended in self.begun.items() if not ended)
+    def latest(self, *hooks: str) -> tuple[str, ...]:
+        """Addresses of resources of which one of these hooks is the latest, in the order in which they began."""
+        return tuple(address for address, hook in self.begun.items() if hook in hooks)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -80,11 +77,11 @@ class Output:
         if isinstance(given, dict):
             self.changes = Changes(*(int(given.get(name, 0)) for name in ("add", "change", "remove")))
 
-    def _progress(self, message: Mapping[str, Any], *, ended: bool) -> None:
-        hook = message.get("hook")
-        resource = hook.get("resource") if isinstance(hook, dict) else None
+    def _progress(self, message: Mapping[str, Any], hook: str) -> None:
+        given = message.get("hook")
+        resource = given.get("resource") if isinstance(given, dict) else None
         if isinstance(resource, dict):
-            self.begun[str(resource.get("addr", ""))] = ended
+            self.begun[str(resource.get("addr", ""))] = hook
 
 
 def text_error(lines: Sequence[str]) -> str:

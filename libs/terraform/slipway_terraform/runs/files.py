@@ -110,6 +110,8 @@ class RunFolder:
             "CHECKPOINT_DISABLE": "1",
             "TF_IN_AUTOMATION": "1",
             "TF_INPUT": "0",
+            # Terraform before 1.2 would run in a child of itself, to which it passes no signal.
+            "TF_FORK": "0",
             "TF_CLI_CONFIG_FILE": str(self.path / CLI_CONFIG),
             "TF_DATA_DIR": DATA,
         }

@@ -87,7 +87,7 @@ async def run_process(
 async def _interrupt(process: asyncio.subprocess.Process, interruption: Interruption, grace_seconds: float) -> None:
     await interruption.wait()
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)  # to the CLI alone: it tells its plugins
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does; plugins of the CLI ignore it
         await asyncio.sleep(grace_seconds)
         os.killpg(process.pid, signal.SIGKILL)
 
