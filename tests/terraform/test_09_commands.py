@@ -8,6 +8,7 @@ from slipway_local.terraform.ledger import Fault
 from slipway_terraform.domain.errors import SpecInvalid
 from slipway_terraform.domain.results import Changes, Command, Plugins, Run, Scope
 from slipway_terraform.runs.driver import Driver, Imported
+from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.terraform_runs import SECRET, Place, driver, soon
 
 
@@ -15,8 +16,8 @@ async def apply(place: Place, runs: Driver, state: bytes | None = None) -> Run:
     return await runs.run(Command.APPLY, "w-1", place.job(), state=state, deadline=soon())
 
 
-async def test_apply_and_destroy(place: Place) -> None:
-    async with driver(place) as runs:
+async def test_apply_and_destroy(place: Place, shared: SharedScheduler) -> None:
+    async with driver(place, shared) as runs:
         applied = await apply(place, runs)
         (machine,) = place.ledger.machines()
         assert (applied.failure, applied.changes) == (None, Changes(1, 0, 0))
@@ -35,8 +36,8 @@ async def test_apply_and_destroy(place: Place) -> None:
     assert states[0]["serial"] < states[1]["serial"]
 
 
-async def test_refresh_finds_what_was_removed(place: Place) -> None:
-    async with driver(place) as runs:
+async def test_refresh_finds_what_was_removed(place: Place, shared: SharedScheduler) -> None:
+    async with driver(place, shared) as runs:
         applied = await apply(place, runs)
         place.ledger.remove(place.ledger.machines()[0]["id"])
         refreshed = await runs.run(Command.REFRESH, "w-1", place.job(), state=applied.state, deadline=soon())
@@ -45,8 +46,8 @@ async def test_refresh_finds_what_was_removed(place: Place) -> None:
     assert place.ledger.machines() == []
 
 
-async def test_an_existing_machine_is_imported(place: Place) -> None:
-    async with driver(place) as runs:
+async def test_an_existing_machine_is_imported(place: Place, shared: SharedScheduler) -> None:
+    async with driver(place, shared) as runs:
         await apply(place, runs)
         (machine,) = place.ledger.machines()
         imported = Imported("ledger_machine.one", machine["id"])
@@ -67,9 +68,11 @@ async def test_an_existing_machine_is_imported(place: Place) -> None:
 @pytest.mark.parametrize(
     ("command", "at"), [(Command.APPLY, "create"), (Command.DESTROY, "destroy"), (Command.REFRESH, "read")]
 )
-async def test_a_failed_run_has_its_code_and_state_and_no_secret(place: Place, command: Command, at: str) -> None:
+async def test_a_failed_run_has_its_code_and_state_and_no_secret(
+    place: Place, shared: SharedScheduler, command: Command, at: str
+) -> None:
     fault = Fault(kind="error", at=at, text="NoRoom: bad token {secret}", detail="for {secret} at http://me:{secret}@h")  # type: ignore[arg-type]
-    async with driver(place, codes={"NoRoom": Scope.CAPACITY}) as runs:
+    async with driver(place, shared, codes={"NoRoom": Scope.CAPACITY}) as runs:
         before = None if command is Command.APPLY else (await apply(place, runs)).state
         place.ledger.inject(fault)
         run = await runs.run(command, "w-1", place.job(), state=before, deadline=soon())

@@ -2,11 +2,12 @@
 
 from slipway_terraform.domain.output import Output
 from slipway_terraform.domain.results import Changes, Command, Scope
+from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.terraform_runs import MACHINE, Place, driver, soon
 
 
-async def test_add_update_and_nothing(place: Place) -> None:
-    async with driver(place) as runs:
+async def test_add_update_and_nothing(place: Place, shared: SharedScheduler) -> None:
+    async with driver(place, shared) as runs:
         planned = await runs.run(Command.PLAN, "w-1", place.job(), state=None, deadline=soon())
         assert planned.changes == Changes(1, 0, 0)
         assert not planned.changes.exists
@@ -22,9 +23,9 @@ async def test_add_update_and_nothing(place: Place) -> None:
     assert place.ledger.machines()[0]["name"] == "w-1"
 
 
-async def test_a_plan_that_fails_knows_nothing(place: Place) -> None:
+async def test_a_plan_that_fails_knows_nothing(place: Place, shared: SharedScheduler) -> None:
     broken = place.module(MACHINE + '\noutput "x" { value = ledger_machine.none.id }\n', name="broken")
-    async with driver(place) as runs:
+    async with driver(place, shared) as runs:
         planned = await runs.run(Command.PLAN, "w-1", place.job(broken), state=None, deadline=soon())
         assert planned.changes is None
         assert planned.failure is not None

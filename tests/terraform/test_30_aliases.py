@@ -63,9 +63,9 @@ async def test_a_module_with_aliases_is_refused(place: Place, shared: SharedSche
 
 async def test_a_module_that_asks_for_aliases_is_refused(place: Place, shared: SharedScheduler) -> None:
     text = REQUIRED.replace("ALIASES", "configuration_aliases = [ledger.west]") + MACHINES.replace("REGION", "west")
+    job = place.job(place.module(text), variables={})
     async with driver(place, shared) as runs:
         with pytest.raises(SharingUnsafe, match="a second configuration of ledger is asked for"):
-            job = place.job(place.module(text), variables={})
             await runs.run(Command.APPLY, "w-1", job, state=None, deadline=soon())
     assert place.ledger.calls() == []
 

@@ -1,6 +1,5 @@
 """Check 31, for the CLI: an interrupted run gets SIGINT, then SIGKILL, and its process serves no other run."""
 
-import asyncio
 import json
 
 import psutil
@@ -78,4 +77,3 @@ async def test_a_hanging_run_is_killed_and_its_outcome_is_unknown(
         assert not run.failure.retryable
         assert len(place.ledger.machines()) == 1
     assert place.secrets_on_disk() == []
-    await asyncio.sleep(0)

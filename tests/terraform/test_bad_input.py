@@ -1,8 +1,6 @@
 """Bad input to runs: what is wrong, what to do, and nothing run, created or left."""
 
-import asyncio
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +32,11 @@ async def refused(place: Place, job: Job, error: type[TerraformError], **setting
     async with driver(place, **settings) as runs:
         with pytest.raises(error) as raised:
             await runs.run(Command.APPLY, "w-1", job, state=None, deadline=soon())
-        left = [path for name in ("workspaces", "prepared", "tmp") for path in (runs.settings.folder / name).iterdir()]
+        left = [
+            path
+            for name in ("workspaces", "prepared", "tmp")
+            for path in (runs.settings.folder / "files" / name).iterdir()
+        ]
         assert [path for path in left if path.parent.name != "prepared"] == []
     assert place.ledger.calls() == []
     assert place.secrets_on_disk() == []
@@ -168,7 +170,7 @@ async def test_a_folder_that_is_in_use(place: Place) -> None:
 async def test_a_folder_whose_sockets_would_have_too_long_a_path(place: Place) -> None:
     folder = place.folder / ("x" * 60)
     message = await refused(place, place.job(), SpecInvalid, folder=folder)
-    assert message == f"sockets in {folder} would have too long a path; choose one of at most 60 bytes"
+    assert message == f"sockets in {folder} would have too long a path; choose one of at most 54 bytes"
 
 
 async def test_a_disk_without_room_for_the_module(place: Place) -> None:
@@ -182,7 +184,7 @@ async def test_a_disk_without_room_for_the_module(place: Place) -> None:
                 await runs.run(Command.APPLY, "w-2", job, state=None, deadline=soon())
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert list((runs.settings.folder / "workspaces").iterdir()) == []
+        assert list((runs.settings.folder / "files" / "workspaces").iterdir()) == []
         assert (await runs.run(Command.APPLY, "w-2", job, state=None, deadline=soon())).failure is None
 
 
@@ -203,11 +205,9 @@ async def test_a_state_that_is_none(place: Place) -> None:
 
 
 async def test_what_a_killed_driver_left_behind_is_removed(place: Place) -> None:
-    left = place.folder / "runs" / "workspaces" / "w-9"
+    left = place.folder / "runs" / "files" / "workspaces" / "w-9"
     left.mkdir(parents=True)
     (left / "main.tf.json").write_text("secret")
     async with driver(place):
-        assert list((place.folder / "runs" / "workspaces").iterdir()) == []
-    assert not left.exists()
-    assert Path(place.folder / "runs" / "lock").exists()
-    await asyncio.sleep(0)
+        assert list((place.folder / "runs" / "files" / "workspaces").iterdir()) == []
+    assert [path.name for path in (place.folder / "runs").iterdir()] == ["lock"]

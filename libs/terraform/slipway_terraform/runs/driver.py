@@ -123,8 +123,6 @@ class Driver:
     def __init__(self, settings: DriverSettings, scheduler: ProviderScheduler) -> None:
         self.settings = settings
         self.scheduler = scheduler
-        self.left_behind: Mapping[str, bytes] = {}
-        """Newest states that a killed predecessor left in the folder, by workspace."""
         self.operations: dict[str, Operation] = {}
         """Last operation of each workspace, until it is forgotten."""
         self._folder = RunFolder(settings.folder)
@@ -133,13 +131,13 @@ class Driver:
 
     async def __aenter__(self) -> Self:
         """Raises ToolMissing, ToolUnsupported, OperationInProgress, DiskFull."""
-        self.left_behind = self._folder.open(self.settings.mirror)
+        self._folder.open(self.settings.mirror)
         try:
             self.tool = await self._identify()
         except BaseException:
-            self._folder.close()
+            await asyncio.to_thread(self._folder.close)
             raise
-        self._preparing = Preparing(self._folder.path / "prepared", self.tool, self._install)
+        self._preparing = Preparing(self._folder.prepared, self.tool, self._install)
         return self
 
     async def __aexit__(
@@ -154,7 +152,7 @@ class Driver:
             operation.interrupt(reason)
         await asyncio.gather(*(operation.settled() for operation in self.operations.values()))
         await self._preparing.aclose()
-        self._folder.close()
+        await asyncio.to_thread(self._folder.close)
 
     def start(
         self,
@@ -360,7 +358,7 @@ class Driver:
             feed=output.feed,
             interruption=interruption,
             grace_seconds=self.settings.grace_seconds,
-            inherited=(self._folder.lock,),
+            guard=self._folder.guard,
         )
 
     async def _identify(self) -> Tool:

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
+from slipway_terraform.plugins.guard import Guard
 
 LOG = structlog.get_logger(__name__)
 STATE: Final = "terraform.tfstate"
@@ -23,10 +24,12 @@ DATA: Final = ".terraform"
 LOCK_FILE: Final = ".terraform.lock.hcl"
 PREPARED: Final = "prepared"
 WORKSPACES: Final = "workspaces"
+HOME: Final = "home"
+TEMPORARY: Final = "tmp"
 SOCKET_BYTES_MAX: Final = 107
 """Length of a socket's path on Linux (sun_path without its final NUL)."""
-TEMPORARY_BYTES: Final = 13
-"""Length of /tmp/12345678, below the folder."""
+TEMPORARY_BYTES: Final = 19
+"""Length of /files/tmp/12345678, below the folder."""
 SOCKET_NAME_BYTES: Final = 34
 """Room for the names that plugins give their sockets in TMPDIR: /plugin1234567890, /tmp12345678/py-tf-plugin.sock."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -51,60 +54,55 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 class RunFolder:
-    """Folder of a driver. Only one process uses it at a time, and its CLI processes inherit the lock: a successor waits
-    for those that a killed driver left behind."""
+    """Folder of a driver. Only one driver uses it at a time. After a kill its guard ends the CLI processes and removes
+    what is secret."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock: int | None = None
+        self._guard: Guard | None = None
 
-    def open(self, mirror: Path | None) -> dict[str, bytes]:
-        """Lock and empty the folder; returns the newest states that a killed driver left behind, by workspace.
-
-        Raises OperationInProgress if another driver uses it, DiskFull.
-        """
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path.chmod(0o700)
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            raise OperationInProgress(f"another process runs Terraform in {self.path}; use another folder") from error
-        left = self._left_behind()
+    def open(self, mirror: Path | None) -> None:
+        """Lock and empty the folder. Raises OperationInProgress if another driver uses it, DiskFull."""
         with disk_full("the folder of runs"):
-            for name in (PREPARED, WORKSPACES, "home", "tmp"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
-                (self.path / name).mkdir(mode=0o700)
-            write_private(self.path / CLI_CONFIG, _cli_config(mirror).encode())
-        return left
-
-    def _left_behind(self) -> dict[str, bytes]:
-        left = {}
-        for folder in sorted((self.path / WORKSPACES).glob("*")):
-            for name in (STATE, ERRORED_STATE):  # the second is newer
-                with contextlib.suppress(FileNotFoundError):
-                    left[folder.name] = (folder / name).read_bytes()
-        return left
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.chmod(0o700)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(self._lock)
+                raise OperationInProgress(
+                    f"another process runs Terraform in {self.path}; use another folder"
+                ) from error
+            self._files = self.path / "files"
+            remove(self._files)  # of a driver that was killed together with its guard
+            for name in (PREPARED, WORKSPACES, HOME, TEMPORARY):
+                (self._files / name).mkdir(parents=True, mode=0o700)
+            write_private(self._files / CLI_CONFIG, _cli_config(mirror).encode())
+        self._guard = Guard(self._files)
 
     @property
-    def lock(self) -> int:
-        assert self._lock is not None, "open() comes first"
-        return self._lock
+    def guard(self) -> Guard:
+        assert self._guard is not None, "open() comes first"
+        return self._guard
+
+    @property
+    def prepared(self) -> Path:
+        """Folder of what runs share."""
+        return self._files / PREPARED
 
     def close(self) -> None:
         """Remove everything and release the lock."""
-        if self._lock is not None:
-            for name in (PREPARED, WORKSPACES, "home", "tmp"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+        self.guard.close()
+        assert self._lock is not None
+        os.close(self._lock)
 
     def environment(self, temporary: Path) -> dict[str, str]:
         """All that the CLI gets of us: no TF_VAR_*, no settings or plugins of a home folder."""
         return {
             "PATH": os.defpath,
-            "HOME": str(self.path / "home"),
+            "HOME": str(self._files / HOME),
             "LANG": "C.UTF-8",
             "TMPDIR": str(temporary),
             "CHECKPOINT_DISABLE": "1",
@@ -112,7 +110,7 @@ class RunFolder:
             "TF_INPUT": "0",
             # Terraform before 1.2 would run in a child of itself, to which it passes no signal.
             "TF_FORK": "0",
-            "TF_CLI_CONFIG_FILE": str(self.path / CLI_CONFIG),
+            "TF_CLI_CONFIG_FILE": str(self._files / CLI_CONFIG),
             "TF_DATA_DIR": DATA,
         }
 
@@ -125,7 +123,7 @@ class RunFolder:
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:
         """TMPDIR of one process."""
-        path = self.path / "tmp" / secrets.token_hex(4)
+        path = self._files / TEMPORARY / secrets.token_hex(4)
         with disk_full("a temporary folder"):
             path.mkdir(mode=0o700)
         try:
@@ -138,7 +136,7 @@ class RunFolder:
         self, workspace: str, prepared: Path, root: Mapping[str, bytes], state: bytes | None
     ) -> Iterator[Path]:
         """Folder of one run, removed after it: what was prepared, the files of `root`, and the state."""
-        path = self.path / WORKSPACES / workspace
+        path = self._files / WORKSPACES / workspace
         try:
             with disk_full(f"the workspace {workspace}"):
                 (path / DATA).mkdir(parents=True, mode=0o700)

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_terraform.plugins.guard import Guard
+
 LINE_BYTES_MAX: Final = 64 * 2**20
 """Longer lines are dropped. The longest are states that the CLI could write to no file."""
 CHUNK_BYTES: Final = 64 * 2**10
@@ -50,12 +52,12 @@ async def run_process(
     feed: Callable[[bytes], None],
     interruption: Interruption,
     grace_seconds: float,
-    inherited: Sequence[int] = (),
+    guard: Guard,
 ) -> Ended:
     """Run a program to its end and `feed` each line that it prints, also those of stderr.
 
     When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
-    whatever it leaves behind. Descriptors in `inherited` stay open in it. Raises OSError if it cannot be started.
+    all that it leaves behind. `guard` kills the group if we are killed. Raises OSError if it cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -66,9 +68,9 @@ async def run_process(
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
         umask=PRIVATE_UMASK,
-        pass_fds=tuple(inherited),
         preexec_fn=_end_with(os.getpid()),
     )
+    guard.add(process.pid)
     assert process.stdout is not None
     assert process.stderr is not None
     reading = [asyncio.ensure_future(_lines(stream, feed)) for stream in (process.stdout, process.stderr)]
@@ -80,6 +82,7 @@ async def run_process(
         with contextlib.suppress(ProcessLookupError):  # its children, who may also hold the pipes open
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        guard.remove(process.pid)
         await asyncio.gather(*reading, interrupting, return_exceptions=True)
     return Ended(code, interruption.reason)
 
