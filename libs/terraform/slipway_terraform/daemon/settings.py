@@ -1,0 +1,164 @@
+"""Settings of the daemon: a TOML file, and SLIPWAY_TERRAFORM_* variables, which take precedence over it.
+
+The file names the plugin executables that may be started. Clients ask for a provider by source and version, so that no
+request makes the daemon run anything else.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from slipway_terraform.domain.policy import Policy
+from slipway_terraform.domain.specs import Mode
+
+PREFIX: Final = "SLIPWAY_TERRAFORM_"
+SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
+SOCKET_BYTES_MAX: Final = 107
+"""Longest path of a Unix socket on Linux: sun_path has 108 bytes with the NUL (unix(7))."""
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+SOURCE: Final = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+")
+
+
+class InvalidSettings(ValueError):
+    """Settings that cannot be used; the message names the setting and the remedy."""
+
+
+class SchedulerKind(StrEnum):
+    """Schedulers."""
+
+    NOOP = "noop"
+    WORKSPACE = "workspace"
+    SHARED = "shared"
+
+
+class Executable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plugin executable that the daemon may start, as `[[provider]]` in the file.
+
+    `environment` is set for the plugin; `client_environment` lists the variables that a client may set beside it. A
+    variable such as LD_PRELOAD would make the plugin run other code, so no client may choose freely.
+    """
+
+    source: str
+    version: str
+    binary: Path
+    digest: str
+    arguments: tuple[str, ...] = ()
+    mode: Mode = Mode.COOKIE
+    environment: dict[str, str] = {}
+    client_environment: tuple[str, ...] = ()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the daemon. Durations are in seconds."""
+
+    socket: Path = SOCKET
+    """Unix socket. Its folder is made with mode 0700, must belong to the daemon's user, and serves one daemon."""
+    scheduler: SchedulerKind = SchedulerKind.WORKSPACE
+    """noop, workspace (a process per lease) or shared (a process per configuration)."""
+    policy: Policy = Policy()
+    """Limits on processes, as `[policy]` in the file."""
+    provider: tuple[Executable, ...] = ()
+    connections_max: int = 1024
+    """Connections at a time. Each lease, and each caller that waits for one, has one."""
+    requests_max: int = 32
+    """Unanswered requests of one connection; further ones are refused."""
+    idle_connection_seconds: float = 60.0
+    """Time after which a connection without a lease and without a request is closed."""
+    drain_seconds: float = 60.0
+    """Time that leases have to end after SIGTERM; then their processes are stopped."""
+    metrics_port: int | None = None
+    """Port of the metrics on 127.0.0.1; unset: not served. 0 lets the system choose."""
+
+    def executable(self, source: str, version: str) -> Executable | None:
+        """The executable of a provider; None if none is listed."""
+        return next((each for each in self.provider if (each.source, each.version) == (source, version)), None)
+
+
+VARIABLES: Final = frozenset(Settings.__struct_fields__) - {"policy", "provider"}
+POLICY_VARIABLES: Final = frozenset(Policy.__struct_fields__)
+
+
+def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings. `path` defaults to SLIPWAY_TERRAFORM_SETTINGS; without either there are only variables.
+
+    A variable is the name of a setting, or of a limit of the policy, in capitals after SLIPWAY_TERRAFORM_. Raises
+    InvalidSettings.
+    """
+    named = environment.get(f"{PREFIX}SETTINGS")
+    file = path or (Path(named) if named else None)
+    values = _read(file) if file else {}
+    place = str(file)
+    try:
+        _refuse_unknown(values.get("policy", {}))
+        settings = msgspec.convert(values, Settings, dec_hook=_decode)
+        place = f"variables {PREFIX}…"
+        policy = msgspec.structs.replace(settings.policy, **_variables(Policy, POLICY_VARIABLES, environment))
+        settings = msgspec.structs.replace(settings, policy=policy, **_variables(Settings, VARIABLES, environment))
+        _check(settings)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InvalidSettings(f"{place}: {error}") from None
+    return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"{file}: {error.strerror}; name a readable file with --settings") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidSettings(f"{file}: not TOML: {error}") from None
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    """A path; the only type that msgspec does not know."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"expected a text, got {type(value).__name__}")
+
+
+def _refuse_unknown(policy: object) -> None:
+    if isinstance(policy, dict) and (unknown := sorted(policy.keys() - POLICY_VARIABLES)):
+        raise ValueError(f"[policy] has no {', '.join(unknown)}; it has {', '.join(sorted(POLICY_VARIABLES))}")
+
+
+def _variables(kind: type[msgspec.Struct], names: frozenset[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the variables that are set, by the name of their field. Raises ValueError."""
+    values = {}
+    for field in msgspec.structs.fields(kind):
+        text = environment.get(PREFIX + field.name.upper())
+        if field.name in names and text is not None:
+            try:
+                values[field.name] = msgspec.convert(text, field.type, strict=False, dec_hook=_decode)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{field.name.upper()}: {error}") from None
+    return values
+
+
+def _check(settings: Settings) -> None:
+    """Report what types do not. Raises ValueError."""
+    if not settings.socket.is_absolute() or len(os.fsencode(settings.socket)) > SOCKET_BYTES_MAX:
+        raise ValueError(f"socket {settings.socket}: expected an absolute path of at most {SOCKET_BYTES_MAX} bytes")
+    for name in ("connections_max", "requests_max"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 1")
+    for name in ("idle_connection_seconds", "drain_seconds"):
+        if not 0 <= getattr(settings, name) < float("inf"):
+            raise ValueError(f"{name} must be a time in seconds, of at least 0")
+    seen: set[tuple[str, str]] = set()
+    for each in settings.provider:
+        name = f"provider {each.source} {each.version}"
+        if not SOURCE.fullmatch(each.source):
+            raise ValueError(f"{name}: source must be HOST/NAMESPACE/TYPE, as registry.terraform.io/hashicorp/aws")
+        if not each.binary.is_absolute():
+            raise ValueError(f"{name}: binary {each.binary} must be an absolute path")
+        if not DIGEST.fullmatch(each.digest):
+            raise ValueError(f"{name}: digest must be the executable's SHA-256 sum in lower-case hex (sha256sum)")
+        if (each.source, each.version) in seen:
+            raise ValueError(f"{name} is listed twice; keep one")
+        seen.add((each.source, each.version))
