@@ -18,7 +18,7 @@ from slipway_common.events.worker import (
 )
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.launch import Launcher
-from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import OutcomeUnknown, PutBack, Refused
 from slipway_provisioner.store import accounts, batches
 from tests.support.provisioner import Provisioner, ReplyLost, after, declared, provisioner_on
 
@@ -115,6 +115,40 @@ async def test_a_poll_without_an_answer_is_repeated(provisioner: Provisioner, an
     await provisioner.set_clock(12)
     await provisioner.poll()
     assert await provisioner.states() == {"starting": 2}
+
+
+@pytest.mark.parametrize("scope", [Scope.LIMITER, Scope.CREDENTIAL])
+async def test_the_outcome_of_a_call_may_be_a_throttle_or_a_refused_credential(
+    provisioner: Provisioner, scope: Scope
+) -> None:
+    """If the provider says that it concludes the call, it is no refusal of the poll."""
+    await accepted(provisioner, 1)
+    outcome = Outcome(Stage.LAUNCH, Result.FAILED, scope, "key", "Code")
+    provisioner.cloud.polls.append(Refused(outcome, "no", concludes=True))
+    await provisioner.set_clock(6)
+    await provisioner.poll()
+    assert await provisioner.states() == ({"requested": 1} if scope is Scope.LIMITER else {"stopped": 1})
+    assert (await batch(provisioner))["state"] == "known"
+
+
+async def test_a_call_that_did_nothing_is_put_back(provisioner: Provisioner) -> None:
+    """Its intents request admission again, and nothing is charged to their config."""
+    await accepted(provisioner, 1)
+    provisioner.cloud.polls.append(PutBack("nothing was applied"))
+    await provisioner.set_clock(6)
+    await provisioner.poll()
+    assert await provisioner.states() == {"requested": 1}
+    assert (await batch(provisioner))["outcome"] == "nothing was applied"
+    assert await provisioner.published(WorkerLaunchFailed) == []
+
+
+async def test_a_provider_may_limit_the_instances_of_a_call(provisioner: Provisioner) -> None:
+    """The intents of one lease start by several calls."""
+    provisioner.cloud.most = 1
+    await provisioner.admitted(3)
+    await provisioner.launch()
+    assert [call.count for call in provisioner.cloud.calls] == [1, 1, 1]
+    assert await provisioner.states() == {"starting": 3}
 
 
 async def test_another_process_polls_it(provisioner: Provisioner) -> None:

@@ -1,21 +1,41 @@
 """Terraform workspaces, saved, unlocked and sealed again at the same time: two sessions for every locking statement."""
 
 import asyncio
-from typing import Final
+from typing import Any, Final
+
+import pytest
 
 import slipway_provisioner
+from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply import workspaces as apply
+from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.sealing import KeyRing
-from slipway_provisioner.domain.workspaces import Kind, Phase, Version, Workspace
+from slipway_provisioner.domain.workspace_runs import Next
+from slipway_provisioner.domain.workspaces import Kind, Operation, Phase, Version, Workspace
+from slipway_provisioner.providers.workspaces import NoRoom, Room, RunClaim
 from slipway_provisioner.store import workspaces
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
 from tests.support.statements import Covered, locking_statements
+from tests.support.terraform_provider import startable
 from tests.support.workspaces import NEW, OLD, ring, state, stored
 
 locking: Final = Covered()
-OWN: Final = ("store.workspaces.", "store.retention.DELETE_DOCUMENTS", "store.retention.DELETE_WORKSPACES")
+OWN: Final = (
+    "store.workspaces.",
+    "store.workspace_runs.",
+    "store.retention.DELETE_DOCUMENTS",
+    "store.retention.DELETE_WORKSPACES",
+)
 KEYS: Final = ring(OLD)
+CONFIG: Final = "zone-a@3f2c9a"
+ACCOUNT: Final = Account(
+    id="tf", deployment="d", provider="terraform", region="r", identity="ledger", lease_pool_id="l", settings={}
+)
+INPUTS: Final[dict[str, Any]] = {"config": {"id": CONFIG}, "incarnation": "in", "effects_seconds": 100.0}
+ANY: Final = Room(workspaces_max=None, queue_max=100)
+STOP: Final = "INSERT INTO launch_stop (scope, scope_id, reason, by) VALUES ('all', '', 'test', 'ann')"
 
 
 async def made(provisioner: Provisioner) -> Workspace:
@@ -111,7 +131,7 @@ async def test_a_lock_that_is_taken_while_its_run_saves(provisioner: Provisioner
     async def take(tx: Connection) -> None:
         row = await workspaces.lock(tx, workspace.id)
         assert row is not None
-        await workspaces.unlock(tx, row.id, Phase.UNKNOWN)
+        await workspaces.unlock(tx, row.id, Phase.UNKNOWN, effects_seconds=0.0)
 
     async with stopped_at(provisioner, "workspace_document", saving(provisioner, workspace, state(1, workspace.id), 0)):
         taking = provisioner.start(in_transaction(provisioner, take))
@@ -137,6 +157,187 @@ async def test_pruning_skips_a_document_that_is_locked(provisioner: Provisioner)
         assert await provisioner.database.fetchval("SELECT count(*) FROM workspace") == 1
     await provisioner.prune()
     assert await provisioner.database.fetchval("SELECT count(*) FROM workspace") == 0
+
+
+# Runs
+
+
+@pytest.fixture
+async def queued(provisioner: Provisioner) -> list[Workspace]:
+    """Three workspaces that wait for a run, in an account in which launches may start."""
+    await startable(provisioner.database, ACCOUNT, CONFIG)
+    replica = replicas(provisioner)[0]
+    for _ in range(3):
+        await replica.add(ACCOUNT, new_id(), [INPUTS], ANY)
+    return [*await replica.live(ACCOUNT, None)]
+
+
+def replicas(provisioner: Provisioner) -> tuple[WorkspaceRuns, WorkspaceRuns]:
+    return WorkspaceRuns(lambda: provisioner.database, KEYS), WorkspaceRuns(lambda: provisioner.database, KEYS)
+
+
+def ready(claim: RunClaim, instance_id: str = "i-1") -> Next:
+    return Next(phase=Phase.READY, instance_id=instance_id)
+
+
+def saved(claim: RunClaim, serial: int = 1) -> bytes:
+    return state(serial, claim.workspace.id, machine="i-1")
+
+
+async def phases(provisioner: Provisioner) -> dict[str, int]:
+    rows = await provisioner.database.fetch("SELECT phase, count(*)::int AS number FROM workspace GROUP BY phase")
+    return {row["phase"]: row["number"] for row in rows}
+
+
+@locking("store.workspace_runs.ROOM")
+async def test_two_calls_take_the_last_room(provisioner: Provisioner) -> None:
+    """The second counts what the first has committed."""
+    one, two = replicas(provisioner)
+    room = Room(workspaces_max=1, queue_max=9)
+    async with stopped_at(provisioner, "workspace", one.add(ACCOUNT, new_id(), [INPUTS], room)) as first:
+        second = provisioner.start(two.add(ACCOUNT, new_id(), [INPUTS], room))
+        await provisioner.until_waiting(first, second)
+    await first
+    with pytest.raises(NoRoom):
+        await second
+    assert len(await one.live(ACCOUNT, None)) == 1
+
+
+@locking("store.workspace_runs.ROOM")
+async def test_a_call_that_is_repeated_at_the_same_time(provisioner: Provisioner) -> None:
+    """A batch has its workspaces once."""
+    one, two = replicas(provisioner)
+    batch_id = new_id()
+    async with stopped_at(provisioner, "workspace", one.add(ACCOUNT, batch_id, [INPUTS] * 2, ANY)) as first:
+        second = provisioner.start(two.add(ACCOUNT, batch_id, [INPUTS] * 2, ANY))
+        await provisioner.until_waiting(first, second)
+    await asyncio.gather(first, second)
+    assert [row.ordinal for row in await one.of_batch(ACCOUNT, batch_id)] == [1, 2]
+
+
+@locking("store.workspace_runs.CLAIM", "store.workspace_runs.BEGIN")
+async def test_replicas_claim_different_workspaces(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """Neither waits for the other, and no workspace has two runs."""
+    one, two = replicas(provisioner)
+    async with provisioner.database.acquire() as db, db.transaction():
+        await db.fetch("SELECT FROM workspace WHERE id = $1 FOR UPDATE", queued[0].id)
+        first = await one.claim("one", 1)
+        second = await two.claim("two", 9)
+    ids = [claim.workspace.id for claim in (*first, *second)]
+    assert sorted(ids) == sorted(workspace.id for workspace in queued[1:])
+    assert [claim.workspace.id for claim in await one.claim("one", 9)] == [queued[0].id]
+
+
+@locking("store.workspace_runs.CLAIM", "store.workspace_runs.RENEW", "store.workspace_runs.FINISH")
+async def test_a_run_that_has_lost_its_lock_saves_nothing_over_its_successor(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """Its state is stored beside the other one. Its workspace is looked up before anything is applied again."""
+    one, two = replicas(provisioner)
+    (late,) = await one.claim("one", 1)
+    assert await one.renew([late]) == []
+    await provisioner.set_clock(61)
+    (successor,) = [claim for claim in await two.claim("two", 9) if claim.workspace.id == late.workspace.id]
+    assert (successor.operation, successor.unsettled_seconds) == (Operation.LOOK_UP, 39.0)
+    assert await one.renew([late]) == [late.workspace.id]
+    assert "lost the lock" in await one.finish(late, saved(late), ready(late))
+    looked = Next(phase=Phase.QUEUED, due_seconds=0.0)
+    assert await two.finish(successor, saved(successor), looked) == ""
+    assert (await current(provisioner, late.workspace)).version.serial == 1
+    assert await rejected(provisioner, late.workspace) == ["its run had lost the lock"]
+    (again,) = [claim for claim in await two.claim("two", 9) if claim.workspace.id == late.workspace.id]
+    assert again.operation is Operation.APPLY
+
+
+@locking("store.workspace_runs.FINISH")
+async def test_a_lock_that_is_claimed_while_its_run_saves(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """The end of a run and a claim after its lock has lapsed wait for each other; one of them wins."""
+    one, two = replicas(provisioner)
+    (claim,) = await one.claim("one", 1)
+    await provisioner.set_clock(61)
+    async with stopped_at(provisioner, "workspace_document", one.finish(claim, saved(claim), ready(claim))) as saving:
+        others = await two.claim("two", 9)
+        assert claim.workspace.id not in [other.workspace.id for other in others]
+    assert await saving == ""
+    assert (await phases(provisioner))["ready"] == 1
+
+
+@locking("store.workspace_runs.DESTROY", "store.workspace_runs.FINISH")
+async def test_a_destruction_that_is_asked_for_during_a_refresh(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """The end of the refresh does not make the workspace ready again."""
+    one, two = replicas(provisioner)
+    for claim in await one.claim("one", 1):
+        await one.finish(claim, saved(claim), ready(claim))
+    assert await two.refresh_oldest(-1) is True
+    (refresh,) = [claim for claim in await one.claim("one", 9) if claim.operation is Operation.REFRESH]
+    async with stopped_at(provisioner, "workspace_document", one.finish(refresh, saved(refresh, 2), ready(refresh))):
+        destroying = provisioner.start(two.destroy(ACCOUNT, ["i-1"]))
+        await provisioner.until_waiting(destroying)
+    await destroying
+    assert [row.phase for row in await one.of_instances(ACCOUNT, ["i-1"])] == [Phase.DESTROYING]
+    (claim,) = [claim for claim in await one.claim("one", 9) if claim.workspace.id == refresh.workspace.id]
+    await two.destroy(ACCOUNT, ["i-1"])
+    assert claim.operation is Operation.DESTROY
+
+
+@locking("store.workspace_runs.DESTROY")
+async def test_a_refresh_that_ends_after_a_destruction_was_asked_for(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    one, two = replicas(provisioner)
+    for claim in await one.claim("one", 1):
+        await one.finish(claim, saved(claim), ready(claim))
+    await one.refresh_oldest(-1)
+    (refresh,) = [claim for claim in await one.claim("one", 9) if claim.operation is Operation.REFRESH]
+    await two.destroy(ACCOUNT, ["i-1"])
+    await one.finish(refresh, saved(refresh, 2), ready(refresh))
+    assert [row.phase for row in await one.of_instances(ACCOUNT, ["i-1"])] == [Phase.DESTROYING]
+    assert len(await two.claim("two", 9)) == 1
+
+
+@locking("store.workspace_runs.HELD", "store.workspaces.UNLOCK")
+async def test_a_successor_releases_the_locks_of_its_predecessor(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """Other processes keep theirs."""
+    one, two = replicas(provisioner)
+    (killed,) = await one.claim("one", 1)
+    (other,) = await two.claim("two", 1)
+    assert await one.release("one") == 1
+    again = {claim.workspace.id: claim.operation for claim in await one.claim("one", 9)}
+    assert again[killed.workspace.id] is Operation.LOOK_UP
+    assert other.workspace.id not in again
+
+
+@locking("store.workspace_runs.REFRESH_OLDEST", "store.workspace_runs.REFRESH_SILENT")
+async def test_replicas_make_one_refresh_due(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """A second one skips the row, and a ready workspace without a reason is never due."""
+    one, two = replicas(provisioner)
+    for claim in await one.claim("one", 1):
+        await one.finish(claim, saved(claim), ready(claim))
+    assert await one.refresh_oldest(3600) is False
+    await provisioner.set_clock(3601)
+    async with provisioner.database.acquire() as db, db.transaction():
+        await db.fetch("SELECT FROM workspace FOR UPDATE")
+        assert await two.refresh_oldest(3600) is False
+    assert await one.refresh_oldest(3600) is True
+    assert await two.refresh_oldest(3600) is False
+    assert await two.refresh_silent(60) == 0
+
+
+@locking("store.workspaces.DROP", "store.workspace_runs.FINISH")
+async def test_an_apply_is_a_start(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """None begins after a launch stop has committed; what waits is put back, without inputs."""
+    one, _ = replicas(provisioner)
+    await provisioner.database.execute(STOP)
+    assert await one.claim("one", 9) == []
+    assert await phases(provisioner) == {"gone": 3}
+    rows = await one.of_batch(ACCOUNT, queued[0].batch_id)
+    assert [row.outcome for row in rows] == [{"put_back": "launching was stopped or paused before it began"}]
+    left = await provisioner.database.fetchval("SELECT count(*) FROM workspace_document WHERE kind = 'inputs'")
+    assert left == 0
 
 
 def test_every_locking_statement_has_an_interleaving() -> None:

@@ -170,6 +170,7 @@ class Cloud(Provider):
         self.polled: list[tuple[str, CreateRequest]] = []
         self.polls: deque[Exception | int] = deque()
         self.endings: dict[str, Outcome] = {}
+        self.most: int | None = None  # instances of one call
         self.cleaned = 0
         self.healthy = True
         self.page_size = 0  # 0: one page
@@ -194,6 +195,9 @@ class Cloud(Provider):
 
     def visibility_seconds(self, account: Account) -> float | None:
         return self.visibility
+
+    def units_max(self, account: Account) -> int | None:
+        return self.most
 
     def call(self, account: Account, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return dict(self.parameters)

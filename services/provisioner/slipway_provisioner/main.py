@@ -1,6 +1,7 @@
 """Entry point of the provisioner: its topics, loops and routes."""
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -10,7 +11,9 @@ from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
 from slipway_common.web.runtime import Runtime
 from slipway_provisioner.apply.recovery import stop_until_confirmed
+from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.declaration import Times
+from slipway_provisioner.domain.sealing import KeyRing
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
@@ -32,8 +35,9 @@ from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, swe
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
+from slipway_provisioner.loops.work import work
 from slipway_provisioner.providers.installed import installed
-from slipway_provisioner.providers.port import ProviderSettings
+from slipway_provisioner.providers.port import ProviderSettings, TerraformSettings
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.pacing import SharedBuckets
 from slipway_provisioner.store.retention import RETENTION
@@ -47,6 +51,8 @@ def build(settings: Settings) -> Service:
             timeout_seconds=settings.call_timeout_seconds,
             pacing=SharedBuckets(lambda: runtime.database),
             accepted_seconds=settings.accepted_timeout_seconds,
+            workspaces=WorkspaceRuns(lambda: runtime.database, KeyRing(settings.state_keys)),
+            terraform=_terraform(settings),
         )
     )
     launcher = Launcher(settings, providers)
@@ -95,6 +101,7 @@ def build(settings: Settings) -> Service:
             Loop(reap.LOOP, reap.Reaper(settings, providers).reap_due),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),
+            *(Loop(f"work-{name}", partial(work, provider=provider)) for name, provider in providers.items()),
             Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
         routers=[
@@ -123,6 +130,16 @@ def build(settings: Settings) -> Service:
         retention=RETENTION,
         schema_minimum="0001",
         renewed=stop_until_confirmed,
+    )
+
+
+def _terraform(settings: Settings) -> TerraformSettings:
+    return TerraformSettings(
+        folder=settings.terraform_folder or f"{tempfile.gettempdir()}/slipway-tf-{settings.port}",
+        runs_max=settings.terraform_runs_max,
+        shares=settings.terraform_shares_plugins,
+        silent_seconds=settings.unresponsive_timeout_seconds / 2,
+        sweep_share=settings.terraform_sweep_share,
     )
 
 

@@ -70,6 +70,15 @@ class Settings(SignalSettings):
     [default: it is not asked]."""
     accounts_listed_at_once: Annotated[int, Field(ge=1)] = 8
     """Accounts that the instance reaper of one replica lists at the same time."""
+    terraform_folder: str = ""
+    """Folder of Terraform's runs, for this process alone, with a short path [default: one in the system's temporary
+    folder, by the port]. What a killed process leaves there is saved by its successor."""
+    terraform_runs_max: Annotated[int, Field(ge=1)] = 4
+    """Largest number of concurrent runs of Terraform of one replica. A run takes about a core for seconds."""
+    terraform_shares_plugins: bool = False
+    """True: one plugin process serves all workspaces of an account; else each workspace has its own."""
+    terraform_sweep_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of a core for refreshes of Terraform workspaces in turn, of those without one for an hour; 0: none."""
     calls_in_flight_max: int = 64
     """Largest number of concurrent provider calls of one replica."""
     send_within_seconds: float = 2.0

@@ -23,12 +23,14 @@ from slipway_local.ec2.facts import Launch
 from slipway_local.ec2.facts import Reply as Ec2Reply
 from slipway_local.ec2.server import EmbeddedEc2
 from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.installed import GROUP
 from slipway_provisioner.providers.port import CreateRequest, Refused
 from slipway_provisioner.providers.process import Processes
 from slipway_provisioner.providers.simulated import Simulated
+from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from slipway_simulator.ledger import read
 from slipway_simulator.main import served
@@ -36,10 +38,21 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
 from tests.support.accepting import Accepting, Site
 from tests.support.ec2 import KEY, cleared
-from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.harness import PATIENCE_SECONDS, until, until_waiting
 from tests.support.linux import IS_LINUX, REASON
 from tests.support.provider_contract import Setup, clear
-from tests.support.providers import ACCOUNT, DEPLOYMENT, account, provider_settings, request
+from tests.support.providers import ACCOUNT, CONFIG, DEPLOYMENT, account, provider_settings, request
+from tests.support.provisioner import provisioner_on
+from tests.support.terraform_provider import (
+    account_settings,
+    launch_settings,
+    real_clock,
+    settings_on,
+    startable,
+    tagged,
+    working,
+)
+from tests.support.terraform_runs import new_place
 
 
 @pytest.fixture(params=sorted({*entry_points(group=GROUP).names, "accepting"}))
@@ -239,3 +252,42 @@ async def aws_setup(ec2_server: EmbeddedEc2, monkeypatch: pytest.MonkeyPatch) ->
         )
         for each in made:
             await each.close()
+
+
+@pytest.fixture
+async def terraform_setup(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
+    """Machines of a ledger, in an account with room for three workspaces."""
+    with new_place() as place:
+        async with provisioner_on(postgres) as provisioner, real_clock(provisioner.database):
+            database = provisioner.database
+            own = account_settings(place, workspaces_max=3)
+            here = replace(account(), provider="terraform", identity="ledger", settings=own)
+            await startable(database, here, CONFIG)
+            async with contextlib.AsyncExitStack() as stack:
+
+                async def opened(name: str) -> Terraform:
+                    settings = settings_on(database, place.folder / name)
+                    return await stack.enter_async_context(working(Terraform(settings)))
+
+                provider, other = await opened("runs"), Terraform(settings_on(database, place.folder / "other"))
+
+                async def cancelled(asked: CreateRequest) -> set[str]:
+                    """Cancel the call before it is committed."""
+                    async with database.acquire() as db, db.transaction():
+                        await db.execute("LOCK TABLE workspace IN EXCLUSIVE MODE")
+                        call = asyncio.create_task(provider.create(here, asked))
+                        await until_waiting(database, call)
+                        call.cancel()
+                        with pytest.raises(asyncio.CancelledError):
+                            await call
+                    return {*tagged(place.ledger, {"slipway-batch": asked.batch_id})}
+
+                yield Setup(
+                    provider=provider,
+                    account=here,
+                    cancelled=cancelled,
+                    restarted=lambda: other,
+                    bad_settings={"tool": "terraform"},
+                    config={"settings": launch_settings(place)},
+                )
+                await other.close()

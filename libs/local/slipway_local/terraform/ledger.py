@@ -13,7 +13,7 @@ from slipway_local.terraform.packages import PYTHON
 SOURCE: Final = "registry.terraform.io/slipway/ledger"
 VERSION: Final = "1.0.0"
 
-At = Literal["configure", "create", "read", "update", "destroy"]
+At = Literal["configure", "create", "read", "update", "destroy", "list"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

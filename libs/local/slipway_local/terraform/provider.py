@@ -90,7 +90,7 @@ class LedgerProvider(iface.Provider):
         self.inject("configure", diags)
 
     def get_data_sources(self) -> list[Any]:
-        return []
+        return [LedgerMachines]
 
     def get_resources(self) -> list[Any]:
         return [LedgerMachine]
@@ -196,6 +196,39 @@ class LedgerMachine(iface.Resource):
         except FileNotFoundError:
             ctx.diagnostics.add_error("no such machine", f"{id} is not in the ledger")
             return None
+
+
+class LedgerMachines(iface.DataSource):
+    """`ledger_machines`: machines with these tags, as JSON, and the identity of the caller."""
+
+    def __init__(self, provider: LedgerProvider) -> None:
+        self.provider = provider
+
+    @classmethod
+    def get_name(cls) -> str:
+        return "machines"
+
+    @classmethod
+    def get_schema(cls) -> Any:
+        return schema.Schema(
+            version=1,
+            attributes=[
+                schema.Attribute("tags", types.Map(types.String()), optional=True),
+                schema.Attribute("json", types.String(), computed=True),
+                schema.Attribute("identity", types.String(), computed=True),
+            ],
+        )
+
+    def read(self, ctx: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+        if self.provider.inject("list", ctx.diagnostics):
+            return None
+        assert self.provider.ledger is not None
+        wanted, found = (config["tags"] or {}).items(), []
+        for path in sorted((self.provider.ledger.folder / "machines").glob("*.json")):
+            machine = json.loads(path.read_text())
+            if wanted <= (machine["tags"] or {}).items():
+                found.append({"id": machine["id"], "name": machine["name"], "tags": machine["tags"]})
+        return {"tags": config["tags"], "json": json.dumps(found), "identity": self.provider.ledger.folder.name}
 
 
 if __name__ == "__main__":

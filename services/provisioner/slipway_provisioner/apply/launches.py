@@ -69,6 +69,7 @@ async def start(
     if not waiting:
         return None
     account = await accounts.get(tx, config["account_id"])
+    waiting = waiting[: providers[account.provider].units_max(account)]  # the others start under the same lease
     if not terms.suffices(lease, await pools.now(tx), terms.timeout(account)):
         await leases.renew_one(tx, lease_id, renewal_pending_seconds=terms.clock_skew_seconds)
         return None

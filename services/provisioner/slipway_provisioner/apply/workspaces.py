@@ -14,8 +14,10 @@ from slipway_provisioner.domain.workspaces import (
     rejection,
     version_of,
 )
-from slipway_provisioner.store import audit, workers, workspaces
+from slipway_provisioner.store import accounts, audit, workers, workspaces
 
+VISIBILITY_SECONDS: Final = 30.0
+"""Longest time until a new resource is found by its tags, for accounts that say nothing else."""
 RESEALED_AT_ONCE: Final = 100
 """Documents of one transaction: some 10 ms of encryption, and row locks that a run may wait for."""
 
@@ -67,10 +69,20 @@ async def unlock(tx: Connection, worker_id: str, *, by: str, reason: str) -> Wor
     if workspace is None:
         raise NoWorkspace(worker_id)
     if workspace.phase is not Phase.GONE:
-        phase = ABANDONED[workspace.phase] if workspace.holder else workspace.phase
-        await workspaces.unlock(tx, workspace.id, phase)
+        await unlock_row(tx, workspace)
     await audit.command(tx, "worker", worker_id, "unlocked", by=by, reason=reason, holder=workspace.holder)
     return await workspaces.lock(tx, workspace.id) or workspace
+
+
+async def unlock_row(tx: Connection, workspace: Workspace) -> None:
+    """Take the lock of a workspace that is not gone from its run, which has ended. What that run created last may not
+    be found at once. The row is locked."""
+    phase = ABANDONED[workspace.phase] if workspace.holder else workspace.phase
+    account = await accounts.find(tx, workspace.account_id)
+    visibility = None if account is None else account.settings.get("visibility_seconds")
+    await workspaces.unlock(
+        tx, workspace.id, phase, effects_seconds=VISIBILITY_SECONDS if visibility is None else visibility
+    )
 
 
 async def save(

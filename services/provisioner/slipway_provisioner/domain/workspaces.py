@@ -54,7 +54,7 @@ creates nothing, and a destruction may be repeated."""
 class Kind(StrEnum):
     """Kind of a sealed document of a workspace."""
 
-    INPUTS = "inputs"  # its launch call, until it is ready
+    INPUTS = "inputs"  # its launch call, until it is gone
     STATE = "state"
     REJECTED = "rejected"  # a state that was not saved over another one, which nobody else has
 

@@ -20,7 +20,7 @@ from slipway_provisioner.apply import launches
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops import contact
 from slipway_provisioner.loops.launch import REJECTED_BEFORE_TOKEN_CHECK, Launcher
-from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import OutcomeUnknown, PutBack, Refused
 from slipway_provisioner.store import accounts, batches
 from slipway_provisioner.store.batches import Batch, Overdue
 
@@ -83,7 +83,7 @@ async def _poll(database: Database, launcher: Launcher, batch: Batch, account: A
             async with asyncio.timeout(batch.timeout_seconds - (monotonic_seconds() - began)):
                 found = await provider.poll(account, launcher.request(batch), batch.handle)
         except Refused as refused:
-            if refused.outcome.scope in REJECTED_BEFORE_TOKEN_CHECK:  # the poll was refused, not the call
+            if refused.outcome.scope in REJECTED_BEFORE_TOKEN_CHECK and not refused.concludes:
                 LOG.info(
                     "polling the accepted call was refused", batch=batch.id, account=account.id, error=str(refused)
                 )
@@ -91,6 +91,9 @@ async def _poll(database: Database, launcher: Launcher, batch: Batch, account: A
                 metrics.CALLS.labels(account.id, "failed", refused.outcome.scope.value).inc()
                 async with database.acquire() as db, db.transaction():
                     await launches.record_refusal(db, batch, refused)
+        except PutBack as error:
+            metrics.CALLS.labels(account.id, "put back", "").inc()
+            await launcher.put_back(database, batch, str(error))
         except (OutcomeUnknown, TimeoutError) as error:
             LOG.info("polling the accepted call failed", batch=batch.id, account=account.id, error=str(error))
             await contact.failed(database, account.id, launcher.settings, error, began=began)

@@ -13,10 +13,25 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, Protected
 from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
+from slipway_provisioner.providers.workspaces import Workspaces
 
 LOG = logger(__name__)
 CODE_CHARACTERS_MAX: Final = 60
 HANDLE_CHARACTERS_MAX: Final = 500
+
+
+class TerraformSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the runs of Terraform: at most `runs_max` at a time, in `folder`, which only this process uses. With
+    `shares` one plugin process serves all workspaces of an account, else one workspace each. A worker without contact
+    for `silent_seconds` has its workspace refreshed. `sweep_share` is the share of a core for refreshes in turn, of
+    workspaces whose last one is `sweep_seconds` ago."""
+
+    folder: str = ""
+    runs_max: int = 4
+    shares: bool = False
+    silent_seconds: float = 450.0
+    sweep_share: float = 0.01
+    sweep_seconds: float = 3600.0
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +41,8 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float
     pacing: Pacing = msgspec.field(default_factory=LocalBuckets)
     accepted_seconds: float = 3600.0
+    workspaces: Workspaces | None = None
+    terraform: TerraformSettings = TerraformSettings()
 
     def timeout(self, account: Account) -> float:
         """Timeout of a call in an account, in seconds."""
@@ -64,11 +81,15 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Refused(Exception):
-    """The provider certainly refused the call. `throttled`: only because of the API rate limit."""
+    """The provider certainly refused the call. `throttled`: only because of the API rate limit. `concludes`: raised by
+    a poll, it is the outcome of the accepted call, whatever its scope, and no refusal of the poll."""
 
-    def __init__(self, outcome: Outcome, message: str, *, retry_after_seconds: float | None = None) -> None:
+    def __init__(
+        self, outcome: Outcome, message: str, *, retry_after_seconds: float | None = None, concludes: bool = False
+    ) -> None:
         super().__init__(f"{outcome.code}: {redacted(message)}")
         self.outcome = outcome
+        self.concludes = concludes
         self.throttled = outcome.scope is Scope.LIMITER
         self.retry_after_seconds = retry_after_seconds
 
@@ -81,6 +102,10 @@ class OutcomeUnknown(Exception):
         super().__init__(redacted(message))
         self.look_up = look_up
         self.throttled = throttled
+
+
+class PutBack(Exception):
+    """An accepted call had no effect, which says nothing about its launch config; the text is the reason."""
 
 
 class TerminationRefused(OutcomeUnknown):
@@ -127,7 +152,33 @@ class LookUps(Protocol):
         return gone
 
 
-class Provider(LookUps, Protocol):
+class Declarations(Protocol):
+    """Checks of what is declared for a provider."""
+
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
+        """Problem with an account's settings in its region and its remedy; empty if they are usable."""
+        ...
+
+    def credential_problem(self, credential: Mapping[str, Any]) -> str:
+        """Problem with an account's reference to a credential and its remedy; empty if it is usable. A provider that
+        needs no credential accepts none, since nobody would notice that it is not used."""
+        return "this provider needs none; write credential: none" if credential else ""
+
+    def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
+        """Problem with the settings of a launch config in an account and its remedy; empty if they are usable."""
+        return ""
+
+    def meaning(self, account_settings: Mapping[str, Any], code: str, message: str) -> Meaning | None:
+        """Meaning of an error code in an account with these settings; None if the provider has no table for people."""
+        return None
+
+    async def rehearse(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Problem that a rehearsal of a launch finds, without any effect, and its remedy; empty if there is none, or if
+        the provider has no rehearsals. The caller cancels one that takes long."""
+        return ""
+
+
+class Provider(Declarations, LookUps, Protocol):
     """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably.
 
     A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
@@ -140,6 +191,15 @@ class Provider(LookUps, Protocol):
     async def close(self) -> None:
         """Release connections and threads. Instances continue."""
         return
+
+    async def work(self) -> bool:
+        """Do a step of work that no call waits for, such as runs of a queue; False if there is none. Called by every
+        replica in turn with itself; a cancelled step ends within seconds, and leaves the rest to another replica."""
+        return False
+
+    def units_max(self, account: Account) -> int | None:
+        """Most instances of one call; None: any number."""
+        return None
 
     def visibility_seconds(self, account: Account) -> float | None:
         """Longest time until a new instance is listed; None: the setting of this service. Where a call may have been
@@ -203,23 +263,6 @@ class Provider(LookUps, Protocol):
                 own = config["id"]
         return Outcome(stage, Result.FAILED, scope, key or own, code)
 
-    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
-        """Problem with an account's settings in its region and its remedy; empty if they are usable."""
-        ...
-
-    def credential_problem(self, credential: Mapping[str, Any]) -> str:
-        """Problem with an account's reference to a credential and its remedy; empty if it is usable. A provider that
-        needs no credential accepts none, since nobody would notice that it is not used."""
-        return "this provider needs none; write credential: none" if credential else ""
-
-    def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
-        """Problem with the settings of a launch config in an account and its remedy; empty if they are usable."""
-        return ""
-
-    def meaning(self, account_settings: Mapping[str, Any], code: str, message: str) -> Meaning | None:
-        """Meaning of an error code in an account with these settings; None if the provider has no table for people."""
-        return None
-
     def honours_tokens(self, account: Account) -> bool:
         """True if a call may be repeated with its token."""
         ...
@@ -240,7 +283,7 @@ class Provider(LookUps, Protocol):
         ...
 
     async def poll(self, account: Account, request: CreateRequest, handle: str) -> Sequence[str] | None:
-        """Ids of the instances of an accepted call; None while the provider works on it. Raises Refused.
+        """Ids of the instances of an accepted call; None while the provider works on it. Raises Refused, PutBack.
 
         It may be called again at any time, also after it has answered, by any replica and after a restart. Once the
         deadline of the accepted call has passed, its instances are looked up by their tag instead.

@@ -62,6 +62,11 @@ async def get(db: Connection, account_id: str) -> Account:
     return Account(**await db.fetchrow(GET.text, *GET.arguments(id=account_id)))
 
 
+async def find(db: Connection, account_id: str) -> Account | None:
+    row = await db.fetchrow(GET.text, *GET.arguments(id=account_id))
+    return None if row is None else Account(**row)
+
+
 async def record_listing_problem(tx: Connection, account_id: str, problem: str) -> bool:
     """Store why the account's listing is implausible, empty if it is plausible; True if that has changed."""
     arguments = SET_LISTING_PROBLEM.arguments(account_id=account_id, problem=problem)

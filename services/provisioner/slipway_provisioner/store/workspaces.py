@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql
 
 from slipway_common.base.ids import random_bytes
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement
+from slipway_common.database.sql import Statement, seconds
 from slipway_provisioner.domain.sealing import NONCE_BYTES, KeyRing, Sealed
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version, Workspace
 from slipway_provisioner.store.tables import workspace, workspace_document
@@ -72,7 +72,7 @@ UNLOCK: Final = Statement(
         holder="",
         fence=C.fence + 1,
         locked_until=None,
-        effects_until=None,
+        effects_until=sa.func.slipway_clock() + seconds("effects"),
         due_at=sa.func.slipway_clock(),
     )
 )
@@ -93,6 +93,7 @@ PUT: Final = Statement(
     )
 )
 VERSION: Final = Statement(sa.select(D.lineage, D.serial).where(_OF, D.kind == Kind.STATE))
+DROP: Final = Statement(sa.delete(workspace_document).where(_OF, _KIND))
 COUNT: Final = Statement(sa.select(sa.func.count()).where(_OF, _KIND))
 # A state that is being saved is sealed with the current key: it needs no other.
 TAKE_SEALED_WITHOUT: Final = Statement(
@@ -149,9 +150,10 @@ async def of_worker(
     return None if row is None else from_row(row)
 
 
-async def unlock(tx: Connection, workspace_id: str, phase: Phase) -> None:
+async def unlock(tx: Connection, workspace_id: str, phase: Phase, *, effects_seconds: float) -> None:
     """Take the lock from whatever run holds it, and make the next run due. The row is locked."""
-    await tx.execute(UNLOCK.text, *UNLOCK.arguments(workspace_id=workspace_id, next=phase))
+    arguments = UNLOCK.arguments(workspace_id=workspace_id, next=phase, effects=effects_seconds)
+    await tx.execute(UNLOCK.text, *arguments)
 
 
 async def document(db: Connection, workspace_id: str, kind: Kind, keys: KeyRing) -> Opened | None:
@@ -195,6 +197,11 @@ async def put(
         reason=reason,
     )
     await tx.execute(PUT.text, *arguments)
+
+
+async def drop(tx: Connection, workspace_id: str, kind: Kind) -> None:
+    """Delete the documents of a kind. The row of the workspace is locked."""
+    await tx.execute(DROP.text, *DROP.arguments(workspace_id=workspace_id, kind=kind))
 
 
 async def count(db: Connection, workspace_id: str, kind: Kind) -> int:

@@ -1,0 +1,123 @@
+"""Next phase of a workspace after a run: a table of phases, operations and results. Pure."""
+
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.worker import Outcome
+from slipway_provisioner.domain.workspaces import NEXT, Operation, Phase, Workspace
+
+RETRY_SECONDS: Final = 5.0
+RETRY_SECONDS_MAX: Final = 600.0
+APPLIES_MAX: Final = 3
+"""Applies of one workspace that did nothing, after which its intent returns to the admission queue."""
+STUCK_ATTEMPTS: Final = 10
+"""Failed runs in a row after which a person has to help."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a run. `failure` is the problem of a failed one, with the `outcome` that it means for a launch;
+    `nothing`: it says nothing about the cloud, and nothing was done there. `unknown`: resources may exist that the
+    state lacks. `resources` are those in the state afterwards."""
+
+    failure: str = ""
+    outcome: Outcome | None = None
+    nothing: bool = False
+    unknown: bool = False
+    resources: int = 0
+    instance_id: str | None = None
+    address: str = ""
+
+
+class Next(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of a workspace after a run; `due_seconds` is None if no run is due. `outcome` is that of its launch. The run
+    may have effects that are not listed yet for `effects_seconds`, if that has changed."""
+
+    phase: Phase
+    due_seconds: float | None = None
+    effects_seconds: float | None = None
+    attempts: int = 0
+    instance_id: str | None = None
+    address: str = ""
+    outcome: Outcome | None = None
+    problem: str = ""
+    put_back: bool = False
+    """The launch had no effect and says nothing about its config."""
+
+
+def after(
+    workspace: Workspace, operation: Operation, result: Result, *, unsettled_seconds: float, visibility_seconds: float
+) -> Next:
+    """Row of a workspace after a run. Earlier runs may have effects for `unsettled_seconds`. A new resource is found
+    `visibility_seconds` after its creation."""
+    attempts = workspace.attempts + 1 if result.failure else 0
+    retry = min(RETRY_SECONDS * 2 ** min(max(attempts - 1, 0), 16), RETRY_SECONDS_MAX)
+    kept = Next(
+        phase=workspace.phase,
+        due_seconds=retry,
+        attempts=attempts,
+        instance_id=workspace.instance_id,
+        address=workspace.address,
+        problem=result.failure,
+    )
+    match operation:
+        case Operation.APPLY:
+            return _after_apply(kept, result, visibility_seconds)
+        case Operation.LOOK_UP:
+            return _after_look_up(kept, result, unsettled_seconds)
+        case Operation.DESTROY:
+            if result.failure or result.resources:
+                return kept
+            return msgspec.structs.replace(kept, phase=Phase.GONE, due_seconds=None)
+        case Operation.REFRESH:
+            return _after_refresh(kept, result)
+
+
+def _after_apply(kept: Next, result: Result, visibility_seconds: float) -> Next:
+    if result.unknown:
+        return msgspec.structs.replace(
+            kept, phase=Phase.UNKNOWN, due_seconds=visibility_seconds, effects_seconds=visibility_seconds
+        )
+    if not result.failure:
+        return msgspec.structs.replace(
+            kept, phase=Phase.READY, due_seconds=None, instance_id=result.instance_id, address=result.address
+        )
+    if result.nothing:
+        return kept if kept.attempts < APPLIES_MAX else _given_up(kept, result)
+    return _destroyed(msgspec.structs.replace(kept, outcome=result.outcome, attempts=0), result)
+
+
+def _after_look_up(kept: Next, result: Result, unsettled_seconds: float) -> Next:
+    """Next phase after a look-up, which has added what it found to the state. Once nothing more can appear, an apply
+    adds what is missing, everything or nothing, and reads the outputs."""
+    if result.failure:
+        return kept
+    if unsettled_seconds > 0:
+        return msgspec.structs.replace(kept, due_seconds=unsettled_seconds)
+    return msgspec.structs.replace(kept, phase=Phase.QUEUED, due_seconds=0.0)
+
+
+def _after_refresh(kept: Next, result: Result) -> Next:
+    """A failed refresh proves nothing."""
+    if not result.failure and (not result.resources or result.instance_id != kept.instance_id):
+        problem = f"its instance {kept.instance_id} is gone"
+        return _destroyed(msgspec.structs.replace(kept, problem=problem), result)
+    if result.failure and kept.attempts < STUCK_ATTEMPTS:
+        return kept
+    return msgspec.structs.replace(kept, due_seconds=None)
+
+
+def _given_up(kept: Next, result: Result) -> Next:
+    return _destroyed(msgspec.structs.replace(kept, put_back=True, attempts=0), result)
+
+
+def _destroyed(kept: Next, result: Result) -> Next:
+    """Destroy what is in the state; a workspace without resources is gone."""
+    if result.resources:
+        return msgspec.structs.replace(kept, phase=Phase.DESTROYING, due_seconds=0.0)
+    return msgspec.structs.replace(kept, phase=Phase.GONE, due_seconds=None)
+
+
+def operation_of(workspace: Workspace) -> Operation:
+    """Operation of the next run of a workspace that is not gone."""
+    return NEXT[workspace.phase]

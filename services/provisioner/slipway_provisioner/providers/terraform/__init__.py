@@ -1,0 +1,1 @@
+"""Provider of workers that Terraform modules make."""

@@ -1,0 +1,208 @@
+"""Provider of workers that Terraform modules make: one workspace per worker, applied and destroyed by the replicas.
+
+A create call queues rows and is accepted; polls, listings and look-ups by id read rows. Only runs reach the cloud. What
+they need is an extra (`slipway-provisioner[terraform]`): a service without it starts, and refuses accounts of this
+provider.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from slipway_common.base.ids import new_id
+from slipway_common.events.worker import Outcome, Scope
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
+from slipway_provisioner.domain.sealing import KeyMissing
+from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
+from slipway_provisioner.domain.workspaces import Phase, Workspace
+from slipway_provisioner.providers.port import (
+    Accepted,
+    CreateRequest,
+    OutcomeUnknown,
+    Provider,
+    ProviderSettings,
+    PutBack,
+    Refused,
+    TerminationRefused,
+)
+from slipway_provisioner.providers.terraform.settings import (
+    account_problem,
+    account_settings,
+    credential_problem,
+    launch_problem,
+    launch_settings,
+)
+from slipway_provisioner.providers.workspaces import NoRoom, QueueFull, Room, Workspaces
+
+if TYPE_CHECKING:
+    from slipway_provisioner.providers.terraform.engine import Engine
+
+MISSING: Final = "provider terraform needs an extra; install slipway-provisioner[terraform]"
+NOT_OPENED: Final = "the provider is not open"
+GRACE_SECONDS: Final = 60.0
+"""Time after an apply's deadline in which its processes certainly end."""
+QUEUED_PER_RUN: Final = 50
+"""Workspaces that may wait for each run at a time: at a minute a run less than an hour."""
+FULL_SECONDS: Final = 30.0
+LEFT_BEHIND: Final = "workspace-"
+"""Beginning of the ids of workspaces without an instance whose resources cannot be destroyed."""
+PENDING: Final = frozenset({Phase.QUEUED, Phase.UNKNOWN})
+
+
+class Terraform(Provider):
+    """Provider of workers made by modules."""
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.settings = settings
+        self._engine: Engine | None = None
+
+    async def open(self) -> None:
+        if is_installed() and self.settings.workspaces is not None:
+            from slipway_provisioner.providers.terraform.engine import Engine
+
+            self._engine = Engine(self, self.settings.workspaces, self.settings.terraform)
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.aclose()
+            self._engine = None
+
+    async def work(self) -> bool:
+        return self._engine is not None and await self._engine.step()
+
+    # Declarations
+
+    def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
+        return account_problem(account_settings) if is_installed() else MISSING
+
+    def credential_problem(self, credential: Mapping[str, Any]) -> str:
+        return credential_problem(credential)
+
+    def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
+        return launch_problem(account_settings, config_settings)
+
+    async def rehearse(self, account: Account, config: Mapping[str, Any]) -> str:
+        return await self._opened().plan(account, config, f"plan-{new_id()}")
+
+    def honours_tokens(self, account: Account) -> bool:
+        return True  # a batch has its workspaces once
+
+    def units_max(self, account: Account) -> int:
+        return 1  # so that each worker has an outcome of its own
+
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        return ""
+
+    # Launches
+
+    async def create(self, account: Account, request: CreateRequest) -> Accepted:
+        try:
+            launch, own = launch_settings(request.config["settings"]), account_settings(account.settings)
+        except msgspec.ValidationError as error:
+            raise Refused(self.failure(account, request.config, "InvalidSettings", Scope.CONFIG), str(error)) from None
+        inputs = {
+            "config": {name: value for name, value in request.config.items() if name != "user_data"},
+            "batch_id": request.batch_id,
+            "incarnation": request.incarnation,
+            "user_data": request.user_data,
+            "effects_seconds": launch.apply_seconds + GRACE_SECONDS + own.visibility_seconds,
+        }
+        queue_max = QUEUED_PER_RUN * self.settings.terraform.runs_max
+        room = Room(workspaces_max=own.workspaces_max, queue_max=queue_max)
+        try:
+            await self._workspaces().add(account, request.batch_id, [inputs] * request.count, room)
+        except NoRoom as error:
+            outcome = self.failure(account, request.config, "InsufficientCapacity", Scope.CAPACITY)
+            raise Refused(outcome, str(error)) from None
+        except QueueFull as error:
+            outcome = self.failure(account, request.config, "QueueFull", Scope.LIMITER)
+            raise Refused(outcome, str(error), retry_after_seconds=FULL_SECONDS) from None
+        except KeyMissing as error:
+            raise OutcomeUnknown(str(error)) from None
+        return Accepted(request.batch_id)
+
+    async def poll(self, account: Account, request: CreateRequest, handle: str) -> Sequence[str] | None:
+        rows = [] if handle != request.batch_id else await self._workspaces().of_batch(account, handle)
+        if not rows:
+            raise OutcomeUnknown(f"no workspace belongs to the call {handle[:40]!r}")
+        if any(row.phase in PENDING for row in rows):
+            return None
+        if made := [row.instance_id for row in rows if row.instance_id is not None]:
+            return made
+        first = next((row for row in rows if row.outcome), None)
+        if first is None or first.outcome is None or "put_back" in first.outcome:
+            raise PutBack(rows[0].problem or "nothing was applied")
+        raise Refused(msgspec.convert(first.outcome, Outcome), first.problem, concludes=True)
+
+    # Instances
+
+    async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
+        rows = await self._workspaces().live(account, batch_id)
+        if batch_id is not None and any(row.phase in PENDING for row in rows):
+            raise OutcomeUnknown(f"workspaces of the call {batch_id} are not resolved yet", throttled=True)
+        yield [_instance(row) for row in rows if row.instance_id is not None or (batch_id is None and _is_stuck(row))]
+
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
+        return bool(await self._workspaces().of_instances(account, [instance_id]))
+
+    async def gone(self, account: Account, instances: Mapping[str, datetime | None]) -> list[str]:
+        live = {row.instance_id for row in await self._workspaces().of_instances(account, [*instances])}
+        return [id_ for id_ in instances if id_ not in live]
+
+    async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
+        rows = list(await self._workspaces().destroy(account, instance_ids))
+        if any(id_.startswith(LEFT_BEHIND) for id_ in instance_ids):
+            rows += [row for row in await self._workspaces().live(account, None) if _instance(row).id in instance_ids]
+        if refused := {_instance(row).id: _protected(row) for row in rows if _is_stuck(row)}:
+            raise TerminationRefused(refused)
+
+    # Accounts
+
+    async def identity(self, account: Account) -> str:
+        try:
+            async with asyncio.timeout(self.settings.timeout(account)):
+                return await self._opened().identity(account)
+        except TimeoutError:
+            raise OutcomeUnknown(f"the identity of {account.id} is still looked up", throttled=True) from None
+
+    def _workspaces(self) -> Workspaces:
+        if self.settings.workspaces is None:
+            raise OutcomeUnknown(NOT_OPENED)
+        return self.settings.workspaces
+
+    def _opened(self) -> "Engine":
+        if self._engine is None:
+            raise OutcomeUnknown(NOT_OPENED if is_installed() else MISSING)
+        return self._engine
+
+
+def is_installed() -> bool:
+    """True if the extra is installed."""
+    return find_spec("slipway_terraform") is not None and find_spec("cryptography") is not None
+
+
+def _is_stuck(row: Workspace) -> bool:
+    """True if only a person can free what a workspace holds."""
+    return row.phase is Phase.DESTROYING and row.attempts >= STUCK_ATTEMPTS
+
+
+def _instance(row: Workspace) -> Instance:
+    assert row.created_at is not None
+    return Instance(
+        id=row.instance_id or f"{LEFT_BEHIND}{row.id}",
+        batch_id=row.batch_id,
+        launch_config_id=row.launch_config_id,
+        created_at=row.created_at,
+        state=InstanceState.RUNNING if row.phase is Phase.READY else InstanceState.STOPPING,
+    )
+
+
+def _protected(row: Workspace) -> Protected:
+    reason = f"its destruction has failed {row.attempts} times: {row.problem}"
+    return Protected(
+        reason, "slipway worker unlock WORKER  # once the cause is removed; else it is retried every 10 min"
+    )

@@ -1,0 +1,171 @@
+"""Engine of the provider: plugin processes, a driver for each tool, and the queue of this replica.
+
+Imported when the provider is opened, since what it needs is an extra.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.workspace_runs import Result
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider, TerraformSettings
+from slipway_provisioner.providers.terraform.credentials import NoCredential
+from slipway_provisioner.providers.terraform.outcomes import CODES
+from slipway_provisioner.providers.terraform.queue import RunQueue
+from slipway_provisioner.providers.terraform.runs import ACCOUNT, Ended, LookUpFailed, Runs, resources_of
+from slipway_provisioner.providers.terraform.settings import account_settings
+from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
+from slipway_terraform.domain.errors import OperationInProgress, TerraformError
+from slipway_terraform.domain.policy import Policy
+from slipway_terraform.plugins.runner import PluginRunner
+from slipway_terraform.runs.driver import Driver, DriverSettings
+from slipway_terraform.scheduler.shared import SharedScheduler, WorkspaceScheduler
+
+LOG = logger(__name__)
+IDENTITY_SECONDS: Final = 3600.0
+"""Time for which the identity of an account is not looked up again, unless its settings change."""
+DRAIN_SECONDS: Final = 5.0
+NOBODY: Final = "-"
+"""Value of a tag that no resource has."""
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    value: str
+    at: float
+
+
+class Engine:
+    """Everything of this replica that runs."""
+
+    def __init__(self, provider: Provider, workspaces: Workspaces, settings: TerraformSettings) -> None:
+        self._provider, self._workspaces, self._settings = provider, workspaces, settings
+        self._folder = Path(settings.folder or Path(tempfile.gettempdir()) / f"slipway-terraform-{os.getuid()}")
+        policy = Policy(
+            max_processes=max(Policy().max_processes, settings.runs_max),
+            max_concurrency=max(Policy().max_concurrency, settings.runs_max),
+        )
+        scheduler = SharedScheduler if settings.shares else WorkspaceScheduler
+        self._scheduler = scheduler(PluginRunner(), policy)
+        self._drivers: dict[str, Driver] = {}
+        self._opening = asyncio.Lock()
+        self._holder = f"{socket.gethostname()}:{self._folder}"
+        self._queue = RunQueue(self._holder, workspaces, settings, self._run, _visibility)
+        self._released = False
+        self._identities: dict[str, asyncio.Task[_Identity]] = {}
+
+    async def step(self) -> bool:
+        """Do a step of the queue."""
+        if not self._released:
+            await self._release()
+        return await self._queue.step()
+
+    async def aclose(self) -> None:
+        """Stop plugins and runs, whose queue has stopped."""
+        for task in self._identities.values():
+            task.cancel()
+        for driver in self._drivers.values():
+            await driver.aclose()
+        await self._scheduler.aclose(DRAIN_SECONDS)
+
+    async def identity(self, account: Account) -> str:
+        """Identity of an account's credential, as its look-up module says; that which is declared if it says none.
+        Raises OutcomeUnknown."""
+        key = hashlib.sha256(repr((account.id, account.settings, account.credential)).encode()).hexdigest()
+        task = self._identities.get(key)
+        if task is None or (task.done() and not _is_fresh(task)):
+            task = self._identities[key] = asyncio.create_task(self._look_up_identity(account))
+        found = await asyncio.shield(task)
+        return found.value or account.identity
+
+    async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
+        """Problem with the plan of a launch config; empty if there is none. Raises OutcomeUnknown."""
+        try:
+            return await (await self._runs(account)).plan(account, config, name)
+        except (NoCredential, TerraformError, OSError) as error:
+            return str(error)
+
+    async def _look_up_identity(self, account: Account) -> _Identity:
+        tags = {ACCOUNT: NOBODY}
+        try:
+            looked = await (await self._runs(account)).look_up(account, tags, f"identity-{os.urandom(4).hex()}")
+        except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
+            raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
+        return _Identity(looked.identity, monotonic_seconds())
+
+    async def _run(self, claim: RunClaim) -> Ended:
+        try:
+            runs = await self._runs(claim.account)
+        except (TerraformError, OSError, msgspec.ValidationError) as error:
+            return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
+        return await runs.run(claim)
+
+    async def _runs(self, account: Account) -> Runs:
+        """Runs of the account's tool. Raises TerraformError, OSError."""
+        return Runs(self._provider, await self._driver(account_settings(account.settings).tool), self._empty())
+
+    async def _driver(self, tool: str) -> Driver:
+        async with self._opening:
+            if tool not in self._drivers:
+                driver = self._new_driver(tool)
+                await driver.__aenter__()
+                self._drivers[tool] = driver
+            return self._drivers[tool]
+
+    def _new_driver(self, tool: str) -> Driver:
+        """Driver of a tool, in a folder with a short name, since sockets are in it."""
+        listed = self._folder / "tools.json"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tools: list[str] = json.loads(listed.read_text()) if listed.exists() else []
+        if tool not in tools:
+            tools.append(tool)
+            listed.write_text(json.dumps(tools))
+        folder = self._folder / str(tools.index(tool))
+        return Driver(
+            DriverSettings(tool=Path(tool), folder=folder, max_runs=self._settings.runs_max, codes=CODES),
+            self._scheduler,
+        )
+
+    def _empty(self) -> Path:
+        """Folder of a module without resources, with which what is in a state is destroyed."""
+        folder = self._folder / "empty"
+        if not (folder / "main.tf").exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / "main.tf").write_text("# No resources: what is in the state is destroyed.\n")
+        return folder
+
+    async def _release(self) -> None:
+        """Release the locks that a predecessor held in this folder. Its runs have ended: the folder is locked, and the
+        guard of a killed process ends its runs at once."""
+        listed = self._folder / "tools.json"
+        for tool in json.loads(listed.read_text()) if listed.exists() else []:
+            try:
+                await self._driver(tool)
+            except OperationInProgress as error:
+                raise OutcomeUnknown(str(error)) from error
+            except (TerraformError, OSError) as error:
+                LOG.error("terraform cannot be run", tool=tool, error=str(error))
+        number = await self._workspaces.release(self._holder)
+        self._released = True
+        if number:
+            LOG.warning("runs of an earlier process were interrupted", workspaces=number)
+
+
+def _is_fresh(task: asyncio.Task[_Identity]) -> bool:
+    if task.cancelled() or task.exception() is not None:
+        return False
+    return monotonic_seconds() - task.result().at < IDENTITY_SECONDS
+
+
+def _visibility(claim: RunClaim) -> float:
+    return account_settings(claim.account.settings).visibility_seconds

@@ -1,0 +1,136 @@
+"""Queue of runs of this replica: claims workspaces that are due, at most as many as it may run, and saves each run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, Result, after
+from slipway_provisioner.domain.workspaces import Operation
+from slipway_provisioner.providers.port import TerraformSettings
+from slipway_provisioner.providers.terraform.runs import Ended
+from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
+
+LOG = logger(__name__)
+RENEW_SECONDS: Final = 20.0
+SAVE_AGAIN_SECONDS: Final = 1.0
+SILENCE_SECONDS: Final = 15.0
+"""Interval between two looks for silent workers."""
+STOP_SECONDS: Final = 10.0
+"""Time in which interrupted runs end and are saved when this process shuts down."""
+
+
+class RunQueue:
+    """Runs of this replica. `step` is called again and again; nothing is done between its calls but the runs."""
+
+    def __init__(
+        self,
+        holder: str,
+        workspaces: Workspaces,
+        settings: TerraformSettings,
+        run: Callable[[RunClaim], Awaitable[Ended]],
+        visibility: Callable[[RunClaim], float],
+    ) -> None:
+        self._holder, self._workspaces, self._settings = holder, workspaces, settings
+        self._run, self._visibility = run, visibility
+        self._running: dict[asyncio.Task[None], RunClaim] = {}
+        self._saving: set[str] = set()
+        self._renewed_at = self._looked_at = self._swept_at = monotonic_seconds()
+        self._sweep_pause = 0.0
+
+    async def step(self) -> bool:
+        """RunClaim and begin runs; waits for the end of one while there are any. False if there is nothing to do."""
+        try:
+            await self._renew()
+            await self._make_due()
+            if (free := self._settings.runs_max - len(self._running)) > 0:
+                for claim in await self._workspaces.claim(self._holder, free):
+                    self._running[asyncio.create_task(self._ran(claim))] = claim
+            if not self._running:
+                return False
+            done, _ = await asyncio.wait(self._running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                del self._running[task]
+        except asyncio.CancelledError:
+            await self._stop()
+            raise
+        return True
+
+    async def _ran(self, claim: RunClaim) -> None:
+        """Run a claimed workspace and save what follows, however often that takes: nobody else has its new state."""
+        began = monotonic_seconds()
+        if claim.problem:
+            ended = Ended(Result(failure=claim.problem, nothing=True))
+            LOG.error("a workspace cannot be run", workspace=claim.workspace.id, problem=claim.problem)
+        else:
+            ended = await self._run(claim)
+        if claim.operation is Operation.REFRESH and self._settings.sweep_share > 0:
+            self._sweep_pause = (monotonic_seconds() - began) / self._settings.sweep_share
+        next_ = after(
+            claim.workspace,
+            claim.operation,
+            ended.result,
+            unsettled_seconds=claim.unsettled_seconds,
+            visibility_seconds=self._visibility(claim),
+        )
+        if claim.problem:  # whatever its phase
+            next_ = Next(
+                phase=claim.workspace.phase,
+                due_seconds=RETRY_SECONDS_MAX / 10,
+                attempts=claim.workspace.attempts + 1,
+                instance_id=claim.workspace.instance_id,
+                address=claim.workspace.address,
+                problem=claim.problem,
+            )
+        await self._save(claim, ended, next_)
+
+    async def _save(self, claim: RunClaim, ended: Ended, next_: Next) -> None:
+        self._saving.add(claim.workspace.id)
+        try:
+            await self._saved(claim, ended, next_)
+        finally:
+            self._saving.discard(claim.workspace.id)
+
+    async def _saved(self, claim: RunClaim, ended: Ended, next_: Next) -> None:
+        while True:
+            try:
+                rejected = await self._workspaces.finish(claim, ended.state, next_)
+            except Exception as error:
+                LOG.error("the state of a run is not saved yet", workspace=claim.workspace.id, error=repr(error))
+                await asyncio.sleep(SAVE_AGAIN_SECONDS)
+                continue
+            if rejected:
+                LOG.error("a state was stored beside another one", workspace=claim.workspace.id, reason=rejected)
+            LOG.info(
+                "ran terraform",
+                workspace=claim.workspace.id,
+                operation=claim.operation.value,
+                phase=next_.phase.value,
+                problem=next_.problem,
+            )
+            return
+
+    async def _renew(self) -> None:
+        if self._running and monotonic_seconds() - self._renewed_at >= RENEW_SECONDS:
+            self._renewed_at = monotonic_seconds()
+            for id_ in await self._workspaces.renew([*self._running.values()]):
+                LOG.error("the lock of a workspace was lost while it ran", workspace=id_)
+
+    async def _make_due(self) -> None:
+        now = monotonic_seconds()
+        if now - self._looked_at >= SILENCE_SECONDS:
+            self._looked_at = now
+            await self._workspaces.refresh_silent(self._settings.silent_seconds)
+            if self._settings.sweep_share > 0 and now - self._swept_at >= self._sweep_pause:
+                self._swept_at = now
+                await self._workspaces.refresh_oldest(self._settings.sweep_seconds)
+
+    async def _stop(self) -> None:
+        """Interrupt all runs, and save what they leave, as long as that takes seconds."""
+        for task, claim in self._running.items():
+            if claim.workspace.id not in self._saving:
+                task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=STOP_SECONDS)
+        self._running.clear()

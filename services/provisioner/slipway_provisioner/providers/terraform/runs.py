@@ -1,0 +1,307 @@
+"""Runs of one claimed workspace: what the driver does, and what that shows."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.events.worker import Scope
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.workspace_runs import Result
+from slipway_provisioner.domain.workspaces import Operation
+from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.providers.terraform.credentials import NoCredential, environment_of
+from slipway_provisioner.providers.terraform.outcomes import failed
+from slipway_provisioner.providers.terraform.settings import (
+    WORKER,
+    Plugin,
+    TerraformAccount,
+    TerraformLaunch,
+    account_settings,
+    launch_settings,
+)
+from slipway_provisioner.providers.workspaces import RunClaim
+from slipway_terraform.domain import errors
+from slipway_terraform.domain.results import Command, Run
+from slipway_terraform.domain.specs import Mode, ProviderSpec
+from slipway_terraform.runs.driver import Driver, Imported, Job
+from slipway_terraform.runs.modules import module_digest
+
+DEPLOYMENT, INCARNATION, ACCOUNT = "slipway-deployment", "slipway-incarnation", "slipway-account"
+BATCH, LAUNCH_CONFIG, WORKSPACE = "slipway-batch", "slipway-launch-config", "slipway-workspace"
+DESTROY_SECONDS: Final = 1800.0
+LOOK_UP_SECONDS: Final = 300.0
+# Errors after which nothing was run, by what they say: a module or plugin that cannot be used concerns its config, all
+# others our own machine.
+REFUSED: Final = (
+    errors.SharingUnsafe,
+    errors.SpecInvalid,
+    errors.ModuleMissing,
+    errors.ModuleInvalid,
+    errors.DigestMismatch,
+    errors.InitFailed,
+    errors.ProviderIncompatible,
+    errors.Unschedulable,
+)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A resource that the look-up module has found by its tags: the workspace in its tags, its address in the user's
+    module, and its id at the provider."""
+
+    workspace: str
+    address: str
+    id: str
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """Outputs of a look-up module."""
+
+    resources: tuple[Found, ...]
+    identity: str = ""
+
+
+class LookUpFailed(Exception):
+    """The look-up module failed, or has other outputs than a look-up needs; the message is redacted."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """End of a run: its result, and its newest state, None if nothing was run."""
+
+    result: Result
+    state: bytes | None = None
+
+
+class Runs:
+    """Runs of a driver. `empty` is a folder with a module that has no resources."""
+
+    def __init__(self, provider: Provider, driver: Driver, empty: Path) -> None:
+        self._provider, self._driver, self._empty = provider, driver, empty
+        self._empty_digest = module_digest(empty)
+
+    async def run(self, claim: RunClaim) -> Ended:
+        """Do what a claimed workspace needs. Never raises, except for cancellation."""
+        try:
+            match claim.operation:
+                case Operation.APPLY:
+                    return await self._apply(claim)
+                case Operation.LOOK_UP:
+                    return await self._look_up(claim)
+                case Operation.REFRESH:
+                    return await self._refresh(claim)
+                case Operation.DESTROY:
+                    return await self._destroy(claim)
+        except NoCredential as error:
+            outcome = self._provider.failure(claim.account, _config(claim), "NoCredential", Scope.CREDENTIAL)
+            return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
+        except REFUSED as error:
+            code = type(error).__name__
+            outcome = self._provider.failure(claim.account, _config(claim), code, Scope.CONFIG)
+            return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
+        except (errors.TerraformError, LookUpFailed, msgspec.ValidationError, OSError) as error:
+            return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
+
+    async def look_up(self, account: Account, tags: Mapping[str, str], name: str) -> Looked:
+        """Resources with these tags, in a workspace of its own. Raises LookUpFailed, NoCredential, TerraformError."""
+        settings = account_settings(account.settings)
+        folder = Path(settings.modules_folder) / settings.lookup.module
+        job = Job(
+            module=folder,
+            module_digest=settings.lookup.digest,
+            variables={"tags": dict(tags)},
+            providers=_specs(account, settings, None),
+        )
+        run = await self._run(Command.APPLY, name, job, None, LOOK_UP_SECONDS)
+        if run.failure is not None:
+            raise LookUpFailed(f"look-up in {account.id}: {run.failure.code}: {run.failure.message}")
+        try:
+            return msgspec.convert(dict(run.outputs), Looked)
+        except msgspec.ValidationError as error:
+            raise LookUpFailed(f"module {settings.lookup.module}: {error}; see the guide on Terraform") from None
+
+    async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
+        """Problem with the plan of a launch config; empty if there is none. Raises TerraformError, NoCredential."""
+        inputs = {"config": config, "batch_id": name, "incarnation": "plan", "user_data": ""}
+        job = self._job(account, inputs, name)
+        run = await self._run(Command.PLAN, name, job, None, LOOK_UP_SECONDS)
+        return "" if run.failure is None else f"{run.failure.code}: {run.failure.message}"
+
+    async def _apply(self, claim: RunClaim) -> Ended:
+        assert claim.inputs is not None
+        settings = _launch(claim.inputs)
+        job = self._job(claim.account, claim.inputs, claim.workspace.id)
+        run = await self._run(Command.APPLY, claim.workspace.id, job, claim.state, settings.apply_seconds)
+        resources = resources_of(run.newest_state)
+        if run.failure is not None:
+            return self._failed(claim, run)
+        instance_id, address = _outputs(run, settings)
+        if instance_id is None:
+            message = f"the module has no output {settings.outputs.instance_id} with the id of its instance"
+            outcome = self._provider.failure(claim.account, _config(claim), "NoInstanceId", Scope.CONFIG)
+            return Ended(Result(failure=message, outcome=outcome, resources=resources), run.newest_state)
+        return Ended(Result(resources=resources, instance_id=instance_id, address=address), run.newest_state)
+
+    async def _look_up(self, claim: RunClaim) -> Ended:
+        """Import what the tags of the workspace show and its state lacks."""
+        assert claim.inputs is not None
+        id_ = claim.workspace.id
+        own = {WORKSPACE: id_, DEPLOYMENT: claim.account.deployment}
+        looked = await self.look_up(claim.account, own, f"look-up-{id_}")
+        job, state = self._job(claim.account, claim.inputs, id_), claim.state
+        known = _ids_in(state)
+        for found in looked.resources:
+            if found.workspace == id_ and found.id not in known:
+                imported = Imported(found.address, found.id)
+                run = await self._run(Command.IMPORT, id_, job, state, LOOK_UP_SECONDS, imported)
+                state = run.newest_state or state
+                if run.failure is not None:
+                    return self._failed(claim, run)
+        return Ended(Result(resources=resources_of(state)), state)
+
+    async def _refresh(self, claim: RunClaim) -> Ended:
+        """Without the module, which may have changed since: a refresh only reads what is in the state."""
+        job, id_ = self._without_module(claim), claim.workspace.instance_id
+        run = await self._run(Command.REFRESH, claim.workspace.id, job, claim.state, DESTROY_SECONDS)
+        if run.failure is not None:
+            return self._failed(claim, run)
+        before, after = resources_of(claim.state), resources_of(run.newest_state)
+        # The id of an instance need not be that of a resource.
+        is_left = id_ in _ids_in(run.newest_state) if id_ in _ids_in(claim.state) else after == before
+        result = Result(resources=after, instance_id=id_ if is_left else None, address=claim.workspace.address)
+        return Ended(result, run.newest_state)
+
+    async def _destroy(self, claim: RunClaim) -> Ended:
+        """Without the module: what to destroy is in the state, so that no change of the module stands in the way."""
+        if not resources_of(claim.state):
+            return Ended(Result())
+        job = self._without_module(claim)
+        run = await self._run(Command.DESTROY, claim.workspace.id, job, claim.state, DESTROY_SECONDS)
+        if run.failure is not None:
+            return self._failed(claim, run)
+        return Ended(Result(resources=resources_of(run.newest_state)), run.newest_state)
+
+    def _failed(self, claim: RunClaim, run: Run) -> Ended:
+        assert run.failure is not None
+        extra = account_settings(claim.account.settings).errors
+        result = failed(self._provider, claim.account, _config(claim), run.failure, extra)
+        return Ended(msgspec.structs.replace(result, resources=resources_of(run.newest_state)), run.newest_state)
+
+    def _job(self, account: Account, inputs: Mapping[str, Any], workspace_id: str) -> Job:
+        settings, launch = account_settings(account.settings), _launch(inputs)
+        config, user_data = inputs["config"], inputs["user_data"]
+        worker = {
+            "id": workspace_id,
+            "tags": {
+                DEPLOYMENT: account.deployment,
+                INCARNATION: inputs["incarnation"],
+                ACCOUNT: account.id,
+                BATCH: inputs["batch_id"],
+                LAUNCH_CONFIG: config["id"],
+                WORKSPACE: workspace_id,
+            },
+            "user_data": user_data,
+            "zone": config["zone"],
+            "instance_type": config["instance_type"],
+            "image": config["image"],
+        }
+        return Job(
+            module=Path(settings.modules_folder) / launch.module,
+            module_digest=launch.digest,
+            variables=launch.variables | {WORKER: worker},
+            providers=_specs(account, settings, launch),
+            secrets=(user_data,) if user_data else (),
+        )
+
+    def _without_module(self, claim: RunClaim) -> Job:
+        launch = None if claim.inputs is None else _launch(claim.inputs)
+        providers = _specs(claim.account, account_settings(claim.account.settings), launch)
+        return Job(module=self._empty, module_digest=self._empty_digest, providers=providers)
+
+    async def _run(
+        self,
+        command: Command,
+        name: str,
+        job: Job,
+        state: bytes | None,
+        seconds: float,
+        imported: Imported | None = None,
+    ) -> Run:
+        """Result of a run. One that is cancelled is interrupted, and its result is returned if it had begun: it has the
+        newest state."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        try:
+            return await self._driver.run(command, name, job, state=state, deadline=deadline, imported=imported)
+        except asyncio.CancelledError:
+            operation, task = self._driver.operations.get(name), asyncio.current_task()
+            if operation is None or operation.result is None or task is None:
+                raise
+            task.uncancel()
+            return operation.result
+        finally:
+            self._driver.forget(name)
+
+
+def resources_of(state: bytes | None) -> int:
+    """Number of resources in a state that Terraform manages."""
+    return sum(resource.get("mode") == "managed" for resource in _resources(state))
+
+
+def _resources(state: bytes | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(state).get("resources", []) if state else []
+    return found
+
+
+def _ids_in(state: bytes | None) -> set[str]:
+    """Ids of the managed resources in a state."""
+    return {
+        str(instance.get("attributes", {}).get("id"))
+        for resource in _resources(state)
+        if resource.get("mode") == "managed"
+        for instance in resource.get("instances", [])
+    }
+
+
+def _outputs(run: Run, settings: TerraformLaunch) -> tuple[str | None, str]:
+    """Instance id and address among the outputs of a module; no id if that output is missing or empty."""
+    id_ = run.outputs.get(settings.outputs.instance_id)
+    address = run.outputs.get(settings.outputs.address, "") if settings.outputs.address else ""
+    return (str(id_) if isinstance(id_, str | int) and str(id_) else None), str(address or "")
+
+
+def _launch(inputs: Mapping[str, Any]) -> TerraformLaunch:
+    return launch_settings(inputs["config"]["settings"])
+
+
+def _config(claim: RunClaim) -> Mapping[str, Any]:
+    """Launch config of a workspace, to attribute a failure to; of one that is ready its id is enough."""
+    if claim.inputs is not None:
+        config: Mapping[str, Any] = claim.inputs["config"]
+        return config
+    id_ = claim.workspace.launch_config_id
+    return {"id": id_, "zone": "", "instance_type": "", "image": "", "settings": {}}
+
+
+def _specs(account: Account, settings: TerraformAccount, launch: TerraformLaunch | None) -> tuple[ProviderSpec, ...]:
+    """The provider of a launch config; without one, the first plugin of each source."""
+    environment = environment_of(account.credential)
+    chosen: dict[str, Plugin] = {}
+    for plugin in settings.plugins:
+        wanted = launch.provider if launch is not None else None
+        if wanted is None or (plugin.source, plugin.version) == (wanted.source, wanted.version):
+            chosen.setdefault(plugin.source, plugin)
+    return tuple(
+        ProviderSpec(
+            source=plugin.source,
+            version=plugin.version,
+            binary=plugin.binary,
+            digest=plugin.digest,
+            arguments=plugin.arguments,
+            mode=Mode(plugin.mode),
+            configuration=settings.configuration,
+            environment=environment,
+            tenant=account.id,
+        )
+        for plugin in chosen.values()
+    )

@@ -1,0 +1,92 @@
+"""Port of the database of workspaces, which providers that run Terraform share between replicas."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.workspace_runs import Next
+from slipway_provisioner.domain.workspaces import Operation, Version, Workspace
+
+
+class NoRoom(Exception):
+    """The account has no room for another workspace; the text says how many it has."""
+
+
+class QueueFull(Exception):
+    """Too many workspaces of the account wait for a run; the text says how many."""
+
+
+class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A workspace whose lock its caller holds, for one run. `inputs` are those of its launch. Earlier runs of it may
+    have effects for `unsettled_seconds`. `problem`: it cannot be run, and why."""
+
+    workspace: Workspace
+    operation: Operation
+    account: Account
+    inputs: Mapping[str, Any] | None = None
+    state: bytes = b""
+    version: Version = Version("", 0)
+    unsettled_seconds: float = 0.0
+    problem: str = ""
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Workspaces that an account may have, None for any number, and those of a deployment that may wait for a run."""
+
+    workspaces_max: int | None
+    queue_max: int
+
+
+class Workspaces(Protocol):
+    """Workspaces of a deployment. Every method is a transaction of its own."""
+
+    async def add(self, account: Account, batch_id: str, inputs: Sequence[Mapping[str, Any]], room: Room) -> None:
+        """Queue a workspace for each of `inputs`, as many as there is room for, unless the batch has some already.
+        Raises NoRoom, QueueFull, KeyMissing."""
+        ...
+
+    async def of_batch(self, account: Account, batch_id: str) -> Sequence[Workspace]:
+        """Workspaces of a batch, also those that are gone, in their order."""
+        ...
+
+    async def live(self, account: Account, batch_id: str | None) -> Sequence[Workspace]:
+        """Workspaces of an account or a batch that are not gone."""
+        ...
+
+    async def of_instances(self, account: Account, instance_ids: Sequence[str]) -> Sequence[Workspace]:
+        """Workspaces of instances that are not gone."""
+        ...
+
+    async def destroy(self, account: Account, instance_ids: Sequence[str]) -> Sequence[Workspace]:
+        """Destroy the workspaces of instances; returns those that are not gone."""
+        ...
+
+    async def refresh_silent(self, silent_seconds: float) -> int:
+        """Make a refresh due for the workspace of each worker that has been silent for so long, once per silence;
+        returns their number."""
+        ...
+
+    async def refresh_oldest(self, age_seconds: float) -> bool:
+        """Make a refresh due for the ready workspace whose last one is longest ago, if that is so long; False if there
+        is none."""
+        ...
+
+    async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
+        """Lock up to `most` workspaces that are due. An apply is claimed only where a launch may start now; its
+        workspace is gone otherwise, and its launch put back."""
+        ...
+
+    async def renew(self, claims: Sequence[RunClaim]) -> Sequence[str]:
+        """Renew locks; returns the ids of the workspaces whose lock was lost."""
+        ...
+
+    async def finish(self, claim: RunClaim, state: bytes | None, next_: Next) -> str:
+        """Save the state of a run and release its lock. Returns the reason for which the state was stored as a rejected
+        one instead, after which the workspace is unknown if it was applied; empty if it was saved."""
+        ...
+
+    async def release(self, holder: str) -> int:
+        """Release the locks of a process that has ended, with all that it ran; returns their number."""
+        ...

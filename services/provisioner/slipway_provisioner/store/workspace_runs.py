@@ -1,0 +1,200 @@
+"""Queue of Terraform workspaces: rows that are due for a run are claimed by replicas, each under a lock of its own."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, names, seconds
+from slipway_common.events.lifecycle import REGISTERED
+from slipway_provisioner.domain.workspace_runs import Next
+from slipway_provisioner.domain.workspaces import Phase, Workspace
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.tables import workspace
+from slipway_provisioner.store.workspaces import FIELDS, from_row
+
+C: Final = workspace.c
+NOW: Final = sa.func.slipway_clock()
+_ID: Final = C.id == sa.bindparam("workspace_id", type_=C.id.type)
+_LIVE: Final = C.phase != Phase.GONE
+_HERE: Final = sa.and_(C.account_id == sa.bindparam("account_id"), C.deployment == sa.bindparam("deployment"))
+# One at a time adds workspaces to an account, so that their number is that of all committed ones.
+ROOM: Final = "SELECT pg_advisory_xact_lock(hashtextextended('workspaces/' || $1, 0))"
+COUNT_LIVE: Final = Statement(sa.select(sa.func.count()).where(C.account_id == sa.bindparam("account_id"), _LIVE))
+COUNT_WAITING: Final = Statement(sa.select(sa.func.count()).where(C.due_at.is_not(None), C.holder == "", _LIVE))
+OF_BATCH: Final = Statement(
+    sa.select(*FIELDS).where(_HERE, C.batch_id == sa.bindparam("batch_id", type_=C.batch_id.type)).order_by(C.ordinal)
+)
+LIVE: Final = Statement(
+    sa.select(*FIELDS)
+    .where(
+        _HERE,
+        _LIVE,
+        sa.or_(sa.bindparam("batch_id", type_=C.batch_id.type).is_(None), C.batch_id == sa.bindparam("batch_id")),
+    )
+    .order_by(C.id)
+)
+_NAMED: Final = C.instance_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text)))
+# Not while it is being refreshed or destroyed: the end of that run would be overwritten.
+DESTROY: Final = Statement(
+    sa.update(workspace)
+    .where(_HERE, _NAMED, C.phase == Phase.READY)
+    .values(phase=Phase.DESTROYING, due_at=NOW, attempts=0)
+)
+NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
+# Nothing is run while a restored database is unconfirmed, nor in an account that is retired.
+CLAIM: Final = f"""
+UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_clock() + $2 * interval '1 s',
+    phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
+WHERE id IN (
+    SELECT w.id FROM workspace w
+    WHERE w.due_at <= slipway_clock() AND (w.holder = '' OR w.locked_until < slipway_clock())
+        AND NOT EXISTS (SELECT FROM launch_stop WHERE scope = 'restore')
+        AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
+    ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED)
+RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
+BEGIN: Final = Statement(sa.update(workspace).where(_ID).values(effects_until=NOW + seconds("effects")))
+RENEW: Final = """
+UPDATE workspace w SET locked_until = slipway_clock() + $3 * interval '1 s'
+FROM unnest($1::uuid[], $2::bigint[]) AS g (id, fence)
+WHERE w.id = g.id AND w.fence = g.fence AND w.holder <> ''
+RETURNING w.id::text"""
+FINISH: Final = Statement(
+    sa.update(workspace)
+    .where(_ID)
+    .values(
+        phase=sa.bindparam("next", type_=C.phase.type),
+        holder="",
+        locked_until=None,
+        due_at=NOW + seconds("due"),
+        effects_until=sa.func.coalesce(NOW + seconds("effects"), C.effects_until),
+        attempts=sa.bindparam("attempts", type_=C.attempts.type),
+        instance_id=sa.bindparam("instance_id", type_=C.instance_id.type),
+        address=sa.bindparam("address"),
+        outcome=sa.func.coalesce(sa.bindparam("outcome", type_=C.outcome.type), C.outcome),
+        problem=sa.bindparam("problem"),
+        refreshed_at=sa.func.coalesce(sa.bindparam("refreshed_at", type_=C.refreshed_at.type), C.refreshed_at),
+        ended_at=sa.case((sa.bindparam("next", type_=C.phase.type) == Phase.GONE, NOW), else_=None),
+    )
+)
+HELD: Final = Statement(
+    sa.select(C.id).where(C.holder == sa.bindparam("holder"), _LIVE).order_by(C.id).with_for_update()
+)
+# Once per silence: a worker that was refreshed since it was last seen is left to its deadline.
+REFRESH_SILENT: Final = f"""
+UPDATE workspace w SET due_at = slipway_clock(), attempts = 0 FROM worker k
+WHERE w.phase = '{Phase.READY}' AND w.due_at IS NULL AND w.holder = ''
+    AND k.account_id = w.account_id AND k.instance_id = w.instance_id AND k.state IN ({states(REGISTERED)})
+    AND k.last_seen_at < slipway_clock() - $1 * interval '1 s'
+    AND coalesce(w.refreshed_at, w.created_at) < k.last_seen_at
+RETURNING w.id"""
+REFRESH_OLDEST: Final = f"""
+UPDATE workspace SET due_at = slipway_clock(), attempts = 0 WHERE id = (
+    SELECT id FROM workspace
+    WHERE phase = '{Phase.READY}' AND due_at IS NULL AND holder = ''
+        AND coalesce(refreshed_at, created_at) < slipway_clock() - $1 * interval '1 s'
+    ORDER BY coalesce(refreshed_at, created_at) LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id"""
+
+
+async def lock_room(tx: Connection, account_id: str) -> None:
+    """Let nobody else add workspaces to an account until the end of the transaction."""
+    await tx.execute(ROOM, account_id)
+
+
+async def live_number(tx: Connection, account_id: str) -> int:
+    """Number of the workspaces of an account that are not gone."""
+    number: int = await tx.fetchval(COUNT_LIVE.text, *COUNT_LIVE.arguments(account_id=account_id))
+    return number
+
+
+async def waiting_number(tx: Connection) -> int:
+    """Number of workspaces that wait for a run."""
+    number: int = await tx.fetchval(COUNT_WAITING.text)
+    return number
+
+
+async def of_batch(db: Connection, *, account_id: str, deployment: str, batch_id: str) -> list[Workspace]:
+    arguments = OF_BATCH.arguments(account_id=account_id, deployment=deployment, batch_id=batch_id)
+    return [from_row(row) for row in await db.fetch(OF_BATCH.text, *arguments)]
+
+
+async def live(db: Connection, *, account_id: str, deployment: str, batch_id: str | None) -> list[Workspace]:
+    arguments = LIVE.arguments(account_id=account_id, deployment=deployment, batch_id=batch_id)
+    return [from_row(row) for row in await db.fetch(LIVE.text, *arguments)]
+
+
+async def destroy(tx: Connection, *, account_id: str, deployment: str, instance_ids: Sequence[str]) -> list[Workspace]:
+    """Make the destruction of ready workspaces due, by their instances; returns all of them that are not gone."""
+    arguments = DESTROY.arguments(account_id=account_id, deployment=deployment, ids=[*instance_ids])
+    await tx.execute(DESTROY.text, *arguments)
+    return await named(tx, account_id=account_id, deployment=deployment, instance_ids=instance_ids)
+
+
+async def named(db: Connection, *, account_id: str, deployment: str, instance_ids: Sequence[str]) -> list[Workspace]:
+    """Workspaces of instances that are not gone."""
+    arguments = NAMED.arguments(account_id=account_id, deployment=deployment, ids=[*instance_ids])
+    return [from_row(row) for row in await db.fetch(NAMED.text, *arguments)]
+
+
+async def claim(tx: Connection, holder: str, *, lock_seconds: float, most: int) -> list[tuple[Workspace, float]]:
+    """Lock workspaces that are due, also those whose run has lost its lock, with the seconds for which earlier runs may
+    have effects."""
+    found = []
+    for row in await tx.fetch(CLAIM, holder, lock_seconds, most):
+        values = dict(row)
+        unsettled = values.pop("unsettled")
+        found.append((from_row(values), unsettled or 0.0))
+    return found
+
+
+async def begin(tx: Connection, workspace_id: str, *, effects_seconds: float) -> None:
+    """Record for how long an apply that begins may have effects."""
+    await tx.execute(BEGIN.text, *BEGIN.arguments(workspace_id=workspace_id, effects=effects_seconds))
+
+
+async def renew(db: Connection, fences: Sequence[tuple[str, int]], *, lock_seconds: float) -> set[str]:
+    """Renew the locks of these workspaces, given with their fencing tokens; returns the ids of those still held."""
+    ids, tokens = [id_ for id_, _ in fences], [fence for _, fence in fences]
+    return {row["id"] for row in await db.fetch(RENEW, ids, tokens, lock_seconds)}
+
+
+async def finish(tx: Connection, workspace_id: str, next_: Next, *, refreshed_at: datetime | None) -> None:
+    """Record what follows a run, and release its lock. The row is locked."""
+    arguments = FINISH.arguments(
+        workspace_id=workspace_id,
+        next=next_.phase,
+        due=next_.due_seconds,
+        effects=next_.effects_seconds,
+        attempts=next_.attempts,
+        instance_id=next_.instance_id,
+        address=next_.address,
+        outcome=_outcome(next_),
+        problem=next_.problem,
+        refreshed_at=refreshed_at,
+    )
+    await tx.execute(FINISH.text, *arguments)
+
+
+def _outcome(next_: Next) -> dict[str, Any] | None:
+    if next_.put_back:
+        return {"put_back": next_.problem}
+    return None if next_.outcome is None else dict(msgspec.to_builtins(next_.outcome))
+
+
+async def held(tx: Connection, holder: str) -> list[str]:
+    """Lock the workspaces that a process holds; returns their ids."""
+    return [str(row["id"]) for row in await tx.fetch(HELD.text, *HELD.arguments(holder=holder))]
+
+
+async def refresh_silent(db: Connection, silent_seconds: float) -> int:
+    """Make a refresh due for each workspace whose worker is silent; returns their number."""
+    return len(await db.fetch(REFRESH_SILENT, silent_seconds))
+
+
+async def refresh_oldest(db: Connection, age_seconds: float) -> bool:
+    """Make a refresh due for the ready workspace whose last one is longest ago; False if none is that old."""
+    return await db.fetchval(REFRESH_OLDEST, age_seconds) is not None

@@ -1,0 +1,125 @@
+"""Phases of a workspace after its runs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common.events.worker import Outcome, Scope, Stage
+from slipway_common.events.worker import Result as StageResult
+from slipway_provisioner.domain.workspace_runs import (
+    APPLIES_MAX,
+    RETRY_SECONDS_MAX,
+    STUCK_ATTEMPTS,
+    Next,
+    Result,
+    after,
+    operation_of,
+)
+from slipway_provisioner.domain.workspaces import Phase, Workspace
+from tests.support.workspaces import row
+
+OUTCOME = Outcome(Stage.LAUNCH, StageResult.FAILED, Scope.QUOTA, "key", "QuotaExceeded")
+FAILED = Result(failure="QuotaExceeded: no", outcome=OUTCOME)
+NOTHING = Result(failure="DiskFull: no", nothing=True)
+LOST = Result(failure="PluginLost: no", unknown=True)
+
+phases = st.sampled_from([phase for phase in Phase if phase is not Phase.GONE])
+results = st.builds(
+    Result,
+    failure=st.sampled_from(["", "no"]),
+    nothing=st.booleans(),
+    unknown=st.booleans(),
+    resources=st.integers(0, 2),
+    instance_id=st.sampled_from([None, "i-1"]),
+)
+
+
+def then(workspace: Workspace, result: Result, *, unsettled: float = 0.0) -> Next:
+    return after(workspace, operation_of(workspace), result, unsettled_seconds=unsettled, visibility_seconds=30.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "phase"),
+    [
+        (Result(instance_id="i-1", resources=1), Phase.READY),
+        (FAILED, Phase.GONE),
+        (Result(failure="no", outcome=OUTCOME, resources=1), Phase.DESTROYING),
+        (NOTHING, Phase.QUEUED),
+        (LOST, Phase.UNKNOWN),
+        (Result(failure="no", unknown=True, resources=1), Phase.UNKNOWN),
+    ],
+    ids=["ready", "refused", "refused in the middle", "nothing was run", "lost", "lost in the middle"],
+)
+def test_after_an_apply(result: Result, phase: Phase) -> None:
+    next_ = then(row(), result)
+    assert next_.phase is phase
+    assert (next_.outcome is not None) is (result.outcome is not None)
+    assert next_.instance_id == result.instance_id
+
+
+def test_applies_that_did_nothing_are_put_back_in_the_end() -> None:
+    """Their launch had no effect, and says nothing about its config."""
+    for attempts in range(APPLIES_MAX - 1):
+        assert then(row(attempts=attempts), NOTHING).phase is Phase.QUEUED
+    last = then(row(attempts=APPLIES_MAX - 1), NOTHING)
+    assert (last.phase, last.put_back, last.outcome) == (Phase.GONE, True, None)
+
+
+def test_a_look_up_proves_something_once_nothing_can_appear_any_more() -> None:
+    """Also if a part was found: the rest may appear, and an apply would create it a second time."""
+    unknown = row(phase=Phase.UNKNOWN)
+    for result in (Result(), Result(resources=1)):
+        early = then(unknown, result, unsettled=12.0)
+        assert (early.phase, early.due_seconds) == (Phase.UNKNOWN, 12.0)
+        assert then(unknown, result).phase is Phase.QUEUED
+    assert then(unknown, NOTHING).phase is Phase.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("result", "phase"),
+    [
+        (Result(resources=2, instance_id="i-1"), Phase.READY),
+        (Result(resources=1), Phase.DESTROYING),
+        (Result(), Phase.GONE),
+        (FAILED, Phase.READY),
+    ],
+    ids=["there", "instance gone", "all gone", "failed"],
+)
+def test_after_a_refresh(result: Result, phase: Phase) -> None:
+    """A failed one proves nothing."""
+    assert then(row(phase=Phase.READY, instance_id="i-1"), result).phase is phase
+
+
+def test_a_destruction_is_repeated_until_nothing_is_left() -> None:
+    pauses = []
+    for attempts in range(STUCK_ATTEMPTS + 5):
+        next_ = then(row(phase=Phase.DESTROYING, attempts=attempts), FAILED)
+        assert (next_.phase, next_.attempts, next_.problem) == (Phase.DESTROYING, attempts + 1, FAILED.failure)
+        pauses.append(next_.due_seconds)
+    assert pauses == sorted(pauses, key=lambda seconds: seconds or 0.0)
+    assert (pauses[0], pauses[-1]) == (5.0, RETRY_SECONDS_MAX)
+    assert then(row(phase=Phase.DESTROYING), Result(resources=1)).phase is Phase.DESTROYING
+    assert then(row(phase=Phase.DESTROYING), Result()).phase is Phase.GONE
+
+
+@given(phases, results, st.integers(0, 20), st.floats(0, 100))
+def test_no_workspace_is_forgotten(phase: Phase, result: Result, attempts: int, unsettled: float) -> None:
+    """One with resources or of unknown outcome is never gone; all but ready ones are due again."""
+    workspace = row(phase=phase, attempts=attempts, instance_id="i-1" if phase is Phase.READY else None)
+    next_ = then(workspace, result, unsettled=unsettled)
+    if next_.phase is Phase.GONE:
+        assert not result.resources
+        assert not (phase is Phase.QUEUED and result.unknown)
+        assert not (phase is Phase.DESTROYING and result.failure)
+    assert (next_.due_seconds is None) <= (next_.phase in (Phase.READY, Phase.GONE))
+
+
+@given(results, st.integers(0, 20), st.floats(0.1, 100))
+def test_nothing_is_applied_while_an_earlier_run_may_have_effects(
+    result: Result, attempts: int, unsettled: float
+) -> None:
+    """Neither after a look-up, nor after an apply of unknown outcome."""
+    unknown = row(phase=Phase.UNKNOWN, attempts=attempts)
+    assert then(unknown, result, unsettled=unsettled).phase is Phase.UNKNOWN
+    if result.unknown:
+        assert then(row(attempts=attempts), result).phase is Phase.UNKNOWN
