@@ -82,6 +82,14 @@ def plugins_in(folder: Path) -> list[int]:
     return sorted(found)
 
 
+def runs(pid: int) -> bool:
+    """True if a process exists and is no zombie, which nobody may collect after its parent's end."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def until(condition: Any, seconds: float = 20.0) -> None:
     """Wait until a condition of the world holds; fails the test if it does not in time."""
     for _ in range(int(seconds / 0.02)):

@@ -38,3 +38,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end in a loop of its own."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def now() -> float:
+    """Time of the running loop."""
+    return asyncio.get_running_loop().time()

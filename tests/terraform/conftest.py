@@ -1,5 +1,6 @@
 """Fixtures of the scheduler's checks."""
 
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,3 +41,10 @@ async def aws(session_folder: Path) -> "AsyncIterator[AwsCloud]":
     await cloud.server.start()
     yield cloud
     await cloud.server.stop()
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """Folder for the sockets of plugins, whose paths have little room."""
+    with tempfile.TemporaryDirectory(prefix="tf-", dir="/tmp") as folder:
+        yield Path(folder)

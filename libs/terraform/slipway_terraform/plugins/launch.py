@@ -2,7 +2,7 @@
 
 A program of its own, since code between fork and exec is unsafe in a parent with threads. Uses only the standard
 library, so that it takes about 20 ms. Arguments: file descriptor for errors, process id of the parent, the plugin's
-command. Writes the number of the error if the plugin cannot be executed, and nothing otherwise.
+LC_CTYPE, the plugin's command. Writes the number of the error if the plugin cannot be executed, and nothing otherwise.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(status: int, parent: int, command: list[str]) -> None:
+def main(status: int, parent: int, locale: str, command: list[str]) -> None:
     os.set_inheritable(status, False)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -22,6 +22,9 @@ def main(status: int, parent: int, command: list[str]) -> None:
             os._exit(1)  # it ended before the signal was set
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump holds the provider's credentials
     os.umask(0o077)
+    os.environ.pop("LC_CTYPE", None)  # the interpreter has set it where there was no locale
+    if locale:
+        os.environ["LC_CTYPE"] = locale
     try:
         os.execv(command[0], command)  # noqa: S606 # this program becomes the plugin
     except OSError as error:
@@ -30,4 +33,4 @@ def main(status: int, parent: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -154,9 +154,10 @@ class PluginProcess:
     def _popen(self) -> subprocess.Popen[bytes]:
         read_end, write_end = os.pipe()
         try:
-            program = [sys.executable, "-I", "-S", launch.__file__, str(write_end), str(os.getpid())]
+            program = [sys.executable, "-I", "-S", launch.__file__]
+            arguments = [str(write_end), str(os.getpid()), self._environment.get("LC_CTYPE", "")]
             process = subprocess.Popen(
-                [*program, *self._command],
+                [*program, *arguments, *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

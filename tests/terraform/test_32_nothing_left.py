@@ -1,0 +1,104 @@
+"""Check 32: no process, zombie, socket or secret is left: after a close, by force, and after a kill of ours."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slipway_terraform.domain.errors import ProviderCrashed, SchedulerClosed
+from slipway_terraform.plugins.runner import PluginRunner
+from slipway_terraform.scheduler.shared import SharedScheduler
+from tests.support.plugins import assert_nothing_left, plugin, plugins_in, soon, until
+
+OWNER = """
+import asyncio, json, sys
+from pathlib import Path
+from slipway_terraform.plugins.runner import PluginRunner
+from slipway_terraform.scheduler.shared import SharedScheduler
+from tests.support.plugins import plugin, soon
+
+async def main():
+    scheduler = SharedScheduler(PluginRunner(Path(sys.argv[1])))
+    for faults in json.loads(sys.argv[2]):
+        await scheduler.acquire([plugin(*faults)], owner="one", deadline=soon())
+    print("ready", flush=True)
+    await scheduler.acquire([plugin("silent")], owner="one", deadline=soon(60))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("drain_seconds", [0, 0.2])
+async def test_close_by_force(sockets: Path, drain_seconds: float) -> None:
+    """A lease that does not end in time loses its process, also one that ignores everything."""
+    scheduler = SharedScheduler(PluginRunner(sockets))
+    lease = await scheduler.acquire([plugin("child")], owner="one", deadline=soon())
+    await scheduler.aclose(drain_seconds)
+    assert_nothing_left(sockets)
+    with pytest.raises(ProviderCrashed):
+        async with lease.invocation():
+            pass
+    lease.release()
+    with pytest.raises(SchedulerClosed):
+        await scheduler.acquire([plugin()], owner="one", deadline=soon())
+
+
+async def test_deaf_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shutdown, then SIGTERM, then SIGKILL."""
+    monkeypatch.setattr("slipway_terraform.plugins.runner.TERMINATE_SECONDS", 0.5)
+    scheduler = SharedScheduler(PluginRunner(sockets))
+    async with await scheduler.acquire([plugin("deaf", "child")], owner="one", deadline=soon()):
+        pass
+    await scheduler.aclose(5)
+    assert_nothing_left(sockets)
+
+
+def owner(sockets: Path, *faults: Sequence[str]) -> subprocess.Popen[str]:
+    """A process with a scheduler and a plugin of each of these faults, and one that is starting."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
+    argv = [sys.executable, "-c", OWNER, str(sockets), json.dumps(faults)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+async def test_parent_killed(sockets: Path) -> None:
+    """Also the plugin that is starting, the one that ignores every signal, and the descendant of another."""
+    process = owner(sockets, ["child"], ["deaf", "protocol=6"])
+    await until(lambda: len(plugins_in(sockets)) == 4)
+    kill(process)
+    await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [], 5)
+
+
+async def test_guard_killed_as_well(sockets: Path) -> None:
+    """Without the guard the parent-death signal still ends every plugin, though not its descendants or folder."""
+    process = owner(sockets, ["deaf", "protocol=6"])
+    await until(lambda: len(plugins_in(sockets)) == 2)
+    (guard,) = [each for each in psutil.Process(process.pid).children() if "guard.py" in " ".join(each.cmdline())]
+    guard.kill()
+    kill(process)
+    await until(lambda: plugins_in(sockets) == [], 5)
+
+
+async def test_no_secret_in_output(sockets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Values of the configuration are in no command line, no log and no error."""
+    secret = "hunter2-and-more"
+    spec = plugin("say=key hunter2-and-more is wrong", "exit=1", configuration={"nested": [{"key": secret}]})
+    scheduler = SharedScheduler(PluginRunner(sockets))
+    with caplog.at_level("DEBUG"), pytest.raises(Exception, match="key … is wrong") as caught:
+        await scheduler.acquire([spec], owner="one", deadline=soon())
+    await scheduler.aclose(0)
+    assert secret not in str(caught.value) + repr(caught.value) + repr(spec)
+    # The test plugin has the text in its own arguments, which are named in no log.
+    assert secret not in caplog.text
