@@ -21,7 +21,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS CHECK
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -35,7 +35,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-spot ec2-storm terraform-daemon mutants fuzz readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-spot ec2-storm terraform-checks terraform-daemon mutants fuzz readme \
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -161,6 +161,9 @@ terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients in several processes
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
+
+terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 MUTANT=
+	@$(RUN) -m $(BROKEN) tests.terraform
 
 fuzz: $(READY) ## Requests made from contracts/openapi, valid and broken, to every service and the simulator: no 5xx, refusals change nothing: SEED=1 N=3000 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.fuzz

@@ -1,5 +1,6 @@
 """Check 20: holders that take hours delay no newcomers, though they keep an expired process alive."""
 
+import asyncio
 import contextlib
 import random
 
@@ -35,6 +36,38 @@ def test_newcomers_get_a_successor(holders: int) -> None:
                     assert virtual_time.now() - now < 5.0
             assert old in world.plugins
             assert world.most_processes == 2
+        await scheduler.aclose(0)
+        assert world.broken == []
+
+    virtual_time.run(work())
+
+
+def test_successor_starts_while_the_old_one_serves() -> None:
+    """Within the margin nobody waits for the start; once the successor is ready, the old one only drains."""
+
+    async def work() -> None:
+        world = World(random.Random(1))
+        scheduler = SharedScheduler(world, Policy(ttl_invocations=10, margin=0.5))
+        holder = await scheduler.acquire([spec("a")], owner="holder", deadline=5.0)
+        async with holder, holder.invocation():
+            for _ in range(9):
+                lease = await scheduler.acquire([spec("a")], owner="other", deadline=100.0)
+                async with lease, lease.invocation():
+                    pass
+            assert len(world.starts) == 1
+            world.slow["a"] = 3.0
+            began = virtual_time.now()
+            lease = await scheduler.acquire([spec("a")], owner="other", deadline=100.0)
+            async with lease, lease.invocation():
+                assert virtual_time.now() == began
+                assert lease.env == holder.env
+            await asyncio.sleep(1.0)
+            assert len(world.starts) == 2
+            await asyncio.sleep(2.5)
+            lease = await scheduler.acquire([spec("a")], owner="other", deadline=100.0)
+            async with lease:
+                assert lease.env != holder.env
+            assert [each.state for each in scheduler.processes()] == ["draining", "ready"]
         await scheduler.aclose(0)
         assert world.broken == []
 

@@ -49,6 +49,7 @@ LAYERS = {
     "interleaving": Layer((*PYTEST, "tests/interleaving"), 40, fast=True),
     "histories": Layer((*MAKE, "histories", "N=5"), 40, many=True),
     "simulation": Layer((*PYTEST, "tests/simulation"), 30, fast=True),
+    "terraform": Layer((*PYTEST, "tests/terraform"), 150, many=True),
 }
 ARGUMENTS_OF_OTHERS = ("SEED", "SEEDS", "N", "FULL", "MUTANT", "ONLY", "FAST", "LAYERS", "MAKEFLAGS", "MFLAGS")
 
