@@ -51,7 +51,8 @@ def test_a_cancelled_caller_keeps_no_slot() -> None:
         waiting[0].cancel()
         first.release()  # grants the second one
         waiting[1].cancel()
-        lease = await waiting[2]
+        (lease,) = await asyncio.gather(waiting[2], return_exceptions=True)
+        assert isinstance(lease, SharedLease)
         assert [task.cancelled() for task in waiting] == [True, True, False]
         assert [each.in_use for each in scheduler.processes()] == [1]
         lease.release()

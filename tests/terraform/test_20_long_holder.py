@@ -7,18 +7,19 @@ import random
 import pytest
 
 from slipway_terraform.domain.policy import Policy
+from slipway_terraform.scheduler.lease import SharedLease
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support import virtual_time
 from tests.support.plugin_world import World, spec
 
 
-@pytest.mark.parametrize("holders", [1, 4])
-def test_newcomers_get_a_successor(holders: int) -> None:
+@pytest.mark.parametrize(("holders", "margin"), [(1, 0.1), (4, 0.1), (4, 1.0)])
+def test_newcomers_get_a_successor(holders: int, margin: float) -> None:
     """Also where the holders have every slot of the expired process."""
 
     async def work() -> None:
         world = World(random.Random(1))
-        scheduler = SharedScheduler(world, Policy(ttl_invocations=4, max_processes=2))
+        scheduler = SharedScheduler(world, Policy(ttl_invocations=4, margin=margin, max_processes=2))
         async with contextlib.AsyncExitStack() as stack:
             for number in range(4):
                 lease = await scheduler.acquire([spec("a")], owner=f"{number}", deadline=5.0)
@@ -31,9 +32,11 @@ def test_newcomers_get_a_successor(holders: int) -> None:
             (old,) = world.plugins
             for _ in range(20):
                 now = virtual_time.now()
-                newcomer = await scheduler.acquire([spec("a")], owner="new", deadline=now + 5.0)
+                wanted = scheduler.acquire([spec("a")], owner="new", deadline=now + 5.0)
+                (newcomer,) = await asyncio.gather(wanted, return_exceptions=True)
+                assert isinstance(newcomer, SharedLease)
                 async with newcomer, newcomer.invocation():
-                    assert virtual_time.now() - now < 5.0
+                    pass
             assert old in world.plugins
             assert world.most_processes == 2
         await scheduler.aclose(0)

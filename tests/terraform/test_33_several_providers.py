@@ -29,7 +29,8 @@ def test_all_are_served(seed: int) -> None:
                 async with lease.invocation():
                     await asyncio.sleep(rng.uniform(0, 3))
 
-        await asyncio.gather(*(client(number) for number in range(60)))
+        ends = await asyncio.gather(*(client(number) for number in range(60)), return_exceptions=True)
+        assert ends == [None] * 60
         await scheduler.aclose(0)
         return world
 

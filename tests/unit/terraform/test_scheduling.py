@@ -12,7 +12,7 @@ from slipway_terraform.domain.policy import Policy
 from slipway_terraform.domain.scheduling import Decision, Facts, Refusal, Waiter, decide
 
 NOW = 1000.0
-HANDLES = "abcdef"
+HANDLES = "abcd"
 POLICIES = st.builds(
     Policy,
     ttl_invocations=st.sampled_from([None, 1, 3, 10]),
@@ -29,9 +29,10 @@ def facts(draw: st.DrawFn) -> tuple[Facts, Policy]:
     """Facts that a scheduler may have: at most one ready and one starting generation per handle, within the limits."""
     policy = draw(POLICIES)
     generations: list[Generation] = []
-    kinds = draw(
-        st.lists(st.tuples(st.sampled_from(HANDLES), st.sampled_from(list(State)[:4])), max_size=policy.max_processes)
-    )
+    # Mostly at the cap, where the decisions are hard.
+    most = policy.max_processes
+    kind = st.tuples(st.sampled_from(HANDLES), st.sampled_from([*list(State)[:4], State.READY, State.READY]))
+    kinds = draw(st.lists(kind, min_size=draw(st.sampled_from([0, most])), max_size=most))
     seen = set()
     for handle, state in kinds:
         if state in (State.READY, State.STARTING) and (handle, state) in seen:
@@ -43,14 +44,14 @@ def facts(draw: st.DrawFn) -> tuple[Facts, Policy]:
                 id=len(generations),
                 handle=handle,
                 family="f",
-                max_age_seconds=draw(st.sampled_from([10.0, 5000.0])),
+                max_age_seconds=draw(st.sampled_from([5000.0, 5000.0, 5000.0, 10.0])),
                 state=state,
                 ready_at=draw(st.sampled_from([0.0, NOW])),
                 idle_since=draw(st.sampled_from([0.0, NOW - 1, NOW])),
                 in_use=in_use,
                 pending=draw(st.integers(0, in_use)),
-                invocations=draw(st.integers(0, 12)),
-                memory_bytes=draw(st.sampled_from([0, policy.soft_memory_bytes, policy.hard_memory_bytes])),
+                invocations=draw(st.sampled_from([0, 0, 0, 1, 3, 9, 10, 12])),
+                memory_bytes=draw(st.sampled_from([0] * 6 + [policy.soft_memory_bytes, policy.hard_memory_bytes])),
             )
         )
     waiters = [
@@ -59,7 +60,8 @@ def facts(draw: st.DrawFn) -> tuple[Facts, Policy]:
             draw(
                 st.lists(
                     st.tuples(
-                        st.sets(st.sampled_from(HANDLES), min_size=1, max_size=3), st.sampled_from([NOW, NOW + 9])
+                        st.sets(st.sampled_from(HANDLES), min_size=1, max_size=3),
+                        st.sampled_from([NOW + 9, NOW + 9, NOW + 9, NOW]),
                     ),
                     max_size=8,
                 )
