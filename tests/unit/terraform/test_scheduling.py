@@ -1,6 +1,7 @@
 """Laws of the scheduler's decision, for any facts."""
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -219,3 +220,34 @@ def test_room_is_used(given: tuple[Facts, Policy]) -> None:
     running = {each.handle for each in known.generations if each.state in (State.READY, State.STARTING)}
     waiting = {handle for waiter in known.waiters for handle in waiter.handles} - running
     assert room <= 0 or all((b := known.breakers.get(handle)) and b.retry_at > NOW for handle in waiting)
+
+
+def ready(number: int, handle: str, **fields: Any) -> Generation:
+    return Generation(id=number, handle=handle, family="f", max_age_seconds=1e9, state=State.READY, **fields)
+
+
+def waiter(number: int, *handles: str) -> Waiter:
+    return Waiter(id=number, handles=handles, deadline=NOW + 9)
+
+
+def test_slots_of_one_decision() -> None:
+    """Callers of one decision share the slots that are free before it."""
+    known = Facts(
+        generations=[ready(1, "a", in_use=1)], waiters=[waiter(n, "a") for n in range(4)], breakers={}, now=NOW
+    )
+    decision = decide(known, Policy(max_concurrency=3))
+    assert [grant.waiter for grant in decision.grant] == [0, 1]
+
+
+def test_a_caller_who_waits_keeps_what_it_needs() -> None:
+    """Room is made in a process that it does not need, though that was used later; and later callers do not take it."""
+    known = Facts(
+        generations=[ready(1, "a", idle_since=1.0), ready(2, "b", idle_since=2.0)],
+        waiters=[waiter(3, "a", "c"), waiter(4, "a")],
+        breakers={},
+        now=NOW,
+    )
+    decision = decide(known, Policy(max_processes=2, max_concurrency=1, idle_seconds=1e9))
+    assert [(each.handle, reason) for each, reason in decision.retire] == [("b", Reason.EVICTED)]
+    assert decision.grant == []
+    assert decision.head == 3
