@@ -345,6 +345,7 @@ ANSWERS: dict[str, Any] = {
     "recovery": RECOVERY,
     "launch-stops": {"items": []},
     "demand": {"items": [SOURCE]},
+    "console-outputs": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
     "weights": {"items": [WEIGHT]},
     "signals": {"items": [SIGNAL], "refused": [REFUSED_SIGNAL]},

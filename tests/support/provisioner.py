@@ -37,7 +37,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
+from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, TerminationRefused
@@ -171,6 +171,8 @@ class Cloud(Provider):
         self.polls: deque[Exception | int] = deque()
         self.endings: dict[str, Outcome] = {}
         self.most: int | None = None  # instances of one call
+        self.printed: dict[str, str | Exception] = {}  # console output by instance
+        self.consoles_read: list[str] = []
         self.cleaned = 0
         self.healthy = True
         self.page_size = 0  # 0: one page
@@ -254,6 +256,13 @@ class Cloud(Provider):
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
         return self.endings.get(instance_id)
+
+    async def console_output(self, account: Account, batch_id: str, instance_id: str) -> str:
+        self.consoles_read.append(instance_id)
+        printed = self.printed.get(instance_id, "")
+        if isinstance(printed, Exception):
+            raise printed
+        return printed
 
     async def clean_up(self, account: Account) -> None:
         self.cleaned += 1
@@ -381,6 +390,10 @@ class Provisioner:
 
     async def terminate_instances(self) -> None:
         await expire.terminate_instances(self.database, settings=self.settings, providers=self.providers)
+
+    async def consoles(self) -> None:
+        while await consoles.fetch_next(self.database, settings=self.settings, providers=self.providers):
+            pass
 
     async def roll_out(self) -> None:
         """Run the roll-out loop until no step is due."""

@@ -30,8 +30,9 @@ from slipway_provisioner.http import (
     workers,
     workspaces,
 )
+from slipway_provisioner.http import consoles as console_routes
 from slipway_provisioner.http import providers as provider_routes
-from slipway_provisioner.loops import expire, plan, reap, resolve, roll_out, sweep, unleased
+from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
@@ -98,6 +99,7 @@ def build(settings: Settings) -> Service:
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
             Loop(roll_out.LOOP, roll_out.roll_out_next),
+            Loop(consoles.LOOP, partial(consoles.fetch_next, settings=settings, providers=providers)),
             Loop(reap.LOOP, reap.Reaper(settings, providers).reap_due),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),
@@ -114,6 +116,7 @@ def build(settings: Settings) -> Service:
             configs.router,
             decisions.router,
             fleet.router,
+            console_routes.router,
             recovery.router,
             workers.router,
             workspaces.router,

@@ -51,6 +51,9 @@ class Settings(SignalSettings):
     """Interval after which an unanswered lease request is resent."""
     reap_seconds: float = 60.0
     """Interval between two passes of the instance reaper over an account."""
+    console_retry_seconds: float = 60.0
+    """Time after which the console output of a machine that never registered is asked for again, if its provider had
+    none; it doubles with each attempt."""
     sweep_seconds: float = 600.0
     """Interval at which every pool is planned and its counters are verified, at the latest."""
     unavailable_attempt_seconds: float = 30.0

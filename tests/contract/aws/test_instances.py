@@ -1,5 +1,6 @@
 """Listings, look-ups and ends of EC2 instances: an instance that is not visible yet is not gone."""
 
+import base64
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,13 @@ from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.providers.aws import calls, remains, replies
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.pacing import LocalBuckets, Share
-from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused, TerminationRefused
+from slipway_provisioner.providers.port import (
+    CONSOLE_BYTES_MAX,
+    OutcomeUnknown,
+    ProviderSettings,
+    Refused,
+    TerminationRefused,
+)
 from tests.contract.aws.conftest import Cloud, request
 from tests.support.ec2_server import (
     LOST,
@@ -396,3 +403,22 @@ async def test_a_console_for_people(cloud: Cloud) -> None:
     )
     elsewhere = msgspec.structs.replace(account, settings={"partition": "aws-iso"})
     assert cloud.provider.console(elsewhere, "b", "i-1") == ""
+
+
+async def test_console_output(cloud: Cloud) -> None:
+    """The text that EC2 posted, or nothing while it has none. What cannot be read is no proof that there is none."""
+    account, text = cloud.account(), "Booting\n" + "x" * 70_000 + "\nfailed"
+    inner = f"<instanceId>i-1</instanceId><output>{base64.b64encode(text.encode()).decode()}</output>"
+    cloud.server.answers(
+        GetConsoleOutput=[
+            reply("GetConsoleOutput", inner),
+            reply("GetConsoleOutput", "<instanceId>i-1</instanceId>"),
+            error("InvalidInstanceID.NotFound"),
+            error("UnauthorizedOperation", status=403),
+        ]
+    )
+    read = [await cloud.provider.console_output(account, "b", "i-1") for _ in range(3)]
+    assert read == [text[-CONSOLE_BYTES_MAX:], "", ""]
+    assert cloud.server.received[0].parameters["InstanceId"] == "i-1"
+    with pytest.raises(OutcomeUnknown, match="UnauthorizedOperation"):
+        await cloud.provider.console_output(account, "b", "i-1")

@@ -36,6 +36,7 @@ async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: py
         RunInstances=launched("i-1"),
         DescribeInstances=described(instance("i-1", "terminated", reason="Client.InternalError")),
         TerminateInstances=reply("TerminateInstances", "<instancesSet/>"),
+        GetConsoleOutput=reply("GetConsoleOutput", "<instanceId>i-1</instanceId>"),
         DescribeAvailabilityZones=zones(us_east_1a="use1-az4"),
         GetCallerIdentity=caller("1"),
         DescribeVolumes=reply("DescribeVolumes", "<volumeSet><item><volumeId>vol-1</volumeId></item></volumeSet>"),
@@ -52,6 +53,7 @@ async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: py
         await provider.instances(account)
         await provider.exists(account, "i-1", launched_at=None)
         await provider.ending(account, asked.config, "i-1")
+        await provider.console_output(account, asked.batch_id, "i-1")
         await provider.terminate(account, ["i-1"])
         await provider.identity(account)
         await provider.health(account)

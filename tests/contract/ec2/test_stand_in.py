@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError, HTTPClientError
 from slipway_local.ec2.facts import Exited, Noticed, Reply, Started, Stopped, Terminated
 from slipway_local.ec2.server import EmbeddedEc2
 from tests.support.ec2 import Ec2, cleared
+from tests.support.harness import until
 
 if TYPE_CHECKING:
     from types_aiobotocore_ec2 import EC2Client
@@ -227,6 +228,26 @@ async def test_machine_that_powers_itself_off_terminates(ec2: Ec2, client: "EC2C
     console = await client.get_console_output(InstanceId=mine)
     assert console["Output"] == "booted\n"
     assert (await ec2.get("/truth"))["values"] == {}
+
+
+async def test_a_bad_image_prints_an_error(ec2: Ec2, client: "EC2Client") -> None:
+    """Besides its user data, as many images do. It stays on, and registers nowhere. Its output is posted late."""
+    await ec2.play(faults="bad-image:ami-12345678", console_seconds=2)
+    (mine,) = ids(await client.run_instances(**launch(ImageId="ami-12345678", UserData="the user data")))
+    assert (await client.get_console_output(InstanceId=mine))["Output"] == ""
+
+    async def printed() -> str:
+        return (await client.get_console_output(InstanceId=mine))["Output"]
+
+    lines = (await until(printed, "its console output is posted")).splitlines()
+    assert lines[0] == f"Booting {mine} from ami-12345678"
+    assert "the user data" in lines
+    assert lines[-1] == f"systemd: slipway-worker.service failed on {mine}"
+    assert await shown(client, InstanceIds=[mine]) == {mine: "running"}
+    assert [fact for fact in ec2.facts(Started) if fact.instance_id == mine] == []
+    await client.terminate_instances(InstanceIds=[mine])
+    await ec2.fact(Terminated, mine)
+    assert (await printed()).splitlines() == lines
 
 
 async def test_machine_stays_stopped_if_its_launch_did_not_ask_for_termination(ec2: Ec2, client: "EC2Client") -> None:

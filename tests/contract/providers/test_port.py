@@ -177,6 +177,14 @@ async def test_an_unknown_old_instance_is_gone(setup: Setup) -> None:
     assert not await setup.provider.exists(setup.account, setup.unknown_id, launched_at=utc_now() - LONG_AGO)
 
 
+async def test_the_console_output_of_an_instance_that_is_gone(setup: Setup) -> None:
+    """It is text, or empty where there is none, also of an instance that is not known."""
+    (created,) = await setup.create(asked := setup.request())
+    await setup.terminate(created)
+    assert isinstance(await setup.provider.console_output(setup.account, asked.batch_id, created), str)
+    assert await setup.provider.console_output(setup.account, "unknown", setup.unknown_id) == ""
+
+
 async def test_those_that_are_gone_are_told_from_the_others(setup: Setup) -> None:
     ended, stays = await setup.create(setup.request(2))
     await setup.terminate(ended)

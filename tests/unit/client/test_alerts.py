@@ -42,6 +42,7 @@ PAGE = alert(
     command="slipway why linux",
     cause="zone-b",
     evidence=["worker w-1, instance i-1", "worker w-2"],
+    console=["Booting", "slipway-worker failed"],
 )
 OVER = alert("quota-exhausted", "sim-a")
 OTHER = alert("recovered", "zone-b", severity="notice")
@@ -105,10 +106,26 @@ def test_an_alert_is_shown_whole(name: str) -> None:
     lines = slipway("show", name).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [
         *("alert", "severity", "state", "since", "summary", "effect", "Slipway", "remedy", "cause", "key"),
-        *("evidence", "worker"),
+        *("evidence", "worker", "console", "slipway-worker"),
     ]
     assert "remedy    slipway why linux" in lines
     assert json.loads(slipway("show", name, "-o", "json").stdout)["evidence"] == PAGE["evidence"]
+
+
+def test_the_alert_on_an_image_is_shown_with_the_console_of_its_machine(topic: list[Entry]) -> None:
+    """Under its own kind, too."""
+    image = {"subject_kind": "image", "evidence": ["worker w"]}
+    printed = alert("never-registered", "ami-1", **image, console=["Booting", "\x1b[31mfailed"])
+    topic += [
+        entry(AlertRaised.type, -4, alert("image-unhealthy", "ami-1", **image)),
+        entry(AlertRaised.type, -3, printed),
+    ]
+    for name in ("ami-1", "image-unhealthy/ami-1"):
+        lines = slipway("show", name).stdout.splitlines()
+        assert lines[0].split() == ["alert", "image-unhealthy", "ami-1"]
+        assert [line.strip() for line in lines[-2:]] == ["console   Booting", "�[31mfailed"]
+    assert json.loads(slipway("show", "ami-1", "-o", "json").stdout)["console"] == printed["console"]
+    assert "never-registered ami-1" in slipway("show", "never-registered/ami-1").stdout
 
 
 def test_an_open_alert_hides_a_resolved_one(topic: list[Entry]) -> None:

@@ -842,6 +842,32 @@ def test_an_image_of_draining_revisions_only() -> None:
     assert "a@1 is draining: 3 workers left, until 15:30:00." in explained.details
 
 
+MACHINE = {"instance_id": "i-1", "account_id": "aws-1", "reason": "did not register in time"}
+#           console output, sentences
+CONSOLES = [
+    (
+        {"lines": ["Booting", "failed"], "settled_at": "2026-01-01T00:00:00Z", "problem": ""},
+        ["Console of instance i-1 of aws-1, which did not register in time:", "  Booting", "  failed"],
+    ),
+    (
+        {"lines": [], "settled_at": "2026-01-01T00:00:00Z", "problem": "it had none after 5 attempts"},
+        ["Console of instance i-1 of aws-1: it had none after 5 attempts."],
+    ),
+    (
+        {"lines": [], "settled_at": None, "problem": ""},
+        ["Console of instance i-1 of aws-1: not posted by its provider yet; it is asked for again."],
+    ),
+]
+
+
+@pytest.mark.parametrize(("console", "sentences"), CONSOLES)
+def test_the_console_of_a_machine_that_never_registered(console: dict[str, Any], sentences: list[str]) -> None:
+    of_the_image = of_image("linux-1", [config("a@1")], consoles=[MACHINE | console], now=NOW)
+    assert list(of_the_image.details)[-len(sentences) :] == sentences
+    of_one = of_worker(WORKER, None, None, consoles=[MACHINE | console], now=NOW)
+    assert list(of_one.details)[-len(sentences) :] == sentences
+
+
 def test_a_worker_of_a_draining_revision_is_told_to_leave() -> None:
     worker = RUNNING | {"launch_config_id": "a@1", "timeline": claim(30, "t-2")}
     explained = of_worker(worker, DECISION, LEASE_POOL, config=config("a@1", **DRAIN), now=NOW)

@@ -15,7 +15,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     `subject_kind` is pool, config, image, quota, credential, capacity, account, lease-pool, service or partition.
     `dedup_key` is "service/kind/subject", each part percent-encoded.
     `severity` is page or notice; only one alert per account-wide cause is a page. `evidence` names workers, instances
-    and the locations of their console logs.
+    and the locations of their console logs. `console` are the last lines that a machine has printed, redacted.
     """
 
     dedup_key: Key
@@ -30,6 +30,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     cause: Note = ""
     severity: Name = "page"
     evidence: tuple[Note, ...] = ()
+    console: tuple[Note, ...] = ()
 
 
 def alert_key(service: str, kind: str, *subject: str) -> str:

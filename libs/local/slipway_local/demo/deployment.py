@@ -49,6 +49,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "unreachable_after_seconds": 120,
         "resend_seconds": 30,
         "reap_seconds": 10,
+        "console_retry_seconds": 60,
         "sweep_seconds": 600,
         "unavailable_attempt_seconds": 30,
         "weight_half_life_seconds": 600,

@@ -13,6 +13,7 @@ import msgspec
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
+from slipway_local.check import consoles
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo import agents
 from slipway_local.demo.agents import AgentProcess
@@ -38,6 +39,9 @@ SCENARIO: Final = {
     "stop_seconds": 5,
 }
 POLL_SECONDS: Final = 0.2
+BAD_IMAGE: Final = "bad-image"
+BAD_IMAGE_SECONDS: Final = {"boot_timeout_seconds": 300.0}
+"""Product times of a run with a bad image, in which the boots of its machines have to time out."""
 CODES: Final = frozenset(get_args(facts.Code))
 
 
@@ -52,6 +56,7 @@ class Ec2Machines:
         self.left: dict[str, int] | None = None  # live resources at the end; None until counted
         run = {"seed": seed, "speed": deployment.speed, "faults": msgspec.to_builtins(tuple(faults))}
         self._scenario = SCENARIO | run | more
+        self._breaks = any(fault.name == BAD_IMAGE for fault in faults)
 
     def declared(self, declaration: Declaration) -> Declaration:
         body = declaration.model_dump(mode="json")
@@ -106,7 +111,10 @@ class Ec2Machines:
     def shortcomings(self, found: Evidence, *, seconds: float) -> list[str]:
         written = self.written()
         seen = lives(written)
+        if self._breaks:
+            seconds = 0.0  # machines that never register keep others from being launched
         problems = agents.shortcomings(found, seen, seconds=seconds)
+        problems += [each.problem for each in self.consoles(found) if each.problem]
         least = int(MACHINES_PER_SECOND_MIN * seconds * self.deployment.speed / DEFAULT_SPEED)
         for what, count in counted(found, written).items():
             if count < least:
@@ -116,7 +124,16 @@ class Ec2Machines:
 
     def summary(self, found: Evidence) -> str:
         numbers = ", ".join(f"{count} {what}" for what, count in counted(found, self.written()).items())
-        return f"machines: {numbers}; times corrected by {self.corrected_seconds:.1f} s"
+        text = f"machines: {numbers}; times corrected by {self.corrected_seconds:.1f} s"
+        return "; ".join([text, *(f"console: {each}" for each in self.consoles(found) if not each.problem)])
+
+    def consoles(self, found: Evidence) -> list[consoles.Found]:
+        """The console output in the alerts on bad images."""
+        printed: dict[str, dict[str, str]] = {}
+        for fact in self.written():
+            if isinstance(fact, ec2.InstanceCreated) and fact.breaks:
+                printed.setdefault(fact.image, {})[fact.instance_id] = self.server.console(fact.instance_id)
+        return list(consoles.judge(printed, [record.event for record in found.published]))
 
     def left_over(self) -> str:
         if self.left is None:

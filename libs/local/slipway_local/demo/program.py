@@ -145,10 +145,13 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
     product = duration * speed or 3600.0
     parsed = NOTATIONS[provider].parse(environment.get("FAULTS") or default, duration_seconds=product)
     declared = load(DECLARATIONS[provider].read_text())
+    images = {config.image for pool in declared.worker_pools or () for config in pool.launch_configs}
     zones = {config.zone for pool in declared.worker_pools or () for config in pool.launch_configs}
     for fault in parsed:
         if (zone := zone_of(fault)) and zone not in zones:
             raise ValueError(f"FAULTS={fault.name}: no zone {zone}; expected one of {', '.join(sorted(zones))}")
+        if fault.name == ec2_machines.BAD_IMAGE and fault.arg not in images:
+            raise ValueError(f"FAULTS={fault.name}: no image {fault.arg}; expected one of {', '.join(sorted(images))}")
     return Arguments(
         duration_seconds=duration,
         provider=provider,
@@ -225,7 +228,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         supervisor,
         folder,
         speed=arguments.speed,
-        seconds={} if arguments.provider == "simulated" else AGENTS_SECONDS,
+        seconds=product_seconds(arguments),
         environment={"provisioner": ec2_machines.CREDENTIALS} if arguments.provider == "aws" else {},
     )
     machines: Observed | None = None
@@ -299,6 +302,14 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         print(f"Stopped. Logs and the cloud's ledger are in {LAST_RUN}", file=sys.stderr, flush=True)
         if machines is not None and (left := machines.left_over()):
             print(left, flush=True)
+
+
+def product_seconds(arguments: Arguments) -> dict[str, float]:
+    """Product times that differ from the usual ones."""
+    if arguments.provider == "simulated":
+        return {}
+    breaks = arguments.provider == "aws" and any(fault.name == ec2_machines.BAD_IMAGE for fault in arguments.faults)
+    return AGENTS_SECONDS | (ec2_machines.BAD_IMAGE_SECONDS if breaks else {})
 
 
 def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:

@@ -55,6 +55,18 @@ def plan(user_data: bytes, folder: str) -> Boot | None:
     return Boot(AGENT, user_data, agent_is_service=True)
 
 
+def broken(user_data: bytes, instance_id: str, image: str) -> Boot:
+    """The boot of a machine whose image cannot start its agent. Like others it prints its user data; it stays on."""
+    lines = (
+        f"Booting {instance_id} from {image}",
+        "cloud-init: user data:",
+        user_data.decode(errors="replace"),
+        "slipway-worker: error while loading shared libraries: libssl.so.3: cannot open shared object file",
+        f"systemd: slipway-worker.service failed on {instance_id}",
+    )
+    return Boot(("/bin/sh", "-c", "cat; exec sleep 86400"), "\n".join([*lines, ""]).encode())
+
+
 def _cloud_config(user_data: bytes, folder: str) -> Boot:
     try:
         config = yaml.safe_load(user_data)

@@ -333,7 +333,7 @@ def created(
     rules = cloud.rules
     boot_seconds = lognormal(rules.boot_seconds_median * effects.boot_factor, rules.boot_sigma, rng)
     runs_at = now + rules.pending_seconds
-    bad = launch.image in effects.bad_images or rules.images.get(launch.image, Image()).bad == "never_registers"
+    bad = rules.images.get(launch.image, Image()).bad == "never_registers"
     return InstanceCreated(
         at=now,
         instance_id=instance_id,
@@ -355,6 +355,7 @@ def created(
         dies=_death(effects.deaths, rng),
         stays_when_off=launch.stays_when_off,
         tags=launch.tags,
+        breaks=launch.image in effects.bad_images,
     )
 
 

@@ -81,8 +81,8 @@ class Reply(Recorded, frozen=True, kw_only=True, tag="reply"):
 
 
 class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created"):
-    """An instance was created. `boots_at` is None if its agent never starts; `dies` is the StateReason with which it is
-    terminated at `runs_at` instead of running."""
+    """An instance was created. `boots_at` is None if nothing starts on it; one that `breaks` prints an error then, and
+    starts no agent. `dies` is the StateReason with which it is terminated at `runs_at` instead of running."""
 
     instance_id: str
     call_id: str
@@ -103,6 +103,7 @@ class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created
     dies: str
     stays_when_off: bool
     tags: dict[str, str]
+    breaks: bool = False
 
 
 class Tagged(Recorded, frozen=True, kw_only=True, tag="tagged"):

@@ -147,7 +147,7 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
     ),
     "bad-image": Kind(
         "bad-image:IMAGE[:WINDOW]",
-        "machines launched from the image run, but never start their agent",
+        "machines launched from the image print an error as they boot, and never start their agent",
         lambda e, value: changed(e, bad_images=e.bad_images | named(value)),
     ),
     "slow-boot": Kind(

@@ -80,14 +80,18 @@ class Lives:
         if created.boots_at is None or await self._set_before(ending, created.boots_at):
             return
         try:
-            plan = boot.plan(self.user_data[instance_id], str(self.machines.home(instance_id)))
+            user_data = self.user_data[instance_id]
+            plan = boot.plan(user_data, str(self.machines.home(instance_id)))
+            if created.breaks:
+                plan = boot.broken(user_data, instance_id, created.image)
             if plan is None:
                 return
             machine = await self.machines.start(instance_id, plan)
         except (boot.UnusableUserData, OSError) as error:
             log.warning("machine cannot boot", instance=instance_id, error=str(error))
             return
-        self._history.record([Started(at=self._history.now(), instance_id=instance_id, pid=machine.pid)])
+        if not created.breaks:
+            self._history.record([Started(at=self._history.now(), instance_id=instance_id, pid=machine.pid)])
         ended, told = asyncio.ensure_future(machine.ended()), asyncio.ensure_future(ending.wait())
         try:
             await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)

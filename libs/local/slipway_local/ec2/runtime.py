@@ -311,8 +311,11 @@ class StandIn:
     async def _console(self, request: Request, account: str) -> str:
         ids = [request.parameters.get("InstanceId", "")]
         (instance,) = listing.by_ids(self.history.cloud, account, request.region, ids, now=self.now())
-        path = self.lives.machines.console(instance.id)
-        output = await asyncio.to_thread(lambda: path.read_bytes()[-CONSOLE_BYTES:] if path.exists() else b"")
+        path, boots_at = self.lives.machines.console(instance.id), instance.created.boots_at
+        posted = boots_at is not None and boots_at + self.history.cloud.rules.console_seconds <= self.now()
+        output = await asyncio.to_thread(
+            lambda: path.read_bytes()[-CONSOLE_BYTES:] if posted and path.exists() else b""
+        )
         inner = f"<instanceId>{instance.id}</instanceId><timestamp>{_iso(self.now())}</timestamp>"
         return wire.answer("GetConsoleOutput", f"{inner}<output>{base64.b64encode(output).decode()}</output>", new_id())
 

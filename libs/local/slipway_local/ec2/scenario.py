@@ -75,6 +75,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pending_seconds: NotNegative = 10.0
     boot_seconds_median: NotNegative = 90.0
     boot_sigma: NotNegative = 0.35
+    # Time from the boot of a machine until its console output is posted.
+    console_seconds: NotNegative = 0.0
     # Time between an interruption notice and the end of its machine.
     notice_seconds: NotNegative = 120.0
     # Graceful shutdown of a machine in real seconds, because its process runs in real time.
@@ -102,6 +104,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             pending_seconds=self.pending_seconds / speed,
             boot_seconds_median=self.boot_seconds_median / speed,
             notice_seconds=self.notice_seconds / speed,
+            console_seconds=self.console_seconds / speed,
         )
 
 

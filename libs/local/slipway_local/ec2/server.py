@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from slipway_local.ec2.machines import CONSOLE
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.supervisor import Service, http_ready
 
@@ -26,6 +27,7 @@ class EmbeddedEc2(Service):
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_FOLDER": str(folder / "ec2"),
         }
+        self._machines = folder / "ec2" / "machines"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLIPWAY_", "AWS_"))}
         super().__init__(
             NAME,
@@ -35,3 +37,8 @@ class EmbeddedEc2(Service):
             ready=partial(http_ready, self.port),
             start_seconds=START_SECONDS,
         )
+
+    def console(self, instance_id: str) -> str:
+        """Text that a machine has printed; empty if it has not started."""
+        path = self._machines / instance_id / CONSOLE
+        return path.read_text(errors="replace") if path.exists() else ""

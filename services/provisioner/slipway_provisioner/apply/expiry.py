@@ -11,12 +11,14 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging import outbox
+from slipway_provisioner.apply.consoles import request as request_consoles
 from slipway_provisioner.domain.silence import alert
 from slipway_provisioner.domain.workers import Worker, hastened, stopping, stopping_idle
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deadlines, pools, workers
 
 UNRESPONSIVE: Final = "unresponsive"
+OVERDUE: Final = "did not register in time"
 
 
 async def stop_overdue_boots(db: Connection, timeout_seconds: float, providers: Mapping[str, Provider]) -> bool:
@@ -28,8 +30,9 @@ async def stop_overdue_boots(db: Connection, timeout_seconds: float, providers: 
         boots = [worker for worker in await workers.lock(db, ids) if worker.state in IN_FLIGHT["boot"]]
         consoles = await _consoles(db, boots, providers)
         now = await pools.now(db)
-        failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
-        await workers.save(db, failed)
+        outcomes: dict[str, Outcome | None] = {w.id: _boot_failed(w) for w in boots}
+        await workers.save(db, [stopping(w, OVERDUE, now, outcomes[w.id], consoles[w.id]) for w in boots])
+        await request_consoles(db, boots, OVERDUE, outcomes)
     return bool(boots)
 
 

@@ -10,6 +10,7 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
 from slipway_common.events.worker import Outcome, WorkerRegistered
 from slipway_common.messaging import outbox
+from slipway_provisioner.apply import consoles
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.reaping import Findings, Kept
@@ -39,6 +40,7 @@ async def record_gone(
             for worker in released
         ],
     )
+    await consoles.request(tx, [worker for worker in released if worker.state in IN_FLIGHT["boot"]], reason, endings)
 
 
 async def record_running(tx: Connection, worker_ids: Sequence[str]) -> list[WorkerRegistered]:

@@ -17,6 +17,7 @@ from slipway_provisioner.providers.workspaces import Workspaces
 
 LOG = logger(__name__)
 CODE_CHARACTERS_MAX: Final = 60
+CONSOLE_BYTES_MAX: Final = 65_536
 HANDLE_CHARACTERS_MAX: Final = 500
 
 
@@ -271,6 +272,11 @@ class Provider(Declarations, LookUps, Protocol):
         """Path or URL of an instance's console output, for people; empty if there is none. Makes no call, since the
         instance may be gone."""
         ...
+
+    async def console_output(self, account: Account, batch_id: str, instance_id: str) -> str:
+        """The newest console output of an instance, which may be gone: at most its last 64 kB; empty if the provider
+        has none, or none yet. It may contain secrets of the machine. Raises OutcomeUnknown."""
+        return ""
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
         """Launch 1…count instances and return their ids, or accept the call and work on it. Raises Refused.

@@ -7,6 +7,7 @@ instance. Processes that still carry the tag once its leader is gone are listed 
 
 import asyncio
 import errno
+import glob
 import os
 import signal
 import socket
@@ -27,7 +28,15 @@ from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused, each
+from slipway_provisioner.providers.port import (
+    CONSOLE_BYTES_MAX,
+    CreateRequest,
+    OutcomeUnknown,
+    Provider,
+    ProviderSettings,
+    Refused,
+    each,
+)
 
 LOG = logger(__name__)
 DEFAULT_COMMAND: Final = ("slipway-worker", "run")
@@ -124,6 +133,11 @@ class Processes(Provider):
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
         folder = account.settings.get("log_folder")
         return f"{folder}/{batch_id}-*.log" if folder else ""
+
+    async def console_output(self, account: Account, batch_id: str, instance_id: str) -> str:
+        """Output of a process of the batch: which one had the instance's id is unknown once it has ended."""
+        folder = account.settings.get("log_folder")
+        return await asyncio.to_thread(_tail, Path(folder), batch_id) if folder else ""
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         abandoned = threading.Event()
@@ -322,6 +336,15 @@ def _filled_pipe(content: bytes) -> BinaryIO:
 def _log(folder: Path, name: str) -> BinaryIO:
     folder.mkdir(parents=True, exist_ok=True)
     return os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
+
+
+def _tail(folder: Path, batch_id: str) -> str:
+    """End of the first log of a batch; empty if it has none."""
+    for path in sorted(folder.glob(f"{glob.escape(batch_id)}-*.log")):
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - CONSOLE_BYTES_MAX))
+            return log.read().decode(errors="replace")
+    return ""
 
 
 def _mapping(given: Any) -> dict[str, str]:

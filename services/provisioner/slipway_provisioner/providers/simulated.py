@@ -9,7 +9,15 @@ import httpx2
 
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused, each
+from slipway_provisioner.providers.port import (
+    CONSOLE_BYTES_MAX,
+    CreateRequest,
+    OutcomeUnknown,
+    Provider,
+    ProviderSettings,
+    Refused,
+    each,
+)
 
 # Error code → scope of the failure. `errors` in the account's settings extends the table.
 ERRORS: Final = {
@@ -48,6 +56,14 @@ class Simulated(Provider):
 
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
         return f"{_url(account)}{_instance_path(instance_id)}/console"
+
+    async def console_output(self, account: Account, batch_id: str, instance_id: str) -> str:
+        response = await self._call("GET", account, f"{_instance_path(instance_id)}/console")
+        if response.status_code == 404:
+            return ""
+        if response.status_code != 200:
+            raise OutcomeUnknown(f"console output of {instance_id}: HTTP {response.status_code}")
+        return response.text[-CONSOLE_BYTES_MAX:]
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         config = request.config

@@ -25,6 +25,7 @@ from slipway_provisioner.store.tables import (
     account,
     audit,
     claim,
+    console_output,
     decision,
     demand,
     dirty_pool,
@@ -54,6 +55,9 @@ DELETE_ENDED_DEMAND: Final = Statement(delete_ended(demand, older(demand.c.ended
 # The newest decision of a pool is repeated by equal ones, so that its last time may be recent.
 DELETE_DECISIONS: Final = Statement(
     delete_ended(decision, older(decision.c.at), older(decision.c.last_at), order=[decision.c.at])
+)
+DELETE_CONSOLES: Final = Statement(
+    delete_oldest(console_output, console_output.c.requested_at, order=console_output.c.image_revision)
 )
 DELETE_WORKERS: Final = Statement(
     delete_ended(worker, in_states(ENDED), older(worker.c.ended_at), order=[worker.c.ended_at])
@@ -294,6 +298,13 @@ RETENTION: Final[Retention] = (
         after="a pass over the account that lists the instance, or the loss of its worker",
         loop="reap",
         chunk="those of one account",
+    ),
+    Rule(
+        table="console_output",
+        rows="console output of machines that never registered",
+        after="the failure of the machine",
+        days=14,
+        delete=DELETE_CONSOLES,
     ),
     Rule(
         table="downtime",

@@ -38,6 +38,7 @@ from slipway_provisioner.store.columns import (
     literals,
     required,
 )
+from slipway_provisioner.store.console_tables import console_table
 from slipway_provisioner.store.functions import KEYS, SHARED_KEYS, UPTIME
 from slipway_provisioner.store.workspace_tables import workspace_tables
 
@@ -592,3 +593,4 @@ dirty_pool = Table(
 Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
 
 workspace, workspace_document = workspace_tables(metadata)
+console_output = console_table(metadata)

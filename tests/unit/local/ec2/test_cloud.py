@@ -29,7 +29,7 @@ from slipway_local.ec2.facts import (
     Terminated,
 )
 from slipway_local.ec2.faults import NOTATION, Effects
-from slipway_local.ec2.scenario import CloudAccount, Scenario
+from slipway_local.ec2.scenario import CloudAccount, Image, Scenario
 from slipway_local.ec2.wire import Refused
 
 ZONE: Final = "us-east-1a"
@@ -240,11 +240,13 @@ def test_states_of_an_instance() -> None:
     assert cloud.forget(21.0 + cloud.rules.expiry_seconds) == [made.instance_id]
 
 
-def test_bad_image_never_boots_and_a_death_never_runs() -> None:
+def test_bad_image_breaks_and_a_death_never_runs() -> None:
     cloud = cloud_of()
     effects = NOTATION.effects(NOTATION.parse("bad-image:ami-1,dies:Server.InternalError,late-listing:7"), 0.0)
     made = created(cloud, launch(), "i-1", ("r-1", 0), effects, 0.0, Random(0))
-    assert (made.boots_at, made.dies, made.visible_at) == (None, "Server.InternalError", 7.0)
+    assert (made.breaks, made.dies, made.visible_at) == (True, "Server.InternalError", 7.0)
+    never = cloud_of(images={"ami-1": Image(bad="never_registers")})
+    assert created(never, launch(), "i-1", ("r-1", 0), Effects(), 0.0, Random(0)).boots_at is None
     cloud.fold(launch())
     cloud.fold(made)
     assert cloud.instances["i-1"].state(1e9) == "pending"

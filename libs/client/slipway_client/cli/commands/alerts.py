@@ -19,6 +19,8 @@ app = noun("List and show alerts")
 
 Alert = dict[str, Any]
 OPEN, RESOLVED = "open", "resolved"
+CONSOLE: Final = "never-registered"
+"""Kind of the alerts that hold the console output of a machine of their image."""
 LABELS: Final = {  # in the order in which they are shown
     "summary": "summary",
     "effect": "effect",
@@ -61,14 +63,16 @@ def list_alerts(context: typer.Context, all_: Everything = False, output: AsOutp
 def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Output.TABLE) -> None:
     """Show one alert: effect, action of Slipway, remedy, evidence
 
-    Open alerts are searched first, then resolved ones.
+    Open alerts are searched first, then resolved ones. The alert on an image is shown with the console output of a
+    machine of it that never registered, if there is one.
 
     \b
     Examples:
       slipway alert show linux-zone-b
       slipway alert show config-tripped/linux-zone-b -o json
     """
-    row = _named(_read(context.obj), alert)
+    alerts = _read(context.obj)
+    row = with_console(_named(alerts, alert), alerts)
     if output is Output.JSON:
         as_json(row)
         return
@@ -81,14 +85,24 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         print(printable(f"{label:<{width}}  {value}"))
-    for number, evidence in enumerate(row.get("evidence") or ()):
-        print(printable(f"{'' if number else 'evidence':<{width}}  {evidence}"))
+    for label in ("evidence", "console"):
+        for number, line in enumerate(row.get(label) or ()):
+            print(printable(f"{'' if number else label:<{width}}  {line}"))
+
+
+def with_console(alert: Alert, alerts: list[Alert]) -> Alert:
+    """The alert with the console output that another alert on its image holds."""
+    image = alert["subject_id"] if alert["subject_kind"] == "image" else None
+    own = [other for other in alerts if other["kind"] == CONSOLE and other["subject_id"] == image]
+    return {**alert, "console": own[0].get("console") or ()} if own else alert
 
 
 def _named(alerts: list[Alert], name: str) -> Alert:
-    """The alert of that name; open ones hide resolved ones. Raises Failed."""
+    """The alert of that name; open ones hide resolved ones, and others that of the console output. Raises Failed."""
     found = [alert for alert in alerts if name in _names(alert)]
     found = [alert for alert in found if alert["state"] == OPEN] or found
+    if len(found) > 1 and len(others := [alert for alert in found if alert["kind"] != CONSOLE]) == 1:
+        found = others  # with_console adds it
     if not found:
         raise Failed(
             f"There is no alert {name!r}.\n`slipway alert ls` lists the open ones, `--all` the resolved ones, too."

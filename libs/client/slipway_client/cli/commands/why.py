@@ -169,7 +169,8 @@ class _Search:
         from slipway_client.view.why.configs import of_image, repaired_pool
 
         users = [config for config in self.configs if config.get("image_revision") == self.image_revision]
-        return of_image(self.image_revision, users, self._rollback(repaired_pool(users), users), now=now())
+        rollback = self._rollback(repaired_pool(users), users)
+        return of_image(self.image_revision, users, rollback, consoles=self._consoles(self.image_revision), now=now())
 
     def lease_pool(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease_pool
@@ -190,7 +191,10 @@ class _Search:
         worker = found(self.api, self.subject)
         config = next((config for config in self.configs if config["id"] == worker["launch_config_id"]), {})
         lease_pool = next((pool for pool in self.lease_pools if pool["id"] == config.get("lease_pool_id")), None)
-        return of_worker(worker, _decision(self.api, worker), lease_pool, config=config or None, now=now())
+        is_silent = worker.get("launched_at") and not worker.get("registered_at")
+        consoles = self._consoles(worker["image_revision"]) if is_silent else []
+        decision = _decision(self.api, worker)
+        return of_worker(worker, decision, lease_pool, config=config or None, consoles=consoles, now=now())
 
     def _rollback(self, pool_id: str, configs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Preview of a rollback of a pool, if one of the launch configs is tripped."""
@@ -200,6 +204,14 @@ class _Search:
             return None
         preview: dict[str, Any] = self.api.get("provisioner", path("pools", pool_id, "rollback"))
         return preview
+
+    def _consoles(self, image_revision: str) -> list[dict[str, Any]]:
+        """Console output of a machine of an image that never registered; none of an older provisioner."""
+        try:
+            rows: list[dict[str, Any]] = self.api.get("provisioner", "/console-outputs", image=image_revision)["items"]
+        except Failed:
+            return []
+        return rows
 
     def _is_pool(self) -> bool:
         return any(pool["id"] == self.subject for pool in _items(self.api, "provisioner", "/pools"))

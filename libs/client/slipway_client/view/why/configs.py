@@ -29,7 +29,7 @@ from slipway_client.view.why.causes import (
     unproven_remedy,
     way_back,
 )
-from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
+from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained, printed
 from slipway_common.base.revisions import name_of
 
 FAILURES: Final = 3  # of a launch config
@@ -132,9 +132,16 @@ def _failures(config: Facts, now: datetime) -> Iterator[str]:
         yield f"  {at}  {failure['reason'] or 'no reason given'} (worker {failure['worker_id']})."
 
 
-def of_image(revision: str, configs: Sequence[Facts], rollback: Facts | None = None, *, now: datetime) -> Explanation:
+def of_image(
+    revision: str,
+    configs: Sequence[Facts],
+    rollback: Facts | None = None,
+    *,
+    consoles: Sequence[Facts] = (),
+    now: datetime,
+) -> Explanation:
     """Explain an image revision. `configs` are the launch configs that use it, `rollback` is the preview of a rollback
-    of the pool to repair first."""
+    of the pool to repair first, `consoles` what a machine of it has printed that never registered."""
     key = ("image", revision)
     windows = {
         row["stage"]: row for config in configs for row in config.get("shared") or () if (row["kind"], row["id"]) == key
@@ -166,7 +173,7 @@ def of_image(revision: str, configs: Sequence[Facts], rollback: Facts | None = N
         if row.get("window") is not None
     ]
     details += [f"{config['id']} is {_beside(config, now)}." for config in configs if config["state"] != "active"]
-    return explained("image", revision, causes, effect, details)
+    return explained("image", revision, causes, effect, [*details, *printed(consoles)])
 
 
 def repaired_pool(configs: Sequence[Facts]) -> str:

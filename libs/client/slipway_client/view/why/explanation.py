@@ -22,6 +22,20 @@ RECOVERS: Final = "none needed: Slipway probes by itself and launches again afte
 NOTHING: Final = "none needed"
 
 
+def printed(consoles: Sequence[Facts]) -> list[str]:
+    """Console output of a machine that never registered; why there is none; nothing if none was asked for."""
+    lines = []
+    for console in consoles:
+        machine = f"instance {console['instance_id']} of {console['account_id']}"
+        if console["lines"]:
+            lines += [f"Console of {machine}, which {console['reason']}:", *(f"  {line}" for line in console["lines"])]
+        elif console["settled_at"]:
+            lines.append(f"Console of {machine}: {console['problem']}.")
+        else:
+            lines.append(f"Console of {machine}: not posted by its provider yet; it is asked for again.")
+    return lines
+
+
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of a state, with its start, if known, and its remedy."""
 

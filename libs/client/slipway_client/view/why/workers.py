@@ -1,23 +1,29 @@
 """Explanation of a worker, from the decision that requested it to its end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, drain, queue
 from slipway_client.view.why.causes import raise_limit, shares
-from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained
+from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained, printed
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED, WAITING, State
 
 
 def of_worker(
-    worker: Facts, decision: Facts | None, lease_pool: Facts | None, *, config: Facts | None = None, now: datetime
+    worker: Facts,
+    decision: Facts | None,
+    lease_pool: Facts | None,
+    *,
+    config: Facts | None = None,
+    consoles: Sequence[Facts] = (),
+    now: datetime,
 ) -> Explanation:
     """Explain a worker: its state, then its decision, admission, call, boot, tasks and end.
 
     `decision` is None when it is no longer kept; `lease_pool` is that of the worker's account, `config` its launch
-    config's revision, None when unknown.
+    config's revision, None when unknown. `consoles` are what machines of its image have printed that never registered.
     """
     details = [
         f"Pool {worker['pool_id']}, launch config {worker['launch_config_id']}, account {worker['account_id']}.",
@@ -27,6 +33,7 @@ def of_worker(
         *_boot(worker, now),
         *_tasks(worker, now),
         *_end(worker, now),
+        *printed(consoles),
     ]
     # A newer provisioner may know a state that this command does not.
     cause, effect = STATES.get(worker["state"], _ended)(worker, lease_pool)

@@ -270,6 +270,15 @@ CREATE TABLE missing_instance (
     worker_id uuid PRIMARY KEY, account_id text NOT NULL, found_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE INDEX missing_instance_account ON missing_instance (account_id);
+-- Console output of one machine of an image that failed to register, fetched when it is due, at most once per image.
+CREATE TABLE console_output (
+    image_revision text PRIMARY KEY, account_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
+    batch_id uuid NOT NULL, worker_id uuid NOT NULL, instance_id text NOT NULL, reason text NOT NULL,
+    requested_at timestamptz NOT NULL DEFAULT slipway_clock(), due_at timestamptz DEFAULT slipway_clock(),
+    attempts integer NOT NULL DEFAULT 0, settled_at timestamptz, resolved_at timestamptz,
+    lines jsonb NOT NULL DEFAULT '[]', problem text NOT NULL DEFAULT ''
+);
+CREATE INDEX console_output_due ON console_output (due_at) WHERE due_at IS NOT NULL;
 CREATE TABLE decision (
     id uuid PRIMARY KEY, pool_id text NOT NULL, at timestamptz NOT NULL, last_at timestamptz NOT NULL,
     times integer NOT NULL DEFAULT 1, launched integer NOT NULL, reason text NOT NULL, details jsonb NOT NULL

@@ -5,7 +5,6 @@ starts, and refuses only accounts of this provider.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,7 +19,7 @@ from slipway_provisioner.providers.aws import body, calls, errors, replies
 from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed, unknown
 from slipway_provisioner.providers.aws.errors import Advice, Case
 from slipway_provisioner.providers.aws.failures import CallFailed
-from slipway_provisioner.providers.aws.lookups import described, gone, is_gone
+from slipway_provisioner.providers.aws.lookups import Ec2LookUps, described
 from slipway_provisioner.providers.aws.quotas import quota_family
 from slipway_provisioner.providers.aws.remains import Remains
 from slipway_provisioner.providers.aws.settings import (
@@ -53,12 +52,12 @@ CONSOLES: Final = {
 }
 
 
-class Ec2(Provider):
+class Ec2(Ec2LookUps, Provider):
     """Provider of EC2 instances."""
 
     def __init__(self, settings: ProviderSettings) -> None:
+        super().__init__(Caller(settings))
         self.settings = settings
-        self.caller = Caller(settings)
         self._remains = Remains(self.caller)
         self._zones = Zones(self.caller)
 
@@ -177,17 +176,6 @@ class Ec2(Provider):
         wanted = filters(account, **_of_batch(batch_id), instance_state_name=replies.LIVE)
         async for reply in self.caller.pages(account, calls.LIST, wanted):
             yield replies.listed(reply)
-
-    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
-        found = (await described(self.caller, account, [instance_id])).get(instance_id)
-        if is_gone(found, launched_at, visible_seconds=self.visibility_seconds(account)):
-            return False
-        if found is None:
-            raise OutcomeUnknown(f"instance {instance_id} is unknown, but so young that it may not be visible yet")
-        return True
-
-    async def gone(self, account: Account, instances: Mapping[str, datetime | None]) -> list[str]:
-        return await gone(self.caller, account, instances, visible_seconds=self.visibility_seconds(account))
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
         found = (await described(self.caller, account, [instance_id])).get(instance_id)

@@ -11,7 +11,8 @@ from slipway_provisioner.domain.cloud import Account, InstanceState
 from slipway_provisioner.providers.aws import calls, replies
 from slipway_provisioner.providers.aws.caller import PAGE, Caller, unknown
 from slipway_provisioner.providers.aws.failures import CallFailed
-from slipway_provisioner.providers.port import OutcomeUnknown
+from slipway_provisioner.providers.aws.settings import account_settings
+from slipway_provisioner.providers.port import CONSOLE_BYTES_MAX, LookUps, OutcomeUnknown
 
 LOG = logger(__name__)
 UNKNOWN_ID: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
@@ -19,21 +20,42 @@ UNKNOWN_ID: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.
 _INSTANCE_ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+\b")
 
 
-async def gone(
-    caller: Caller, account: Account, instances: Mapping[str, datetime | None], *, visible_seconds: float
-) -> list[str]:
-    """Ids of those instances, by their launch times, that have certainly ended. A call asks for many, since the call
-    itself costs as much as the description of several instances."""
-    ids, ended = list(instances), []
-    for start in range(0, len(ids), PAGE):
-        asked = ids[start : start + PAGE]
+class Ec2LookUps(LookUps):
+    """Look-ups of EC2 instances by id."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
+        found = (await described(self.caller, account, [instance_id])).get(instance_id)
+        if is_gone(found, launched_at, visible_seconds=account_settings(account.settings).visibility_seconds):
+            return False
+        if found is None:
+            raise OutcomeUnknown(f"instance {instance_id} is unknown, but so young that it may not be visible yet")
+        return True
+
+    async def gone(self, account: Account, instances: Mapping[str, datetime | None]) -> list[str]:
+        """A call asks for many, since the call itself costs as much as the description of several instances."""
+        visible_seconds = account_settings(account.settings).visibility_seconds
+        ids, ended = list(instances), []
+        for start in range(0, len(ids), PAGE):
+            asked = ids[start : start + PAGE]
+            try:
+                found = await described(self.caller, account, asked)
+            except OutcomeUnknown as error:
+                LOG.warning("looking up instances that are not listed failed", account=account.id, error=str(error))
+                continue
+            ended += [i for i in asked if is_gone(found.get(i), instances[i], visible_seconds=visible_seconds)]
+        return ended
+
+    async def console_output(self, account: Account, batch_id: str, instance_id: str) -> str:
         try:
-            found = await described(caller, account, asked)
-        except OutcomeUnknown as error:
-            LOG.warning("looking up instances that are not listed failed", account=account.id, error=str(error))
-            continue
-        ended += [i for i in asked if is_gone(found.get(i), instances[i], visible_seconds=visible_seconds)]
-    return ended
+            reply = await self.caller.call(account, calls.CONSOLE, InstanceId=instance_id)
+        except CallFailed as failed:
+            if failed.code in UNKNOWN_ID:  # not visible yet, or forgotten
+                return ""
+            raise unknown(account, f"console output of {instance_id}", failed) from None
+        return str(reply.get("Output") or "")[-CONSOLE_BYTES_MAX:]
 
 
 def is_gone(found: Mapping[str, Any] | None, launched_at: datetime | None, *, visible_seconds: float) -> bool:

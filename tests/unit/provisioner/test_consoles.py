@@ -1,0 +1,127 @@
+"""Console output of a machine as it is stored: its last lines, without user data and secrets."""
+
+import base64
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common.base.redaction import GONE
+from slipway_provisioner.domain.consoles import (
+    ATTEMPTS_MAX,
+    BYTES_MAX,
+    LINES_MAX,
+    ConsoleOutput,
+    delay_seconds,
+    kept,
+    none_found,
+    raised,
+)
+from slipway_provisioner.domain.registration import batch_secret
+
+SECRET = batch_secret("key", "0192f0c1-0000-7000-8000-000000000000")
+USER_DATA = ('{"batch_id":"b-1","register_url":"http://slipway:7301","secret":"', '","settings":{"team":"ci"}}')
+ERROR = "slipway-worker: cannot open libssl.so.3"
+CONSOLE = ConsoleOutput(
+    image_revision="ami-1",
+    account_id="a",
+    pool_id="p",
+    launch_config_id="c@1",
+    batch_id="b",
+    worker_id="w",
+    instance_id="i-1",
+    reason="did not register in time",
+)
+
+
+def shown(text: str) -> tuple[str, ...]:
+    return kept(text, secret=SECRET, user_data=USER_DATA)
+
+
+def wrapped(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, width, drop_whitespace=False))
+
+
+def as_base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+#          text that a machine prints besides its error
+ECHOES = [
+    SECRET.join(USER_DATA),
+    wrapped(SECRET.join(USER_DATA), 80),
+    wrapped(SECRET.join(USER_DATA), 23),
+    f"+ export TOKEN={SECRET}",
+    f"{SECRET[:20]}\n{SECRET[20:40]}\r\n{SECRET[40:]}",
+    f"\x1b[1m{SECRET[:30]}\x1b[0m{SECRET[30:]}",
+    f"\x1b]0;title\x07{SECRET[:30]}\x00\x08{SECRET[30:]}",
+    wrapped(as_base64("xx" + SECRET.join(USER_DATA)), 76),
+    wrapped(as_base64("#!/bin/sh\necho " + SECRET), 20),
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc123\n-----END RSA PRIVATE KEY-----",
+    "https://user:hunter22@example.com/?signature=abcdef",
+]
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_neither_user_data_nor_secrets_are_kept(echo: str) -> None:
+    """However the console shows them. What the machine has printed besides them stays."""
+    lines = shown(f"Booting\n{echo}\n{ERROR}\n")
+    text = "".join("".join(lines).split())
+    assert (lines[0], lines[-1]) == ("Booting", ERROR)
+    encoded = [as_base64("x" * n + SECRET)[4:-4] for n in range(3)]
+    for private in (SECRET, *encoded, "register_url", "hunter22", "abcdef", "MIIEow", "abc123"):
+        pieces = [private[at : at + 12] for at in range(max(1, len(private) - 11))]
+        assert not [piece for piece in pieces if piece in text]
+
+
+@given(st.integers(8, 63))
+def test_the_beginning_of_a_secret_at_the_end_of_the_text(length: int) -> None:
+    """The console may be read while the machine prints."""
+    assert shown(f"{ERROR}\nsecret is {SECRET[:length]}") == (ERROR, f"secret is {GONE}")
+
+
+@given(st.text(max_size=3000))
+def test_what_is_kept_is_bounded_and_printable(text: str) -> None:
+    lines = shown(text * 3)
+    assert len(lines) <= LINES_MAX
+    assert sum(len(line.encode()) + 1 for line in lines) <= BYTES_MAX
+    assert all(line and line.isprintable() for line in lines)
+
+
+def test_the_last_lines_are_kept() -> None:
+    """In their order: the cause is at the end."""
+    lines = shown("\n".join(f"line {n}" for n in range(100)))
+    assert lines == tuple(f"line {n}" for n in range(60, 100))
+    assert len(shown("\n".join(f"{n} " + "x " * 150 for n in range(100)))) < LINES_MAX
+    assert shown("") == shown(" \n\x1b[0m\n") == shown(SECRET) == ()
+
+
+def test_a_template_of_user_data_that_is_traced() -> None:
+    """A shell that traces its commands prints the lines of the script."""
+    script = ("#!/bin/sh\nexport QUEUE=https://queue.example.com/team\nslipway-worker run\n",)
+    text = f"+ export QUEUE=https://queue.example.com/team\n+ slipway-worker run\n{ERROR}"
+    assert kept(text, secret=SECRET, user_data=script) == (GONE, ERROR)
+
+
+def test_a_long_text_is_read_quickly() -> None:
+    """EC2 returns 64 kB, of any characters."""
+    assert shown("a" * 65_536)[0].startswith("aaa")
+    assert {*"".join(shown((SECRET[:-1] + " ") * 1000))} == {GONE, " "}
+
+
+def test_attempts() -> None:
+    """Within a quarter of an hour, for which EC2 keeps the output of a terminated instance several times over."""
+    delays = [delay_seconds(attempt, 60) for attempt in range(1, ATTEMPTS_MAX)]
+    assert (delays, sum(delays)) == ([60, 120, 240, 480], 900)
+
+
+def test_the_alert() -> None:
+    """It holds the lines, or says that there are none."""
+    alert = raised(CONSOLE, ["Booting", ERROR], "")
+    assert alert.console == ("Booting", ERROR)
+    assert (alert.subject_kind, alert.subject_id, alert.severity) == ("image", "ami-1", "notice")
+    assert alert.summary.endswith(f"never registered: did not register in time; it printed last: {ERROR}")
+    without = raised(CONSOLE, [], none_found(5, ""))
+    assert (without.console, without.summary.endswith("; it had none after 5 attempts")) == ((), True)
+    assert "read in 1 attempt: denied" in none_found(1, "denied")
