@@ -53,6 +53,7 @@ ROUTES: Final = {
     + """
 GET  /accounts                                          read
 GET  /accounts/{account_id}                             read
+GET  /launch-limits                                     read
 GET  /providers/{provider}/classify                     read
 POST /accounts/{account_id}/retire                      accounts:write
 POST /accounts/{account_id}/reinstate                   accounts:write

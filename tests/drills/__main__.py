@@ -22,6 +22,7 @@ from tests.drills import (
     bad_partition,
     broker_cut_off,
     dead_account,
+    ec2_limits,
     ec2_spot,
     ec2_storm,
     lost_grant,
@@ -64,6 +65,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
     "renamed-monitor": Drill(renamed_monitor.play, 150.0, "stale-sources-for-ever"),
     "poison": Drill(poison.play, 40.0, "client-decodes-by-itself"),
+    "ec2-limits": Drill(ec2_limits.play, 240.0, "known-launches-uncounted", asked=True),
     "ec2-spot": Drill(ec2_spot.play, 20.0, "notice-raises-no-signal", asked=True),
     "ec2-storm": Drill(ec2_storm.play, 20.0, "not-looked-up", asked=True),
 }

@@ -68,6 +68,8 @@ class Cloud(Provider):
     of which take effect. Those that are `accepting` only accept calls, as `jobs` by token, whose end is polled;
     `polled` counts the ends that were told. `interrupted`: tasks whose machine was terminated by a call."""
 
+    real = False
+
     def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
         self.now = now
         self.chance = chance

@@ -70,6 +70,8 @@ class Site(msgspec.Struct):
 class Accepting(Provider):
     """Provider of a site. A token names its job, so that a repeated call finds it."""
 
+    real = False
+
     def __init__(self, settings: ProviderSettings, site: Site) -> None:
         self.settings = settings
         self.site = site

@@ -152,6 +152,8 @@ class Cloud(Provider):
     the call if there is none.
     """
 
+    real = False
+
     def __init__(self) -> None:
         self.calls: list[CreateRequest] = []
         self.script: deque[Exception | type[ReplyLost] | int] = deque()

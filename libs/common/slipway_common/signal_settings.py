@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, read
+from slipway_common.declaration.files import read_file
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, rules_of
 from slipway_common.service import ServiceSettings
 
@@ -29,18 +29,4 @@ class SignalSettings(ServiceSettings):
 
 def _rules(path: Path | None) -> Rules:
     """Read the rules from a file; raises ValueError with the location of the error."""
-    if path is None:
-        return DEFAULT_RULES
-    try:
-        document = read(path.read_text(encoding="utf-8"))
-        if document.problems:
-            raise Invalid(document.problems)
-        return rules_of(document.value)
-    except Invalid as error:
-        first: DocumentProblem = error.problems[0]
-        where = f"{path}:{first.line}" if first.line else str(path)
-        raise ValueError(f"{where}: {': '.join(part for part in (first.path, first.reason) if part)}") from error
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; name a readable file") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return DEFAULT_RULES if path is None else read_file(path, rules_of)

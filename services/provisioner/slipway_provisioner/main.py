@@ -23,6 +23,7 @@ from slipway_provisioner.http import (
     decisions,
     declaration,
     fleet,
+    limits,
     pools,
     recovery,
     sources,
@@ -109,6 +110,7 @@ def build(settings: Settings) -> Service:
         routers=[
             declaration.router,
             accounts.router,
+            limits.router,
             provider_routes.router,
             pools.router,
             user_data.router,

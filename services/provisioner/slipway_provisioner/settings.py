@@ -1,11 +1,18 @@
 """Settings of the provisioner; durations in seconds. Read once, in main.py."""
 
-from typing import Annotated, Literal
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from slipway_common.declaration.fields import Money, Place, Provider
+from slipway_common.declaration.files import read_file
 from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.signal_settings import SignalSettings
+from slipway_provisioner.domain.limits import Tariff
+from slipway_provisioner.domain.prices import MachineKind, Prices
 from slipway_provisioner.domain.sealing import KeyRing
 
 
@@ -60,7 +67,14 @@ class Settings(SignalSettings):
     """Interval of single attempts in a pool whose windows are full while the weight-calculator is unavailable."""
     weight_half_life_seconds: float = 600.0
     """Half-life of the last weights while the weight-calculator is unavailable, equal to that of its evidence."""
+    hour_seconds: float = 3600.0
+    """Length of the hour of `launches_per_hour` and of prices. Only a demo shortens it."""
+    day_seconds: float = 86_400.0
+    """Length of the day of `spend_per_day`. Only a demo shortens it."""
 
+    prices_file: Path | None = None
+    """Prices of machines, read at start: a list `prices` of provider, region, instance_type, lifecycle [on-demand] and
+    per_hour, in one currency. A launch without a price is refused where spend is limited."""
     audit_kept_days: float = 60.0
     """Retention of the audit of declared objects, in days."""
     unavailable_after_seconds: float = 30.0
@@ -99,3 +113,47 @@ class Settings(SignalSettings):
     def url_for_machines(self) -> str:
         """URL at which machines reach this service."""
         return self.register_url or f"http://{self.host}:{self.port}"
+
+    @field_validator("prices_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        """Report errors at start-up rather than at the first launch."""
+        _prices(path)
+        return path
+
+    def tariff(self) -> Tariff:
+        """Prices, and the hour and day of limits."""
+        return Tariff(prices=_prices(self.prices_file), hour_seconds=self.hour_seconds, day_seconds=self.day_seconds)
+
+
+@cache
+def _prices(path: Path | None) -> Prices:
+    """Read prices from a file, once; raises ValueError with the location of the error."""
+    return {} if path is None else read_file(path, prices_of)
+
+
+class _Price(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    provider: Provider
+    region: Place
+    instance_type: Place
+    lifecycle: Literal["on-demand", "spot"] = "on-demand"
+    per_hour: Money
+
+
+class _PricesFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prices: tuple[_Price, ...]
+
+
+def prices_of(document: Any) -> dict[MachineKind, Decimal]:
+    """Prices in the value of a prices_file. Raises ValueError if it is none, or has two for one kind of machine."""
+    found: dict[MachineKind, Decimal] = {}
+    for price in _PricesFile.model_validate(document).prices:
+        kind = MachineKind(price.provider, price.region, price.instance_type, price.lifecycle)
+        if kind in found:
+            raise ValueError(f"prices: {kind} has two prices; write one")
+        found[kind] = price.per_hour
+    return found

@@ -58,7 +58,7 @@ def compared(body: dict[str, Any], seen: Snapshot = EMPTY, request: Request = RE
     reading = reader()
     reading.entry("worker_pools", msgspec.json.encode(body))
     found = Comparison(request, seen, datetime(2026, 1, 1, tzinfo=UTC), {})
-    found.pool(reading.finished().pools["linux"].rows({"a": "here"}), ())
+    found.pool(reading.finished().pools["linux"].rows({"a": "here"}, mode="enforce"), ())
     return found.writes
 
 

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from slipway_client.cli.commands import (
+    account_limits,
     accounts,
     alerts,
     audit,
@@ -81,6 +82,7 @@ workers.app.command("state")(states.export_state)
 workers.app.command("unlock")(states.unlock)
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
+accounts.app.add_typer(account_limits.app)
 app.add_typer(accounts.app, name="account")
 app.add_typer(states.app, name="state-key")
 app.add_typer(providers.app, name="provider")

@@ -1,7 +1,8 @@
-"""Field types of slipway.yaml: ids, names, numbers, exact ratios and provider settings, each with its bounds."""
+"""Field types of slipway.yaml: ids, names, numbers, exact ratios and amounts, provider settings, each with bounds."""
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
 from typing import Annotated, Final
@@ -23,6 +24,7 @@ ENVIRONMENT_PATTERN: Final = r"^[A-Z][A-Z0-9_]{0,99}$"
 FILE_PATTERN: Final = r"^/[!-~]{1,999}$"
 # Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
+MONEY_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
 SETTINGS_BYTES_MAX: Final = 16_384
 SETTINGS_DEPTH_MAX: Final = 32
 """Depth of nested settings, which all programs that read them as JSON can handle."""
@@ -34,6 +36,14 @@ def _ratio(given: object) -> Fraction:
     if not re.fullmatch(RATIO_PATTERN, text) or re.search(r"/0+$", text):
         raise ValueError('is not an exact ratio: write "1", "0.25" or "1/3"')
     return Fraction(text)
+
+
+def _money(given: object) -> Decimal:
+    # The shortest text of a float is what was written, as of a ratio.
+    text = str(given) if isinstance(given, str | int | float | Decimal) and not isinstance(given, bool) else ""
+    if not re.fullmatch(MONEY_PATTERN, text):
+        raise ValueError('is not an exact amount: write "250" or "0.0832", without a currency')
+    return Decimal(text)
 
 
 def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -72,6 +82,12 @@ Ratio = Annotated[
     PlainValidator(_ratio),
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": RATIO_PATTERN}, {"type": "number", "minimum": 0}]}),
+]
+Money = Annotated[
+    Decimal,
+    PlainValidator(_money),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": MONEY_PATTERN}, {"type": "number", "minimum": 0}]}),
 ]
 Settings = Annotated[dict[Name, JsonValue], AfterValidator(_plain)]
 UserData = Annotated[str, Field(min_length=1), AfterValidator(_template)]

@@ -24,6 +24,7 @@ from slipway_common.declaration.fields import (
     EnvironmentPrefix,
     FilePath,
     Id,
+    Money,
     Name,
     Place,
     Positive,
@@ -198,6 +199,33 @@ class Credential(_Declared):
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
+class Limits(_Declared):
+    """Safety limits of what launches. An account's hold for all its pools together, a pool's for all its accounts."""
+
+    launches_per_hour: Count | None = Field(
+        None, description="Machines that may launch in any hour [default: unlimited]."
+    )
+    spend_per_day: Money | None = Field(
+        None,
+        description="Estimated spend in any day, in the currency of the prices [default: unlimited]. A launch whose "
+        "price is unknown is refused.",
+    )
+    lifetime_seconds: Seconds = Field(
+        86_400.0,
+        description="Time that a machine is assumed to run: a launch commits its price for this long, and so does each "
+        "time that it outlives.",
+    )
+    default_price: Money | None = Field(
+        None, description="Price per hour of machines that prices_file of the provisioner does not list."
+    )
+
+    @model_validator(mode="after")
+    def _limited(self) -> "Limits":
+        if self.launches_per_hour is None and self.spend_per_day is None:
+            raise ValueError("write launches_per_hour or spend_per_day, or both")
+        return self
+
+
 class Account(_Declared):
     """Provider account: a cloud account, project or subscription in one region, as throttled by the provider."""
 
@@ -217,6 +245,7 @@ class Account(_Declared):
         description="Time in which an accepted launch must end before it is looked up [default: that of the "
         "provisioner].",
     )
+    limits: Limits | None = Field(None, description="Safety limits of the account [default: none].")
     settings: Settings = Field(default_factory=dict, description="Settings of the provider adapter.")
 
 
@@ -263,9 +292,12 @@ class WorkerPool(_Declared):
     min_capacity: Count = 0
     max_capacity: Count
     scaling_ratio: Ratio = Field(Fraction(1), description='Workers per task as an exact ratio: "1", "0.25" or "1/3".')
-    mode: Literal["observe", "canary", "enforce"] = Field(
-        "enforce", description="observe records decisions but launches nothing; canary keeps one worker at a time."
+    mode: Literal["observe", "canary", "enforce"] | None = Field(
+        None,
+        description="observe records decisions but launches nothing; canary keeps one worker at a time [default: as it "
+        "is; of a new pool observe, or enforce if its accounts cost nothing, as simulated ones].",
     )
+    limits: Limits | None = Field(None, description="Safety limits of the pool [default: those of its accounts only].")
     profile: Profile = Field("on-demand", description="Health profile: spot and bare-metal remember outages longer.")
     evidence: Evidence = Field(default_factory=Evidence)
     on_bad_image: Literal["probe", "freeze"] = Field(

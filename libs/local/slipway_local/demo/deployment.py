@@ -53,6 +53,8 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "sweep_seconds": 600,
         "unavailable_attempt_seconds": 30,
         "weight_half_life_seconds": 600,
+        "hour_seconds": 3600,
+        "day_seconds": 86_400,
     },
     "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
     "lease-broker": {"lost_linger_seconds": 70},

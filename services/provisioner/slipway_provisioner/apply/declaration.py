@@ -13,13 +13,17 @@ import msgspec
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
+from slipway_common.events.scopes import lifecycle_of
 from slipway_common.messaging import outbox
-from slipway_provisioner.apply import provider_keys
+from slipway_provisioner.apply import limiting, provider_keys
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership
-from slipway_provisioner.domain.comparison import Comparison, Snapshot, Writes
+from slipway_provisioner.domain.comparison import AccountRow, Comparison, PoolRow, Snapshot, Writes
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
+from slipway_provisioner.domain.first_hour import FirstHour, first_hour
+from slipway_provisioner.domain.limits import Limit, Tariff
+from slipway_provisioner.domain.prices import MachineKind
 from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
 from slipway_provisioner.store.declarations import ChangedMeanwhile, User
 
@@ -36,7 +40,8 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that a request may change, and what it depends on: to be the same when the changes are written.
 
     `gone`: removed ids by section. `restated`: pools in accounts that `moved` to another region. `users`: declared
-    launch configs in these accounts, and in removed ones. `regions` are those of all accounts, as they will be.
+    launch configs in these accounts, and in removed ones. `regions` and `providers` are those of all accounts, as they
+    will be.
     """
 
     gone: dict[str, list[str]]
@@ -44,6 +49,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     restated: list[str]
     users: list[User]
     regions: dict[str, str]
+    providers: dict[str, str]
     known: dict[tuple[str, str], Known | None]
 
     @property
@@ -70,7 +76,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def apply(db: Connection, declared: Declared, request: Request, providers: Providers) -> Applied:
+async def apply(
+    db: Connection, declared: Declared, request: Request, providers: Providers, tariff: Tariff = Tariff()
+) -> Applied:
     """Make the rows match what is declared, or only list the changes for a dry run, which takes no locks.
 
     Raises DeclarationRefused, OwnedByAnother, Invalid, ConfirmationRequired or PreconditionFailed, and ChangedMeanwhile
@@ -89,6 +97,7 @@ async def apply(db: Connection, declared: Declared, request: Request, providers:
             unchanged=_unchanged(declared, writes),
             digest=digest,
             dangers=writes.dangers,
+            first_hours=await _first_hours(db, declared, prepared, providers, tariff),
             applied=not request.dry_run,
         )
     raise ChangedMeanwhile
@@ -106,7 +115,7 @@ async def _prepared(db: Connection, declared: Declared, request: Request, provid
         config_names=[name for given in declared.pools.values() for name in given.names()],
     )
     serving = await declarations.serving(db, seen.pools)
-    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving))
+    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving), providers)
     await provider_keys.fill_in(db, writes, declared.accounts, providers)
     if request.action != "rollback":  # which refuses what is tripped, unless it is forced
         writes.dangers += await _tripped(db, writes.replacements)
@@ -146,12 +155,22 @@ async def _scope(db: Connection, declared: Declared, index: Index, request: Requ
             )
     restated = sorted({user.pool_id for user in users if user.account_id in moved} - changed)
     regions = {id_: region for id_, region in index.regions.items() if id_ not in gone["accounts"]} | given
+    named = {account.id: account.provider for account in declared.accounts.values()}
+    providers = {id_: name for id_, name in index.providers.items() if id_ in regions} | named
     ids = [*declared.unchanged, *(("accounts", id_) for id_ in index.accounts.keys() | given.keys())]
     ids += [("worker_pools", id_) for id_ in (*changed, *restated)]
-    return Scope(gone=gone, moved=moved, restated=restated, users=users, regions=regions, known=_known(index, ids))
+    return Scope(
+        gone=gone,
+        moved=moved,
+        restated=restated,
+        users=users,
+        regions=regions,
+        providers=providers,
+        known=_known(index, ids),
+    )
 
 
-async def _compared(declared: Declared, scope: Scope, found: Comparison) -> Writes:
+async def _compared(declared: Declared, scope: Scope, found: Comparison, providers: Providers) -> Writes:
     """Compare every declared and removed entry."""
     released = {section: declared.owners(section).documents for section in scope.gone}
     for account in declared.accounts.values():
@@ -159,16 +178,61 @@ async def _compared(declared: Declared, scope: Scope, found: Comparison) -> Writ
     for id_ in scope.gone["accounts"]:
         found.remove_account(id_)
     for number, given in enumerate(declared.pools.values()):
-        found.pool(given.rows(scope.regions), released["worker_pools"])
+        mode = _mode(given, found.seen, scope, providers)
+        found.pool(given.rows(scope.regions, mode=mode), released["worker_pools"])
         if number % POOLS_PER_TURN == 0:
             await asyncio.sleep(0)
     for id_ in scope.restated:
         stored = found.seen.pools[id_]
         given = GivenPool(stored.owner, stored.spec, stored.spec_digest, WorkerPool.model_validate(stored.spec))
-        found.pool(given.rows(scope.regions), ())
+        found.pool(given.rows(scope.regions, mode=stored.mode), ())
     for id_ in scope.gone["worker_pools"]:
         found.remove_pool(id_)
     return found.writes
+
+
+def _mode(given: GivenPool, seen: Snapshot, scope: Scope, providers: Providers) -> str:
+    """Mode of a pool that declares none: the one that it has, or that of a new one. Nobody should find that a first
+    apply has launched machines that cost money."""
+    stored = seen.pools.get(given.pool.id)
+    if stored is not None and not stored.deleted:
+        return stored.mode
+    real = any(_is_real(config.account, scope, providers) for config in given.pool.launch_configs)
+    return "observe" if real else "enforce"
+
+
+def _is_real(account_id: str, scope: Scope, providers: Providers) -> bool:
+    provider = providers.get(scope.providers.get(account_id, ""))
+    return provider is not None and provider.real
+
+
+async def _first_hours(
+    db: Connection, declared: Declared, prepared: Prepared, providers: Providers, tariff: Tariff
+) -> list[FirstHour]:
+    """Cost of the first hour of each changed pool, but for those whose machines cost nothing."""
+    changed = {row.id: row for row in (*prepared.writes.new_pools, *prepared.writes.pools)}
+    found = []
+    stored = await declarations.account_limits(db, prepared.scope.providers) if changed else {}
+    of_accounts = stored | {row.id: row.limits for row in declared.accounts.values()}
+    for id_, row in sorted(changed.items()):
+        given = declared.pools.get(id_)
+        configs = given.pool.launch_configs if given is not None else ()
+        kinds = {
+            MachineKind(
+                prepared.scope.providers[config.account],
+                prepared.scope.regions[config.account],
+                config.instance_type,
+                lifecycle_of(config.settings),
+            ): config.account
+            for config in configs
+            if _is_real(config.account, prepared.scope, providers)
+        }
+        if kinds:
+            limits = [Limit.of("account", each, of_accounts.get(each, {})) for each in sorted(set(kinds.values()))]
+            limits.append(Limit.of("pool", id_, row.limits))
+            machines = row.max_capacity + row.min_capacity
+            found.append(first_hour(id_, row.mode, machines=machines, kinds=kinds, limits=limits, tariff=tariff))
+    return found
 
 
 async def _written(db: Connection, prepared: Prepared, request: Request) -> bool:
@@ -182,6 +246,11 @@ async def _written(db: Connection, prepared: Prepared, request: Request) -> bool
             await declarations.put_accounts(db, writes)
             revisions, unfrozen = await declarations.put_pools(db, writes, request, frozen_by=freezing.BY)
             await declarations.put_configs(db, writes)
+            await limiting.declare(
+                db,
+                accounts={*_ids(writes.new_accounts), *_ids(writes.accounts), *writes.removed_accounts},
+                pools={*_ids(writes.new_pools), *_ids(writes.pools), *writes.removed_pools},
+            )
             await roll_outs.drain(db, writes.drains)
             await outbox.enqueue(db, [freezing.resolved(id_, f"pool {id_} is deleted") for id_ in unfrozen])
             await history.record(db, writes.history, revisions, request)
@@ -200,6 +269,10 @@ def _check_precondition(declared: Declared, index: Index, request: Request) -> N
             state = "has changed since it was read" if request.if_match else "exists already"
             state = state if stored is not None else "does not exist"
             raise PreconditionFailed(f"worker pool {id_} {state}; read it again, nothing was changed")
+
+
+def _ids(rows: Iterable[AccountRow | PoolRow]) -> list[str]:
+    return [row.id for row in rows]
 
 
 def _known(index: Index, ids: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Known | None]:

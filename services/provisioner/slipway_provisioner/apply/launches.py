@@ -1,7 +1,7 @@
 """Launch calls: store a batch before its call, and record the outcome once it is known.
 
-Lock order of a start: config and pool (shared), launch stop guard, lease, workers. Of an outcome: batch, workers,
-lease; of a repeat the same, after the config, the pool and the guard.
+Lock order of a start: config and pool (shared), launch stop guard, safety limits, lease, workers. Of an outcome: batch,
+workers, lease; of a repeat the same, after the config, the pool, the guard and the limits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,19 @@ import msgspec
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE, State
+from slipway_common.events.scopes import lifecycle_of
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.apply import limiting
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.launching import BatchState, LeaseState, call_body
-from slipway_provisioner.domain.workers import Change, Worker, calling, delayed, launch_failed, launched
+from slipway_provisioner.domain.limits import Tariff
+from slipway_provisioner.domain.prices import MachineKind
+from slipway_provisioner.domain.workers import Change, Worker, calling, cancelled, delayed, launch_failed, launched
 from slipway_provisioner.providers.port import Provider, Refused
-from slipway_provisioner.store import accounts, batches, configs, leases, pools, workers
+from slipway_provisioner.store import accounts, batches, configs, leases, limits, pools, workers
 from slipway_provisioner.store.batches import Batch
 from slipway_provisioner.store.leases import Lease
 
@@ -36,6 +40,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     clock_skew_seconds: float
     poll_seconds: float
     register_url: str
+    tariff: Tariff = Tariff()
 
     def timeout(self, account: Account) -> float:
         """Timeout of a call in an account, in seconds."""
@@ -62,16 +67,24 @@ async def start(
     config = await configs.startable(tx, await leases.config_of(tx, lease_id))
     if config is None:
         return None
+    account = await accounts.get(tx, config["account_id"])
+    kind = _kind(config, account)
+    locked = await limits.lock(tx, config["pool_id"], account.id)
     lease = await leases.lock(tx, lease_id, skip_locked=True)
     if lease is None or lease.state == LeaseState.ENDED:
         return None
     waiting = await workers.lock_leased(tx, lease_id)
     if not waiting:
         return None
-    account = await accounts.get(tx, config["account_id"])
     waiting = waiting[: providers[account.provider].units_max(account)]  # the others start under the same lease
     if not terms.suffices(lease, await pools.now(tx), terms.timeout(account)):
         await leases.renew_one(tx, lease_id, renewal_pending_seconds=terms.clock_skew_seconds)
+        return None
+    admitted = await limiting.admit(tx, locked, kind, len(waiting), terms.tariff)
+    if admitted.reached is not None:
+        await _cancel(tx, waiting[admitted.units :], admitted.reached.text)
+        waiting = waiting[: admitted.units]
+    if not waiting:
         return None
     provider, body = providers[account.provider], call_body(config)
     call = provider.call(account, body)
@@ -81,6 +94,7 @@ async def start(
     batch = Batch(
         id=batch_id,
         launch_config_id=config["id"],
+        pool_id=config["pool_id"],
         account_id=account.id,
         lease_id=lease_id,
         token=f"{account.deployment}-{batch_id}",
@@ -89,6 +103,7 @@ async def start(
         timeout_seconds=terms.timeout(account),
         visibility_seconds=terms.visibility(provider, account),
         repeatable=provider.honours_tokens(account),
+        price=admitted.price,
     )
     await batches.insert(tx, batch)
     await workers.save_without_events(tx, [calling(worker, batch_id) for worker in waiting])
@@ -101,10 +116,11 @@ async def may_repeat(tx: Connection, batch: Batch, terms: Terms) -> bool:
     """True if the call of a batch may be made again after the commit, within the deadline of this attempt.
 
     A repeat may be the call that takes effect, so that it needs what a start needs: a revision that may start, a lease
-    that outlives the call, and an intent that still wants an instance.
+    that outlives the call, an intent that still wants an instance, and limits that are not exceeded.
     """
     if await configs.startable(tx, batch.launch_config_id) is None:
         return False
+    locked = await limits.lock(tx, batch.pool_id, batch.account_id)
     intents = await _unrecorded(tx, batch)
     if intents is None or not any(worker.state is State.LAUNCHING for worker in intents):
         return False
@@ -112,6 +128,8 @@ async def may_repeat(tx: Connection, batch: Batch, terms: Terms) -> bool:
     if lease is None or lease.state == LeaseState.ENDED:
         return False
     if not terms.suffices(lease, await pools.now(tx), batch.timeout_seconds):
+        return False
+    if not await limiting.may_repeat(tx, locked, terms.tariff):
         return False
     await batches.repeated(tx, batch.id)
     return True
@@ -149,7 +167,14 @@ async def record_instances(
     ]
     partial_capacity = provider.failure(account, batch.body, "PartialCapacity", Scope.CAPACITY)
     failed = await release(tx, binding.unbound, "launch_failed")
-    await _record(tx, batch, "launched", [*changes, *(launch_failed(w, partial_capacity, now) for w in failed)])
+    await _record(
+        tx,
+        batch,
+        "launched",
+        [*changes, *(launch_failed(w, partial_capacity, now) for w in failed)],
+        launched=len(instance_ids),
+        certain=not looked_up,
+    )
     return [worker for worker, _ in changes]
 
 
@@ -160,10 +185,11 @@ async def record_refusal(tx: Connection, batch: Batch, refused: Refused) -> None
         return
     now = await pools.now(tx)
     if refused.throttled:
-        await _put_back(tx, batch, intents, "throttled", now, refused=refused)
+        await _put_back(tx, batch, intents, "throttled", now, certain=True, refused=refused)
         return
     failing = await release(tx, _without_instance(intents), "launch_failed")
-    await _record(tx, batch, refused.outcome.code, [launch_failed(worker, refused.outcome, now) for worker in failing])
+    changes = [launch_failed(worker, refused.outcome, now) for worker in failing]
+    await _record(tx, batch, refused.outcome.code, changes, launched=len(intents) - len(failing), certain=True)
 
 
 async def put_back(tx: Connection, batch: Batch, reason: str, *, first_only: bool = False) -> None:
@@ -173,7 +199,7 @@ async def put_back(tx: Connection, batch: Batch, reason: str, *, first_only: boo
     """
     intents = await _unrecorded(tx, batch, first_only=first_only)
     if intents is not None:
-        await _put_back(tx, batch, intents, reason, await pools.now(tx))
+        await _put_back(tx, batch, intents, reason, await pools.now(tx), certain=first_only)
 
 
 async def _unrecorded(tx: Connection, batch: Batch, *, first_only: bool = False) -> list[Worker] | None:
@@ -186,9 +212,20 @@ async def _unrecorded(tx: Connection, batch: Batch, *, first_only: bool = False)
     return await workers.lock_batch(tx, batch.id)
 
 
-async def _record(tx: Connection, batch: Batch, outcome: str, changes: Sequence[Change]) -> None:
+async def _cancel(tx: Connection, intents: Sequence[Worker], reason: str) -> None:
+    """Cancel intents of a lease that may not start; the next decision requests what is still needed."""
+    now = await pools.now(tx)
+    await workers.save(tx, [cancelled(worker, reason, now) for worker in await release(tx, intents, "cancelled")])
+
+
+async def _record(
+    tx: Connection, batch: Batch, outcome: str, changes: Sequence[Change], *, launched: int, certain: bool
+) -> None:
+    """Record the outcome of a call. Unless it is `certain` that it launched no more, all its machines stay charged:
+    what no listing shows may still appear."""
     await workers.save(tx, changes)
-    await batches.known(tx, batch.id, outcome)
+    charged = launched if certain else max(batch.units, launched)
+    await batches.known(tx, batch.id, outcome, charged=charged, unproven=charged - launched)
 
 
 async def _put_back(
@@ -198,6 +235,7 @@ async def _put_back(
     reason: str,
     now: datetime,
     *,
+    certain: bool,
     refused: Refused | None = None,
 ) -> None:
     """Return intents to the admission queue; fail those that are stopping. Registered workers stay as they are."""
@@ -209,7 +247,13 @@ async def _put_back(
     not_before = now + timedelta(seconds=retry) if retry else None
     no_evidence = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", reason)
     changes = [delayed(worker, reason, not_before=not_before) for worker in launching]
-    await _record(tx, batch, reason, [*changes, *(launch_failed(worker, no_evidence, now) for worker in stopping)])
+    changes += [launch_failed(worker, no_evidence, now) for worker in stopping]
+    launched = len(intents) - len(unbound)
+    await _record(tx, batch, reason, changes, launched=launched, certain=certain)
+
+
+def _kind(config: Mapping[str, Any], account: Account) -> MachineKind:
+    return MachineKind(account.provider, config["region"], config["instance_type"], lifecycle_of(config["settings"]))
 
 
 def _without_instance(intents: Sequence[Worker]) -> list[Worker]:

@@ -10,6 +10,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.observability.telemetry import child_of
+from slipway_provisioner.apply import limiting
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.planning import Launch, Plan
@@ -25,6 +26,7 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     """Store a plan with its effects. The pool is locked."""
     pool_id = observed.pool.id
     decision_id = await decisions.record(tx, pool_id, plan)
+    await limiting.record(tx, observed.levels, plan.reached, observed.tariff)
     if plan.freeze is not None:
         await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
     trace = next((d.traceparent for d in observed.demands if d.traceparent), "")

@@ -105,7 +105,7 @@ async def settle_calls(tx: Connection) -> bool:
         await reachability.record(tx, [machine(worker) for worker in left])
         changes = [settled(worker, now) for worker in await release(tx, left, UNREACHABLE)]
         await workers.save(tx, changes)
-        await batches.known(tx, batch_id, UNREACHABLE)
+        await batches.known(tx, batch_id, UNREACHABLE, charged=len(intents), unproven=len(left))
     return True
 
 

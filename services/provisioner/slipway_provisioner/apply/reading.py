@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.declaration.identity import Identities, Place, canonical_body, config_name
-from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, WorkerPool
+from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, Limits, WorkerPool
 from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
 from slipway_provisioner.domain import user_data
@@ -40,9 +40,9 @@ class GivenPool(msgspec.Struct, frozen=True):
         """Names of its launch configs."""
         return [config_name(self.pool, config) for config in self.pool.launch_configs]
 
-    def rows(self, regions: Mapping[str, str]) -> DeclaredPool:
-        """The pool and its launch configs in the columns of their rows. Raises Invalid for an account that is not among
-        the `regions`, the accounts with the region of each."""
+    def rows(self, regions: Mapping[str, str], *, mode: str) -> DeclaredPool:
+        """The pool and its launch configs in the columns of their rows, in this `mode` if it declares none. Raises
+        Invalid for an account that is not among the `regions`, the accounts with the region of each."""
         pool = self.pool
         unknown = [
             DocumentProblem(
@@ -66,8 +66,9 @@ class GivenPool(msgspec.Struct, frozen=True):
                 min_capacity=pool.min_capacity,
                 max_capacity=pool.max_capacity,
                 scaling_ratio=str(pool.scaling_ratio),
-                mode=pool.mode,
+                mode=pool.mode or mode,
                 drain_seconds=pool.drain_seconds,
+                limits=_limits(pool.limits),
                 **_health_settings(pool),
                 owner=self.owner,
                 spec=self.spec,
@@ -218,6 +219,7 @@ def _account(account: Account, owner: str, spec: dict[str, Any], digest: str) ->
         credential=_credential(account),
         request_timeout_seconds=account.request_timeout_seconds,
         accepted_timeout_seconds=account.accepted_timeout_seconds,
+        limits=_limits(account.limits),
         settings=dict(account.settings),
         owner=owner,
         spec=spec,
@@ -227,6 +229,10 @@ def _account(account: Account, owner: str, spec: dict[str, Any], digest: str) ->
 
 def _credential(account: Account) -> dict[str, Any]:
     return {} if isinstance(account.credential, str) else account.credential.model_dump(mode="json")
+
+
+def _limits(limits: Limits | None) -> dict[str, Any]:
+    return {} if limits is None else limits.model_dump(mode="json")
 
 
 def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConfig:

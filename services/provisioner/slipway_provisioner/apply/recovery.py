@@ -26,6 +26,7 @@ from slipway_provisioner.store import (
     audit,
     batches,
     decisions,
+    limits,
     marks,
     orphans,
     pools,
@@ -66,6 +67,7 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
         by = renewal.by or "provisioner"
         await audit.command(tx, "database", "provisioner", "restored", by=by, reason=renewal.reason)
     await restores.begin(tx, renewal.reason, revision_base=renewal.revision_base)
+    await limits.forget(tx)
     alert = AlertRaised(
         dedup_key=KEY,
         subject_kind="service",
@@ -160,6 +162,7 @@ async def _restore_batch(tx: Connection, batch_id: str, revision: LiveRevision, 
     batch = Batch(
         id=batch_id,
         launch_config_id=revision.id,
+        pool_id=revision.pool_id,
         account_id=account.id,
         lease_id="",
         token=f"{account.deployment}-{batch_id}",
@@ -170,7 +173,7 @@ async def _restore_batch(tx: Connection, batch_id: str, revision: LiveRevision, 
         repeatable=False,
     )
     await batches.insert(tx, batch)
-    await batches.known(tx, batch_id, "adopted")
+    await batches.known(tx, batch_id, "adopted", charged=units)
 
 
 def _worker(orphan: Orphan, revision: LiveRevision, decision_id: str, now: datetime) -> Worker:

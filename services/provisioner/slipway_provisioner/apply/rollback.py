@@ -61,7 +61,7 @@ async def _rolled_back(
     spec = pool.model_dump(mode="json")
     owner = (stored["owner"] if stored is not None else "") or entry["owner"]
     given = GivenPool(owner, spec, spec_digest(spec), pool)
-    rows = given.rows((await declarations.index(db, ())).regions)
+    rows = given.rows((await declarations.index(db, ())).regions, mode="")
     seen = await declarations.snapshot(db, accounts=(), pools=(), config_names=given.names())
     revisions = _revisions(rows, seen)
     if not rollback.force:

@@ -45,6 +45,7 @@ class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
     credential: dict[str, Any]
     request_timeout_seconds: float | None
     accepted_timeout_seconds: float | None
+    limits: dict[str, Any]
     settings: dict[str, Any]
     owner: str
     spec: dict[str, Any]
@@ -69,6 +70,7 @@ class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
     on_bad_image: str
     freeze_after: int
     drain_seconds: float | None
+    limits: dict[str, Any]
     owner: str
     spec: dict[str, Any]
     spec_digest: str

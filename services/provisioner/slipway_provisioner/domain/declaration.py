@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from slipway_common.declaration.changes import Change, Danger
+from slipway_provisioner.domain.first_hour import FirstHour
 from slipway_provisioner.domain.roll_out import Replacement
 
 
@@ -102,12 +103,13 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """All stored accounts and pools by their ids, the region of each account, and accounts with timeouts of their
-    own."""
+    """All stored accounts and pools by their ids, the region and the provider of each account, and accounts with
+    timeouts of their own."""
 
     accounts: Mapping[str, Known]
     pools: Mapping[str, Known]
     regions: Mapping[str, str]
+    providers: Mapping[str, str] = {}
     calls: Sequence[Calls] = ()
 
     def of(self, section: str) -> Mapping[str, Known]:
@@ -129,10 +131,12 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a declaration: its changes without unchanged entries, their number, and what needs a confirmation."""
+    """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation, and what
+    the first hour of each changed pool may cost."""
 
     changes: list[Change]
     unchanged: int
     digest: str
     dangers: list[Danger]
+    first_hours: list[FirstHour]
     applied: bool

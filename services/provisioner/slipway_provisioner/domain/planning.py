@@ -1,5 +1,5 @@
 """One decision for one pool: launches, cancellations and workers to stop, with reasons. Pure; calls accounting,
-windows, choice, freezing and scale_down, and adds only their order."""
+windows, capping, choice, freezing and scale_down, and adds only their order."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 
-from slipway_provisioner.domain import accounting, choice, freezing, scale_down, windows
+from slipway_provisioner.domain import accounting, capping, choice, freezing, scale_down, windows
+from slipway_provisioner.domain.limits import Reached
 from slipway_provisioner.domain.pool import Config, Observed, Share, Shared, Waiting
 
 LAUNCHING_MODES = ("enforce", "canary")
+RECONSIDERED = 1 / 60
+"""Part of an hour after which a pool whose launches a safety limit stops is planned again."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +26,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Steps and their reasons. `cancel`, `stop` and `drain` are worker ids: waiting ones, idle ones that are not
-    wanted, and idle ones of draining revisions. Executing a plan requires no choices."""
+    wanted, and idle ones of draining revisions. `reached` are the safety limits that stop launches which are needed.
+    Executing a plan requires no choices."""
 
     launches: Sequence[Launch]
     cancel: Sequence[str]
@@ -32,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     serving: int
     details: dict[str, Any]
+    reached: Sequence[Reached] = ()
     freeze: Shared | None = None  # the image for which the pool is frozen
     reconsider_after_seconds: float | None = None  # after which time alone may change the decision
 
@@ -54,6 +59,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         launches = []
         for note in configs.values():
             note["would_launch"], note["launched"] = note["launched"], 0
+    reached = [] if blocked else _reached(observed, launches, launchable, configs)
     withdrawn = [w.worker_id for w in observed.waiting if blocked or _cannot_launch(observed, w)]
     spare = accounting.surplus(pool, protected, observed.fleet)
     cancel, stop = scale_down.select(
@@ -86,9 +92,11 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         "leaving": observed.fleet.leaving,
         "needed": needed,
         "launched": launched,
-        "reason": blocked or _reason(needed, launched, cancel, stop, drain),
+        "reason": blocked or _reason(needed, launched, cancel, stop, drain, reached),
         "configs": configs,
     }
+    if reached:
+        details["limits"] = [each.text for each in reached]
     return Plan(
         launches=launches,
         cancel=cancel,
@@ -97,8 +105,11 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         wanted=wanted,
         serving=observed.fleet.serving,
         details=details,
+        reached=reached,
         freeze=bad,
-        reconsider_after_seconds=_reconsider(observed, now, spare - len(cancel) - len(stop), needed - launched),
+        reconsider_after_seconds=_reconsider(
+            observed, now, spare - len(cancel) - len(stop), needed - launched, reached
+        ),
     )
 
 
@@ -112,7 +123,38 @@ def _starting(observed: Observed) -> int:
     return sum(config.starting for config in observed.configs)
 
 
-def _reconsider(observed: Observed, now: datetime, spare: int, missing: int) -> float | None:
+def _reached(
+    observed: Observed, launches: Sequence[Launch], launchable: int, notes: Mapping[str, Any]
+) -> list[Reached]:
+    """Safety limits that stop launches which are needed, one of each scope. Each is the reason of its configs."""
+    units = _units(launches)
+    if sum(units.values()) >= launchable:
+        return []
+    shared = {known.share: known for known in observed.shared}
+    able = [
+        config
+        for config in observed.configs
+        if not _never(config) and (config.permit is not None or not windows.trip_reason(config, shared))
+    ]
+    found: dict[tuple[str, str], Reached] = {}
+    for config_id, reached in capping.reached(able, observed.levels, units, observed.tariff).items():
+        found.setdefault((reached.scope, reached.scope_id), reached)
+        if not units.get(config_id):
+            notes[config_id]["reason"] = reached.text
+    return list(found.values())
+
+
+def _units(launches: Sequence[Launch]) -> dict[str, int]:
+    """Launches by config id."""
+    units: dict[str, int] = {}
+    for launch in launches:
+        units[launch.config.id] = units.get(launch.config.id, 0) + launch.units
+    return units
+
+
+def _reconsider(
+    observed: Observed, now: datetime, spare: int, missing: int, reached: Sequence[Reached]
+) -> float | None:
     """Seconds until time alone may change the decision; None if it never will."""
     moments = [d.fresh_seconds for d in observed.demands if not d.stale]
     if spare > 0:
@@ -120,6 +162,9 @@ def _reconsider(observed: Observed, now: datetime, spare: int, missing: int) -> 
         moments += [observed.idle_timeout_seconds - age for age in ages if age < observed.idle_timeout_seconds]
     if missing > 0 and observed.calculator_unavailable_seconds > 0:
         moments.append(observed.attempt_in_seconds)
+    if reached:  # also before time lifts it: the alert lasts for as long as it is seen to stop launches
+        free = [(each.free_at - now).total_seconds() for each in reached if each.free_at is not None]
+        moments += [observed.tariff.hour_seconds * RECONSIDERED, *free]
     return min((seconds for seconds in moments if seconds > 0), default=None)
 
 
@@ -167,8 +212,9 @@ class _Rounds:
         self.observed = observed
         self.unavailable = observed.calculator_unavailable_seconds > 0
         self.shared = {known.share: known for known in observed.shared}
-        self.configs = windows.on_trial(observed.pool, observed.configs, self.shared)
-        self.maximum_room = windows.maximum_rooms(observed.configs)
+        configs, limit_rooms = capping.capped(observed.configs, observed.levels, observed.tariff)
+        self.configs = windows.on_trial(observed.pool, configs, self.shared)
+        self.maximum_room = windows.maximum_rooms(observed.configs) | limit_rooms
         self.room: dict[Share, int] = (
             self.maximum_room
             | windows.trial_rooms(observed.pool, self.configs)
@@ -214,7 +260,7 @@ class _Rounds:
     def attempt(self, needed: int) -> None:
         """Launch one unit beyond the windows. Failures are not folded while the calculator is unavailable; without this
         attempt a pool could wait forever."""
-        configs = [config for config in self.observed.configs if windows.may_attempt(config, self.shared)]
+        configs = [config for config in self.configs if windows.may_attempt(config, self.shared)]
         candidates = [choice.Candidate(config.id, config.prior_weight, 1, config.limits) for config in configs]
         self._choose(configs, candidates, 1, {share: self.room[share] for share in self.maximum_room})
 
@@ -238,7 +284,7 @@ class _Rounds:
                 self.room[share] = max(0, self.room[share] - launch.units)
 
     def _may_probe(self, config: Config) -> bool:
-        """True if a probe keeps the maximum of its launch config."""
+        """True if a probe keeps the maximum of its launch config, and the safety limits."""
         return all(self.room[share] > 0 for share in config.limits if share in self.maximum_room)
 
     def _weight(self, config: Config) -> float:
@@ -266,7 +312,16 @@ def _left_out(observed: Observed, config_id: str, units: int, needed: int) -> st
     return "no launches left for its weight"
 
 
-def _reason(needed: int, launched: int, cancel: Sequence[str], stop: Sequence[str], drain: Sequence[str]) -> str:
+def _reason(
+    needed: int,
+    launched: int,
+    cancel: Sequence[str],
+    stop: Sequence[str],
+    drain: Sequence[str],
+    reached: Sequence[Reached],
+) -> str:
+    if reached:
+        return f"{needed} needed, {launched} launched: {'; '.join(each.text for each in reached)}"
     if launched:
         return f"{needed} needed" if launched == needed else f"{needed} needed, room for {launched}"
     if needed:
@@ -304,6 +359,7 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
         live[name] = live.get(name, 0) + launch.units
         if maximum is not None and live[name] > maximum:
             problems.append(f"{live[name]} workers of launch config {name} exceed its maximum of {maximum}")
+    problems += capping.exceeded(observed.configs, observed.levels, _units(plan.launches), observed.tariff)
     idle = {w.worker_id: w.config_id for w in observed.idle}
     if not {*plan.stop, *plan.drain} <= idle.keys():
         problems.append("stops a worker that is not idle")

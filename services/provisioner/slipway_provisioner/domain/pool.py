@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.scopes import Key
+from slipway_provisioner.domain.limits import Level, Tariff
+from slipway_provisioner.domain.prices import MachineKind
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +123,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     all revisions of the name are limited by `max_capacity`. `trials` limit one that has not proven itself.
 
     `permit` is the newest probe permit if it is unspent, `last_permit` the newest one in any case. `reason` is the text
-    of its weight record."""
+    of its weight record. `kind` is what its machines are billed by."""
 
     id: str
     name: str
@@ -148,11 +150,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     claim: Stage
     shares: Sequence[Share] = ()
     trials: Sequence[Share] = ()
+    kind: MachineKind = MachineKind("", "", "", "")
+    caps: Sequence[Share] = ()  # safety limits that hold for it
 
     @property
     def limits(self) -> Sequence[Share]:
-        """Its shares, those of its trial, and with a maximum the one of its launch config, for all its revisions."""
-        limits = (*self.shares, *self.trials)
+        """Its shares, those of its trial, its safety limits, and with a maximum the one of its launch config, for all
+        its revisions."""
+        limits = (*self.shares, *self.trials, *self.caps)
         return limits if self.max_capacity is None else (*limits, (Key("launch config", self.name), MAXIMUM))
 
     @property
@@ -189,3 +194,5 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     weight_half_life_seconds: float = 600.0  # of the influence of its last weights
     attempt_in_seconds: float = 0.0  # time until the pool's next attempt while the calculator is unavailable
     stopped: str = ""  # reason of a launch stop on the pool or on everything; empty if there is none
+    levels: Sequence[Level] = ()  # of the safety limits of the pool and of its accounts
+    tariff: Tariff = Tariff()

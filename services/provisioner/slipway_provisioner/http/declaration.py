@@ -159,14 +159,17 @@ async def put_declaration(
 
     Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived), of
     which up to 10,000 are listed and `more` counted, `unchanged` (the number of entries stored alike), `digest` (of all
-    changes), `dangers` and `applied`. Dangerous changes are refused with 409 `confirmation-required` unless `confirm`
-    is their digest.
+    changes), `dangers`, `first_hours` (what the first hour of each changed pool may cost: pool, mode, launches, cost,
+    unknown, text; of pools whose machines cost money) and `applied`. Dangerous changes are refused with 409
+    `confirmation-required` unless `confirm` is their digest.
     """
     with _refusing():
         asked = how.request(by, prune=prune)
         declared = await _read(request, db, asked)
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, asked, request.app.state.providers)
+            applied = await declaration.apply(
+                connection, declared, asked, request.app.state.providers, request.app.state.settings.tariff()
+            )
     return _answer(request, applied)
 
 
@@ -229,7 +232,9 @@ async def put_pool(
         if_match = _expected(request.headers, stored)
         asked = how.request(by, if_match=if_match, **edit.model_dump())
         async with db.acquire() as connection:
-            applied = await declaration.apply(connection, declared, asked, request.app.state.providers)
+            applied = await declaration.apply(
+                connection, declared, asked, request.app.state.providers, request.app.state.settings.tariff()
+            )
     given = declared.pools.get(pool_id)
     return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
 
@@ -355,6 +360,7 @@ def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -
         "unchanged": applied.unchanged,
         "digest": applied.digest,
         "dangers": listed_dangers(applied.dangers),
+        "first_hours": applied.first_hours[:CHANGES_MAX],
         "applied": applied.applied,
     }
     headers = {"ETag": f'"{digest}"'} if digest else {}

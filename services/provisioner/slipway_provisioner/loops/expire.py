@@ -11,12 +11,12 @@ from typing import Final
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply import expiry, reachability, reaping
+from slipway_provisioner.apply import expiry, limiting, reachability, reaping
 from slipway_provisioner.apply.sources import settle_sources
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import Provider, TerminationRefused
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, refused_pauses, restores
+from slipway_provisioner.store import accounts, configs, deadlines, leases, limits, pauses, refused_pauses, restores
 
 LOG = logger(__name__)
 REGULAR_PASS_SECONDS: Final = 5.0
@@ -25,7 +25,7 @@ REGULAR_PASS_SECONDS: Final = 5.0
 
 async def expire_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that are past a deadline, drop sources of demand that no longer report, settle what retired accounts
-    left open, end pauses that have expired, also refused ones, and renew leases."""
+    left open, end pauses that have expired, also refused ones, and alerts on limits, and renew leases."""
     async with database.acquire() as db:
         if await restores.unconfirmed(db):  # what these workers did since the restored state is unknown
             async with db.transaction():
@@ -35,6 +35,9 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         if downtime_seconds:
             metrics.DOWNTIME_SECONDS.inc(downtime_seconds)
             LOG.warning("deadlines of workers are extended by the time without a pass", seconds=downtime_seconds)
+        await limits.redate(db)
+        async with db.transaction():
+            limited = await limiting.settle(db, settings.tariff())
         booting = await expiry.stop_overdue_boots(db, settings.boot_timeout_seconds, providers)
         idle = await expiry.stop_idle(db, settings.give_up_idle_seconds, providers)
         unresponsive = await expiry.stop_unresponsive(db, settings.unresponsive_timeout_seconds)
@@ -50,7 +53,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    return booting or idle or unresponsive or sources or refused or calls or leaving or kept
+    return booting or idle or unresponsive or sources or refused or calls or leaving or kept or limited
 
 
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:

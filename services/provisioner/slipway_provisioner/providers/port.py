@@ -185,6 +185,9 @@ class Provider(Declarations, LookUps, Protocol):
     A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
     """
 
+    real: bool = True
+    """Its machines cost money: new pools that declare no mode begin in mode observe."""
+
     async def open(self) -> None:
         """Make what calls need, before the first one. Makes no call itself."""
         return

@@ -93,6 +93,8 @@ class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Processes(Provider):
     """Provider of processes. The deployment is part of every tag, since deployments may share a host."""
 
+    real = False
+
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
         # A single thread makes counting and starting processes atomic.

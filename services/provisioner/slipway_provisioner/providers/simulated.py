@@ -34,6 +34,8 @@ INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have taken ef
 class Simulated(Provider):
     """Provider of simulated instances."""
 
+    real = False
+
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
         self.client = httpx2.AsyncClient(

@@ -1,6 +1,7 @@
 """Launch batches: committed provider calls and their outcomes."""
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -18,10 +19,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     An attempt to resolve it lasts at most `timeout_seconds`. Its last call that may have taken effect was made at
     `called_at`, may do so for `called_seconds`, and is listed `visibility_seconds` later. `handle`: it was accepted.
+    `price`: that of a machine per hour, if it was known.
     """
 
     id: str
     launch_config_id: str
+    pool_id: str
     account_id: str
     lease_id: str
     token: str
@@ -39,6 +42,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     called_seconds: float = 0.0
     handle: str = ""
     poll_at: datetime | None = None
+    price: Decimal | None = None
 
 
 class Overdue(msgspec.Struct, frozen=True):
@@ -53,6 +57,7 @@ FIELDS: Final = C[Batch.__struct_fields__]
 CALL: Final = C[
     "id",
     "launch_config_id",
+    "pool_id",
     "account_id",
     "lease_id",
     "token",
@@ -61,6 +66,7 @@ CALL: Final = C[
     "timeout_seconds",
     "visibility_seconds",
     "repeatable",
+    "price",
 ]
 _NOW: Final = sa.func.slipway_clock()
 INSERT: Final = Statement(
@@ -72,6 +78,7 @@ INSERT: Final = Statement(
             "call_deadline": _NOW + seconds("timeout"),
             "called_at": _NOW,
             "called_seconds": sa.bindparam("timeout"),
+            "charged": sa.bindparam("units"),
         }
     )
 )
@@ -88,6 +95,8 @@ KNOWN: Final = Statement(
         state=BatchState.KNOWN,
         outcome=sa.bindparam("result"),
         known_at=_NOW,
+        charged=sa.bindparam("charged_units"),
+        unproven=sa.bindparam("unproven_units"),
         body=C.body.op("-")(sa.literal_column("'user_data'")),
     )
 )
@@ -168,9 +177,11 @@ def described(batch: Batch) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(batch).items() if name not in {"body", "token"}}
 
 
-async def known(tx: Connection, batch_id: str, outcome: str) -> None:
-    """Record a certain outcome. The batch is locked."""
-    await tx.execute(KNOWN.text, *KNOWN.arguments(batch_id=batch_id, result=outcome))
+async def known(tx: Connection, batch_id: str, outcome: str, *, charged: int, unproven: int = 0) -> None:
+    """Record a certain outcome, and how many machines count towards limits, with those that were never seen. The batch
+    is locked."""
+    arguments = KNOWN.arguments(batch_id=batch_id, result=outcome, charged_units=charged, unproven_units=unproven)
+    await tx.execute(KNOWN.text, *arguments)
 
 
 async def repeated(tx: Connection, batch_id: str) -> None:

@@ -55,7 +55,9 @@ POOL_STATE: Final = (
 
 # Reading, without locks.
 ACCOUNTS: Final = Statement(
-    sa.select(A.owner, A.spec_digest, A.region, *(A[name] for name in Calls.__struct_fields__)).where(~A.removed)
+    sa.select(A.owner, A.spec_digest, A.region, A.provider, *(A[name] for name in Calls.__struct_fields__)).where(
+        ~A.removed
+    )
 )
 _POOLS: Final = sa.select(P.id, P.owner, P.spec_digest).where(~P.deleted)
 POOLS: Final = Statement(_POOLS)
@@ -63,6 +65,7 @@ POOLS_OF: Final = Statement(_POOLS.where(P.id == sa.any_(IDS)))
 STORED_ACCOUNTS: Final = Statement(
     sa.select(*(A[name] for name in StoredAccount.__struct_fields__)).where(A.id == sa.any_(IDS)).order_by(A.id)
 )
+LIMITS: Final = Statement(sa.select(A.id, A.limits).where(A.id == sa.any_(IDS)))
 STORED_POOLS: Final = Statement(
     sa.select(*(P[name] for name in StoredPool.__struct_fields__)).where(P.id == sa.any_(IDS)).order_by(P.id)
 )
@@ -281,6 +284,7 @@ async def index(db: Connection, pool_ids: Iterable[str] | None = None) -> Index:
         accounts={row["id"]: Known(row["owner"], row["spec_digest"]) for row in accounts},
         pools={row["id"]: Known(row["owner"], row["spec_digest"]) for row in pools},
         regions={row["id"]: row["region"] for row in accounts},
+        providers={row["id"]: row["provider"] for row in accounts},
         calls=[
             Calls(**{name: row[name] for name in Calls.__struct_fields__})
             for row in accounts
@@ -318,6 +322,12 @@ async def serving(db: Connection, pool_ids: Iterable[str]) -> dict[str, int]:
 async def users(db: Connection, account_ids: Collection[str]) -> list[User]:
     """Declared launch configs whose current revision launches in these accounts."""
     return [User(*row) for row in await db.fetch(USERS.text, *USERS.arguments(ids=sorted(account_ids)))]
+
+
+async def account_limits(db: Connection, account_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Declared limits of accounts, by their ids."""
+    rows = await db.fetch(LIMITS.text, *LIMITS.arguments(ids=sorted(account_ids)))
+    return {row["id"]: row["limits"] for row in rows}
 
 
 async def declared_pool(db: Connection, pool_id: str) -> Any:

@@ -14,8 +14,9 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEA
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import roll_out
+from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import accounts, demand, launch_stops, restores
+from slipway_provisioner.store import accounts, demand, launch_stops, limits, restores
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
@@ -78,6 +79,7 @@ CONFIG: Final = launch_config.c[
 # revisions have no live workers.
 CONFIGS: Final = f"""
 SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, a.lease_pool_id,
+    a.provider, c.region, c.instance_type, {limits.LIFECYCLE} AS lifecycle,
     CASE WHEN c.state = 'active' AND n.paused THEN 'paused' ELSE c.state END AS state,
     n.base_weight * n.price_factor AS prior_weight, g.record, o.failures,
     g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
@@ -225,6 +227,7 @@ async def observe(
     unavailable_seconds: float,
     weight_half_life_seconds: float,
     attempt_seconds: float,
+    tariff: Tariff = Tariff(),
 ) -> Observed:
     """Read the input of a decision. The caller holds the pool's lock."""
     await tx.execute(LOCK_SHARED, pool_id)
@@ -255,6 +258,8 @@ async def observe(
         weight_half_life_seconds=weight_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {launch_stop['reason']}" if launch_stop is not None else "",
+        levels=await limits.levels(tx, pool_id, tariff),
+        tariff=tariff,
     )
 
 
@@ -280,6 +285,7 @@ def _config(row: Any) -> Config:
     return Config(
         **{name: row[name] for name in COPIED},
         share=share(row),
+        kind=limits.kind(row),
         stopped=_stopped(row),
         weight=record.get("weight", row["prior_weight"]),
         tripped=record.get("state", "healthy") != "healthy",

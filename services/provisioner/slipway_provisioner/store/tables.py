@@ -15,6 +15,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -26,7 +27,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
-from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.domain.launching import BatchState
+from slipway_provisioner.store.admission_tables import admission_tables
 from slipway_provisioner.store.columns import (
     EMPTY_OBJECT,
     FALSE,
@@ -69,6 +71,7 @@ account = Table(
     required("lease_pool_id", Text),
     required("settings", JSONB),
     required("credential", JSONB, server_default=EMPTY_OBJECT),
+    required("limits", JSONB, server_default=EMPTY_OBJECT),
     Column("request_timeout_seconds", Double),
     Column("accepted_timeout_seconds", Double),
     Column("reaped_at", TIME),
@@ -113,6 +116,7 @@ worker_pool = Table(
     now("swept_at"),
     Column("attempted_at", TIME),
     Column("drain_seconds", Double),
+    required("limits", JSONB, server_default=EMPTY_OBJECT),
     empty_text("owner"),
     required("spec", JSONB, server_default=EMPTY_OBJECT),
     empty_text("spec_digest"),
@@ -355,58 +359,19 @@ demand = Table(
 )
 Index("demand_ended", demand.c.ended_at, postgresql_where=demand.c.ended_at.is_not(None))
 
-lease_request = Table(
-    "lease_request",
-    metadata,
-    Column("id", Text, primary_key=True),
-    required("lease_pool_id", Text),
-    required("pool_id", Text),
-    required("launch_config_id", Text),
-    required("units", Integer),
-    now("sent_at"),
-    required("traceparent", Text),
-)
-lease = Table(
-    "lease",
-    metadata,
-    Column("id", Text, primary_key=True),
-    required("request_id", Text),
-    required("lease_pool_id", Text),
-    required("launch_config_id", Text),
-    required("fencing_token", BigInteger),
-    required("units", Integer),
-    required("state", Text, CheckConstraint(f"state IN ({literals(LeaseState)})")),
-    required("expires_at", TIME),
-    required("hold_until", TIME),
-    Column("ttl_seconds", Double),
-    now("renewed_at"),
-    required("traceparent", Text),
-    required("granted_units", Integer, server_default=ZERO),  # 0: an unleased launch
-    now("granted_at"),
-)
-Index("lease_live", lease.c.renewed_at, postgresql_where=lease.c.state != LeaseState.ENDED)
-Index("lease_ended", lease.c.renewed_at, postgresql_where=lease.c.state == LeaseState.ENDED)
-Index("lease_granted", lease.c.lease_pool_id, lease.c.granted_at, postgresql_where=text("granted_units > 0"))
-unleased_pace = Table(
-    "unleased_pace",
-    metadata,
-    Column("lease_pool_id", Text, primary_key=True),
-    Column("next_at", TIME),  # earliest time of the next unleased launch
-)
-
-# Token bucket of a provider's API, per identity, region and group of calls. One that is full is as good as none.
-provider_bucket = Table(
-    "provider_bucket", metadata, Column("bucket", Text, primary_key=True), required("full_at", TIME)
-)
+lease_request, lease, unleased_pace, provider_bucket, launch_limit = admission_tables(metadata)
 
 # `called_at` is the time of the last call of a batch that may have taken effect. It may do so for `called_seconds`, and
 # is listed `visibility_seconds` later; an attempt to resolve it lasts at most `timeout_seconds`. `repeatable`: the call
 # may be made again with its token. `handle`: the call was accepted, and is polled by it at `poll_at`.
+# `charged` machines count towards launch limits: all of the call, until its outcome proves that there are fewer.
+# `unproven` of them were never seen, and never proven not to exist. `price` is that of a machine, per hour.
 launch_batch = Table(
     "launch_batch",
     metadata,
     uuid("id", primary_key=True),
     required("launch_config_id", Text),
+    empty_text("pool_id"),
     required("account_id", Text),
     required("lease_id", Text),
     required("token", Text, unique=True),
@@ -425,10 +390,19 @@ launch_batch = Table(
     empty_text("handle"),
     Column("poll_at", TIME),
     Column("known_at", TIME),
+    required("charged", Integer, server_default=ZERO),
+    required("unproven", Integer, server_default=ZERO),
+    Column("price", Numeric),
 )
 Index("launch_batch_accepted", launch_batch.c.poll_at, postgresql_where=text("state = 'calling' AND handle <> ''"))
 Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=launch_batch.c.state == BatchState.CALLING)
 Index("launch_batch_known", launch_batch.c.known_at, postgresql_where=launch_batch.c.state == BatchState.KNOWN)
+Index(
+    "launch_batch_charged",
+    launch_batch.c.account_id,
+    launch_batch.c.known_at,
+    postgresql_where=(launch_batch.c.state == BatchState.KNOWN) & (launch_batch.c.charged > 0),
+)
 
 worker = Table(
     "worker",
@@ -494,6 +468,12 @@ Index(
     postgresql_where=worker.c.failed_at.is_not(None),
 )
 Index("worker_ended", worker.c.ended_at, postgresql_where=in_states(ENDED))
+Index(
+    "worker_ran",
+    worker.c.account_id,
+    worker.c.ended_at,
+    postgresql_where=in_states(ENDED) & worker.c.instance_id.is_not(None),
+)
 # Workers of failed calls, by which the sweep proves the counters of a pool.
 Index(
     "worker_unlaunched",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slipway_client.cli.declarations import Declarations
 
 DIFFERENCE: Final = 3
+FIRST_HOURS_MAX: Final = 20
 NOTHING_TO_CHANGE: Final = "no changes"
 DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
 # A declaration of 50 MB is read by a service for minutes.
@@ -149,6 +150,7 @@ class _Plan:
         self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
         self.more = sum(answer["more"] for answer in answers)
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
+        self.first_hours = [row["text"] for answer in answers for row in answer.get("first_hours", ())]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
     def show(self, output: Output, replaced: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -158,6 +160,7 @@ class _Plan:
         else:
             show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
+            print(*map(printable, _some(self.first_hours)), sep="\n", end="\n" if self.first_hours else "")
         if self.more:
             print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
 
@@ -176,6 +179,12 @@ class _Plan:
                         text += "\nThe lease pools were applied; fix this and apply again."
                     raise Failed(text, error.slug, error.status, path=error.path) from error
                 applied = True
+
+
+def _some(first_hours: Sequence[str]) -> list[str]:
+    """Sentences on the first hours of pools, of the first ones if they are many."""
+    more = len(first_hours) - FIRST_HOURS_MAX
+    return [*first_hours[:FIRST_HOURS_MAX], *([f"and the first hours of {more:,} more pools"] if more > 0 else [])]
 
 
 def _read(files: list[Path] | None, from_: list[Path] | None, speed: float, owner: str | None) -> "Declarations":

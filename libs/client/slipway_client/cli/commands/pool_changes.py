@@ -30,6 +30,8 @@ app = typer.Typer(rich_markup_mode=None)
 
 ATTEMPTS: Final = 3  # to change a pool that others change at the same time
 NAMED_MAX: Final = 3  # revisions of one image that are listed by name
+PROMOTED: Final = {"observe": "canary", "canary": "enforce"}
+WORKERS_READ: Final = 100
 CHANGED: Final = 412  # status of a write to a version of an object that is no longer the newest
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -132,6 +134,46 @@ def set_pool(
     with confirmable(command_line(context)):
         answer = _changed(context.obj, pool, lambda spec: spec | wanted, parameters)
     show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
+
+
+@app.command("promote")
+def promote_pool(
+    context: typer.Context,
+    pool: PoolId,
+    force: Annotated[bool, typer.Option("--force", help="Promotion of a canary that has not registered")] = False,
+    reason: OptionalReason = None,
+    confirm: Confirm = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Promote a pool from observe to canary, or to enforce
+
+    New pools whose machines cost money begin in mode observe, which records decisions and launches nothing. In mode
+    canary one worker at a time launches; the pool is promoted to enforce once one has registered. A file that declares
+    no mode keeps the one that the pool has.
+
+    \b
+    Example:
+      slipway pool promote linux --reason "the canary has done its first task"
+    """
+    api = context.obj
+    mode = api.get("provisioner", path("pools", pool))["mode"]
+    wanted = PROMOTED.get(mode)
+    if wanted is None:
+        print(f"pool {pool} is in mode {mode} already")
+        return
+    if mode == "canary" and not force:
+        rows = api.get("provisioner", "/workers", pool=pool, limit=WORKERS_READ)["items"]
+        if not any(row["registered_at"] for row in rows):
+            raise Failed(
+                f"no worker of pool {pool} has registered in mode canary; `slipway why {pool}` says what it waits for. "
+                "Nothing was changed; --force promotes it nevertheless"
+            )
+    parameters = {"action": "set", "reason": reason, "confirm": confirm}
+    with confirmable(command_line(context)):
+        answer = _changed(api, pool, lambda spec: spec | {"mode": wanted}, parameters)
+    show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
+    if output is Output.TABLE:
+        print(*(printable(row["text"]) for row in answer.get("first_hours", ())), sep="\n")
 
 
 @app.command("history")
@@ -273,11 +315,17 @@ def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Ma
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise
         else:
-            if row["owner"] and answer["items"]:
+            if row["owner"] and answer["items"] and _differs(row["declared"], wanted):
                 note = f"declared by {row['owner']}: change it there too, or the next apply reverts this"
                 print(printable(note), file=sys.stderr)
             return answer
     raise AssertionError("the last attempt returns or raises")
+
+
+def _differs(declared: Spec, wanted: Spec) -> bool:
+    """True if a file that declares the former would change the latter back; one without a mode keeps it."""
+    kept = () if declared.get("mode") else ("mode",)
+    return any(declared.get(name) != wanted[name] for name in wanted if name not in kept)
 
 
 def _show_replaced(

@@ -111,6 +111,8 @@ def _limits(
 ) -> Iterator[Cause]:
     """Maximum, windows and lease pools that stand in the way of more workers."""
     needed = (decisions[0]["details"].get("needed") or 0) if decisions else 0
+    for text in decisions[0]["details"].get("limits", ()) if decisions else ():
+        yield Cause(text=text, remedy="`slipway account limits` shows what is left; the declaration raises it")
     wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
     raise_it = f"`slipway pool set {pool['id']} --max N` raises it; so does the declaration"

@@ -86,7 +86,7 @@ class Provisioner:
                 min_capacity=declared.min_capacity,
                 max_capacity=declared.max_capacity,
                 scaling_ratio=declared.scaling_ratio,
-                mode=declared.mode,
+                mode=declared.mode or "enforce",
                 frozen=pool.id in self.frozen,
                 drawn=self.drawn[pool.id],
                 on_bad_image=declared.on_bad_image,

@@ -25,6 +25,7 @@ CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
     lease_pool_id text NOT NULL, settings jsonb NOT NULL,
     credential jsonb NOT NULL DEFAULT '{}', -- a reference, never a secret
+    limits jsonb NOT NULL DEFAULT '{}',
     request_timeout_seconds double precision, accepted_timeout_seconds double precision, reaped_at timestamptz,
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
     listing_problem text NOT NULL DEFAULT '',
@@ -44,6 +45,7 @@ CREATE TABLE worker_pool (
     frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz, drain_seconds double precision,
+    limits jsonb NOT NULL DEFAULT '{}',
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
 CREATE INDEX worker_pool_deleted ON worker_pool (id) WHERE deleted;
@@ -172,6 +174,16 @@ CREATE TABLE launch_stop (
     reason text NOT NULL, by text NOT NULL, until timestamptz, at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (scope, scope_id)
 );
+-- Safety limits of an account or a pool that declares some. Every start and repeat of a call under them locks the row.
+-- `alerted`: the limit that was reached, and `limited_at`: when it last stopped a launch. `forgotten`: launches and
+-- spend that a restored database is assumed to have lost, since then.
+CREATE TABLE launch_limit (
+    scope text NOT NULL CHECK (scope IN ('account', 'pool')), scope_id text NOT NULL,
+    launches_per_hour integer, spend_per_day numeric, lifetime_seconds double precision NOT NULL,
+    default_price numeric, alerted text NOT NULL DEFAULT '', limited_at timestamptz, forgotten_at timestamptz,
+    forgotten_launches integer NOT NULL DEFAULT 0, forgotten_spend numeric NOT NULL DEFAULT 0,
+    PRIMARY KEY (scope, scope_id)
+);
 CREATE TABLE demand (
     pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
     pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
@@ -205,19 +217,20 @@ CREATE TABLE unleased_pace (
 );
 CREATE TABLE provider_bucket (bucket text PRIMARY KEY, full_at timestamptz NOT NULL);
 CREATE TABLE launch_batch (
-    id uuid PRIMARY KEY, launch_config_id text NOT NULL, account_id text NOT NULL, lease_id text NOT NULL,
-    token text NOT NULL UNIQUE, body jsonb NOT NULL, units integer NOT NULL,
+    id uuid PRIMARY KEY, launch_config_id text NOT NULL, pool_id text NOT NULL DEFAULT '', account_id text NOT NULL,
+    lease_id text NOT NULL, token text NOT NULL UNIQUE, body jsonb NOT NULL, units integer NOT NULL,
     state text NOT NULL CHECK (state IN ('calling', 'known')), outcome text NOT NULL DEFAULT '',
     repeats integer NOT NULL DEFAULT 0,
     started_at timestamptz NOT NULL DEFAULT slipway_clock(), call_deadline timestamptz NOT NULL,
     timeout_seconds double precision NOT NULL DEFAULT 0, visibility_seconds double precision NOT NULL DEFAULT 0,
     repeatable boolean NOT NULL DEFAULT false, called_at timestamptz NOT NULL DEFAULT slipway_clock(),
     called_seconds double precision NOT NULL DEFAULT 0, handle text NOT NULL DEFAULT '', poll_at timestamptz,
-    known_at timestamptz
+    known_at timestamptz, charged integer NOT NULL DEFAULT 0, unproven integer NOT NULL DEFAULT 0, price numeric
 );
 CREATE INDEX launch_batch_accepted ON launch_batch (poll_at) WHERE state = 'calling' AND handle <> '';
 CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
 CREATE INDEX launch_batch_known ON launch_batch (known_at) WHERE state = 'known';
+CREATE INDEX launch_batch_charged ON launch_batch (account_id, known_at) WHERE state = 'known' AND charged > 0;
 CREATE TABLE worker (
     id uuid PRIMARY KEY, pool_id text NOT NULL, launch_config_id text NOT NULL, account_id text NOT NULL,
     image_revision text NOT NULL, state text NOT NULL, decision_id uuid NOT NULL, probe_permit bigint,
@@ -237,6 +250,7 @@ CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lea
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
 CREATE INDEX worker_ended ON worker (ended_at) WHERE state = 'stopped';
+CREATE INDEX worker_ran ON worker (account_id, ended_at) WHERE state = 'stopped' AND instance_id IS NOT NULL;
 -- Workers of failed calls, by which the sweep proves the counters of a pool.
 CREATE INDEX worker_unlaunched ON worker (pool_id)
     WHERE state = 'stopped' AND launched_at IS NULL AND registered_at IS NULL;

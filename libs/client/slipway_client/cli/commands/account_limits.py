@@ -1,0 +1,69 @@
+"""`slipway account limits`: safety limits of accounts and pools."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.options import AsOutput, accounts, now
+from slipway_client.cli.tables import Field, Output, show
+from slipway_client.view import moments
+
+app = typer.Typer(rich_markup_mode=None)
+
+Row = Mapping[str, Any]
+
+
+def _launches(row: Row) -> str:
+    limit = row["launches_per_hour"]
+    waiting = f" + {row['waiting']} waiting" if row["waiting"] else ""
+    return f"{row['launches']}{waiting}" + ("" if limit is None else f" of {limit}")
+
+
+def _spend(row: Row) -> str:
+    return "" if row["spend_per_day"] is None else f"{row['spend']} of {row['spend_per_day']}"
+
+
+def _free(field: str) -> Field:
+    def shown(row: Row) -> str:
+        return "" if row[field] is None else moments.clock(moments.at(row[field]), now())
+
+    return field.removesuffix("_at").replace("_", " "), shown
+
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "scope",
+    ("id", lambda row: row["scope_id"]),
+    ("launches", _launches),
+    ("left", lambda row: "" if row["launches_left"] is None else row["launches_left"]),
+    _free("launches_free_at"),
+    ("spend", _spend),
+    ("spend left", lambda row: row["spend_left"] or ""),
+    _free("spend_free_at"),
+    ("stops", lambda row: row["reached"]),
+)
+
+
+@app.command("limits")
+def list_limits(
+    context: typer.Context,
+    account: Annotated[
+        str | None,
+        typer.Argument(metavar="[ACCOUNT]", show_default=False, help="ID of the account", autocompletion=accounts),
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Show launch and spend limits with what is left of them
+
+    `launches` are those of the last hour, `spend` what the machines of the last day have cost and may still cost.
+    `free`: when some of it no longer counts. `stops`: the limit that stops launches now. Pools are listed, too.
+
+    \b
+    Examples:
+      slipway account limits
+      slipway account limits aws-main -o json
+    """
+    rows = context.obj.get("provisioner", "/launch-limits")["items"]
+    if account is not None:
+        rows = [row for row in rows if (row["scope"], row["scope_id"]) == ("account", account)]
+    show(rows, FIELDS, output, nothing="no limits are declared", drop=("spend free", "launches free"))

@@ -1,0 +1,298 @@
+"""Safety limits on real rows: what counts, for how long, what a limit stops, and its one alert."""
+
+from collections.abc import AsyncIterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.lease import LeaseReleaseRequested, LeaseRequested
+from slipway_common.events.topics import DECODERS
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.messaging.incarnation import Incarnation
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply import recovery
+from slipway_provisioner.domain.limits import Level
+from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from slipway_provisioner.store import limits
+from tests.support.provisioner import Provisioner, ReplyLost, after, declared, in_transaction, provisioner_on, report
+
+HOUR: Final = 3600.0
+PRICES: Final = """
+prices:
+  - {provider: simulated, region: sim-1, instance_type: m5.large, per_hour: 0.10}
+"""
+CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[Provisioner]:
+    file = tmp_path / "prices.yaml"
+    file.write_text(PRICES)
+    async with provisioner_on(postgres, prices_file=file) as provisioner:
+        yield provisioner
+
+
+def limited(*, account: Mapping[str, Any] | None = None, pool: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    """Declaration of `declared` with limits."""
+    body = declared("zone-a", **more)
+    if account is not None:
+        body["accounts"][0]["limits"] = dict(account)
+    if pool is not None:
+        body["worker_pools"][0]["limits"] = dict(pool)
+    return body
+
+
+async def launched(provisioner: Provisioner, pending: int, *, at: float = 0) -> None:
+    """Let a pool have this many pending tasks, grant what it requests, and make its calls."""
+    await provisioner.demand(report(pending, at=at))
+    await provisioner.plan()
+    for request in await provisioner.published(LeaseRequested):
+        grant = provisioner.granted(request, expires_at=after(at + 600), hold_until=after(at + 1200))
+        await provisioner.leases(grant)
+    await provisioner.launch()
+
+
+async def start(provisioner: Provisioner, body: Any, pending: int = 5) -> None:
+    await provisioner.declare(body)
+    await provisioner.trust()
+    await launched(provisioner, pending)
+    await provisioner.plan()
+
+
+async def level(provisioner: Provisioner, scope: str = "account") -> Level:
+    async with provisioner.database.acquire() as db:
+        (found,) = [
+            level for level, _ in await limits.listed(db, provisioner.settings.tariff()) if level.limit.scope == scope
+        ]
+    return found
+
+
+async def alerts(provisioner: Provisioner) -> list[AlertRaised | AlertResolved]:
+    """Alerts on limits so far."""
+    rows = await provisioner.database.fetch("SELECT type, value FROM outbox WHERE value IS NOT NULL ORDER BY id")
+    events = [DECODERS[row["type"]].decode(row["value"]) for row in rows]
+    return [each for each in events if isinstance(each, AlertRaised | AlertResolved) and each.kind == "launch-limit"]
+
+
+@pytest.mark.parametrize("scope", ["account", "pool"])
+async def test_a_limit_stops_launches_until_the_hour_has_passed(provisioner: Provisioner, scope: Any) -> None:
+    """Any hour, not that of a clock: the third launch waits for an hour after the first."""
+    await start(provisioner, limited(**{scope: {"launches_per_hour": 2}}))
+    assert len(provisioner.cloud.live) == 2
+    reason = await provisioner.last_reason()
+    assert "2 launches per hour: 2; next launch at 2026-01-01 13:00:00 UTC" in reason
+    await provisioner.set_clock(HOUR - 1)
+    await launched(provisioner, 5, at=HOUR - 1)
+    assert len(provisioner.cloud.live) == 2
+    await provisioner.set_clock(HOUR + 1)
+    await launched(provisioner, 5, at=HOUR + 1)
+    assert len(provisioner.cloud.live) == 4
+
+
+async def test_a_raised_limit_goes_on_and_ends_its_alert(provisioner: Provisioner) -> None:
+    """One alert while it stops launches, however often that is seen, and another one only for the limit in force."""
+    await start(provisioner, limited(account={"launches_per_hour": 2}))
+    for at in (60, 120, 180):
+        await provisioner.set_clock(at)
+        await launched(provisioner, 5, at=at)
+    (raised,) = await alerts(provisioner)
+    assert isinstance(raised, AlertRaised)
+    assert (raised.subject_kind, raised.subject_id, raised.command) == ("account", "sim-a", "slipway account limits")
+    assert "limit of 2 launches per hour" in raised.summary
+    assert "2026-01-01 13:00:00 UTC" in raised.summary
+    assert raised.evidence == ("pool linux: 2 launches in the last hour",)
+    assert "raise limits.launches_per_hour of account sim-a" in raised.cause
+    await provisioner.declare(limited(account={"launches_per_hour": 4}))
+    resolved = (await alerts(provisioner))[-1]
+    assert isinstance(resolved, AlertResolved)
+    assert resolved.dedup_key == raised.dedup_key
+    await launched(provisioner, 5, at=180)
+    await provisioner.plan()
+    assert len(provisioner.cloud.live) == 4
+    assert "limit of 4 launches per hour" in (await alerts(provisioner))[-1].summary
+
+
+async def test_an_alert_ends_once_nothing_is_stopped(provisioner: Provisioner) -> None:
+    """A while after demand has gone; the limit that is only reached is none."""
+    await start(provisioner, limited(account={"launches_per_hour": 2}))
+    await provisioner.set_clock(60)
+    await launched(provisioner, 2, at=60)
+    await provisioner.expire()
+    assert len(await alerts(provisioner)) == 1
+    await provisioner.set_clock(1000)
+    await provisioner.expire()
+    assert isinstance((await alerts(provisioner))[-1], AlertResolved)
+
+
+async def test_a_start_obeys_a_limit_that_its_plan_did_not_know(provisioner: Provisioner) -> None:
+    """Intents beyond the limit are cancelled, and their units released."""
+    await provisioner.admitted(5)
+    await provisioner.declare(limited(account={"launches_per_hour": 3}))
+    await provisioner.launch()
+    assert len(provisioner.cloud.live) == 3
+    assert await provisioner.states() == {"starting": 3, "stopped": 2}
+    (released,) = await provisioner.published(LeaseReleaseRequested)
+    assert (released.units, released.result) == (2, "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("entry", "charged"),
+    [
+        (ReplyLost, 2),
+        (OutcomeUnknown("no reply"), 2),
+        (Refused(CAPACITY, "none"), 0),
+        (1, 1),
+    ],
+)
+async def test_outcomes(provisioner: Provisioner, entry: Any, charged: int) -> None:
+    """Unknown outcomes count as all machines of the call, also once a look-up has found none; refused ones as none."""
+    provisioner.cloud.script.append(entry)
+    await start(provisioner, limited(account={"launches_per_hour": 2}), 2)
+    assert (await level(provisioner)).usage.launches == charged
+    await provisioner.set_clock(100)
+    provisioner.cloud.live.clear()
+    await provisioner.resolve()
+    assert (await level(provisioner)).usage.launches == charged
+    assert len(provisioner.cloud.calls) == 1
+
+
+async def test_a_repeat_is_no_second_launch(provisioner: Provisioner) -> None:
+    """The token makes it one launch, which counts from its known outcome on."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.append(ReplyLost)
+    await start(provisioner, limited(account={"launches_per_hour": 1}), 1)
+    await provisioner.set_clock(100)
+    await provisioner.resolve()
+    assert [call.token for call in provisioner.cloud.calls] == [provisioner.cloud.calls[0].token] * 2
+    assert (await level(provisioner)).usage.launches == 1
+    await provisioner.set_clock(HOUR + 50)
+    assert (await level(provisioner)).usage.launches == 1
+    await provisioner.set_clock(HOUR + 101)
+    assert (await level(provisioner)).usage.launches == 0
+
+
+async def test_no_repeat_beyond_a_lowered_limit(provisioner: Provisioner) -> None:
+    """It may be the call that takes effect, so it is looked up in its place."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.append(OutcomeUnknown("no reply"))
+    await start(provisioner, limited(account={"launches_per_hour": 2}), 2)
+    await provisioner.declare(limited(account={"launches_per_hour": 1}))
+    await provisioner.set_clock(100)
+    await provisioner.resolve()
+    assert len(provisioner.cloud.calls) == 1
+    assert provisioner.cloud.live == {}
+
+
+async def test_a_clock_that_is_set_forward_frees_nothing(provisioner: Provisioner) -> None:
+    """The jump is downtime, which does not count towards the hour."""
+    await start(provisioner, limited(account={"launches_per_hour": 2}))
+    await provisioner.expire()
+    await provisioner.jump_clock(2 * HOUR)
+    assert (await level(provisioner)).usage.launches == 2
+    await provisioner.expire()
+    assert (await level(provisioner)).usage.launches == 2
+    await provisioner.set_clock(3 * HOUR + 10)
+    assert (await level(provisioner)).usage.launches == 0
+
+
+async def test_a_clock_that_is_set_back_begins_the_hour_anew(provisioner: Provisioner) -> None:
+    """Not the time by which it was set back and an hour."""
+    await provisioner.set_clock(10 * HOUR)
+    await provisioner.declare(limited(account={"launches_per_hour": 2}))
+    await provisioner.trust()
+    await launched(provisioner, 5, at=10 * HOUR)
+    await provisioner.set_clock(0)
+    await provisioner.expire()
+    assert (await level(provisioner)).usage.launches == 2
+    await provisioner.set_clock(HOUR + 1)
+    assert (await level(provisioner)).usage.launches == 0
+
+
+async def test_a_restored_database_counts_as_having_reached_its_limits(provisioner: Provisioner) -> None:
+    """It may have lost as many launches; a raised limit goes on."""
+    await provisioner.declare(limited(account={"launches_per_hour": 7, "spend_per_day": 5}))
+    renewal = Incarnation(id="two", former=("one",), reason="commits were lost", revision_base=0, requested=None)
+    await in_transaction(provisioner, lambda db: recovery.stop_until_confirmed(db, renewal))
+    usage = (await level(provisioner)).usage
+    assert (usage.launches, usage.spend) == (7, Decimal(5))
+    assert usage.launches_free_at == after(HOUR)
+    await provisioner.set_clock(HOUR + 1)
+    usage = (await level(provisioner)).usage
+    assert (usage.launches, usage.spend) == (0, Decimal(5))
+    await provisioner.set_clock(25 * HOUR)
+    assert (await level(provisioner)).usage.spend == 0
+
+
+async def test_spend_of_machines(provisioner: Provisioner) -> None:
+    """Live machines commit their lifetime, ended ones cost what they ran: exact amounts, no floats."""
+    await start(provisioner, limited(pool={"spend_per_day": 1, "lifetime_seconds": 2 * HOUR}), 3)
+    assert (await level(provisioner, "pool")).usage.spend == Decimal("0.6")
+    await provisioner.set_clock(HOUR)
+    assert round((await level(provisioner, "pool")).usage.spend, 6) == Decimal("0.6")
+    await provisioner.set_clock(2.5 * HOUR)  # a second lifetime
+    assert round((await level(provisioner, "pool")).usage.spend, 6) == Decimal("1.2")
+    await provisioner.database.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
+    await provisioner.set_clock(5 * HOUR)
+    assert round((await level(provisioner, "pool")).usage.spend, 6) == Decimal("0.75")
+    await provisioner.set_clock(25.5 * HOUR)  # one of the hours that they ran is left in the day
+    assert round((await level(provisioner, "pool")).usage.spend, 6) == Decimal("0.3")
+
+
+async def test_spend_stops_launches(provisioner: Provisioner) -> None:
+    """As soon as another machine could exceed the limit in its lifetime."""
+    await start(provisioner, limited(account={"spend_per_day": "5"}), 4)
+    assert len(provisioner.cloud.live) == 2  # each may cost 2.4 in a day
+    assert "limit of 5 per day: 4.8 is spent or committed" in await provisioner.last_reason()
+    (raised,) = await alerts(provisioner)
+    assert "raise limits.spend_per_day" in raised.cause
+    await provisioner.set_clock(60)
+    await provisioner.database.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
+    await launched(provisioner, 1, at=60)
+    assert len(provisioner.cloud.live) == 3
+
+
+async def test_an_unknown_price_is_refused_or_has_a_default(provisioner: Provisioner) -> None:
+    body = limited(account={"spend_per_day": 100})
+    body["worker_pools"][0]["launch_configs"][0]["instance_type"] = "m9.huge"
+    await start(provisioner, body, 2)
+    assert provisioner.cloud.live == {}
+    reason = await provisioner.last_reason()
+    assert "the price of m9.huge (simulated, sim-1, on-demand) is unknown, and account sim-a limits its spend" in reason
+    (raised,) = await alerts(provisioner)
+    assert "default_price of account sim-a" in raised.cause
+    body["accounts"][0]["limits"]["default_price"] = "0.5"
+    await provisioner.declare(body)
+    await launched(provisioner, 2)
+    assert len(provisioner.cloud.live) == 2
+
+
+async def test_an_account_counts_all_its_pools(provisioner: Provisioner) -> None:
+    """Each pool has its own limit besides, and a removed pool's launches still count in the account."""
+    body = limited(account={"launches_per_hour": 3}, pool={"launches_per_hour": 2})
+    await start(provisioner, body, 5)
+    assert len(provisioner.cloud.live) == 2
+    other = limited(account={"launches_per_hour": 3}, id="renamed")
+    other["worker_pools"][0]["launch_configs"][0]["name"] = "zone-b"
+    await provisioner.declare(other)
+    await provisioner.trust()
+    await provisioner.demand(report(5, pool_id="renamed"))
+    await provisioner.plan()
+    for request in await provisioner.published(LeaseRequested):
+        await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    assert len(provisioner.cloud.live) == 3
+    assert "account sim-a has reached its limit" in await provisioner.last_reason("renamed")
+
+
+async def test_the_minimum_of_a_pool_obeys_its_limit(provisioner: Provisioner) -> None:
+    await start(provisioner, limited(pool={"launches_per_hour": 1}, min_capacity=4), 0)
+    assert len(provisioner.cloud.live) == 1
+
+
+async def test_limits_of_removed_objects_are_gone(provisioner: Provisioner) -> None:
+    await provisioner.declare(limited(account={"launches_per_hour": 1}, pool={"launches_per_hour": 1}))
+    await provisioner.declare(limited())
+    assert await provisioner.database.fetch("SELECT FROM launch_limit") == []
