@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -48,6 +49,12 @@ class Place:
         self.ledger = Ledger(folder / "ledger")
         self.mirror = folder / "mirror"
         self.plugin, self.digest = write_mirror(self.mirror)
+
+    def with_plugin(self, digest: str) -> "Place":
+        """The same place, after its plugin was replaced by one with this digest."""
+        changed = copy.copy(self)
+        changed.digest = digest
+        return changed
 
     def module(self, text: str = MACHINE, name: str = "machine", **files: str) -> Path:
         """Folder of a module with this main.tf, and other files by name, of which dots are written as _."""
@@ -107,10 +114,10 @@ async def driver(place: Place, scheduler: ProviderScheduler | None = None, **set
 
 @contextlib.asynccontextmanager
 async def schedulers(
-    folder: Path, kind: type[SharedScheduler] = SharedScheduler, **policy: Any
+    folder: Path, kind: type[SharedScheduler] = SharedScheduler, start_seconds: float = 60.0, **policy: Any
 ) -> AsyncIterator[SharedScheduler]:
     """A scheduler with a runner of its own, whose sockets are in `folder`."""
-    runner = PluginRunner(folder)
+    runner = PluginRunner(folder, start_seconds=start_seconds)
     scheduler = kind(runner, Policy(**policy))
     try:
         yield scheduler

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,7 +18,7 @@ At = Literal["configure", "create", "read", "update", "destroy", "list"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of every call `at`, or only of the n-th `call` in a process, or of calls in a region.
+    """A fault of every call `at`, or only of the n-th `call` in a process, of calls in a region, or of one (`once`).
 
     `kind`: `hang` for `seconds`, `crash` (exit 13), `error` with `text` and `detail`, in which {secret} is replaced by
     the configured one, `leak` of resident `bytes`, `stderr` of `bytes`, `secret` on stderr. `done`: after the effect of
@@ -33,6 +34,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     detail: str = ""
     done: bool = False
+    once: bool = False
 
 
 class LedgerCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +80,7 @@ class Ledger:
 
     def inject(self, *faults: Fault) -> None:
         """Replace all faults by these, from the next call on."""
+        shutil.rmtree(self.folder / "played", ignore_errors=True)
         new = self.folder / "faults.new"
         new.write_bytes(msgspec.json.encode(faults))
         new.rename(self.folder / "faults.json")

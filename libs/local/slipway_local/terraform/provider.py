@@ -49,6 +49,16 @@ class Folder:
         new.chmod(0o600)
         new.rename(path)
 
+    def is_first(self, number: int) -> bool:
+        """True for the first of all processes and calls that plays this fault."""
+        played = self.folder / "played"
+        played.mkdir(exist_ok=True)
+        try:
+            os.close(os.open(played / str(number), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
     def faults(self) -> list[dict[str, Any]]:
         try:
             return list(json.loads((self.folder / "faults.json").read_text()))
@@ -101,10 +111,10 @@ class LedgerProvider(iface.Provider):
         if not done:
             self.calls[at] = self.calls.get(at, 0) + 1
         failed = False
-        for fault in self.ledger.faults():
+        for number, fault in enumerate(self.ledger.faults()):
             if fault["at"] != at or fault["done"] != done or fault["region"] not in (None, self.region):
                 continue
-            if fault["call"] in (None, self.calls[at]):
+            if fault["call"] in (None, self.calls[at]) and (not fault["once"] or self.ledger.is_first(number)):
                 failed |= self.play(fault, diags)
         return failed
 

@@ -1,8 +1,8 @@
-"""First program of a plugin's process: ties its life to that of its parent, then becomes the plugin.
+"""First program of a process for a plugin or the CLI: ties its life to that of its parent, then becomes the program.
 
 A program of its own, since code between fork and exec is unsafe in a parent with threads. Uses only the standard
-library, so that it takes about 20 ms. Arguments: file descriptor for errors, process id of the parent, the plugin's
-LC_CTYPE, the plugin's command. Writes the number of the error if the plugin cannot be executed, and nothing otherwise.
+library, so that it takes about 20 ms. Arguments: file descriptor for errors, process id of the parent, LC_CTYPE or
+nothing, the command of the program. Writes the number of the error if it cannot be executed, and nothing otherwise.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def main(status: int, parent: int, locale: str, command: list[str]) -> None:
     if locale:
         os.environ["LC_CTYPE"] = locale
     try:
-        os.execv(command[0], command)  # noqa: S606 # this program becomes the plugin
+        os.execv(command[0], command)  # noqa: S606 # this program becomes another
     except OSError as error:
         os.write(status, str(error.errno).encode())
         os._exit(127)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,11 +106,11 @@ class PluginProcess:
 
     def stderr(self) -> str:
         """Last lines of its standard error, redacted."""
-        return "\n".join(self._errors)
+        return self._redacted(self._errors)
 
     def stdout(self) -> str:
         """Last lines of its standard output, redacted."""
-        return "\n".join(self._output)
+        return self._redacted(self._output)
 
     async def _drain(self, pipe: Any, ring: deque[str], on_line: Callable[[str], None]) -> None:
         """Read a pipe to its end, so that the plugin never blocks on it."""
@@ -131,7 +131,11 @@ class PluginProcess:
     def _keep(self, line: bytes, ring: deque[str], on_line: Callable[[str], None]) -> None:
         text = line.decode(errors="replace")
         on_line(text)
-        ring.append(redacted(text, self._secrets)[:LINE_CHARACTERS_MAX])
+        ring.append(text)
+
+    def _redacted(self, lines: Iterable[str]) -> str:
+        """Lines for people. Redaction takes longer than to read a line, so that it is only for those that are shown."""
+        return "\n".join(redacted(line, self._secrets)[:LINE_CHARACTERS_MAX] for line in lines)
 
     def _live(self) -> None:
         """The thread of the process: start it, wait for its end, kill what is left of its group, remove its folder."""

@@ -2,23 +2,21 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from slipway_terraform.plugins import launch
 from slipway_terraform.plugins.guard import Guard
 
 LINE_BYTES_MAX: Final = 64 * 2**20
 """Longer lines are dropped. The longest are states that the CLI could write to no file."""
 CHUNK_BYTES: Final = 64 * 2**10
-PRIVATE_UMASK: Final = 0o077
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -59,24 +57,44 @@ async def run_process(
     When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
     all that it leaves behind. `guard` kills the group if we are killed. Raises OSError if it cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        cwd=folder,
-        env=dict(environment),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        umask=PRIVATE_UMASK,
-        preexec_fn=_end_with(os.getpid()),
-    )
+    status, inherited = os.pipe()
+    try:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", launch.__file__, str(inherited), str(os.getpid()), "", *argv),
+                cwd=folder,
+                env=dict(environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(inherited,),
+            )
+        finally:
+            os.close(inherited)
+        code = await _follow(process, feed, interruption, grace_seconds, guard)
+        if error := os.read(status, CHUNK_BYTES):
+            raise OSError(int(error), os.strerror(int(error)), argv[0])
+    finally:
+        os.close(status)
+    return Ended(code, interruption.reason)
+
+
+async def _follow(
+    process: asyncio.subprocess.Process,
+    feed: Callable[[bytes], None],
+    interruption: Interruption,
+    grace_seconds: float,
+    guard: Guard,
+) -> int:
+    """Read what a process prints until it ends and nothing of its group is left; its exit code."""
     guard.add(process.pid)
     assert process.stdout is not None
     assert process.stderr is not None
     reading = [asyncio.ensure_future(_lines(stream, feed)) for stream in (process.stdout, process.stderr)]
     interrupting = asyncio.ensure_future(_interrupt(process, interruption, grace_seconds))
     try:
-        code = await process.wait()
+        return await process.wait()
     finally:
         interrupting.cancel()
         with contextlib.suppress(ProcessLookupError):  # its children, who may also hold the pipes open
@@ -84,7 +102,6 @@ async def run_process(
         await process.wait()
         guard.remove(process.pid)
         await asyncio.gather(*reading, interrupting, return_exceptions=True)
-    return Ended(code, interruption.reason)
 
 
 async def _interrupt(process: asyncio.subprocess.Process, interruption: Interruption, grace_seconds: float) -> None:
@@ -107,14 +124,3 @@ async def _lines(stream: asyncio.StreamReader, feed: Callable[[bytes], None]) ->
             pending += rest
     if pending:
         feed(bytes(pending))
-
-
-def _end_with(parent: int) -> Callable[[], None]:
-    """Function for a child to run before exec: SIGKILL when the thread that started it ends, even by SIGKILL."""
-
-    def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the call
-            os._exit(1)
-
-    return prepare
