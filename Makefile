@@ -35,7 +35,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon mutants fuzz readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-faults terraform-runs mutants fuzz readme \
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -161,6 +161,12 @@ ec2-codes: $(READY) ## Every error code of EC2 through the SDK's client, the pro
 
 terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients in several processes on one slipway-terraform serve, some of them killed, and the example for upjet: MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform.daemon
+
+terraform-faults: $(READY) $(TERRAFORM) ## Faults of a Terraform provider: outcome, scope, replaced process, served waiters, what is left: ONLY=crash MUTANT=
+	@$(RUN) -m $(BROKEN) tests.terraform.faults
+
+terraform-runs: $(READY) $(TERRAFORM) ## Applies under a bound on CLI processes, with and without leased plugins: N=500 FULL=1 MUTANT=runs-unbounded
+	@$(RUN) -m $(BROKEN) bench.terraform.runs
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))

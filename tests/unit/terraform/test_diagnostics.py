@@ -195,7 +195,7 @@ def test_changes_and_noise() -> None:
         {"type": "change_summary", "changes": {"add": 1, "change": 2, "remove": 3, "operation": "plan"}},
         {"type": "diagnostic", "diagnostic": None},
         {"type": "apply_start", "hook": {}},
-        {"@message": "Emergency state dump", "state": {"version": 4}},
+        {"@message": "Emergency state dump", "state": {"version": 4}, "type": "log"},
     )
     assert fed.changes == Changes(1, 2, 3)
     assert not fed.changes.exists
