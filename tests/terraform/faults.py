@@ -148,7 +148,7 @@ CASES: Final = (
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case."""
+    """Outcome of a fault."""
 
     scope: str
     code: str
