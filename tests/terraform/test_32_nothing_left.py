@@ -1,7 +1,9 @@
 """Check 32: no process, zombie, socket or secret is left: after a close, by force, and after a kill of ours."""
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway_terraform.domain.errors import ProviderCrashed, SchedulerClosed
+from slipway_terraform.domain.errors import ProviderCrashed, ProviderStartError, SchedulerClosed
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.plugins import assert_nothing_left, plugin, plugins_in, soon, until
@@ -46,6 +48,43 @@ async def test_close_by_force(sockets: Path, drain_seconds: float) -> None:
     lease.release()
     with pytest.raises(SchedulerClosed):
         await scheduler.acquire([plugin()], owner="one", deadline=soon())
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_close_at_once(sockets: Path, turns: int) -> None:
+    """Also before the task of a start has begun, and in the middle of it."""
+    scheduler = SharedScheduler(PluginRunner(sockets))
+    caller = asyncio.create_task(scheduler.acquire([plugin("late=5")], owner="one", deadline=soon()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await scheduler.aclose(0)
+    with pytest.raises(SchedulerClosed):
+        await caller
+    assert_nothing_left(sockets)
+
+
+async def test_removed_folder(sockets: Path) -> None:
+    """The folder of the sockets was removed, as cleaners of temporary files do: the next start makes another."""
+    scheduler = SharedScheduler(PluginRunner(sockets))
+    (await scheduler.acquire([plugin()], owner="one", deadline=soon())).release()
+    for folder in sockets.iterdir():
+        shutil.rmtree(folder)
+    (await scheduler.acquire([plugin("protocol=6")], owner="one", deadline=soon())).release()
+    assert len(plugins_in(sockets)) == 2
+    await scheduler.aclose(0)
+    assert_nothing_left(sockets)
+
+
+async def test_no_guard(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started where the guard cannot be."""
+    wanted = plugin()
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    scheduler = SharedScheduler(PluginRunner(sockets))
+    with pytest.raises(ProviderStartError, match="No such file or directory; free some space, or set another folder"):
+        await scheduler.acquire([wanted], owner="one", deadline=soon())
+    await scheduler.aclose(0)
+    assert_nothing_left(sockets)
 
 
 async def test_deaf_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,7 @@ class _Round:
         self._starting = {each.handle for each in facts.generations if each.state is State.STARTING}
         self._claimed: Counter[str] = Counter()  # slots granted now, or kept for callers who wait
         self._wanted = {handle for waiter in facts.waiters for handle in waiter.handles}
+        self._full: set[tuple[str, ...]] = set()  # single handles that have kept a caller waiting in this decision
         # Such a caller can be served by that process alone, so sparing it serves somebody.
         self._wanted_alone = {waiter.handles[0] for waiter in facts.waiters if len(waiter.handles) == 1}
         self._timers: list[float] = []
@@ -155,6 +156,9 @@ class _Round:
         if self._facts.now >= waiter.deadline:
             self._decision.refuse.append(Refuse(waiter.id, Refusal.DEADLINE))
             return
+        if waiter.handles in self._full:
+            self._timers.append(waiter.deadline)
+            return  # nothing has become free since, and a thousand callers may wait for it
         if self._policy.compatible and self._refused_as_upjet_does(waiter):
             return
         for handle in waiter.handles:
@@ -166,6 +170,8 @@ class _Round:
             return
         self._timers.append(waiter.deadline)
         self._claimed.update(waiter.handles)
+        if len(waiter.handles) == 1:
+            self._full.add(waiter.handles)
         for handle in waiter.handles:
             ready = self._ready.get(handle)
             if ready and ready.in_use >= self._policy.max_concurrency and self._is_due(ready):

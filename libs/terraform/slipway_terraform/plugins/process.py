@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ LINE_CHARACTERS_MAX: Final = 500
 # The part of a longer line beyond this is dropped, so that no output fills our memory.
 LINE_BYTES_MAX: Final = 64 * 1024
 DRAIN_SECONDS: Final = 2.0
+# Killed descendants are gone within milliseconds; their zombies may stay, where the system's first process is careless.
+GROUP_SECONDS: Final = 0.5
 # ValueError: an argument or a variable with a zero byte.
 NOT_EXECUTED: Final = (OSError, ValueError, subprocess.SubprocessError)
 
@@ -147,10 +150,12 @@ class PluginProcess:
             return
         self._report(self._started, process)
         # The group's number cannot be used again before its leader is reaped, so the others are killed first.
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, so that the system reaps
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
+        _wait_for_group(process.pid)
         self._guard.remove(process.pid)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._report(self._exited, code)
@@ -195,3 +200,12 @@ class PluginProcess:
 
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends with us
             self._loop.call_soon_threadsafe(settle)
+
+
+def _wait_for_group(group: int) -> None:
+    """Wait until a killed process group is empty."""
+    deadline = time.monotonic() + GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.002)

@@ -55,7 +55,7 @@ class PluginRunner:
         self._parent = Path(tempfile.gettempdir()) if folder is None else folder
         self._start_seconds = start_seconds
         self._digests = Digests()
-        self._guard: Guard | None = None
+        self._guards: list[Guard] = []  # more than one if somebody removes our folder
         self._folder: Path | None = None
         self._number = 0
 
@@ -69,9 +69,8 @@ class PluginRunner:
 
     async def aclose(self) -> None:
         """End the guard, which removes the folder."""
-        if self._guard is not None:
-            await asyncio.to_thread(self._guard.close)
-            self._guard = None
+        while self._guards:
+            await asyncio.to_thread(self._guards.pop().close)
 
     async def is_unchanged(self, spec: ProviderSpec) -> bool:
         """True if the binary of a specification is still the one that it names."""
@@ -106,8 +105,7 @@ class PluginRunner:
         """Private folder of a plugin. Raises ProviderStartError."""
         try:
             if self._folder is None or not self._folder.is_dir():
-                self._folder = Path(tempfile.mkdtemp(prefix="slipway-tf-", dir=self._parent))
-                self._guard = Guard(self._folder)
+                self._folder = self._open()
             self._number += 1
             folder = self._folder / str(self._number)
             folder.mkdir(mode=0o700)
@@ -126,6 +124,16 @@ class PluginRunner:
             )
         return folder
 
+    def _open(self) -> Path:
+        """New folder of the runner, with a guard. Raises OSError."""
+        folder = Path(tempfile.mkdtemp(prefix="slipway-tf-", dir=self._parent))
+        try:
+            self._guards.append(Guard(folder))
+        except OSError:
+            folder.rmdir()
+            raise
+        return folder
+
     async def _start(self, spec: ProviderSpec, folder: Path) -> "RunningPlugin":
         address: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         read = parse if spec.mode == Mode.COOKIE else parse_debug
@@ -138,13 +146,12 @@ class PluginRunner:
                 except ProviderIncompatible as error:
                     address.set_exception(ProviderIncompatible(f"{_named(spec)}: {error}", reason=error.reason))
 
-        assert self._guard is not None
         process = PluginProcess(
             [spec.binary, *spec.arguments],
             environment=environment(spec, folder),
             folder=folder,
             secrets=secrets_of(spec.configuration, spec.environment),
-            guard=self._guard,
+            guard=self._guards[-1],
             on_line=on_line,
         )
         try:

@@ -52,9 +52,10 @@ class SharedLease:
                 raise ProviderCrashed("a leased plugin has exited; nothing was run: acquire another lease")
             for generation in self.generations:
                 generation.invoke(first=self.unused)
-            self.unused = False
             metrics.INVOCATIONS.inc()
-            self._lessor.invoked()
+            if not self.unused:
+                self._lessor.invoked()  # the first one was expected since the lease began
+            self.unused = False
             try:
                 yield
             except Exception as error:

@@ -6,6 +6,7 @@ it and stops it.
 
 import asyncio
 import copy
+import functools
 import logging
 import random
 import secrets
@@ -281,43 +282,46 @@ class SharedScheduler:
         )
         process = self._processes[generation.id] = Process(generation, spec)
         process.task = asyncio.create_task(self._run(process))
+        process.task.add_done_callback(functools.partial(self._ended, process))
 
     async def _run(self, process: Process) -> None:
         """The life of one process."""
         generation, began = process.generation, self._now()
         try:
-            try:
-                plugin = process.plugin = await self._runner.start(process.spec)
-            except Exception as error:
-                self._failed(process, error)
-                return
-            except asyncio.CancelledError:  # only by aclose
-                process.advance(Event.START_FAILED)
-                return
-            self._ready(process, began)
-            exited = asyncio.create_task(plugin.exited())
-            stopping = asyncio.create_task(process.stopping.wait())
-            watching = asyncio.create_task(self._watch(process, plugin))
-            try:
-                await asyncio.wait({exited, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if exited.done() and generation.state is not State.STOPPING:
-                    self._crashed(process)
-                    LOG.warning("plugin %s crashed: %s", shown(generation.handle), exited.result())
-                else:
-                    await plugin.stop()
-                    process.advance(Event.EXITED)
-            except asyncio.CancelledError:  # the event loop ends
+            plugin = process.plugin = await self._runner.start(process.spec)
+        except Exception as error:
+            self._failed(process, error)
+            return
+        self._ready(process, began)
+        exited = asyncio.create_task(plugin.exited())
+        stopping = asyncio.create_task(process.stopping.wait())
+        watching = asyncio.create_task(self._watch(process, plugin))
+        try:
+            await asyncio.wait({exited, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done() and generation.state is not State.STOPPING:
+                self._crashed(process)
+                LOG.warning("plugin %s crashed: %s", shown(generation.handle), exited.result())
+            else:
                 await plugin.stop()
-                raise
-            finally:
-                for task in (exited, stopping, watching):
-                    task.cancel()
+                process.advance(Event.EXITED)
+        except asyncio.CancelledError:  # the event loop ends
+            await plugin.stop()
+            raise
         finally:
-            del self._processes[generation.id]
-            metrics.PROCESSES.labels(generation.state).dec()
-            process.measure(0)
-            self._emptied.set()
-            self._decide()
+            for task in (exited, stopping, watching):
+                task.cancel()
+
+    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
+        """Forget a process once its task has ended: by itself, or cancelled by `aclose`, even before its first step."""
+        if not task.cancelled() and (error := task.exception()):
+            LOG.error("plugin %s lost by an error of ours", shown(process.generation.handle), exc_info=error)
+        if process.generation.state is State.STARTING:
+            process.advance(Event.START_FAILED)
+        del self._processes[process.generation.id]
+        metrics.PROCESSES.labels(process.generation.state).dec()
+        process.measure(0)
+        self._emptied.set()
+        self._decide()
 
     def _ready(self, process: Process, began: float) -> None:
         generation, now = process.generation, self._now()
