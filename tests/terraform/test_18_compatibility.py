@@ -1,11 +1,13 @@
 """Check 18: the compatibility mode decides as upjet's shared scheduler does: 110 pass, 111 is refused."""
 
+import asyncio
 import contextlib
 import random
+import re
 
 import pytest
 
-from slipway_terraform.domain.errors import ReuseBudgetExceeded
+from slipway_terraform.domain.errors import ProviderStartError, ReuseBudgetExceeded
 from slipway_terraform.domain.policy import Policy
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support import virtual_time
@@ -58,6 +60,22 @@ def test_expired_and_idle_is_replaced() -> None:
         return len(world.starts)
 
     assert virtual_time.run(starts()) == 3
+
+
+def test_texts_of_a_failed_start() -> None:
+    async def work() -> str:
+        world = World(random.Random(1))
+        world.failing.add("a")
+        scheduler = SharedScheduler(world, Policy(compatible=True))
+        (error,) = await asyncio.gather(
+            scheduler.acquire([spec("a")], owner="one", deadline=100.0), return_exceptions=True
+        )
+        await scheduler.aclose(0)
+        assert isinstance(error, ProviderStartError)
+        return str(error)
+
+    text = virtual_time.run(work())
+    assert re.fullmatch("cannot start the shared provider runner for handle: [0-9a-f]{12}: a cannot start", text)
 
 
 def test_the_default_refuses_nobody() -> None:

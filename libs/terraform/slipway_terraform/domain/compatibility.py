@@ -4,14 +4,13 @@ Source: upjet v0, pkg/terraform/provider_scheduler.go. Differences that are its 
 leases, not counted by handle, and a start blocks no other handle.
 """
 
+import copy
 from typing import Final, Literal
 
-from slipway_terraform.domain.errors import ReuseBudgetExceeded
+from slipway_terraform.domain.errors import ReuseBudgetExceeded, TerraformError
 
 MARGIN: Final = 0.1
 START_TEXT: Final = "cannot start the shared provider runner for handle: %s"
-REUSE_TEXT: Final = "cannot use already started provider with handle: %s"
-SCHEDULE_TEXT: Final = "cannot schedule a new shared provider for handle: %s"
 BUDGET_TEXT: Final = "native provider reuse budget has been exceeded: invocationCount: %d, ttl: %d"
 
 
@@ -25,6 +24,13 @@ def verdict(*, invocations: int, in_use: int, ttl: int) -> Literal["reuse", "rep
 def budget_exceeded(*, invocations: int, ttl: int) -> ReuseBudgetExceeded:
     """Error of a refused caller."""
     return ReuseBudgetExceeded(BUDGET_TEXT % (invocations, ttl))
+
+
+def start_failed(error: TerraformError, handle: str) -> TerraformError:
+    """Error of a start, with upjet's text before its own."""
+    wrapped = copy.copy(error)
+    wrapped.args = (f"{START_TEXT % handle}: {error.args[0]}",)
+    return wrapped
 
 
 def is_retry_error(error: BaseException) -> bool:

@@ -52,6 +52,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is {getattr(self, name):g}; it is more than 0")
         if self.ttl_invocations is not None and self.ttl_invocations < 1:
             raise ValueError(f"ttl_invocations is {self.ttl_invocations}; it is at least 1, or None for no limit")
+        if self.hard_memory_bytes < self.soft_memory_bytes:
+            raise ValueError("hard_memory_bytes is less than soft_memory_bytes; raise it")
         if self.compatible and self.ttl_invocations is None:
             raise ValueError("compatible needs ttl_invocations: upjet replaces processes by their invocations only")
         if not 0 <= self.age_jitter < 1 or min(self.margin, self.idle_seconds, self.max_overtakes) < 0:

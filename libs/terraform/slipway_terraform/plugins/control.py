@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import os
 from typing import Final
 
-import grpc
-
 from slipway_terraform.domain.handshake import Address
+
+# Otherwise gRPC notes on our standard error that a plugin which we stop has closed its connection.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import grpc
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 CHECK_PLUGIN: Final = b"\x0a\x06plugin"  # HealthCheckRequest{service: "plugin"}

@@ -277,7 +277,7 @@ class SharedScheduler:
         generation = Generation(
             id=self._number,
             handle=handle,
-            family=f"{spec.tenant}/{spec.source}",
+            family=f"{spec.tenant}\0{spec.source}",
             max_age_seconds=self._policy.max_age_seconds * (1 - self._policy.age_jitter * self._rng.random()),
         )
         process = self._processes[generation.id] = Process(generation, spec)
@@ -342,6 +342,8 @@ class SharedScheduler:
         if not isinstance(error, TerraformError):
             LOG.error("plugin %s not started", shown(process.generation.handle), exc_info=error)
             error = ProviderStartError(f"{process.spec.source} {process.spec.version}: {type(error).__name__}")
+        if self._policy.compatible:
+            error = compatibility.start_failed(error, shown(process.generation.handle))
         process.advance(Event.START_FAILED)
         metrics.STARTS.labels(type(error).__name__).inc()
         base, now = base_of(process.generation.handle), self._now()
