@@ -159,6 +159,11 @@ requirements: $(READY) ## Requirements of the lease-broker, one test each, on re
 ec2-codes: $(READY) ## Every error code of EC2 through the SDK's client, the provisioner and the health model: MUTANT=
 	@$(RUN) -m $(BROKEN) tests.tools.ec2_codes
 
+.PHONY: terraform-state
+terraform-state: $(READY) $(TERRAFORM) ## States of workers made by modules, under kills, late writers, lost and rotated keys, and changes behind our back: MUTANT=
+	@$(RUN) -m $(BROKEN) pytest -q tests/terraform/test_workspace_runs.py tests/interleaving/test_workspaces.py \
+		tests/integration/test_workspace_states.py
+
 terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients in several processes on one slipway-terraform serve, some of them killed, and the example for upjet: MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform.daemon
 

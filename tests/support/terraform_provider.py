@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,12 +114,14 @@ def launch_settings(place: Place, **changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
-def settings_on(database: Database, folder: Path, **terraform: Any) -> ProviderSettings:
+def settings_on(
+    database: Database, folder: Path, *, keys: Sequence[str] = (OLD,), **terraform: Any
+) -> ProviderSettings:
     """Settings of a provider whose workspaces are in this database and whose runs are in this folder."""
     usual: dict[str, Any] = {"folder": str(folder), "sweep_share": 0.0, "shares": True}
     return ProviderSettings(
         timeout_seconds=60,
-        workspaces=WorkspaceRuns(lambda: database, ring(OLD)),
+        workspaces=WorkspaceRuns(lambda: database, ring(*keys)),
         terraform=TerraformSettings(**usual | terraform),
     )
 

@@ -1,0 +1,327 @@
+"""Terraform workspaces under kills, lost locks and bad input: nothing is lost, and nothing is applied twice.
+
+The ledger says what exists and what was ever created.
+"""
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from slipway_common.events.worker import Scope
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.terraform.ledger import Fault
+from slipway_provisioner.domain.sealing import NONCE_BYTES
+from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
+from slipway_provisioner.domain.workspaces import Kind, Phase, Version
+from slipway_provisioner.providers.port import Refused, TerminationRefused
+from slipway_provisioner.providers.terraform.runs import resources_of
+from slipway_provisioner.store.workspaces import identity
+from tests.support.harness import WAITING, until
+from tests.support.terraform_fleet import Fleet, fleet_on
+from tests.support.terraform_provider import working
+from tests.support.terraform_runs import SECRET
+from tests.support.workspaces import NEW, OLD, ring, state
+
+HANG: Final = Fault(kind="hang", at="create", done=True)
+SLOW: Final = Fault(kind="hang", at="create", seconds=2.0, done=True)
+
+
+@pytest.fixture
+async def fleet(postgres: EmbeddedPostgres) -> AsyncIterator[Fleet]:
+    async with fleet_on(postgres) as fleet:
+        yield fleet
+
+
+async def one_machine(fleet: Fleet) -> str:
+    """The only machine, which was created once, and which the state of its ready workspace has."""
+    row = await fleet.until_phase(Phase.READY)
+    assert fleet.machines == [row.instance_id]
+    assert fleet.creations == 1
+    stored = await fleet.state()
+    assert stored is not None
+    assert str(row.instance_id) in stored.content.decode()
+    return str(row.instance_id)
+
+
+async def test_a_worker_is_made_and_destroyed(fleet: Fleet) -> None:
+    """Nothing is left of it, and no file has its secrets."""
+    async with working(fleet.replica()) as provider:
+        asked = await fleet.create()
+        made = await fleet.resolved(asked)
+        assert made == [await one_machine(fleet)]
+        (machine,) = fleet.place.ledger.machines()
+        assert machine["tags"]["slipway-batch"] == asked.batch_id
+        assert machine["user_data"] == asked.user_data
+        assert (await fleet.rows())[0].address == machine["address"]
+        await provider.terminate(fleet.account, [machine["id"]])
+        await fleet.until_phase(Phase.GONE)
+        assert (fleet.machines, fleet.creations) == ([], 1)
+        assert await provider.gone(fleet.account, {machine["id"]: None}) == [machine["id"]]
+        found = [path for path in fleet.place.folder.rglob("*") if path.is_file() and "ledger" not in path.parts]
+        assert [
+            path for path in found if b"the-secret" in path.read_bytes() or SECRET.encode() in path.read_bytes()
+        ] == []
+
+
+# Kills and lost locks
+
+
+async def test_a_kill_between_apply_and_save(fleet: Fleet) -> None:
+    """The machine exists, and no state has it: its successor finds it by its tags and adopts it."""
+    fleet.place.ledger.inject(SLOW)
+    async with fleet.process() as victim, fleet.database.acquire() as db:
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+        async with db.transaction():
+            await db.fetch("SELECT FROM workspace FOR UPDATE")
+
+            async def saving() -> bool:
+                return bool(await fleet.database.fetchval(WAITING))
+
+            await until(saving, "the run waits to save its state")
+            victim.send_signal(signal.SIGKILL)
+            await victim.wait()
+    fleet.place.ledger.inject()
+    stored = await fleet.state()
+    assert stored is not None
+    assert resources_of(stored.content) == 0
+    async with working(fleet.replica()):
+        await one_machine(fleet)
+
+
+async def test_a_kill_in_the_middle_of_a_creation(fleet: Fleet) -> None:
+    """The CLI and its plugin end with their replica."""
+    fleet.place.ledger.inject(HANG)
+    async with fleet.process() as victim:
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+        victim.send_signal(signal.SIGKILL)
+        await victim.wait()
+    fleet.place.ledger.inject()
+    async with working(fleet.replica()):
+        await one_machine(fleet)
+
+
+async def test_another_replica_waits_until_a_lost_run_can_have_no_effects(fleet: Fleet) -> None:
+    """It finds the machine at once, and adopts it only then: a second resource could still appear."""
+    fleet.place.ledger.inject(HANG)
+    async with fleet.process() as victim:
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+        victim.send_signal(signal.SIGKILL)
+        await victim.wait()
+    fleet.place.ledger.inject()
+    await fleet.database.execute("UPDATE workspace SET locked_until = slipway_clock()")
+    async with working(fleet.replica("others")):
+        await fleet.until_phase(Phase.UNKNOWN)
+
+        async def imported() -> bool:
+            stored = await fleet.state()
+            return stored is not None and resources_of(stored.content) == 1
+
+        await until(imported, "the machine is in the state")
+        row = await fleet.until_phase(Phase.UNKNOWN)
+        assert row.due_at == row.effects_until or (row.due_at and row.effects_until and row.due_at > row.effects_until)
+        await fleet.database.execute("UPDATE workspace SET effects_until = slipway_clock()")
+        await fleet.due()
+        await one_machine(fleet)
+
+
+async def test_a_run_that_crashes_after_its_first_resource(fleet: Fleet) -> None:
+    """An apply adds the rest to the resources that are found, and creates none twice."""
+    fleet.place.ledger.inject(Fault(kind="crash", at="create", call=2, done=True))
+    async with working(fleet.replica(shares=False)):
+        await fleet.create(variables={"more": 2})
+        await until(lambda: fleet.creations >= 2, "two machines exist")
+        fleet.place.ledger.inject()
+        await fleet.until_phase(Phase.READY)
+        assert (len(fleet.machines), fleet.creations) == (3, 3)
+
+
+async def test_a_crash_before_anything_exists(fleet: Fleet) -> None:
+    """Nothing is found, and it is applied again."""
+    fleet.place.ledger.inject(Fault(kind="crash", at="create", call=1))
+    async with working(fleet.replica(shares=False)):
+        await fleet.create()
+        await fleet.until_phase(Phase.UNKNOWN)
+        fleet.place.ledger.inject()
+        await one_machine(fleet)
+
+
+async def test_a_shutdown_saves_what_runs_have_made(fleet: Fleet) -> None:
+    """An interrupted apply is adopted by the next process."""
+    fleet.place.ledger.inject(SLOW)
+    async with working(fleet.replica()):
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+    fleet.place.ledger.inject()
+    async with working(fleet.replica()):
+        await one_machine(fleet)
+
+
+# States
+
+
+async def test_a_state_that_was_changed_behind_our_back(fleet: Fleet) -> None:
+    """While a run applies. Its own state is stored beside the other one, and the machine is found by its tags."""
+    fleet.place.ledger.inject(SLOW)
+    async with working(fleet.replica()):
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+        (row,) = await fleet.rows()
+        other = state(5, row.id)
+        sealed = ring(OLD).seal(other, identity(row.id, "state", 0, Version(row.id, 5)), b"0" * NONCE_BYTES)
+        await fleet.database.execute(
+            "UPDATE workspace_document SET serial = 5, sealed = $1 WHERE kind = 'state'", sealed.data
+        )
+        fleet.place.ledger.inject()
+        machine = await one_machine(fleet)
+    beside = await fleet.state(Kind.REJECTED)
+    assert beside is not None
+    assert machine in beside.content.decode()
+    stored = await fleet.state()
+    assert stored is not None
+    assert stored.version.serial > 5
+
+
+async def test_a_state_of_another_lineage(fleet: Fleet) -> None:
+    """It is not saved over: the run's own state is stored beside it, and nothing is applied on it."""
+    fleet.place.ledger.inject(SLOW)
+    async with working(fleet.replica()):
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+        (row,) = await fleet.rows()
+        foreign = state(1, "foreign")
+        sealed = ring(OLD).seal(foreign, identity(row.id, "state", 0, Version("foreign", 1)), b"0" * NONCE_BYTES)
+        await fleet.database.execute(
+            "UPDATE workspace_document SET lineage = 'foreign', serial = 1, sealed = $1 WHERE kind = 'state'",
+            sealed.data,
+        )
+        await until(lambda: fleet.state(Kind.REJECTED), "the state is stored beside the other one")
+        fleet.place.ledger.inject()
+        await one_machine(fleet)
+
+
+async def test_a_lost_key_stops_the_runs_of_its_workspaces(fleet: Fleet) -> None:
+    """Nothing is changed until it is back."""
+    asked = await fleet.create()
+    async with working(fleet.replica("runs", NEW)):
+
+        async def named() -> bool:
+            (row,) = await fleet.rows()
+            return ring(OLD).current_id in row.problem
+
+        await until(named, "the missing key is named")
+    assert fleet.creations == 0
+    await fleet.due()
+    async with working(fleet.replica("runs", NEW, OLD)):
+        assert await fleet.resolved(asked) == [await one_machine(fleet)]
+
+
+# Refusals, refreshes and destructions
+
+
+async def test_a_refused_apply_has_the_scope_of_its_code(fleet: Fleet) -> None:
+    """And what it made before is destroyed."""
+    fault = Fault(kind="error", at="create", call=2, text="MachineQuota: no more", detail="token {secret}")
+    settings = {**fleet.account.settings, "errors": {"MachineQuota": "quota"}}
+    await fleet.database.execute("UPDATE account SET settings = $1", settings)
+    fleet.place.ledger.inject(fault)
+    async with working(fleet.replica(shares=False)):
+        refused = await fleet.resolved(await fleet.create(variables={"more": 1}))
+        assert isinstance(refused, Refused)
+        assert (refused.outcome.scope, refused.outcome.code, refused.concludes) == (Scope.QUOTA, "MachineQuota", True)
+        row = await fleet.until_phase(Phase.GONE)
+        assert fleet.machines == []
+        assert SECRET not in row.problem + str(row.outcome)
+
+
+async def test_a_module_that_was_changed_since_it_was_declared(fleet: Fleet) -> None:
+    """Its launches are refused, and its workers are destroyed nevertheless."""
+    async with working(fleet.replica()):
+        await fleet.create()
+        machine = await one_machine(fleet)
+    asked = await fleet.create()
+    (fleet.place.folder / "modules" / "worker" / "main.tf").write_text("# other\n")
+    async with working(fleet.replica()) as provider:
+        refused = await fleet.resolved(asked)
+        assert isinstance(refused, Refused)
+        assert (refused.outcome.scope, refused.outcome.code) == (Scope.CONFIG, "DigestMismatch")
+        await provider.terminate(fleet.account, [machine])
+        await until(lambda: not fleet.machines, "the machine is destroyed")
+
+
+async def test_a_machine_that_was_deleted_by_hand(fleet: Fleet) -> None:
+    """A refresh finds it; nothing else does, since listings read rows."""
+    async with working(fleet.replica()) as provider:
+        await fleet.create()
+        machine = await one_machine(fleet)
+        fleet.place.ledger.remove(machine)
+        assert await provider.gone(fleet.account, {machine: None}) == []
+        await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock()")
+        await fleet.until_phase(Phase.GONE)
+        assert await provider.gone(fleet.account, {machine: None}) == [machine]
+
+
+async def test_a_refresh_of_what_is_there_changes_nothing(fleet: Fleet) -> None:
+    async with working(fleet.replica()):
+        await fleet.create()
+        await one_machine(fleet)
+        await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock()")
+
+        async def refreshed() -> bool:
+            return (await fleet.rows())[0].refreshed_at is not None
+
+        await until(refreshed, "the workspace is refreshed")
+        await one_machine(fleet)
+
+
+async def test_a_destruction_that_fails_ten_times(fleet: Fleet) -> None:
+    """It is reported with its reason and what to do, and ends once the cause is removed."""
+    async with working(fleet.replica()) as provider:
+        await fleet.create()
+        machine = await one_machine(fleet)
+        fleet.place.ledger.inject(Fault(kind="error", at="destroy", text="Forbidden: locked"))
+        await provider.terminate(fleet.account, [machine])
+        await fleet.database.execute("UPDATE workspace SET attempts = $1", STUCK_ATTEMPTS - 1)
+        await fleet.due()
+
+        async def stuck() -> bool:
+            return (await fleet.rows())[0].attempts >= STUCK_ATTEMPTS
+
+        await until(stuck, "it has failed ten times")
+        with pytest.raises(TerminationRefused) as refused:
+            await provider.terminate(fleet.account, [machine])
+        (protected,) = refused.value.instances.values()
+        assert "Forbidden" in protected.reason
+        assert "slipway worker unlock" in protected.remedy
+        fleet.place.ledger.inject()
+        await fleet.due()
+        await fleet.until_phase(Phase.GONE)
+        assert fleet.machines == []
+
+
+async def test_a_credential_that_expires(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """A launch without a credential is refused for its account; a destruction waits for the next one."""
+    file = tmp_path / "credential"
+    file.write_text("LEDGER_TOKEN=one\n")
+    async with fleet_on(postgres, credential={"file": str(file)}) as fleet, working(fleet.replica()) as provider:
+        await fleet.database.execute("UPDATE account SET credential = $1", dict(fleet.account.credential))
+        await fleet.create()
+        machine = await one_machine(fleet)
+        file.unlink()
+        refused = await fleet.resolved(await fleet.create())
+        assert isinstance(refused, Refused)
+        assert (refused.outcome.scope, refused.outcome.scope_key) == (Scope.CREDENTIAL, "tf")
+        await provider.terminate(fleet.account, [machine])
+        await until(lambda: _failed(fleet, machine), "the destruction fails")
+        file.write_text("LEDGER_TOKEN=two\n")
+        await fleet.due()
+        await until(lambda: not fleet.machines, "the machine is destroyed")
+
+
+async def _failed(fleet: Fleet, machine: str) -> bool:
+    return any(row.instance_id == machine and "credential" in row.problem for row in await fleet.rows())
