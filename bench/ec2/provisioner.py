@@ -57,7 +57,7 @@ def declaration(url: str, pools: int) -> dict[str, Any]:
         "image": side.IMAGE,
     }
     evidence = {"boot": "provider_running", "claim": "none"}
-    pool = {"max_capacity": 1000, "evidence": evidence, "launch_configs": [config]}
+    pool = {"max_capacity": 1000, "mode": "enforce", "evidence": evidence, "launch_configs": [config]}
     return {
         "version": 1,
         "lease_pools": [{"id": "bench", "limit": 1000}],

@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncIterator, Mapping
 from decimal import Decimal
+from math import ceil
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import pytest
 
+from slipway_common.base.ids import new_id
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.topics import DECODERS
@@ -17,13 +20,31 @@ from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.limits import Level
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.store import limits
-from tests.support.provisioner import Provisioner, ReplyLost, after, declared, in_transaction, provisioner_on, report
+from tests.support.provisioner import (
+    Provisioner,
+    ReplyLost,
+    after,
+    declared,
+    in_transaction,
+    provisioner_on,
+    report,
+    revision_id,
+)
 
 HOUR: Final = 3600.0
+DAY: Final = 24 * HOUR
 PRICES: Final = """
 prices:
   - {provider: simulated, region: sim-1, instance_type: m5.large, per_hour: 0.10}
 """
+MACHINE: Final = """
+WITH batch AS (
+    INSERT INTO launch_batch (id, launch_config_id, pool_id, account_id, lease_id, token, body, units, state,
+        started_at, call_deadline, known_at, charged, price)
+    VALUES ($1, $5, 'linux', 'sim-a', '', $2, '{}', 1, 'known', $3, $3, $3, 1, $4))
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, batch_id,
+    instance_id, requested_at, ended_at, traceparent)
+VALUES ($1, 'linux', $5, 'sim-a', 'linux-1', $6, $1, $1, $7, $3, $8, '')"""
 CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
 
 
@@ -296,3 +317,26 @@ async def test_limits_of_removed_objects_are_gone(provisioner: Provisioner) -> N
     await provisioner.declare(limited(account={"launches_per_hour": 1}, pool={"launches_per_hour": 1}))
     await provisioner.declare(limited())
     assert await provisioner.database.fetch("SELECT FROM launch_limit") == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_spend_is_as_documented(provisioner: Provisioner, seed: int) -> None:
+    """Of machines of any age, live or ended, some of them before the day: the formula in seconds, times their price."""
+    rng, lifetime, now = Random(seed), 2 * HOUR, 40 * HOUR
+    await provisioner.declare(limited(account={"spend_per_day": 1000, "lifetime_seconds": lifetime}))
+    expected = 0.0
+    for number in range(12):
+        price, began = rng.choice([0.1, 0.7]), rng.uniform(0, now)
+        ended = rng.uniform(began, now) if rng.random() < 0.6 else None
+        await provisioner.database.execute(
+            MACHINE, new_id(), f"token-{number}", after(began), Decimal(str(price)), revision_id(),
+            "stopped" if ended is not None else "running", f"i-{number}", None if ended is None else after(ended),
+        )  # fmt: skip
+        in_day = max(began, now - DAY)
+        if ended is None:
+            seconds = min(DAY, now - in_day + ceil((now - began) / lifetime) * lifetime - (now - began))
+        else:
+            seconds = max(60.0, ended - in_day) if ended > now - DAY else 0.0
+        expected += price * seconds / HOUR
+    await provisioner.set_clock(now)
+    assert float((await level(provisioner)).usage.spend) == pytest.approx(expected, rel=1e-6)

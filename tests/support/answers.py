@@ -306,6 +306,23 @@ ACCOUNT: dict[str, Any] = {
     "unknown_calls": 0,
     "may_still_run": 0,
 }
+LIMIT = {
+    "scope": "account",
+    "scope_id": "sim-a",
+    "launches_per_hour": 20,
+    "launches": 17,
+    "launches_left": 0,
+    "launches_free_at": None,
+    "spend_per_day": "60",
+    "spend": "12.5",
+    "spend_left": "47.5",
+    "spend_free_at": None,
+    "unpriced": 0,
+    "lifetime_seconds": 7200.0,
+    "default_price": None,
+    "waiting": 3,
+    "reached": "launches",
+}
 MACHINE: dict[str, Any] = {
     "worker_id": ID,
     "account_id": "sim-a",
@@ -340,6 +357,7 @@ ANSWERS: dict[str, Any] = {
     f"decisions/{DECISION}": WHY,
     "state-keys": {"items": [STATE_KEY]},
     "accounts": {"items": [ACCOUNT]},
+    "launch-limits": {"items": [LIMIT]},
     "accounts/sim-a": ACCOUNT | {"machines": [MACHINE]},
     "deployment": DEPLOYMENT,
     "recovery": RECOVERY,

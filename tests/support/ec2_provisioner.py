@@ -32,5 +32,6 @@ def body(url: str = "http://127.0.0.1:1", *, credential: Any = "none", **setting
         "credential": credential,
         "settings": {"endpoint_url": url, "sts_endpoint_url": url},
     }
+    declaration["worker_pools"][0]["mode"] = "enforce"
     declaration["worker_pools"][0]["launch_configs"][0] |= {"zone": "use1-az4", "settings": settings}
     return declaration

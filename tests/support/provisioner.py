@@ -31,6 +31,7 @@ from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.apply.reading import Declared, DeclaredReader
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.declaration import Applied, Request, Times
+from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand
@@ -104,7 +105,12 @@ async def read_body(
 
 
 async def apply_body(
-    db: Connection, body: dict[str, Any], *, providers: Mapping[str, Provider] | None = None, **request: Any
+    db: Connection,
+    body: dict[str, Any],
+    *,
+    providers: Mapping[str, Provider] | None = None,
+    tariff: Tariff = Tariff(),
+    **request: Any,
 ) -> Applied:
     """Apply a declaration, with its dangers confirmed unless `confirm` is given."""
     providers = providers or PROVIDERS
@@ -112,7 +118,7 @@ async def apply_body(
     wanted = await read_body(db, body, skips=not Request(**usual).ends_others, providers=providers)
     if "confirm" not in request:
         usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})), providers)).digest
-    return await apply(db, wanted, Request(**usual), providers)
+    return await apply(db, wanted, Request(**usual), providers, tariff)
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:

@@ -242,6 +242,7 @@ TABLES = [
     ("pool ls", "pools", "linux enforce 0–60 9 2 min 3 12 10 2"),
     ("lc ls", "launch-configs", "zone-a 3f2c9a active healthy 0.5 3 4 53 50 6 sim-a"),
     ("account ls", "accounts", "sim-a simulated sim-1 reachable 9 1 0 0"),
+    ("account limits", "launch-limits", "account sim-a 17 + 3 waiting of 20 0 12.5 of 60 47.5 launches"),
     ("worker ls", "workers", f"{ID} linux {CONFIG_ID} running 2 min i-7"),
     ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),
 ]

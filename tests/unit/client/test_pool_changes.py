@@ -38,6 +38,8 @@ class Provisioner:
         problem.install(self.app)
         self.version = 1
         self.others = 0
+        self.mode = "enforce"
+        self.workers: list[dict[str, Any]] = []
         self.spec = declared()
         self.dangers: list[str] = []
         self.changes: list[dict[str, Any]] = [
@@ -89,7 +91,11 @@ class Provisioner:
         @self.app.get("/pools/{pool:path}")
         async def read(pool: str, response: Response) -> dict[str, Any]:
             response.headers["ETag"] = f'"{self.version}"'
-            return {"id": pool, "declared": self.spec, "owner": "a.yaml"}
+            return {"id": pool, "declared": self.spec, "owner": "a.yaml", "mode": self.mode}
+
+        @self.app.get("/workers")
+        async def workers() -> dict[str, Any]:
+            return {"items": self.workers}
 
         @self.app.put("/pools/{pool:path}")
         async def write(pool: str, body: dict[str, Any], request: Request) -> dict[str, Any]:
@@ -115,7 +121,8 @@ class Provisioner:
                 422, "invalid-declaration", "The declaration is not valid", "min_capacity: must …", errors=errors
             )
         self.received.append((path, body, given))
-        return {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
+        answer = {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
+        return answer | {"first_hours": [{"text": f"the first hour of pool {POOL} may cost up to 2"}]}
 
 
 @pytest.fixture
@@ -198,6 +205,30 @@ def test_a_pool_that_others_change_is_read_again(provisioner: Provisioner, url: 
     refused = slipway("set", POOL, "--max", "90", url=url)
     assert (refused.exit_code, len(provisioner.received)) == (1, 1)
     assert refused.stderr.startswith("The pool has changed: read it again")
+
+
+@pytest.mark.parametrize(("mode", "then"), [("observe", "canary"), ("canary", "enforce")])
+def test_a_pool_is_promoted(provisioner: Provisioner, url: str, mode: str, then: str) -> None:
+    """To the next mode, of which the file needs to know nothing if it declares none."""
+    provisioner.mode, provisioner.workers = mode, [{"registered_at": None}, {"registered_at": AT}]
+    provisioner.changes = [{"kind": "worker pool", "id": POOL, "result": "updated", "detail": f"mode: {mode} → {then}"}]
+    made = slipway("promote", POOL, "--reason", "it works", url=url)
+    assert f"mode: {mode} → {then}" in made.stdout
+    assert "first hour" in made.stdout
+    assert "the next apply reverts this" not in made.stderr
+    ((_, body, given),) = provisioner.received
+    assert (body["mode"], given) == (then, {"action": "set", "reason": "it works"})
+
+
+def test_a_canary_that_has_not_registered_is_not_promoted(provisioner: Provisioner, url: str) -> None:
+    """Unless it is forced; and in mode enforce nothing is left to do."""
+    provisioner.mode, provisioner.workers = "canary", [{"registered_at": None}]
+    refused = slipway("promote", POOL, url=url)
+    assert (refused.exit_code, f"no worker of pool {POOL} has registered in mode canary" in refused.stderr) == (1, True)
+    assert provisioner.received == []
+    assert slipway("promote", POOL, "--force", url=url).exit_code == 0
+    provisioner.mode = "enforce"
+    assert slipway("promote", POOL, url=url).stdout == f"pool {POOL} is in mode enforce already\n"
 
 
 def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:

@@ -587,6 +587,15 @@ def test_pool_that_needs_more_lists_the_shares() -> None:
     assert list(details) == ["Last decision at 14:28:20: 5 needed, room for 3.", *(f" {row[1:]}" for row in SHARES)]
 
 
+def test_pool_at_a_safety_limit() -> None:
+    """The limit is the cause, and the remedy shows what is left of it."""
+    text = "account a has reached its limit of 20 launches per hour: 20; next launch at 14:45:10"
+    limited = DECISION | {"details": DECISION["details"] | {"limits": [text]}}
+    found = of_pool(POOL, [limited], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW)
+    assert found.cause == text
+    assert found.remedy == "`slipway account limits` shows what is left; the declaration raises it"
+
+
 def test_pool_without_a_decision() -> None:
     pool = POOL | {"wanted": None, "needed": None, "pending": 0, "claimed": 0, "leaving": 0, "backlog_seconds": None}
     assert of_pool(pool, [], [], [], [], sources=[], calculator="", now=NOW).sentences(NOW) == [
