@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 
-from slipway_common.base.ids import hash_secret
+from slipway_common.base.ids import hash_secret, new_worker_token
 from slipway_common.service import Service, ServiceSettings
-from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, Tokens, declared, new_worker_token
+from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, Tokens, declared
 from slipway_lease_broker import main as lease_broker
 from slipway_lease_broker.boskos import app as boskos
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings

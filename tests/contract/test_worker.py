@@ -27,6 +27,8 @@ from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.events.worker import WorkerClaimed, WorkerErrorReported, WorkerIdle, WorkerRegistered, WorkerStopped
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
@@ -535,6 +537,39 @@ async def test_an_agent_and_its_hooks(scene: Scene) -> None:
     secrets = {batch_secret(KEY, scene.batch_id), worker.token_sha256}
     for word in SECRET_LIKE.findall(output):
         assert not {word, hash_secret(word)} & secrets
+
+
+async def test_a_killed_agent_comes_back_as_its_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the token that it keeps; without it, its identity document is one that anybody may have copied."""
+    proofs: list[Proof | None] = []
+
+    def attested(account: Account, image: str, proof: Proof | None) -> Attested:
+        proofs.append(proof)
+        return Attested(INSTANCE_ID, utc_now())
+
+    cloud = scene.provisioner.cloud
+    monkeypatch.setattr(cloud, "attested", attested)
+    cloud.live[INSTANCE_ID] = Instance(
+        id=INSTANCE_ID, batch_id=scene.batch_id, created_at=utc_now(), state=InstanceState.RUNNING
+    )
+    folder = scene.folder / "state"
+    monkeypatch.setenv("SLIPWAY_STATE_DIRECTORY", str(folder))
+    async with fake_imds() as imds, scene.serving():
+        imds.attest()
+        first = await scene.start("run", imds=imds)
+        await first.until_printed("registered as")
+        first.process.kill()
+        await first.end()
+        again = await scene.start("run", imds=imds)
+        await again.until_printed(f"registered as {(await scene.worker()).id}")
+        again.process.kill()
+        await again.end()
+        (folder / "worker.json").unlink()
+        copy = await scene.start("run", imds=imds)
+        assert await copy.end() == 1
+    assert b"identity: the document has enrolled worker" in copy.output
+    assert await scene.published() == ["registered"]
+    assert proofs == [Proof(f'{{"instanceId": "{INSTANCE_ID}"}}\n', "c2ln", "cGtjczc=")] * 3
 
 
 async def test_an_agent_is_drained_between_jobs(scene: Scene) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import slipway_provisioner
-from slipway_common.base.ids import new_id
+from slipway_common.base.ids import hash_secret, new_id, new_worker_token
 from slipway_common.database.postgres import Connection
 from slipway_common.events import lease as lease_events
 from slipway_common.events.alert import AlertRaised, AlertResolved
@@ -49,6 +49,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import freezing, launches, reaping, recovery
 from slipway_provisioner.domain import accounting, planning
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
+from slipway_provisioner.domain.identity import Attested
 from slipway_provisioner.domain.reaping import Kept
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.roll_out import Drain
@@ -709,6 +710,25 @@ async def test_one_machine_that_registers_twice_at_once(provisioner: Provisioner
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert len({answer.json()["worker_id"] for answer in answers}) == 1
     assert await provisioner.states() == {"running": 1, "launching": 1}
+
+
+@locking("store.batches.LOCK", "store.workers.BY_INSTANCE")
+async def test_copies_of_a_document_that_register_at_once(
+    provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One enrols the machine, and has its token; all that wait for it are refused."""
+    (worker,) = await provisioner.starting()
+    own = worker.instance_id or ""
+    monkeypatch.setattr(provisioner.cloud, "attested", lambda *_: Attested(own, START))
+    tokens = [new_worker_token() for _ in range(3)]
+    first, *others = (provisioner.register(own, worker.batch_id, token=token) for token in tokens)
+    async with stopped_at(provisioner, "outbox", first) as enrolling:
+        copies = [provisioner.start(other) for other in others]
+        await provisioner.until_waiting(enrolling, *copies)
+    answers = await asyncio.gather(enrolling, *copies)
+    assert [answer.status_code for answer in answers] == [200, 409, 409]
+    assert [answer.json()["type"].rpartition(":")[2] for answer in answers[1:]] == ["identity-used"] * 2
+    assert (await provisioner.worker()).token_sha256 == hash_secret(tokens[0])
 
 
 @locking("store.workers.LOCK", "store.workers.BY_INSTANCE", "store.leases.RELEASE")

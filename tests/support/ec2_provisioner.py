@@ -17,7 +17,7 @@ async def with_ec2(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     await ec2.open()
     try:
         async with provisioner_on(postgres, call_timeout_seconds=60.0) as provisioner:
-            provisioner.providers["aws"] = ec2
+            provisioner.providers["aws"] = provisioner.app.state.providers["aws"] = ec2
             yield provisioner
     finally:
         await ec2.close()

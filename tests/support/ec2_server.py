@@ -100,6 +100,18 @@ def described(*rows: str, more: str = "") -> Reply:
     return reply("DescribeInstances", f"<reservationSet>{inner}</reservationSet>{next_token}")
 
 
+def checked(**instances: str) -> Reply:
+    """Answer of DescribeInstanceStatus: running instances with the states of their system and instance checks, such as
+    ok/initializing. An underscore in an id stands for a hyphen."""
+    rows = ""
+    for id_, states in instances.items():
+        system, own = states.split("/")
+        rows += f"<item><instanceId>{id_.replace('_', '-')}</instanceId>"
+        rows += f"<systemStatus><status>{system}</status></systemStatus>"
+        rows += f"<instanceStatus><status>{own}</status></instanceStatus></item>"
+    return reply("DescribeInstanceStatus", f"<instanceStatusSet>{rows}</instanceStatusSet>")
+
+
 def zones(**ids: str) -> Reply:
     rows = "".join(
         f"<item><zoneName>{name.replace('_', '-')}</zoneName><zoneId>{id_}</zoneId></item>" for name, id_ in ids.items()

@@ -10,8 +10,8 @@ REASONS: Final = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forb
 
 
 class FakeImds:
-    """Items by their path below meta-data, and the calls in order: `PUT` of a token, or the path. While `off` every
-    request is `refused` with 403, while `distrusting` every token."""
+    """Items by their path, below meta-data if not absolute, and the calls in order: `PUT` of a token, or the path.
+    While `off` every request is `refused` with 403, while `distrusting` every token."""
 
     def __init__(self) -> None:
         self.items = {
@@ -26,6 +26,12 @@ class FakeImds:
         self.url = ""
         self._tokens: list[str] = []
         self._valid_from = 0
+
+    def attest(self) -> None:
+        """Give an identity document with signatures."""
+        own = "/latest/dynamic/instance-identity/"
+        self.items[f"{own}document"] = f'{{"instanceId": "{INSTANCE_ID}"}}\n'
+        self.items |= {f"{own}signature": "c2ln", f"{own}rsa2048": "cGtjczc="}
 
     def interrupt(self, time: str) -> None:
         """Give an interruption notice for a time, such as 2026-08-01T15:00:00Z."""
@@ -63,7 +69,7 @@ class FakeImds:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         status, content = self.answer(method, path, headers)
         head = f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-        writer.write((head + content).encode())
+        writer.write((head + content).encode(errors="surrogateescape"))
         await writer.drain()
         writer.close()
 

@@ -321,6 +321,7 @@ class Provisioner:
         service = build(self.settings)
         service.runtime.database = database
         self.app = service.app()
+        self.app.state.providers.update(self.providers)
         self._last_outbox_id = 0
         self._started: list[asyncio.Task[Any]] = []
 

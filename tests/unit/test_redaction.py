@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.base.ids import new_id, new_secret
+from slipway_common.base.ids import WORKER_TOKEN, new_id, new_secret
 from slipway_common.base.redaction import CHARACTERS_MAX, redacted
 from slipway_common.observability import telemetry
-from slipway_common.web.access import WORKER_TOKEN
 from slipway_provisioner.domain.registration import batch_secret
 
 OURS = "019b8d5f-0002-7000-8000-00000000001f"

@@ -10,6 +10,7 @@ from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, 
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
 from slipway_common.web.runtime import Runtime
+from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.declaration import Times
@@ -128,6 +129,7 @@ def build(settings: Settings) -> Service:
             "settings": settings,
             "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX},
             "providers": providers,
+            "enroller": Enroller(providers, document_age_seconds=settings.document_age_seconds),
             "times": Times(
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
             ),

@@ -38,6 +38,9 @@ class Settings(SignalSettings):
     """Longest time until a provider lists a new instance; earlier, "not found" proves nothing."""
     boot_timeout_seconds: float = 900.0
     """Registration slower than this is a boot failure."""
+    identity_grace_seconds: float = 600.0
+    """The identity document of a machine enrols it within the boot timeout and this time, which it may take until the
+    lost reply of a launch is resolved and the boot timeout begins."""
     idle_timeout_seconds: float = 120.0
     """A surplus worker that has been idle for this long is stopped."""
     give_up_idle_seconds: float = 300.0
@@ -108,6 +111,11 @@ class Settings(SignalSettings):
     def _usable(cls, lines: str) -> str:
         KeyRing(lines)  # the message of a ValueError names the line alone
         return lines
+
+    @property
+    def document_age_seconds(self) -> float:
+        """Age up to which an identity document enrols its machine."""
+        return self.boot_timeout_seconds + self.identity_grace_seconds
 
     @property
     def url_for_machines(self) -> str:

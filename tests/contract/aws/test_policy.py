@@ -12,7 +12,7 @@ from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.aws.calls import CALLS, CREDENTIAL_OPERATIONS, policy
 from slipway_provisioner.providers.port import ProviderSettings
 from tests.contract.aws.conftest import Cloud, request
-from tests.support.ec2_server import caller, described, instance, launched, reply, zones
+from tests.support.ec2_server import caller, checked, described, instance, launched, reply, zones
 
 FOLDER = Path(package.__path__[0])
 
@@ -35,6 +35,7 @@ async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: py
     cloud.server.answers(
         RunInstances=launched("i-1"),
         DescribeInstances=described(instance("i-1", "terminated", reason="Client.InternalError")),
+        DescribeInstanceStatus=checked(i_1="ok/ok"),
         TerminateInstances=reply("TerminateInstances", "<instancesSet/>"),
         GetConsoleOutput=reply("GetConsoleOutput", "<instanceId>i-1</instanceId>"),
         DescribeAvailabilityZones=zones(us_east_1a="use1-az4"),
@@ -52,6 +53,7 @@ async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: py
         await provider.create(account, asked)
         await provider.instances(account)
         await provider.exists(account, "i-1", launched_at=None)
+        await provider.ready(account, ["i-1"])
         await provider.ending(account, asked.config, "i-1")
         await provider.console_output(account, asked.batch_id, "i-1")
         await provider.terminate(account, ["i-1"])

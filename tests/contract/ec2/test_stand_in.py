@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError, HTTPClientError
 
 from slipway_local.ec2.facts import Exited, Noticed, Reply, Started, Stopped, Terminated
 from slipway_local.ec2.server import EmbeddedEc2
+from slipway_provisioner.providers.aws import certificates, signatures
 from tests.support.ec2 import Ec2, cleared
 from tests.support.harness import until
 
@@ -202,6 +203,19 @@ async def test_expired_credentials_are_refused(ec2: Ec2, client: "EC2Client") ->
     assert await refused(client.describe_instances()) == ("RequestExpired", 400)
 
 
+async def assert_is_signed(ec2: Ec2, imds: httpx2.AsyncClient, session: dict[str, str], instance_id: str) -> None:
+    """The identity document is of this instance, and signed with the keys whose certificates the stand-in gives."""
+    document, signature, rsa2048 = [
+        (await imds.get(f"/dynamic/instance-identity/{name}", headers=session)).text
+        for name in ("document", "signature", "rsa2048")
+    ]
+    assert json.loads(document)["instanceId"] == instance_id
+    given = (await ec2.get("/identity-certificates"))["certificates"]
+    keys = certificates.keys("us-iso-east-1", tuple(given))
+    assert signatures.verified(document.encode(), signature, keys)
+    assert signatures.content(rsa2048, keys) == document.encode()
+
+
 async def test_machine_runs_its_script_with_metadata_of_its_own(ec2: Ec2, client: "EC2Client") -> None:
     (mine,) = ids(await client.run_instances(**launch(UserData=STAYS)))
     await ec2.fact(Started, mine)
@@ -215,6 +229,7 @@ async def test_machine_runs_its_script_with_metadata_of_its_own(ec2: Ec2, client
         assert zone_id.text == "use1-az6"
         assert (await imds.get("/user-data", headers=session)).text == STAYS
         assert (await imds.get("/meta-data/spot/instance-action", headers=session)).status_code == 404
+        await assert_is_signed(ec2, imds, session, mine)
     await client.terminate_instances(InstanceIds=[mine])
     assert (await ec2.fact(Exited, mine)).exit_code == -15
     await ec2.fact(Terminated, mine)

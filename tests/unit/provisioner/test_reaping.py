@@ -231,7 +231,7 @@ def test_what_starts_as_its_instance_runs() -> None:
     pending = Instance(id="pending", batch_id="b", created_at=ago(500), state=InstanceState.PENDING)
     owners = [Owner("w-1", "runs", boots=True), Owner("w-2", "pending", boots=True), Owner("w-3", "agent")]
     listing.add_page([listed("runs"), pending, listed("agent")], owners)
-    assert listing.booted == ["w-1"]
+    assert listing.booted == {"w-1": "runs"}
 
 
 def test_an_instance_that_gets_a_worker_during_the_listing() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from slipway_client.transport.exchange import NoAnswer
 from slipway_client.worker.core import Notice
-from slipway_client.worker.imds import Identity, Imds, interruption
+from slipway_client.worker.imds import Identity, Imds, Proof, interruption
 from tests.support.imds import INSTANCE_ID, fake_imds
 
 AT = datetime(2026, 8, 1, 15, tzinfo=UTC)
@@ -35,6 +35,19 @@ async def test_another_service_is_no_metadata_service(other: str) -> None:
     async with fake_imds() as fake:
         fake.items["instance-id"] = other
         with pytest.raises(NoAnswer, match="something other than an instance id"):
+            await Imds(fake.url).identity()
+
+
+async def test_the_proof_of_an_identity() -> None:
+    """The exact text of the document, whose signatures stand for each byte; a service without it gives none."""
+    async with fake_imds() as fake:
+        assert (await Imds(fake.url).identity()).proof is None
+        fake.attest()
+        document = fake.items["/latest/dynamic/instance-identity/document"]
+        assert document.endswith("\n")
+        assert (await Imds(fake.url).identity()).proof == Proof(document, "c2ln", "cGtjczc=")
+        fake.items["/latest/dynamic/instance-identity/document"] = "\udcff"
+        with pytest.raises(NoAnswer, match="something other than an identity document"):
             await Imds(fake.url).identity()
 
 

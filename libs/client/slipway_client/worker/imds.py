@@ -14,15 +14,27 @@ TOKEN_SECONDS: Final = 21_600
 REQUEST_SECONDS: Final = 2.0
 INSTANCE_ID: Final = re.compile("i-[0-9a-f]{8,32}")
 TOKEN: Final = re.compile("[!-~]{1,1000}")
+META_DATA: Final = "meta-data/"
+DOCUMENT: Final = "dynamic/instance-identity/"
 ZONE: Final = re.compile("[!-~]{1,100}")
 
 
+class Proof(msgspec.Struct, frozen=True):
+    """Signed identity document of an instance, with its signatures in base64: of the exact text, and as PKCS7 data."""
+
+    document: str
+    signature: str = ""
+    rsa2048: str = ""
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of an instance. Accounts may name one zone differently, but agree on its id. Both may be empty."""
+    """Identity of an instance. Accounts may name one zone differently, but agree on its id. Both may be empty. Without
+    a `proof` the metadata service has no identity document."""
 
     instance_id: str
     zone: str = ""
     zone_id: str = ""
+    proof: Proof | None = None
 
 
 class _Action(msgspec.Struct, frozen=True):
@@ -57,6 +69,7 @@ class Imds:
             instance_id=instance_id,
             zone=zone if ZONE.fullmatch(zone) else "",
             zone_id=zone_id if ZONE.fullmatch(zone_id) else "",
+            proof=await self._proof(),
         )
 
     async def notices(self) -> list[Notice]:
@@ -66,26 +79,37 @@ class Imds:
             return [interruption(action)]
         return [] if await self._get("events/recommendations/rebalance") is None else [Notice("rebalance")]
 
-    async def _text(self, name: str) -> str:
-        return (await self._get(name) or b"").decode("latin-1").strip()
+    async def _proof(self) -> Proof | None:
+        document = await self._get("document", below=DOCUMENT)
+        if document is None:
+            return None
+        try:
+            text = document.decode()  # not stripped, since its exact bytes are signed
+        except UnicodeDecodeError:
+            raise NoAnswer(f"{self._url} answered something other than an identity document") from None
+        signature = await self._text("signature", below=DOCUMENT)
+        return Proof(text, signature, await self._text("rsa2048", below=DOCUMENT))
 
-    async def _get(self, name: str) -> bytes | None:
+    async def _text(self, name: str, *, below: str = META_DATA) -> str:
+        return (await self._get(name, below=below) or b"").decode("latin-1").strip()
+
+    async def _get(self, name: str, *, below: str = META_DATA) -> bytes | None:
         """Content of an item; None if there is none."""
-        status, content = await self._request(name)
+        status, content = await self._request(below + name)
         if status == 401:
             self._token = ""
-            status, content = await self._request(name)
+            status, content = await self._request(below + name)
         if status == 404:
             return None
         if status != 200:
             raise NoAnswer(f"{self._url} answered {status} to a request for {name}")
         return content
 
-    async def _request(self, name: str) -> tuple[int, bytes]:
+    async def _request(self, path: str) -> tuple[int, bytes]:
         if not self._token:
             self._token = await self._new_token()
         headers = {"X-aws-ec2-metadata-token": self._token}
-        url = f"{self._url}/latest/meta-data/{name}"
+        url = f"{self._url}/latest/{path}"
         return await exchange("GET", url, b"", headers=headers, seconds=self._request_seconds)
 
     async def _new_token(self) -> str:

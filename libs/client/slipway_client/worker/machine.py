@@ -15,7 +15,7 @@ from typing import Final
 
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.transport.exchange import NoAnswer
-from slipway_client.worker import core
+from slipway_client.worker import core, state
 from slipway_client.worker.core import INTERRUPTION, Notice, Worker
 from slipway_client.worker.imds import LINK_LOCAL, Identity, Imds
 from slipway_client.worker.log import log
@@ -74,10 +74,19 @@ def noticed(worker: Worker, notices: Sequence[Notice], now: float, wall: datetim
 
 
 class Machine:
-    """This machine. `imds` is its metadata service, if it is an EC2 instance."""
+    """This machine. `imds` is its metadata service, if it is an EC2 instance, and `state` the directory in which its
+    agent keeps what outlives a restart."""
 
-    def __init__(self, identity: Identity, imds: Imds | None = None, *, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        imds: Imds | None = None,
+        *,
+        state: Path | None = None,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
         self.identity = identity
+        self.state = state
         self._imds = imds
         self._poll_seconds = poll_seconds
 
@@ -117,7 +126,7 @@ async def this_machine(environment: Mapping[str, str], rng: Random) -> Machine:
     if found is None:
         return Machine(Identity(instance_id=own_identity()))
     log(f"this is instance {found.instance_id} in zone {found.zone or 'unknown'}, id {found.zone_id or 'unknown'}")
-    return Machine(found, Imds(url))
+    return Machine(found, Imds(url), state=state.directory(environment))
 
 
 async def ec2_identity(

@@ -1,7 +1,8 @@
-"""HTTP client for the worker endpoints of the provisioner. Keeps the worker's token in memory only."""
+"""HTTP client for the worker endpoints of the provisioner."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from slipway_client.worker import core
 from slipway_client.worker.core import Call, GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
 from slipway_client.worker.imds import Identity
 from slipway_client.worker.log import log
+from slipway_client.worker.state import kept_token
 from slipway_client.worker.user_data import REGISTER_PATH, UserData
 from slipway_common.base.clock import monotonic_seconds, utc_now
 
@@ -44,11 +46,14 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Provisioner:
-    """The provisioner of one worker. `worker_id` and `pool_id` are empty until it is registered."""
+    """The provisioner of one worker. `worker_id` and `pool_id` are empty until it is registered. `state`: directory
+    that keeps the worker's token where the machine proves its identity; None: it is kept in memory only."""
 
-    def __init__(self, user_data: UserData, identity: Identity) -> None:
+    def __init__(self, user_data: UserData, identity: Identity, state: Path | None = None) -> None:
         self._user_data = user_data
         self._identity = identity
+        self._state = state
+        self._token = ""
         self._known = Registered("", "", "")
         # Wall-clock time of the oldest report: kept, so that a retry sends the same time and is recognised as one.
         self._dated: tuple[Report, datetime] | None = None
@@ -94,11 +99,15 @@ class Provisioner:
                 return await get(self._url("should-terminate"), token=self._known.token)
 
     async def _register(self) -> None:
-        body = {
+        body: dict[str, Any] = {
             "batch_id": self._user_data.batch_id,
             "secret": self._user_data.secret,
             "instance_id": self._identity.instance_id,
         }
+        if self._identity.proof is not None:
+            if not self._token:
+                self._token = kept_token(self._state, self._identity.instance_id, self._user_data.batch_id)
+            body |= {"token": self._token, "identity": msgspec.structs.asdict(self._identity.proof)}
         answer = await post(self._user_data.provisioner_url + REGISTER_PATH, body)
         if not answer.ok:
             raise Refusal(f"the provisioner refused the registration: {answer.text}")

@@ -36,7 +36,7 @@ class _Running:
     def __init__(self, user_data: UserData, machine: Machine, rng: Random) -> None:
         self.state = Run(worker=Worker(settings=user_data.settings), free_since=monotonic_seconds())
         self.machine = machine
-        self.provisioner = Provisioner(user_data, machine.identity)
+        self.provisioner = Provisioner(user_data, machine.identity, machine.state)
         self.changes = Changes()
         self.rng = rng
         self._queue_url = user_data.queue_url

@@ -63,7 +63,7 @@ class _Wrapping:
     ) -> None:
         self.state = Wrapped(worker=Worker(settings=user_data.settings))
         self.machine = machine
-        self.provisioner = Provisioner(user_data, machine.identity)
+        self.provisioner = Provisioner(user_data, machine.identity, machine.state)
         self.changes = Changes()
         self.rng = rng
         self._command = command

@@ -257,7 +257,8 @@ class Evidence(_Declared):
 
     boot: Literal["register", "provider_running"] = Field(
         default="register",
-        description="register: the worker registers; provider_running: the provider reports it as running.",
+        description="register: the worker registers; provider_running: the provider reports it as running, and its "
+        "status checks as passed where it has any.",
     )
     claim: Literal["hook", "queue", "none"] = Field(
         default="hook",

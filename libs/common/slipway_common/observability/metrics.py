@@ -360,6 +360,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
+        name="slipway_registrations_refused_total",
+        kind="counter",
+        services=PROVISIONER,
+        labels=("reason",),
+        help="Registrations of machines refused, by reason such as identity-forged or bad-secret",
+        alerts=(
+            AlertRule(
+                name="SlipwayMachinesRefused",
+                expr='sum by (reason) (increase(slipway_registrations_refused_total{reason=~"identity-.+|bad-secret"}'
+                "[15m])) > 0",
+                for_seconds=0,
+                severity="warning",
+                summary="machines refused at their registration in the last 15 minutes: {{ $labels.reason }}",
+                effect="a machine of yours that is refused runs no tasks, and is replaced after the boot timeout",
+                doing="gives them no token; the provisioner's log names batch, instance and reason of each",
+                command="slipway worker ls --state starting",
+            ),
+        ),
+    ),
+    Metric(
         name="slipway_requests_refused_total",
         kind="counter",
         services=PROVISIONER,

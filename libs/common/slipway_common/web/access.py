@@ -18,14 +18,12 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from slipway_common.base.ids import hash_secret, new_secret
+from slipway_common.base.ids import WORKER_TOKEN, hash_secret
 from slipway_common.base.text import NAME, Name
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.problem import Problem
 
 LOG = logger(__name__)
-WORKER_TOKEN: Final = "slipway-worker-"  # noqa: S105 # the beginning of a token
-"""Beginning of workers' tokens, by which every service tells them from others without a look-up."""
 IMPLIED_BY: Final = {"read": "read:settings", "read:settings": "declaration:write"}
 """Read scopes that another scope includes: who may declare settings may read them."""
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="Token of the services' tokens file")
@@ -111,11 +109,6 @@ def _may_allow(scopes: Iterable[str], beginning: str) -> bool:
         scope == "admin" or scope.startswith(beginning) or (scope.endswith("*") and beginning.startswith(scope[:-1]))
         for scope in scopes
     )
-
-
-def new_worker_token() -> str:
-    """Create the token of one worker."""
-    return WORKER_TOKEN + new_secret()
 
 
 class Caller(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ class Problem(Exception):
     def __init__(self, status: int, slug: str, title: str, detail: str = "", **extra: Any) -> None:
         super().__init__(f"{title}: {detail}" if detail else title)
         self.status = status
+        self.slug = slug
         self.body = {"type": f"urn:slipway:problem:{slug}", "title": title, "status": status, "detail": detail} | extra
 
 

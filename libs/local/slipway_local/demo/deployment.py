@@ -40,6 +40,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "poll_seconds": 5,
         "visibility_seconds": 10,
         "boot_timeout_seconds": 900,
+        "identity_grace_seconds": 600,
         "idle_timeout_seconds": 120,
         "give_up_idle_seconds": 300,
         "stale_demand_seconds": 3600,

@@ -53,6 +53,7 @@ class Ec2Machines:
         self.deployment = deployment
         self.server = EmbeddedEc2(deployment.folder)
         self.corrected_seconds = 0.0
+        self._certificates: list[str] = []
         self.left: dict[str, int] | None = None  # live resources at the end; None until counted
         run = {"seed": seed, "speed": deployment.speed, "faults": msgspec.to_builtins(tuple(faults))}
         self._scenario = SCENARIO | run | more
@@ -64,11 +65,12 @@ class Ec2Machines:
         for account in body["accounts"]:
             if account["provider"] == "aws":
                 urls = {"endpoint_url": self.server.url, "sts_endpoint_url": self.server.url, "queue_url": queue_url}
-                account["settings"] |= urls
+                account["settings"] |= urls | {"identity_certificates": self._certificates}
         return parse(body)
 
     async def start(self, supervisor: Supervisor) -> None:
         await supervisor.start(self.server)
+        self._certificates = (await self.call("GET", "/identity-certificates"))["certificates"]
 
     async def play(self) -> None:
         await self.call("POST", "/scenario", self._scenario)

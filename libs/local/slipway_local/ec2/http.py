@@ -74,7 +74,7 @@ async def read_metadata(instance_id: str, path: str, request: Request, playing: 
     if not playing.sessions.valid(instance_id, request.headers, playing.history.now()):
         return Response(status_code=401)
     zone_id = playing.zone_ids[instance.created.zone]
-    answer = metadata.read(instance, zone_id, playing.lives.user_data[instance_id], path, now=playing.history.now())
+    answer = metadata.read(instance, zone_id, playing.lives.user_data[instance_id], path, playing.signer)
     return Response(answer.text, status_code=answer.status, media_type="text/plain")
 
 
@@ -123,6 +123,12 @@ async def notify(body: NewNotice, playing: Playing) -> Response:
         and (not body.instance_ids or instance.id in body.instance_ids)
     ]
     return _json(200, {"instance_ids": playing.lives.notify(chosen, body.notice)})
+
+
+@router.get("/identity-certificates")
+async def identity_certificates(playing: Playing) -> Response:
+    """Certificates of the keys that sign identity documents in this run, as PEM."""
+    return _json(200, {"certificates": playing.signer.certificates()})
 
 
 @router.post("/instances/{instance_id:id}/crash")

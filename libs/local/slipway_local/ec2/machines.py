@@ -16,6 +16,8 @@ from slipway_local.ec2.boot import Boot
 from slipway_local.servers.guard import guard, signal_group
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+STATE: Final = "SLIPWAY_STATE_DIRECTORY"
+"""Machines of one host would share the agent's own folder."""
 HANDED_ON: Final = ("PATH", "LANG", "TMPDIR", "PYTHONPATH")
 POWER_OFF: Final = ("poweroff", "shutdown", "halt")
 OFF: Final = "off"
@@ -66,6 +68,7 @@ class Machines:
             "PATH": os.pathsep.join(paths),
             "HOME": str(self.home(instance_id)),
             ENDPOINT: f"{self.url}/imds/{instance_id}",
+            STATE: str(self.home(instance_id) / "state"),
         }
 
 

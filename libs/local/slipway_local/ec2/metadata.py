@@ -1,4 +1,4 @@
-"""Instance metadata of a machine (IMDSv2), as its agent reads them. Pure: `now` is an argument."""
+"""Instance metadata of a machine (IMDSv2), as its agent reads them. Pure: `now` and the keys are arguments."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from slipway_local.ec2.cloud import Instance
+from slipway_local.ec2.identity import Signer
 
 TOKEN_PATH: Final = "latest/api/token"  # noqa: S105 (a path)
 TTL_HEADER: Final = "x-aws-ec2-metadata-token-ttl-seconds"
@@ -40,7 +41,7 @@ class Sessions:
         return now < self._until.get((instance_id, headers.get(TOKEN_HEADER, "")), 0.0)
 
 
-def read(instance: Instance, zone_id: str, user_data: bytes, path: str, *, now: float) -> MetadataAnswer:
+def read(instance: Instance, zone_id: str, user_data: bytes, path: str, signer: Signer) -> MetadataAnswer:
     """Answer to a GET with a valid token."""
     created = instance.created
     values = {
@@ -68,15 +69,21 @@ def read(instance: Instance, zone_id: str, user_data: bytes, path: str, *, now: 
         case ("user-data", _, "") if user_data:
             return MetadataAnswer(200, user_data.decode(errors="replace"))
         case ("dynamic", _, "instance-identity/document"):
-            return MetadataAnswer(200, json.dumps(_document(instance), indent=2))
+            return MetadataAnswer(200, document(instance))
+        case ("dynamic", _, "instance-identity/signature"):
+            return MetadataAnswer(200, signer.signature(document(instance)))
+        case ("dynamic", _, "instance-identity/rsa2048"):
+            return MetadataAnswer(200, signer.rsa2048(document(instance)))
         case _:
             return MetadataAnswer(404)
 
 
-def _document(instance: Instance) -> dict[str, object]:
+def document(instance: Instance) -> str:
+    """Identity document of an instance, the same each time."""
     created = instance.created
-    return {
+    members = {
         "accountId": created.account,
+        "architecture": "x86_64",
         "availabilityZone": created.zone,
         "imageId": created.image,
         "instanceId": instance.id,
@@ -85,6 +92,7 @@ def _document(instance: Instance) -> dict[str, object]:
         "region": created.region,
         "version": "2017-09-30",
     }
+    return json.dumps(members, indent=2)
 
 
 def _time(seconds: float) -> str:

@@ -22,6 +22,7 @@ from slipway_local.ec2.cloud import Granted
 from slipway_local.ec2.facts import Call, Cleared, InstanceCreated, Launch, Reply, Tagged
 from slipway_local.ec2.faults import Effects
 from slipway_local.ec2.history import History
+from slipway_local.ec2.identity import Signer
 from slipway_local.ec2.lives import Lives
 from slipway_local.ec2.machines import Machines
 from slipway_local.ec2.metadata import Sessions
@@ -64,6 +65,7 @@ class StandIn:
         self.moto = moto
         self.lives = Lives(history, moto, machines)
         self.sessions = Sessions()
+        self.signer = Signer()
         self.zone_ids: dict[str, str] = {}
         self._buckets = Buckets()
         self._expires_at: dict[str, float] = {}  # by access key

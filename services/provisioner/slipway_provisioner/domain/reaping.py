@@ -70,7 +70,7 @@ class Listing:
         self.present: set[str] = set()
         self.tags: set[str] = set()
         self.unowned: list[Instance] = []
-        self.booted: list[str] = []  # workers whose provider has started their instance
+        self.booted: dict[str, str] = {}  # worker → its instance, which its provider has started
         self._young = listed_at - timedelta(seconds=settled_seconds)
         self._expected = 0
         self._missing: list[Bound] = []
@@ -83,7 +83,7 @@ class Listing:
         self.present.update(instance.id for instance in new)
         self.tags.update(instance.batch_id for instance in new)
         self.unowned += self._without(owners, new)
-        self.booted += [owner.worker_id for owner in owners if owner.boots and owner.instance_id in running]
+        self.booted |= {o.worker_id: o.instance_id for o in owners if o.boots and o.instance_id in running}
 
     def disown(self, owners: Sequence[Owner]) -> None:
         """Forget unowned instances that have a worker by now."""

@@ -8,23 +8,28 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from slipway_common.base.ids import hash_secret
+from slipway_common.base.ids import WORKER_TOKEN, hash_secret, new_worker_token
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import IllegalTransition
-from slipway_common.web.access import Open, OwnWorker, new_worker_token
+from slipway_common.observability.telemetry import logger
+from slipway_common.web.access import Open, OwnWorker
 from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Note
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
+from slipway_provisioner.apply.enrolment import Enroller, NotVisible
 from slipway_provisioner.apply.reports import Agent, Answer
+from slipway_provisioner.domain.identity import IdentityRefused, Proof, Reason
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import AlreadyStopped, Notice, ReportedNotice
+from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import restores
 
+LOG = logger(__name__)
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Secret = Annotated[str, Depends(OwnWorker())]
@@ -49,10 +54,22 @@ class AgentBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class MachineIdentity(AgentBody):
+    """Identity document of the machine, as its provider shows it there, with its signatures in base64."""
+
+    document: Annotated[str, Field(min_length=1, max_length=4096)]
+    signature: Annotated[str, Field(max_length=1024)] = ""
+    rsa2048: Annotated[str, Field(max_length=8192)] = ""
+
+
 class Registration(AgentBody):
+    """`token`: the worker's, from an earlier registration of the machine, or drawn by its agent before the first."""
+
     batch_id: Annotated[str, Field(pattern=f"^{UUID.pattern}$")]
     secret: Name
     instance_id: Name
+    token: Annotated[str, Field(pattern=f"^{WORKER_TOKEN}[A-Za-z0-9_-]{{43}}$")] | None = None
+    identity: MachineIdentity | None = None
 
 
 class ClaimReport(AgentBody):
@@ -89,9 +106,22 @@ FOR_LACK_OF_ROWS: Final = (
 @contextlib.asynccontextmanager
 async def _transaction(db: Database) -> AsyncIterator[Connection]:
     """Transaction that a refusal rolls back; the refusal is raised as a Problem."""
+    async with _problems(db), db.acquire() as connection, connection.transaction():
+        yield connection
+
+
+@contextlib.asynccontextmanager
+async def _problems(db: Database) -> AsyncIterator[None]:
+    """Raise refusals as Problems."""
     try:
-        async with db.acquire() as connection, connection.transaction():
-            yield connection
+        yield
+    except IdentityRefused as refusal:
+        status = 409 if refusal.reason is Reason.USED else 403
+        title = "The machine has not proven its identity"
+        raise Problem(status, f"identity-{refusal.reason}", title, str(refusal)) from refusal
+    except (NotVisible, OutcomeUnknown) as refusal:
+        title = "The identity of the machine cannot be checked yet"
+        raise Problem(503, "identity-unknown", title, str(refusal)) from refusal
     except tuple(REFUSALS) as refusal:
         if isinstance(refusal, FOR_LACK_OF_ROWS):
             async with db.acquire() as connection:
@@ -114,16 +144,32 @@ def _answer(answer: Answer) -> dict[str, Any]:
 
 @router.post("/register", dependencies=[Depends(Open("the body has the secret of the launch batch"))])
 async def register(body: Registration, request: Request, db: DatabaseDep) -> dict[str, Any]:
-    """Register an instance: exchange the batch secret for a worker token. Repeatable until the token is used."""
+    """Register an instance: exchange the batch secret, and the identity of the machine where its provider attests it,
+    for a worker token. Repeatable with this token; without it until it is used, unless the provider attests."""
+    try:
+        answer = await _register(body, request, db)
+    except Problem as problem:
+        if problem.status < 500:
+            metrics.REGISTRATIONS_REFUSED.labels(problem.slug).inc()
+        LOG.warning("registration refused", batch=body.batch_id, instance=body.instance_id, reason=str(problem))
+        raise
+    wake(request)
+    return answer
+
+
+async def _register(body: Registration, request: Request, db: Database) -> dict[str, Any]:
     key = request.app.state.settings.registration_key
     if not hmac.compare_digest(batch_secret(key, body.batch_id).encode(), body.secret.encode()):
         raise Problem(401, "bad-secret", "The secret does not match the batch", "")
-    token = new_worker_token()
+    shown, token = body.identity, body.token or new_worker_token()
+    proof = None if shown is None else Proof(shown.document, shown.signature, shown.rsa2048)
+    enroller: Enroller = request.app.state.enroller
+    async with _problems(db):
+        enrolment = await enroller.check(db, body.batch_id, body.instance_id, proof)
     async with _transaction(db) as tx:
-        worker, event = await registration.register(tx, body.batch_id, body.instance_id, hash_secret(token))
+        worker, event = await registration.register(tx, body.batch_id, body.instance_id, hash_secret(token), enrolment)
     if event is not None:
         metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
-    wake(request)
     return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id}
 
 

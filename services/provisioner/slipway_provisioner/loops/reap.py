@@ -127,7 +127,7 @@ async def pass_over(
     await _terminate_orphans(database, account, provider, findings.orphans)
     await _report_listing_problem(database, account, findings)
     if matches:
-        await _record_running(database, listing.booted)
+        await _record_running(database, account, provider, listing.booted)
         await _record_gone(database, account, provider, findings.missing)
     if matches:
         await _clean_up(account, provider)
@@ -144,11 +144,16 @@ async def _list(database: Database, account: Account, provider: Provider, listin
         listing.add_page(page, owners)
 
 
-async def _record_running(database: Database, worker_ids: Sequence[str]) -> None:
+async def _record_running(database: Database, account: Account, provider: Provider, booted: Mapping[str, str]) -> None:
+    """Record the boots of workers that do not register, given with their instances: those whose instances have passed
+    the status checks of their provider."""
+    worker_ids = list(booted)
     for start in range(0, len(worker_ids), CHUNK):
+        chunk = worker_ids[start : start + CHUNK]
+        ready = set(await provider.ready(account, [booted[worker_id] for worker_id in chunk]))
         async with database.acquire() as db, db.transaction():
-            booted = await reaping.record_running(db, worker_ids[start : start + CHUNK])
-        for event in booted:
+            events = await reaping.record_running(db, [worker for worker in chunk if booted[worker] in ready])
+        for event in events:
             metrics.BOOT_SECONDS.labels(event.pool_id).observe(event.boot_seconds)
 
 

@@ -12,6 +12,7 @@ from slipway_common.events.scopes import capacity_key, lifecycle_of, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, Protected
+from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
 from slipway_provisioner.providers.workspaces import Workspaces
 
@@ -152,6 +153,11 @@ class LookUps(Protocol):
                 LOG.warning("looking up an instance that is not listed failed", instance=instance_id, error=str(error))
         return gone
 
+    async def ready(self, account: Account, instance_ids: Sequence[str]) -> Sequence[str]:
+        """Those of these running instances that have passed the status checks of the provider, if it makes any: the
+        boot evidence of workers that do not register. Those that it has no answer for are left out."""
+        return instance_ids
+
 
 class Declarations(Protocol):
     """Checks of what is declared for a provider."""
@@ -266,6 +272,12 @@ class Provider(Declarations, LookUps, Protocol):
             case _:
                 own = config["id"]
         return Outcome(stage, Result.FAILED, scope, key or own, code)
+
+    def attested(self, account: Account, image: str, proof: Proof | None) -> Attested | None:
+        """Machine of an account, launched from an image, that a proof is about, as this provider has signed it. None if
+        its machines have no identity but the secret of their batch. Makes no call. Raises IdentityRefused, and
+        OutcomeUnknown if this installation cannot check proofs."""
+        return None
 
     def honours_tokens(self, account: Account) -> bool:
         """True if a call may be repeated with its token."""

@@ -10,6 +10,7 @@ import msgspec
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
+from slipway_provisioner.domain.identity import Age
 from slipway_provisioner.domain.silence import SILENT_PART, Silence
 from slipway_provisioner.store import accounts
 from slipway_provisioner.store.columns import states
@@ -38,6 +39,10 @@ LISTED: Final = """
 SELECT coalesce((
     SELECT least(p.at, (SELECT min(d.from_at) FROM downtime d WHERE d.until_at > p.at - $1 * interval '1 s'))
     FROM deadline_pass p), slipway_clock())"""
+# Before the first pass nothing is old.
+AGE: Final = """
+SELECT coalesce(uptime_since($1), 0) AS uptime_seconds,
+    extract(epoch FROM $1 - slipway_clock())::float8 AS ahead_seconds"""
 # The first condition is implied by the second, which costs a call for each row.
 OVERDUE_BOOTS: Final = f"""
 SELECT id::text FROM worker
@@ -118,6 +123,11 @@ async def listed_at(db: Connection, *, settled_seconds: float) -> datetime:
     """Time of a listing that begins now: a jump of the clock makes nothing older than `settled_seconds` of uptime."""
     at: datetime = await db.fetchval(LISTED, settled_seconds)
     return at
+
+
+async def age(db: Connection, at: datetime) -> Age:
+    """Age of something that began at a time."""
+    return Age(**await db.fetchrow(AGE, at))
 
 
 async def overdue_boots(db: Connection, timeout_seconds: float) -> list[str]:

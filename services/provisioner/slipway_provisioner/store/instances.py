@@ -16,6 +16,7 @@ OWNERS: Final = f"""
 SELECT w.id::text AS worker_id, w.instance_id, w.ended_at, w.state IN ({states(IN_FLIGHT["boot"])}) AND EXISTS (
     SELECT FROM launch_config c WHERE c.id = w.launch_config_id AND c.boot_evidence = 'provider_running') AS boots
 FROM worker w WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[])"""
+BATCH_OF: Final = "SELECT batch_id::text FROM worker WHERE account_id = $1 AND instance_id = $2"
 # In the order of an index, so that a chunk costs what it returns.
 BOUND: Final = f"""
 SELECT id::text, instance_id, state, coalesce(launched_at, registered_at, requested_at) AS since, batch_id::text,
@@ -39,6 +40,12 @@ async def record_missing(tx: Connection, account_id: str, worker_ids: Sequence[s
 async def owners(db: Connection, account_id: str, instance_ids: Sequence[str]) -> list[Owner]:
     """Workers that have these instances, or had them."""
     return [Owner(**row) for row in await db.fetch(OWNERS, account_id, instance_ids)]
+
+
+async def batch_of(db: Connection, account_id: str, instance_id: str) -> str | None:
+    """Batch of the worker that an instance is bound to; None if it is bound to none."""
+    batch_id: str | None = await db.fetchval(BATCH_OF, account_id, instance_id)
+    return batch_id
 
 
 async def bound(database: Database, account_id: str) -> AsyncIterator[list[Bound]]:

@@ -15,8 +15,10 @@ from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
 from slipway_common.events.worker import Outcome, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
+from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.providers.aws import body, calls, errors, replies
 from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed, unknown
+from slipway_provisioner.providers.aws.checks import passed
 from slipway_provisioner.providers.aws.errors import Advice, Case
 from slipway_provisioner.providers.aws.failures import CallFailed
 from slipway_provisioner.providers.aws.lookups import Ec2LookUps, described
@@ -70,7 +72,12 @@ class Ec2(Ec2LookUps, Provider):
     # Declarations
 
     def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
-        return account_problem(account_settings, region) if is_installed() else MISSING
+        if not is_installed():
+            return MISSING
+        from slipway_provisioner.providers.aws import certificates
+
+        own = account_settings.get("identity_certificates", ())
+        return account_problem(account_settings, region) or certificates.problem(region, own)
 
     def credential_problem(self, credential: Mapping[str, Any]) -> str:
         return credential_problem(credential)
@@ -91,6 +98,13 @@ class Ec2(Ec2LookUps, Provider):
             launched=case.launched.value,
             advice=case.advice.value,
         )
+
+    def attested(self, account: Account, image: str, proof: Proof | None) -> Attested:
+        if not is_installed():
+            raise OutcomeUnknown(MISSING)
+        from slipway_provisioner.providers.aws import identity
+
+        return identity.attested(account, image, proof)
 
     def honours_tokens(self, account: Account) -> bool:
         return True
@@ -176,6 +190,9 @@ class Ec2(Ec2LookUps, Provider):
         wanted = filters(account, **_of_batch(batch_id), instance_state_name=replies.LIVE)
         async for reply in self.caller.pages(account, calls.LIST, wanted):
             yield replies.listed(reply)
+
+    async def ready(self, account: Account, instance_ids: Sequence[str]) -> list[str]:
+        return await passed(self.caller, account, instance_ids)
 
     async def ending(self, account: Account, config: Mapping[str, Any], instance_id: str) -> Outcome | None:
         found = (await described(self.caller, account, [instance_id])).get(instance_id)

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 MISSING: Final = (
     "provider aws is not installed here; install slipway-provisioner[aws], or an image built with EXTRAS=aws"
 )
+PACKAGES: Final = ("aiobotocore", "asn1crypto", "cryptography")
 PAGE: Final = 200
 """Rows of a page, whose reply is parsed in a tenth of a second."""
 
 
 def is_installed() -> bool:
-    """True if the SDK is installed, an extra of this package."""
-    return find_spec("aiobotocore") is not None
+    """True if the SDK and what checks identity documents are installed, an extra of this package."""
+    return all(find_spec(package) is not None for package in PACKAGES)
 
 
 class Caller:

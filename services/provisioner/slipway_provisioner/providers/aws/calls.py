@@ -42,13 +42,26 @@ RUN: Final = Call("ec2", "RunInstances", RUN_CALLS, RUN_INSTANCES)
 TERMINATE: Final = Call("ec2", "TerminateInstances", TERMINATE_CALLS, TERMINATE_INSTANCES)
 LIST: Final = Call("ec2", "DescribeInstances", DESCRIBE)
 CONSOLE: Final = Call("ec2", "GetConsoleOutput", DESCRIBE)
+STATUS: Final = Call("ec2", "DescribeInstanceStatus", DESCRIBE)
 ZONES: Final = Call("ec2", "DescribeAvailabilityZones", DESCRIBE)
 VOLUMES: Final = Call("ec2", "DescribeVolumes", DESCRIBE)
 INTERFACES: Final = Call("ec2", "DescribeNetworkInterfaces", DESCRIBE)
 DELETE_VOLUME: Final = Call("ec2", "DeleteVolume", CHANGE)
 DELETE_INTERFACE: Final = Call("ec2", "DeleteNetworkInterface", CHANGE)
 IDENTITY: Final = Call("sts", "GetCallerIdentity")
-CALLS: Final = (RUN, TERMINATE, LIST, CONSOLE, ZONES, VOLUMES, INTERFACES, DELETE_VOLUME, DELETE_INTERFACE, IDENTITY)
+CALLS: Final = (
+    RUN,
+    TERMINATE,
+    LIST,
+    STATUS,
+    CONSOLE,
+    ZONES,
+    VOLUMES,
+    INTERFACES,
+    DELETE_VOLUME,
+    DELETE_INTERFACE,
+    IDENTITY,
+)
 CREDENTIAL_OPERATIONS: Final = frozenset({"AssumeRole", "AssumeRoleWithWebIdentity"})
 """Operations of STS that the SDK calls to obtain credentials."""
 

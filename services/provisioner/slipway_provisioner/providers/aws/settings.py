@@ -19,6 +19,8 @@ OWN_TAGS: Final = 5
 Partition = Literal["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f", "aws-eusc"]
 VISIBILITY_SECONDS_MAX: Final = 3600.0
 RESEMBLANCE: Final = 0.8
+RSA2048_BITS: Final = 2048
+"""Smallest key of the signature that the metadata service calls rsa2048; the other one has keys of 1024 bits."""
 PARTITIONS: Final = {
     "cn-": "aws-cn",
     "us-gov-": "aws-us-gov",
@@ -40,7 +42,9 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 class Ec2Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of an account. The URLs replace the SDK's endpoints of EC2 and STS. `proxy` is the URL of an HTTP proxy,
     `ca_bundle` a file of certificates. `errors` adds codes with their scope, `tags` are given to all that a launch
-    creates. `queue_url` is for the machines. A new instance is listed after at most `visibility_seconds`."""
+    creates. `queue_url` is for the machines. A new instance is listed after at most `visibility_seconds`.
+    `identity_certificates`, as PEM, are further ones of the region's identity documents, which need a key of
+    `identity_key_bits` or more."""
 
     endpoint_url: str = ""
     sts_endpoint_url: str = ""
@@ -52,6 +56,8 @@ class Ec2Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tags: dict[str, str] = {}
     queue_url: str = ""
     visibility_seconds: float = 300.0
+    identity_certificates: tuple[str, ...] = ()
+    identity_key_bits: Literal[1024, 2048] = 1024
 
 
 class BlockDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
