@@ -93,6 +93,18 @@ async def test_one_that_waits_is_interrupted_at_once(place: Place, shared: Share
     assert len(place.ledger.machines()) == 1
 
 
+async def test_no_more_processes_run_than_allowed(place: Place, shared: SharedScheduler) -> None:
+    """The second run, which has a plugin of its own, begins when the first has ended."""
+    place.ledger.inject(Fault(kind="hang", at="create", region="east", seconds=1.0))
+    async with driver(place, shared, max_runs=1) as runs:
+        first = runs.start(Command.APPLY, "w-1", place.job(region="east"), state=None, deadline=soon())
+        await until(lambda: first.is_in_cli)
+        second = runs.start(Command.APPLY, "w-2", place.job(region="west"), state=None, deadline=soon())
+        assert [(await operation.wait()).failure for operation in (first, second)] == [None, None]
+    calls = [(call.call, call.region) for call in place.ledger.calls()]
+    assert calls.index(("create", "east")) < calls.index(("configure", "west"))
+
+
 async def test_an_error_before_the_run_is_raised_and_kept(place: Place, shared: SharedScheduler) -> None:
     job = place.job()
     (place.module() / "main.tf").unlink()

@@ -8,8 +8,10 @@ from collections import Counter
 import pytest
 
 from slipway_terraform.domain.errors import SharingUnsafe
+from slipway_terraform.domain.module import Needs
 from slipway_terraform.domain.results import Command, Plugins
-from slipway_terraform.runs.driver import WhenUnsafe
+from slipway_terraform.runs import preparing
+from slipway_terraform.runs.driver import SHARED_UNSAFELY, WhenUnsafe
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.terraform_runs import Place, driver, soon
 
@@ -59,6 +61,23 @@ async def test_a_module_with_aliases_is_refused(place: Place, shared: SharedSche
             await runs.run(Command.APPLY, "w-1", place.job(module, variables={}), state=None, deadline=soon())
     assert wrong_regions(place) == []
     assert place.ledger.calls() == []
+
+
+async def test_the_refusal_is_needed_and_its_failure_is_noticed(
+    place: Place, shared: SharedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it resources land in the region of the other alias, and the state tells afterwards."""
+    monkeypatch.setattr(preparing, "needs", lambda files: Needs({}, ()))
+    job = place.job(place.module(aliased(place)), variables={})
+    async with driver(place, shared) as runs:
+        run = await runs.run(Command.APPLY, "w-1", job, state=None, deadline=soon())
+        assert wrong_regions(place) != []
+        assert run.failure is not None
+        assert run.failure.code == SHARED_UNSAFELY
+        again = await runs.run(Command.APPLY, "w-2", place.job(), state=None, deadline=soon())
+        assert again.failure is None
+        pids = {call.pid for call in place.ledger.calls("configure") if call.region in REGIONS}
+        assert not pids & {call.pid for call in place.ledger.calls("create") if call.name == "w-1"}
 
 
 async def test_a_module_that_asks_for_aliases_is_refused(place: Place, shared: SharedScheduler) -> None:

@@ -1,10 +1,12 @@
 """Bad input to runs: what is wrong, what to do, and nothing run, created or left."""
 
+import json
 import resource
 from typing import Any
 
 import pytest
 
+from slipway_local.terraform.ledger import SOURCE
 from slipway_terraform.domain.errors import (
     DigestMismatch,
     DiskFull,
@@ -70,7 +72,9 @@ async def test_a_provider_block_in_the_module(place: Place) -> None:
 async def test_a_provider_block_in_a_nested_module(place: Place) -> None:
     module = place.module(MACHINE + '\nmodule "inner" {\n  source = "./inner"\n}\n')
     (module / "inner").mkdir()
-    (module / "inner" / "p.tf.json").write_text('{"provider": {"ledger": {"folder": "/nowhere"}}}')
+    required = {"terraform": {"required_providers": {"ledger": {"source": SOURCE}}}}
+    configured = {"provider": {"ledger": {"folder": str(place.ledger.folder)}}}
+    (module / "inner" / "p.tf.json").write_text(json.dumps(required | configured))
     assert "worker.inner/p.tf.json: provider ledger is configured" in await refused(
         place, place.job(module), SharingUnsafe
     )

@@ -38,7 +38,7 @@ def wrapped(place: Place, before: str) -> Path:
 async def test_the_environment_is_minimal(
     place: Place, shared: SharedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("TF_VAR_name", "TF_LOG", "AWS_SECRET_ACCESS_KEY", "TF_REATTACH_PROVIDERS", "HTTPS_PROXY"):
+    for name in ("TF_VAR_name", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "inherited")
     tool = wrapped(place, f"env -0 >{place.folder}/env")
     async with driver(place, shared, tool=tool, environment={"HTTPS_PROXY": "http://proxy"}) as runs:

@@ -15,6 +15,11 @@ WAIT_SECONDS: Final = Histogram("slipway_terraform_wait_seconds", "Time to a lea
 START_SECONDS: Final = Histogram("slipway_terraform_start_seconds", "Time to a plugin's first answer", buckets=SECONDS)
 LEASES: Final = Gauge("slipway_terraform_leases", "Leases of plugins in use")
 INVOCATIONS: Final = Counter("slipway_terraform_invocations_total", "Runs of the CLI on leased plugins")
+RUNNING: Final = Gauge("slipway_terraform_cli_processes", "Processes of the CLI")
+RUN_SECONDS: Final = Histogram(
+    "slipway_terraform_cli_seconds", "Time of the CLI", ["command", "plugins"], buckets=SECONDS
+)
+FAILURES: Final = Counter("slipway_terraform_failures_total", "Failed runs of the CLI, by scope", ["command", "scope"])
 MEMORY_BYTES: Final = Gauge("slipway_terraform_memory_bytes", "Resident memory of all plugins")
 MEMORY_ALARMS: Final = Counter("slipway_terraform_memory_alarms_total", "Plugins beyond the hard limit of memory")
 CPU_SECONDS: Final = Counter("slipway_terraform_cpu_seconds_total", "CPU time of plugins")

@@ -241,5 +241,15 @@ class LedgerMachines(iface.DataSource):
         return {"tags": config["tags"], "json": json.dumps(found), "identity": self.provider.ledger.folder.name}
 
 
+class Interceptor(runner._ShutdownInterceptor):
+    """Lets calls end that are in progress when the CLI is interrupted, as providers for clouds do."""
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        if details.method.endswith("/StopProvider"):
+            return continuation(details)
+        return super().intercept_service(continuation, details)
+
+
 if __name__ == "__main__":
+    runner._ShutdownInterceptor = Interceptor
     runner.run_provider(LedgerProvider(), sys.argv)

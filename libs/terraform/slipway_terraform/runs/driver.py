@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from slipway_terraform import metrics
 from slipway_terraform.domain.diagnostics import DISK_FULL, Codes, failure_of
 from slipway_terraform.domain.errors import (
     OperationInProgress,
@@ -285,22 +286,26 @@ class Driver:
             interruption = operation.interruption
             loop = asyncio.get_running_loop()
             timer = loop.call_at(request.deadline, interruption.request, "the deadline passed")
-            operation.is_in_cli = True
+            operation.is_in_cli, begin = True, loop.time()
             try:
                 ended = await self._run_tool(arguments, folder, output, environment, temporary, interruption)
             finally:
                 timer.cancel()
             errored = _state(folder / ERRORED_STATE) or output.emergency_state
             after = _state(folder / STATE)
+        plugins = Plugins.OWN if is_own else Plugins.LEASED
+        metrics.RUN_SECONDS.labels(command, plugins).observe(loop.time() - begin)
         is_lost = request.state is not None and after is None and errored is None
         failure = self._failure(command, ended, output, leased.unshared, errored or after, is_lost=is_lost)
+        if failure is not None:
+            metrics.FAILURES.labels(command, failure.scope).inc()
         if ended.interrupted or (failure is not None and failure.scope is Scope.OUTCOME_UNKNOWN):
             leased.lease.taint(ended.interrupted or "a run lost its plugin")
         elif failure is not None and failure.code == SHARED_UNSAFELY:
             leased.lease.taint("it served a second configuration")
         return Run(
             command=command,
-            plugins=Plugins.OWN if is_own else Plugins.LEASED,
+            plugins=plugins,
             unshared=leased.unshared,
             state=request.state if after is None else after,
             errored_state=errored,
@@ -351,15 +356,16 @@ class Driver:
         temporary: Path,
         interruption: Interruption,
     ) -> Ended:
-        return await run_process(
-            [str(self.settings.tool), *arguments],
-            folder=folder,
-            environment=self._folder.environment(temporary) | dict(environment),
-            feed=output.feed,
-            interruption=interruption,
-            grace_seconds=self.settings.grace_seconds,
-            guard=self._folder.guard,
-        )
+        with metrics.RUNNING.track_inprogress():
+            return await run_process(
+                [str(self.settings.tool), *arguments],
+                folder=folder,
+                environment=self._folder.environment(temporary) | dict(environment),
+                feed=output.feed,
+                interruption=interruption,
+                grace_seconds=self.settings.grace_seconds,
+                guard=self._folder.guard,
+            )
 
     async def _identify(self) -> Tool:
         """The configured tool. Raises ToolMissing, ToolUnsupported."""
