@@ -9,9 +9,9 @@ import pytest
 
 from slipway_terraform.domain.errors import SharingUnsafe
 from slipway_terraform.domain.module import Needs
-from slipway_terraform.domain.results import Command, Plugins
+from slipway_terraform.domain.results import SHARED_UNSAFELY, Command, Plugins
 from slipway_terraform.runs import preparing
-from slipway_terraform.runs.driver import SHARED_UNSAFELY, WhenUnsafe
+from slipway_terraform.runs.driver import WhenUnsafe
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.terraform_runs import Place, driver, soon
 

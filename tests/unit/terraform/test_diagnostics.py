@@ -177,6 +177,18 @@ def test_only_what_may_succeed_unchanged_is_retryable() -> None:
     }
 
 
+def test_a_plugin_that_was_lost_is_not_trusted() -> None:
+    assert [name for name, failure, *_ in CASES if failure.distrusts_plugin] == [
+        "plugin dies while it creates",
+        "plugin dies while it is configured",
+        "plugin dies in a plan",
+        "plugin was gone",
+        "no end of a creation",
+        "interrupted creation",
+        "killed after its end, before the state",
+    ]
+
+
 def test_secrets_are_in_no_text() -> None:
     fed = output(
         "panic: hunter2",

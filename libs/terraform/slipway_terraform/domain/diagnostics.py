@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from slipway_terraform.domain.output import Output, text_error
-from slipway_terraform.domain.results import Diagnostic, Failure, Scope
+from slipway_terraform.domain.results import PLUGIN_GONE, PLUGIN_LOST, Diagnostic, Failure, Scope
 
 Codes = Mapping[str, Scope]
 """Scopes by the cloud's error codes, such as InsufficientInstanceCapacity."""
@@ -43,7 +43,7 @@ LOST: Final = re.compile(
 FULL: Final = re.compile(r"no space left on device|file too large|disk quota exceeded", re.IGNORECASE)
 PHRASES: Final = (
     Phrase(FULL, Scope.NOTHING, DISK_FULL),
-    _phrase(r"reattachment process not found", Scope.NOTHING, "PluginGone"),
+    _phrase(r"reattachment process not found", Scope.NOTHING, PLUGIN_GONE),
     _phrase(
         r"failed to instantiate provider|could not load plugin|unsupported plugin method|required plugins are not "
         r"installed|inconsistent dependency lock file|missing required provider|failed to query available provider",
@@ -69,14 +69,14 @@ def failure_of(output: Output, exit_code: int, *, interrupted: str, codes: Codes
     unresolved = output.latest("apply_start", *(("apply_errored",) if is_lost else ()))
     first = str(output.errors[0]) if output.errors else text_error(output.text)
     if changes_cloud and (unresolved or (exit_code < 0 and not _ended_early(output))):
-        code = "PluginLost" if is_lost and not interrupted else INTERRUPTED if interrupted else "Killed"
+        code = PLUGIN_LOST if is_lost and not interrupted else INTERRUPTED if interrupted else "Killed"
         message = interrupted or first or f"the CLI was ended by signal {-exit_code}"
         return _failure(Scope.OUTCOME_UNKNOWN, code, message, output, unresolved)
     if interrupted or exit_code < 0:
         message = interrupted or f"the CLI was ended by signal {-exit_code} before it changed anything"
         return _failure(Scope.NOTHING, INTERRUPTED, message, output)
     if is_lost:
-        return _failure(Scope.NOTHING, "PluginLost", first, output)
+        return _failure(Scope.NOTHING, PLUGIN_LOST, first, output)
     for diagnostic in output.errors:
         if known := _known(diagnostic, codes):
             return _failure(known[0], known[1], str(diagnostic), output)

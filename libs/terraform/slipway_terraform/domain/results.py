@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -34,6 +34,13 @@ class Scope(StrEnum):
 
 RETRYABLE = frozenset({Scope.CAPACITY, Scope.LIMITER, Scope.NOTHING})
 """Scopes after which the same run may succeed later without any change. An unknown outcome is looked up first."""
+
+
+PLUGIN_LOST: Final = "PluginLost"
+PLUGIN_GONE: Final = "PluginGone"
+SHARED_UNSAFELY: Final = "SharedUnsafely"
+PLUGIN_CODES: Final = frozenset({PLUGIN_LOST, PLUGIN_GONE, SHARED_UNSAFELY})
+"""Codes of our own about the plugin: it ended during a call, or before the first one, or served two configurations."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
@@ -80,6 +87,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def retryable(self) -> bool:
         return self.scope in RETRYABLE
+
+    @property
+    def distrusts_plugin(self) -> bool:
+        """True if the plugin must serve no other run: it was lost, or has served two configurations."""
+        return self.scope is Scope.OUTCOME_UNKNOWN or self.code in PLUGIN_CODES
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

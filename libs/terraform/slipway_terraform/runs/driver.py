@@ -24,7 +24,7 @@ from slipway_terraform.domain.errors import (
 )
 from slipway_terraform.domain.output import Output
 from slipway_terraform.domain.port import ProviderLease, ProviderScheduler
-from slipway_terraform.domain.results import Command, Failure, Plugins, Run, Scope
+from slipway_terraform.domain.results import SHARED_UNSAFELY, Command, Failure, Plugins, Run, Scope
 from slipway_terraform.domain.root import FILE, MODULE, root_module
 from slipway_terraform.domain.sensitive import secrets_of
 from slipway_terraform.domain.specs import ProviderSpec
@@ -36,7 +36,6 @@ from slipway_terraform.runs.preparing import Prepared, Preparing, undeclared
 from slipway_terraform.runs.process import Ended, Interruption, run_process
 from slipway_terraform.scheduler.noop import NoOpLease
 
-SHARED_UNSAFELY: Final = "SharedUnsafely"
 REATTACH: Final = "TF_REATTACH_PROVIDERS"
 VERSION_SECONDS: Final = 20.0
 LEASES_MAX: Final = 3
@@ -299,10 +298,9 @@ class Driver:
         failure = self._failure(command, ended, output, leased.unshared, errored or after, is_lost=is_lost)
         if failure is not None:
             metrics.FAILURES.labels(command, failure.scope).inc()
-        if ended.interrupted or (failure is not None and failure.scope is Scope.OUTCOME_UNKNOWN):
-            leased.lease.taint(ended.interrupted or "a run lost its plugin")
-        elif failure is not None and failure.code == SHARED_UNSAFELY:
-            leased.lease.taint("it served a second configuration")
+        # Before the lease ends: a process that is about to exit must not be given to the next caller.
+        if ended.interrupted or (failure is not None and failure.distrusts_plugin):
+            leased.lease.taint(ended.interrupted or "a run lost its plugin, or it served two configurations")
         return Run(
             command=command,
             plugins=plugins,
