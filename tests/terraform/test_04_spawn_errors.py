@@ -1,5 +1,6 @@
 """Check 4: an error of a spawn reaches the caller, with what to do, and leaves nothing."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ async def test_missing_binary(sockets: Path, tmp_path: Path) -> None:
     error = await refused(sockets, plugin(binary=str(tmp_path / "gone"), digest="0" * 64))
     assert "No such file or directory; install the provider there" in str(error)
     assert not error.retryable
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/tmp"])
+async def test_no_file(sockets: Path, path: str) -> None:
+    error = await refused(sockets, plugin(binary=path, digest="0" * 64))
+    assert "not a regular file; install the provider there or correct the path" in str(error)
+
+
+async def test_relative_path(sockets: Path) -> None:
+    """Relative to our folder, not to the plugin's."""
+    path = os.path.relpath(plugin().binary)
+    async with shared(sockets) as scheduler:
+        (await scheduler.acquire([plugin(binary=path)], owner="one", deadline=soon())).release()
 
 
 async def test_wrong_digest(sockets: Path) -> None:

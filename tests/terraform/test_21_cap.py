@@ -1,16 +1,20 @@
 """Check 21: twenty configurations on three processes: never more, and everybody is served."""
 
 import asyncio
+import gc
+import logging
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from slipway_terraform.domain.errors import QueueFull, QueueTimeout
 from slipway_terraform.domain.policy import Policy
+from slipway_terraform.scheduler.lease import SharedLease
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support import virtual_time
-from tests.support.plugin_world import World, spec
+from tests.support.plugin_world import Times, World, spec
 from tests.support.plugins import plugin, plugins_in, shared, soon
 
 
@@ -87,3 +91,38 @@ def test_queue_has_an_end() -> None:
         await scheduler.aclose(0)
 
     virtual_time.run(work())
+
+
+def test_a_year_of_configurations_fills_no_memory() -> None:
+    """Thousands of handles, some of which fail to start: what is kept about them has a bound."""
+
+    async def work() -> list[int]:
+        world = World(random.Random(1), Times(start_seconds=0.0, stop_seconds=0.0))
+        scheduler = SharedScheduler(world, Policy(max_processes=2, idle_seconds=5.0))
+        sizes = []
+        for number in range(500):
+            name = f"n{number}"
+            if number % 3 == 0:
+                world.failing = {name}
+            wanted = scheduler.acquire([spec(name, source="registry.example/x/y")], owner=name, deadline=1e9)
+            (lease,) = await asyncio.gather(wanted, return_exceptions=True)
+            if isinstance(lease, SharedLease):
+                lease.release()
+            await asyncio.sleep(3600.0)
+            if number in (150, 499):
+                world.starts.clear()
+                world.starting.clear()
+                gc.collect()
+                sizes.append(tracemalloc.get_traced_memory()[0])
+        assert scheduler.processes() == []
+        await scheduler.aclose(0)
+        return sizes
+
+    logging.disable()  # pytest keeps every record
+    tracemalloc.start()
+    try:
+        before, after = virtual_time.run(work())
+    finally:
+        tracemalloc.stop()
+        logging.disable(logging.NOTSET)
+    assert after - before < 30_000

@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,19 @@ async def test_ill_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         await scheduler.acquire([plugin("ill=1")], owner="one", deadline=soon()),
     ):
         await until(lambda: [each.reason for each in scheduler.processes()] == ["health"])
+
+
+async def test_a_stalled_loop_is_no_illness(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own stall makes one check late; a process is ill only if the next one fails as well."""
+    monkeypatch.setattr("slipway_terraform.plugins.runner.HEALTH_SECONDS", 0.5)
+    async with (
+        shared(sockets, Policy(sample_seconds=0.05)) as scheduler,
+        await scheduler.acquire([plugin()], owner="one", deadline=soon()),
+    ):
+        for _ in range(3):
+            time.sleep(1.0)  # noqa: ASYNC251
+            await asyncio.sleep(0.7)
+        assert [each.reason for each in scheduler.processes()] == [None]
 
 
 def _leak(each: FakePlugin) -> None:

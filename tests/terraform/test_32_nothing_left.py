@@ -15,7 +15,7 @@ import pytest
 from slipway_terraform.domain.errors import ProviderCrashed, ProviderStartError, SchedulerClosed
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
-from tests.support.plugins import assert_nothing_left, plugin, plugins_in, soon, until
+from tests.support.plugins import assert_nothing_left, plugin, plugins_in, shared, soon, until
 
 OWNER = """
 import asyncio, json, sys
@@ -57,8 +57,9 @@ async def test_close_at_once(sockets: Path, turns: int) -> None:
     caller = asyncio.create_task(scheduler.acquire([plugin("late=5")], owner="one", deadline=soon()))
     for _ in range(turns):
         await asyncio.sleep(0)
-    async with asyncio.timeout(20):
-        await scheduler.aclose(0)
+    closing = asyncio.create_task(scheduler.aclose(0))
+    await asyncio.wait({closing}, timeout=20)
+    assert closing.done()
     with pytest.raises(SchedulerClosed):
         await caller
     assert_nothing_left(sockets)
@@ -128,6 +129,15 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
     guard.kill()
     kill(process)
     await until(lambda: plugins_in(sockets) == [], 5)
+    (orphan,) = sockets.iterdir()
+    async with shared(sockets) as scheduler:  # the next owner removes what is left, and nothing of those who live
+        (await scheduler.acquire([plugin()], owner="one", deadline=soon())).release()
+        (own,) = sockets.iterdir()
+        assert own != orphan
+        async with shared(sockets, is_alone=False) as other:
+            (await other.acquire([plugin()], owner="one", deadline=soon())).release()
+            assert own in sockets.iterdir()
+            assert len(plugins_in(sockets)) == 2
 
 
 async def test_no_secret_in_output(sockets: Path, caplog: pytest.LogCaptureFixture) -> None:

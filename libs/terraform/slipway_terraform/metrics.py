@@ -13,6 +13,7 @@ CRASHES: Final = Counter("slipway_terraform_crashes_total", "Plugins that exited
 WAITING: Final = Gauge("slipway_terraform_waiting_callers", "Callers that wait for a lease")
 WAIT_SECONDS: Final = Histogram("slipway_terraform_wait_seconds", "Time to a lease", ["result"], buckets=SECONDS)
 START_SECONDS: Final = Histogram("slipway_terraform_start_seconds", "Time to a plugin's first answer", buckets=SECONDS)
+ORPHANS: Final = Counter("slipway_terraform_orphan_folders_total", "Folders of killed owners that were removed")
 LEASES: Final = Gauge("slipway_terraform_leases", "Leases of plugins in use")
 INVOCATIONS: Final = Counter("slipway_terraform_invocations_total", "Runs of the CLI on leased plugins")
 RUNNING: Final = Gauge("slipway_terraform_cli_processes", "Processes of the CLI")

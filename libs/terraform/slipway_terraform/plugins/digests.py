@@ -1,8 +1,10 @@
 """SHA-256 digests of plugin binaries, which have hundreds of megabytes: read again only if the file has changed."""
 
 import asyncio
+import errno
 import hashlib
 import os
+import stat
 
 
 class Digests:
@@ -16,6 +18,8 @@ class Digests:
         """Digest of a file, in hex. Raises OSError."""
         async with self._turn:
             status = await asyncio.to_thread(os.stat, path)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)  # a device may have no end
             version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             known = self._known.get(path)
             if known is None or known[0] != version:

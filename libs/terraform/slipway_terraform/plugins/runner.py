@@ -29,6 +29,7 @@ from slipway_terraform.domain.redaction import secrets_of
 from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.plugins import control
 from slipway_terraform.plugins.digests import Digests
+from slipway_terraform.plugins.folders import SocketFolders
 from slipway_terraform.plugins.guard import Guard
 from slipway_terraform.plugins.process import NOT_EXECUTED, PluginProcess
 from slipway_terraform.plugins.sampling import sample
@@ -52,12 +53,9 @@ class PluginRunner:
     which only our user can read, since they have no other protection."""
 
     def __init__(self, folder: Path | None = None, *, start_seconds: float = START_SECONDS) -> None:
-        self._parent = Path(tempfile.gettempdir()) if folder is None else folder
+        self._folders = SocketFolders(Path(tempfile.gettempdir()) if folder is None else folder)
         self._start_seconds = start_seconds
         self._digests = Digests()
-        self._guards: list[Guard] = []  # more than one if somebody removes our folder
-        self._folder: Path | None = None
-        self._number = 0
 
     async def start(self, spec: ProviderSpec) -> "RunningPlugin":
         """Start a plugin and wait until it answers. No process is left after an error or a cancellation.
@@ -65,12 +63,11 @@ class PluginRunner:
         Raises ProviderStartError, HandshakeTimeout, ProviderIncompatible.
         """
         await self._check(spec)
-        return await self._start(spec, self._new_folder(spec))
+        return await self._start(spec, *self._new_folder(spec))
 
     async def aclose(self) -> None:
         """End the guard, which removes the folder."""
-        while self._guards:
-            await asyncio.to_thread(self._guards.pop().close)
+        await asyncio.to_thread(self._folders.close)
 
     async def is_unchanged(self, spec: ProviderSpec) -> bool:
         """True if the binary of a specification is still the one that it names."""
@@ -101,40 +98,26 @@ class PluginRunner:
                 retryable=False,
             )
 
-    def _new_folder(self, spec: ProviderSpec) -> Path:
-        """Private folder of a plugin. Raises ProviderStartError."""
+    def _new_folder(self, spec: ProviderSpec) -> tuple[Path, Guard]:
+        """Private folder of a plugin, with its guard. Raises ProviderStartError."""
         try:
-            if self._folder is None or not self._folder.is_dir():
-                self._folder = self._open()
-            self._number += 1
-            folder = self._folder / str(self._number)
-            folder.mkdir(mode=0o700)
+            folder, guard = self._folders.new()
         except OSError as error:
             raise ProviderStartError(
-                f"{_named(spec)}: cannot create a folder for its socket in {self._parent}: {error.strerror}; free some "
-                "space, or set another folder"
+                f"{_named(spec)}: cannot create a folder for its socket in {self._folders.parent}: {error.strerror}; "
+                "free some space, or set another folder"
             ) from error
         length = len(os.fsencode(folder)) + 1 + SOCKET_NAME_BYTES
         if length > SOCKET_BYTES_MAX:
             folder.rmdir()
             raise ProviderStartError(
                 f"{_named(spec)}: the path of a socket in {folder} may have {length} bytes, and the system allows "
-                f"{SOCKET_BYTES_MAX}; set a shorter folder than {self._parent}",
+                f"{SOCKET_BYTES_MAX}; set a shorter folder than {self._folders.parent}",
                 retryable=False,
             )
-        return folder
+        return folder, guard
 
-    def _open(self) -> Path:
-        """New folder of the runner, with a guard. Raises OSError."""
-        folder = Path(tempfile.mkdtemp(prefix="slipway-tf-", dir=self._parent))
-        try:
-            self._guards.append(Guard(folder))
-        except OSError:
-            folder.rmdir()
-            raise
-        return folder
-
-    async def _start(self, spec: ProviderSpec, folder: Path) -> "RunningPlugin":
+    async def _start(self, spec: ProviderSpec, folder: Path, guard: Guard) -> "RunningPlugin":
         address: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         read = parse if spec.mode == Mode.COOKIE else parse_debug
 
@@ -147,11 +130,11 @@ class PluginRunner:
                     address.set_exception(ProviderIncompatible(f"{_named(spec)}: {error}", reason=error.reason))
 
         process = PluginProcess(
-            [spec.binary, *spec.arguments],
+            [_absolute(spec.binary), *spec.arguments],
             environment=environment(spec, folder),
             folder=folder,
             secrets=secrets_of(spec.configuration, spec.environment),
-            guard=self._guards[-1],
+            guard=guard,
             on_line=on_line,
         )
         try:
@@ -260,6 +243,11 @@ async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     if cancelled is not None:
         raise cancelled
     task.result()
+
+
+def _absolute(path: str) -> str:
+    """A path that does not depend on the folder of a process."""
+    return os.path.abspath(path)
 
 
 def _named(spec: ProviderSpec) -> str:

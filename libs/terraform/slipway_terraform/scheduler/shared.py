@@ -347,8 +347,9 @@ class SharedScheduler:
         process.advance(Event.START_FAILED)
         metrics.STARTS.labels(type(error).__name__).inc()
         base, now = base_of(process.generation.handle), self._now()
+        kept = copy.copy(error)  # without its traceback, whose frames hold the specification
         self._breakers[base] = breaker.failed(
-            self._breakers.pop(base, None), error, self._policy, now=now, rng=self._rng
+            self._breakers.pop(base, None), kept, self._policy, now=now, rng=self._rng
         )
         stale = [key for key, each in self._breakers.items() if breaker.expired(each, self._policy, now=now)]
         for key in stale or list(self._breakers)[:-BREAKERS_MAX]:
