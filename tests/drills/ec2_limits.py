@@ -42,7 +42,7 @@ LIFETIME_SECONDS: Final = 40.0
 CALL_SECONDS: Final = 3.0
 LEASES: Final = {"limit": 100, "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 15.0}
 LIMIT, SPEND_PER_DAY = "8", "0.5"
-HOURS: Final = 1.25  # watched before the limit is raised, so that the first launches leave their hour
+HOURS: Final = 1.15  # watched before the limit is raised, so that the first launches leave their hour
 RAISED: Final = 2  # times
 REACHED_SECONDS: Final = 40.0  # real; a few on an idle machine
 HOUR_SECONDS: Final = 3600.0
@@ -113,11 +113,19 @@ async def play(harness: Harness) -> Verdict:
     return _verdict(
         asked,
         _seen(machines, raised_at, until, hour),
-        [alert for _, alert in await _alerts(deployment)],
+        _told(harness, await _alerts(deployment), raised_at),
         reasons=(await fetch(deployment, REASONS, list(POOLS)))[0][0],
         charged=dict(map(tuple, await fetch(deployment, CHARGED))),
         raised=_raised(asked),
     )
+
+
+def _told(harness: Harness, alerts: Sequence[tuple[float, Alert]], raised_at: float) -> list[Alert]:
+    """The alerts, each of which is logged with its time after the limit was raised."""
+    for at, alert in alerts:
+        kind = "raised" if isinstance(alert, AlertRaised) else "resolved"
+        harness.log(f"alert {kind} {at - raised_at:+.1f} s from then: {alert.summary}")
+    return [alert for _, alert in alerts]
 
 
 def _raised(asked: Asked) -> int:
@@ -235,7 +243,10 @@ def _verdict(
             (len(first) != 1, f"alerts on the limit of {asked.launches} launches: {len(first)}"),
             (len(second) > 1, f"alerts on the limit of {raised} launches: {len(second)}"),
             (len(on_spend) != 1, f"alerts on the limit of spend: {len(on_spend)}"),
-            (any("next launch" not in alert.summary for alert in first), "the alert does not say when launches go on"),
+            (
+                any("next launch at" not in alert.summary for alert in first),
+                "the alert does not say when launches go on",
+            ),
             (not any(alert.evidence for alert in first), "the alert does not name who reached the limit"),
             (not resolved, "the alert was not resolved when the limit was raised"),
             (not reasons, "no decision has the limit as its reason"),

@@ -125,6 +125,21 @@ async def test_two_planners_raise_one_alert(provisioner: Provisioner) -> None:
     assert await alerts(provisioner) == {AlertRaised: 1, AlertResolved: 0}
 
 
+@locking("store.limits.SEEN")
+async def test_a_plan_raises_no_alert_on_a_limit_that_was_raised_meanwhile(provisioner: Provisioner) -> None:
+    """It would name the former limit, and nobody would resolve it."""
+    await granted(provisioner, launches_per_hour=1)
+    await provisioner.launch()
+    await provisioner.plan()
+    await provisioner.demand(report(3, at=1))
+    await provisioner.database.execute("UPDATE launch_limit SET alerted = '', limited_at = NULL")
+    await provisioner.events()
+    async with stopped_at(provisioner, "decision", provisioner.plan_step()) as planning:
+        await provisioner.declare(two_pools(launches_per_hour=9))
+    await planning
+    assert await alerts(provisioner) == {AlertRaised: 0, AlertResolved: 0}
+
+
 @locking("store.limits.OVER")
 async def test_two_replicas_resolve_one_alert(provisioner: Provisioner) -> None:
     await granted(provisioner, launches_per_hour=1)

@@ -272,3 +272,12 @@ def test_prices_of_a_file() -> None:
         prices_of({"prices": [row, row]})
     with pytest.raises(ValueError, match="not an exact amount"):
         prices_of({"prices": [row | {"per_hour": "$3"}]})
+
+
+def test_an_alert_waits_until_it_can_say_for_how_long() -> None:
+    """Not for a limit of nothing, which no launch has used up."""
+    limit = Limit(scope="account", scope_id="a", launches_per_hour=2)
+    in_flight = headroom(level(limit, launches=2), SMALL, None, TARIFF)[1]
+    known = headroom(level(limit, launches=2, launches_free_at=START), SMALL, None, TARIFF)[1]
+    none = headroom(level(msgspec.structs.replace(limit, launches_per_hour=0)), SMALL, None, TARIFF)[1]
+    assert [each.passing for each in (in_flight, known, none) if each is not None] == [True, False, False]

@@ -48,8 +48,9 @@ async def record(tx: Connection, levels: Sequence[Level], reached: Sequence[Reac
     """Record limits that stop launches, and raise their alerts, which say for how long."""
     by_scope = {(level.limit.scope, level.limit.scope_id): level.limit for level in levels}
     for each in sorted(reached, key=lambda one: (one.scope, one.scope_id)):
-        if await limits.seen(tx, each, fresh_seconds=tariff.hour_seconds * FRESH_HOURS):
-            limit, at = by_scope[each.scope, each.scope_id], await limits.clock(tx)
+        limit = by_scope[each.scope, each.scope_id]
+        if await limits.seen(tx, limit, each, fresh_seconds=tariff.hour_seconds * FRESH_HOURS):
+            at = await limits.clock(tx)
             by = await limits.by_pool(tx, limit, tariff, at)
             await outbox.enqueue(tx, [raised(limit, each, now=at.now, by=by)])
 

@@ -91,7 +91,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
     """A limit that stops launches: its scope, LAUNCHES, SPEND or PRICE, the reason, and when time lifts it, if so.
 
-    `passing`: launches that wait to start have used it up, so that it is not known yet when it lifts.
+    `passing`: launches that wait or are in flight have used it up, so that it is not known yet when it lifts.
     """
 
     scope: str
@@ -203,7 +203,8 @@ def _unpriced(level: Level) -> Reached:
 
 
 def _reached(level: Level, kind: str, text: str, free_at: datetime | None) -> Reached:
-    passing = kind != PRICE and free_at is None and any(level.waiting.values())
+    open_launches = sum(level.waiting.values()) + (level.usage.launches if kind == LAUNCHES else 0)
+    passing = kind != PRICE and free_at is None and open_launches > 0
     scope, scope_id = level.limit.scope, level.limit.scope_id
     return Reached(scope=scope, scope_id=scope_id, kind=kind, text=text, free_at=free_at, passing=passing)
 

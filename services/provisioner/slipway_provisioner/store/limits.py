@@ -30,6 +30,7 @@ from slipway_provisioner.store.tables import launch_limit
 
 L: Final = launch_limit.c
 FIELDS: Final = L[Limit.__struct_fields__]
+_VALUES: Final = ("launches_per_hour", "spend_per_day", "lifetime_seconds", "default_price")
 # Locked by every start under the limit, in the common order, so that replicas decide in turn.
 LOCK: Final = Statement(
     sa.select(*FIELDS)
@@ -129,7 +130,6 @@ DELETE FROM launch_limit l
 WHERE ((scope = 'account' AND scope_id = ANY($1::text[])) OR (scope = 'pool' AND scope_id = ANY($2::text[])))
     AND NOT EXISTS (SELECT FROM ({_DECLARED}) AS d WHERE d.scope = l.scope AND d.id = l.scope_id AND limits <> '{{}}')
 RETURNING scope, scope_id"""
-_VALUES: Final = ("launches_per_hour", "spend_per_day", "lifetime_seconds", "default_price")
 DECLARE: Final = f"""
 INSERT INTO launch_limit AS l (scope, scope_id, {", ".join(_VALUES)})
 SELECT scope, scope_id, {", ".join(_VALUES)} FROM ({_GIVEN}) AS g ORDER BY 1, 2
@@ -140,11 +140,13 @@ POOLS_IN: Final = """
 SELECT DISTINCT pool_id FROM launch_config WHERE account_id = ANY($1::text[]) AND state <> 'archived'"""
 
 _ONE: Final = sa.and_(L.scope == sa.bindparam("in_scope"), L.scope_id == sa.bindparam("in_scope_id"))
-# Not at each decision, of which there may be many a second: the row is locked by starts.
+# Not at each decision, of which there may be many a second: the row is locked by starts. Nor if the decision saw another
+# limit than this one.
 SEEN: Final = Statement(
     sa.update(launch_limit)
     .where(
         _ONE,
+        *(L[name].is_not_distinct_from(sa.bindparam(f"seen_{name}", type_=L[name].type)) for name in _VALUES),
         sa.or_(
             L.alerted == sa.any_(array("replaced", L.alerted)),
             L.limited_at.is_(None),
@@ -277,11 +279,12 @@ async def pools_in(db: Connection, accounts: Iterable[str]) -> set[str]:
     return {row["pool_id"] for row in await db.fetch(POOLS_IN, sorted(accounts))}
 
 
-async def seen(tx: Connection, reached: Reached, *, fresh_seconds: float) -> bool:
+async def seen(tx: Connection, limit: Limit, reached: Reached, *, fresh_seconds: float) -> bool:
     """Record that a limit stops launches; True if an alert has to say so now. The row is locked then."""
     one = {"in_scope": reached.scope, "in_scope_id": reached.scope_id}
     replaced = ["", *KINDS[: KINDS.index(reached.kind)]]
-    alerted = await tx.fetchval(SEEN.text, *SEEN.arguments(**one, replaced=replaced, fresh=fresh_seconds))
+    values = {f"seen_{name}": getattr(limit, name) for name in _VALUES}
+    alerted = await tx.fetchval(SEEN.text, *SEEN.arguments(**one, **values, replaced=replaced, fresh=fresh_seconds))
     if alerted is None or alerted not in replaced or reached.passing:
         return False
     await tx.execute(ALERT.text, *ALERT.arguments(**one, kind=reached.kind))
