@@ -35,7 +35,7 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-faults terraform-runs mutants fuzz readme \
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-faults terraform-runs mutants fuzz readme \
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-before square-wave fairness adaptive clean
 
 help: ## This list
@@ -124,6 +124,9 @@ e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS
 
 drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition, renamed-monitor, poison; SEED=1 SPEED= MUTANT=
 	@$(RUN) -m $(BROKEN) tests.drills
+
+ec2-check: $(READY) ## `slipway account check` against a stand-in for EC2 that lacks one thing after another: ONLY=quota,subnet FAULTS=deny:PassRole SEED=1 MUTANT=
+	@CASE="$(ONLY)" ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
 
 ec2-limits: $(READY) ## Limits of launches and spend under a runaway queue, on a stand-in for EC2: LIMIT=8 SPEND=0.5 SEED=1 FAULTS=lost-reply:0.15 MUTANT=known-launches-uncounted
 	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills

@@ -55,6 +55,7 @@ GET  /accounts                                          read
 GET  /accounts/{account_id}                             read
 GET  /launch-limits                                     read
 GET  /providers/{provider}/classify                     read
+POST /accounts/{account_id}/check                       accounts:write
 POST /accounts/{account_id}/retire                      accounts:write
 POST /accounts/{account_id}/reinstate                   accounts:write
 POST /accounts/{account_id}/confirm-unresponsive        accounts:write

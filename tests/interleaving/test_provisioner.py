@@ -1738,9 +1738,10 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    # In test_consoles.py, test_declarations.py, test_limits.py, test_pacing.py, test_pauses.py, test_provider_keys.py,
-    # test_roll_outs.py, test_sources.py, test_unreachable_accounts.py and test_workspaces.py.
+    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_limits.py, test_pacing.py, test_pauses.py,
+    # test_provider_keys.py, test_roll_outs.py, test_sources.py, test_unreachable_accounts.py and test_workspaces.py.
     elsewhere = (
+        "store.account_checks.",
         *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
         *("store.pacing.", "store.provider_keys.", "store.refused_pauses.", "store.retention.DELETE_ENDED_DEMAND"),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),

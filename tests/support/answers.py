@@ -301,10 +301,20 @@ ACCOUNT: dict[str, Any] = {
     "silent": False,
     "listing_problem": "",
     "passed_at": AT,
+    "checked_at": AT,
+    "problems": 0,
+    "warnings": 0,
     "serving": 9,
     "leaving": 1,
     "unknown_calls": 0,
     "may_still_run": 0,
+}
+FINDING: Final[dict[str, Any]] = {
+    "kind": "identity",
+    "subject": "",
+    "state": "ok",
+    "message": "sim-a",
+    "remedy": "",
 }
 LIMIT = {
     "scope": "account",
@@ -358,7 +368,7 @@ ANSWERS: dict[str, Any] = {
     "state-keys": {"items": [STATE_KEY]},
     "accounts": {"items": [ACCOUNT]},
     "launch-limits": {"items": [LIMIT]},
-    "accounts/sim-a": ACCOUNT | {"machines": [MACHINE]},
+    "accounts/sim-a": ACCOUNT | {"findings": [FINDING], "machines": [MACHINE]},
     "deployment": DEPLOYMENT,
     "recovery": RECOVERY,
     "launch-stops": {"items": []},
@@ -415,6 +425,9 @@ class Services:
         @self.app.post("/{service}/{path:path}")
         async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
             self.received.append((path, body))
+            if path.endswith("/check"):
+                checked: dict[str, Any] = ANSWERS["accounts/sim-a"]
+                return checked
             return {
                 "id": ID,
                 "state": "stopping",

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from slipway_local.ec2.server import ENDPOINTS
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.port import ProviderSettings
@@ -25,12 +26,12 @@ async def with_ec2(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
 
 def body(url: str = "http://127.0.0.1:1", *, credential: Any = "none", **settings: Any) -> dict[str, Any]:
     """Declaration of an account of EC2 and a pool in it, whose launch config has these settings."""
-    declaration = declared(settings={"endpoint_url": url, "sts_endpoint_url": url})
+    declaration = declared(settings=dict.fromkeys(ENDPOINTS, url))
     declaration["accounts"][0] |= {
         "provider": "aws",
         "region": "us-east-1",
         "credential": credential,
-        "settings": {"endpoint_url": url, "sts_endpoint_url": url},
+        "settings": dict.fromkeys(ENDPOINTS, url),
     }
     declaration["worker_pools"][0]["mode"] = "enforce"
     declaration["worker_pools"][0]["launch_configs"][0] |= {"zone": "use1-az4", "settings": settings}

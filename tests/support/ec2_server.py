@@ -23,7 +23,8 @@ class Received(msgspec.Struct, frozen=True):
 
     @property
     def action(self) -> str:
-        return self.parameters["Action"]
+        """Of EC2 and STS a parameter, of services with JSON a header."""
+        return self.parameters.get("Action") or self.headers["x-amz-target"].rpartition(".")[2]
 
     def listed(self, prefix: str) -> list[str]:
         """Values of a list, such as InstanceId.1, InstanceId.2."""

@@ -20,6 +20,7 @@ from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.worker import Outcome, WorkerEvent, WorkerLaunchFailed, WorkerLost
+from slipway_local.ec2.server import ENDPOINTS
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import calls
@@ -157,7 +158,7 @@ class Play:
             "NoCredentialsError": {"environment": "SLIPWAY_NOT_SET"},
             "CredentialRetrievalError": {"file": "/nonexistent"},
         }.get(code, {"environment": "CI_AWS"})
-        settings = {"endpoint_url": url, "sts_endpoint_url": url}
+        settings = dict.fromkeys(ENDPOINTS, url)
         seconds = 0.5 if code in ("ConnectTimeoutError", "ReadTimeoutError") else 60.0
         return settings, credential, seconds
 

@@ -35,6 +35,7 @@ from slipway_provisioner.http import (
 from slipway_provisioner.http import consoles as console_routes
 from slipway_provisioner.http import providers as provider_routes
 from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, unleased
+from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
@@ -103,6 +104,7 @@ def build(settings: Settings) -> Service:
             Loop(roll_out.LOOP, roll_out.roll_out_next),
             Loop(consoles.LOOP, partial(consoles.fetch_next, settings=settings, providers=providers)),
             Loop(reap.LOOP, reap.Reaper(settings, providers).reap_due),
+            Loop("check-accounts", AccountChecks(settings, providers).step),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),
             *(Loop(f"work-{name}", partial(work, provider=provider)) for name, provider in providers.items()),

@@ -64,6 +64,8 @@ class Settings(SignalSettings):
     console_retry_seconds: float = 60.0
     """Time after which the console output of a machine that never registered is asked for again, if its provider had
     none; it doubles with each attempt."""
+    account_check_seconds: float = 3600.0
+    """Interval between two checks of an account: identity, permissions, quotas, subnets and images."""
     sweep_seconds: float = 600.0
     """Interval at which every pool is planned and its counters are verified, at the latest."""
     unavailable_attempt_seconds: float = 30.0

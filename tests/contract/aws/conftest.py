@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from slipway_common.base.ids import new_id
+from slipway_local.ec2.server import ENDPOINTS
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.pacing import LocalBuckets
@@ -28,7 +29,7 @@ class Cloud(msgspec.Struct, frozen=True):
     server: Ec2Server
 
     def account(self, *, credential: dict[str, Any] | None = None, **settings: Any) -> Account:
-        urls = {"endpoint_url": self.server.url, "sts_endpoint_url": self.server.url}
+        urls = dict.fromkeys(ENDPOINTS, self.server.url)
         return Account(
             id="ci/aws",
             deployment="deployment-1",

@@ -197,6 +197,7 @@ async def test_only_what_is_read_of_an_instance_is_parsed(cloud: Cloud) -> None:
     """A whole instance takes three times as long."""
     whole = instance("i-1", tags={"a": "b"}, reason="Client.InternalError", spot=True)
     more = "<imageId>ami-1</imageId><networkInterfaceSet><item><status>in-use</status></item></networkInterfaceSet>"
+    more += "<instanceType>m5.large</instanceType>"
     cloud.server.answers(described(whole.removesuffix("</item>") + more + "</item>"))
     reply = await cloud.provider.caller.call(cloud.account(), calls.LIST)
     (found,) = replies.instances(reply)

@@ -4,15 +4,16 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import slipway_provisioner.providers.aws as package
 from slipway_provisioner.providers.aws import remains
 from slipway_provisioner.providers.aws.adapter import Ec2
-from slipway_provisioner.providers.aws.calls import CALLS, CREDENTIAL_OPERATIONS, policy
+from slipway_provisioner.providers.aws.calls import CALLS, CHECKS, CREDENTIAL_OPERATIONS, policy
 from slipway_provisioner.providers.port import ProviderSettings
 from tests.contract.aws.conftest import Cloud, request
-from tests.support.ec2_server import caller, checked, described, instance, launched, reply, zones
+from tests.support.ec2_server import Reply, caller, checked, described, error, instance, launched, reply, zones
 
 FOLDER = Path(package.__path__[0])
 
@@ -47,6 +48,11 @@ async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: py
         ),
         DeleteVolume=reply("DeleteVolume", "<return>true</return>"),
         DeleteNetworkInterface=reply("DeleteNetworkInterface", "<return>true</return>"),
+        DescribeSubnets=reply("DescribeSubnets", "<subnetSet/>"),
+        DescribeImages=error("UnauthorizedOperation", "Encoded authorization failure message: abc", 403),
+        DescribeInstanceTypes=reply("DescribeInstanceTypes", "<instanceTypeSet/>"),
+        DecodeAuthorizationMessage=error("AccessDenied", status=403, sts=True),
+        GetServiceQuota=Reply('{"Quota": {"Value": 5}}', headers={"content-type": "application/x-amz-json-1.1"}),
     )
     account, asked = cloud.account(), request()
     try:
@@ -60,6 +66,7 @@ async def test_the_provider_makes_the_listed_calls(cloud: Cloud, monkeypatch: py
         await provider.identity(account)
         await provider.health(account)
         await provider.clean_up(account)
+        await provider.check(msgspec.structs.replace(account, identity="1"), [{**asked.config, "name": "a"}])
     finally:
         await provider.close()
     assert set(cloud.server.actions()) == {call.operation for call in CALLS}
@@ -81,9 +88,18 @@ def test_calls_are_made_in_one_place() -> None:
 
 def test_the_policy_allows_these_calls() -> None:
     """GetCallerIdentity needs no permission, and a launch needs to tag."""
-    listed = {f"ec2:{call.operation}" for call in CALLS if call.service == "ec2"}
+    listed = {call.action for call in CALLS} - {"sts:GetCallerIdentity"}
+    assert "servicequotas:GetServiceQuota" in listed
     assert actions(policy()) == listed | {"ec2:CreateTags"}
     assert actions(policy(machine_role="arn:aws:iam::1:role/m")) == listed | {"ec2:CreateTags", "iam:PassRole"}
+
+
+def test_calls_of_checks_are_a_statement_of_their_own() -> None:
+    """Without it nothing is lost but findings of the check."""
+    (checks,) = [s for s in policy()["Statement"] if s["Sid"] == "Check"]
+    assert set(checks["Action"]) == {call.action for call in CHECKS}
+    rest = {"Statement": [s for s in policy()["Statement"] if s["Sid"] != "Check"]}
+    assert not actions(rest) & {*checks["Action"]}
 
 
 def test_the_policy_ends_only_what_slipway_has_made() -> None:

@@ -21,7 +21,7 @@ from slipway_local.ec2.facts import Call as Ec2Call
 from slipway_local.ec2.facts import InstanceCreated as Ec2Created
 from slipway_local.ec2.facts import Launch
 from slipway_local.ec2.facts import Reply as Ec2Reply
-from slipway_local.ec2.server import EmbeddedEc2
+from slipway_local.ec2.server import ENDPOINTS, EmbeddedEc2
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
@@ -205,7 +205,7 @@ async def aws_setup(ec2_server: EmbeddedEc2, monkeypatch: pytest.MonkeyPatch) ->
     zone, made = "us-east-1a", list[Ec2]()
 
     def at(address: str) -> Account:
-        own = {"endpoint_url": address, "sts_endpoint_url": address}
+        own = dict.fromkeys(ENDPOINTS, address)
         credential = {"environment": "TEST_AWS"}
         identity = "123456789012"  # of moto
         return replace(

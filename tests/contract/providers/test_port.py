@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.domain.account_check import CheckState
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.port import Accepted, OutcomeUnknown, Provider, Refused
@@ -272,6 +273,39 @@ async def test_cleaning_up_spares_live_instances(setup: Setup) -> None:
     assert await setup.listed() == {*created}
 
 
+# Checks
+
+
+def named_config(setup: Setup) -> dict[str, Any]:
+    return {**setup.request().config, "name": "linux/a"}
+
+
+async def test_a_check_of_a_good_account(setup: Setup) -> None:
+    """It finds no problem, and says who we are. A subject has one finding."""
+    found = await setup.provider.check(setup.account, [named_config(setup)])
+    assert [finding for finding in found if finding.is_problem] == []
+    states = {finding.key: finding.state for finding in found}
+    assert len(states) == len(found)
+    assert states["identity", ""] is CheckState.OK
+
+
+async def test_a_check_names_a_foreign_account(setup: Setup) -> None:
+    """With both identities and what to do."""
+    declared = replace(setup.account, identity="declared by mistake")
+    found = {f.key: f for f in await setup.provider.check(declared, [named_config(setup)])}
+    identity = found["identity", ""]
+    assert identity.is_problem
+    assert setup.account.identity in identity.message
+    assert "declared by mistake" in identity.message
+    assert all(finding.remedy for finding in found.values() if finding.is_problem)
+
+
+async def test_a_check_changes_nothing(setup: Setup) -> None:
+    created = await setup.create(setup.request(2))
+    assert "the-secret" not in repr(await setup.provider.check(setup.account, [named_config(setup)]))
+    assert await setup.listed() == {*created}
+
+
 # Restart of the provisioner
 
 
@@ -335,6 +369,7 @@ CALLS: dict[str, Callable[[Provider, Account, Setup], Awaitable[Any]]] = {
     "terminate": lambda provider, account, setup: provider.terminate(account, ["1-1-nobody"]),
     "identity": lambda provider, account, setup: provider.identity(account),
     "health": lambda provider, account, setup: provider.health(account),
+    "check": lambda provider, account, setup: provider.check(account, [named_config(setup)]),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from typer.main import get_command
@@ -154,6 +154,59 @@ def test_an_account_with_what_may_still_run(url: str) -> None:
     assert shown[-1].endswith("tag slipway-batch=BATCH")
 
 
+WELL: Final = {"kind": "identity", "subject": "", "state": "ok", "message": "1 (arn:aws:iam::1:user/a)", "remedy": ""}
+BAD: Final = {
+    "kind": "permission",
+    "subject": "iam:PassRole",
+    "state": "problem",
+    "message": "denied\x1b[2J on arn:aws:iam::1:role/m",
+    "remedy": "allow iam:PassRole in the policy",
+}
+OLD: Final = {"kind": "credential", "subject": "", "state": "warning", "message": "temporary", "remedy": "use a role"}
+# findings, exit code, last line
+CHECKS = [
+    ([WELL], 0, "account sim-a: 0 problems"),
+    ([OLD, WELL], 0, "account sim-a: 0 problems, 1 warning"),
+    ([BAD, OLD, WELL], 3, "account sim-a: 1 problem, 1 warning"),
+]
+
+
+@pytest.mark.parametrize(("findings", "exit_code", "last"), CHECKS)
+def test_a_check_of_an_account(
+    services: Services,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    findings: list[dict[str, str]],
+    exit_code: int,
+    last: str,
+) -> None:
+    """A table of all findings, a line for each remedy, and exit code 3 for a problem alone."""
+    states = [finding["state"] for finding in findings]
+    numbers = {"problems": states.count("problem"), "warnings": states.count("warning")}
+    monkeypatch.setitem(ANSWERS, "accounts/sim-a", ACCOUNT | numbers | {"findings": findings, "machines": []})
+    checked = slipway("account", "check", "sim-a", url=url)
+    assert services.received == [("accounts/sim-a/check", {})]
+    assert checked.exit_code == exit_code
+    lines = checked.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1 : len(findings) + 1]] == states
+    remedies = [f"{f['kind']} {f['subject']}".strip() + f": {f['remedy']}" for f in findings if f["remedy"]]
+    assert lines[len(findings) + 1 :] == [*([""] if remedies else []), *remedies, "", last]
+    assert "\x1b" not in checked.stdout
+    read = slipway("account", "check", "sim-a", "-o", "json", url=url)
+    assert (read.exit_code, json.loads(read.stdout)["findings"]) == (exit_code, findings)
+    shown = slipway("account", "show", "sim-a", url=url)
+    assert all(remedy in shown.stdout for remedy in remedies)
+
+
+def test_an_account_that_was_never_checked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = ACCOUNT | {"checked_at": None}
+    monkeypatch.setitem(ANSWERS, "accounts", {"items": [new]})
+    monkeypatch.setitem(ANSWERS, "accounts/sim-a", new | {"findings": [], "machines": []})
+    row = slipway("account", "ls", url=url).stdout.splitlines()[1].split()
+    assert row[4:8] == ["reachable", "-", "-", "9"]
+    assert "not checked yet" in slipway("account", "show", "sim-a", url=url).stdout
+
+
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
@@ -241,7 +294,7 @@ def test_advice_prefers_ways_to_pass_a_token_that_ps_does_not_show() -> None:
 TABLES = [
     ("pool ls", "pools", "linux enforce 0–60 9 2 min 3 12 10 2"),
     ("lc ls", "launch-configs", "zone-a 3f2c9a active healthy 0.5 3 4 53 50 6 sim-a"),
-    ("account ls", "accounts", "sim-a simulated sim-1 reachable 9 1 0 0"),
+    ("account ls", "accounts", "sim-a simulated sim-1 sim-a reachable 0 2026-08-01 14:03 9 1 0 0"),
     ("account limits", "launch-limits", "account sim-a 17 + 3 waiting of 20 0 12.5 of 60 47.5 launches"),
     ("worker ls", "workers", f"{ID} linux {CONFIG_ID} running 2 min i-7"),
     ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),

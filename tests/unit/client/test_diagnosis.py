@@ -315,6 +315,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "once they are known to be dead: slipway account confirm-unresponsive sim-a",
     ),
     (
+        "checked account",
+        {"accounts": [ACCOUNT | {"problems": 2, "checked_at": at(-60)}]},
+        WARN,
+        "accounts sim-a had 2 problems when it was checked at 14:29:00",
+        "slipway account check sim-a",
+    ),
+    (
         "account",
         {"configs": [TRIPPED, CONFIG | {"pool_id": "other", "account_id": "sim-b"}, CONFIG | {"account_id": "sim-b"}]},
         WARN,

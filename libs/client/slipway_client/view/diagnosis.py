@@ -327,6 +327,10 @@ def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding
         open_ = f"{count(account['unknown_calls'], 'unknown call')}, {count(account['leaving'], 'worker')} to terminate"
         remedy = f"if it will never answer again: slipway account retire {id_} --reason …"
         yield Finding(FAIL, "accounts", f"{id_} has not answered{since}: {open_}", remedy)
+    elif account["problems"]:
+        checked = moments.clock(moments.at(account["checked_at"]), now)
+        detail = f"{id_} had {count(account['problems'], 'problem')} when it was checked at {checked}"
+        yield Finding(WARN, "accounts", detail, f"slipway account check {id_}")
     if account["silent"]:
         remedy = f"once they are known to be dead: slipway account confirm-unresponsive {id_} --reason …"
         yield Finding(FAIL, "accounts", f"so many workers of {id_} are silent that none is stopped", remedy)

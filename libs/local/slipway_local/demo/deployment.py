@@ -51,6 +51,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "resend_seconds": 30,
         "reap_seconds": 10,
         "console_retry_seconds": 60,
+        "account_check_seconds": 3600,
         "sweep_seconds": 600,
         "unavailable_attempt_seconds": 30,
         "weight_half_life_seconds": 600,

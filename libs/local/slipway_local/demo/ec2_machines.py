@@ -19,7 +19,7 @@ from slipway_local.demo import agents
 from slipway_local.demo.agents import AgentProcess
 from slipway_local.demo.deployment import Deployment
 from slipway_local.ec2 import facts as ec2
-from slipway_local.ec2.server import EmbeddedEc2
+from slipway_local.ec2.server import ENDPOINTS, EmbeddedEc2
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import fact_file, facts
 from slipway_simulator.notation import Fault
@@ -64,8 +64,8 @@ class Ec2Machines:
         queue_url = f"{self.deployment.url('simulator')}/queue"
         for account in body["accounts"]:
             if account["provider"] == "aws":
-                urls = {"endpoint_url": self.server.url, "sts_endpoint_url": self.server.url, "queue_url": queue_url}
-                account["settings"] |= urls | {"identity_certificates": self._certificates}
+                own = dict.fromkeys(ENDPOINTS, self.server.url)
+                account["settings"] |= own | {"queue_url": queue_url, "identity_certificates": self._certificates}
         return parse(body)
 
     async def start(self, supervisor: Supervisor) -> None:

@@ -46,6 +46,7 @@ OWN_FAMILIES: Final = ("dl", "f", "hpc", "inf", "mac", "p", "trn", "u", "x")
 GRAPHICS: Final = ("g", "gr", "vt")
 STANDARD: Final = "acdhimrtz"
 VCPUS: Final = {"nano": 1, "micro": 1, "small": 1, "medium": 1, "large": 2, "xlarge": 4, "metal": 96}
+CLOCK_SECONDS_MAX: Final = 300  # difference of the clocks from which calls are refused
 NO_SPOT: Final = "There is no Spot capacity available that matches your request."
 
 
@@ -197,7 +198,7 @@ def decide_launch(cloud: Cloud, launch: Launch, effects: Effects, *, now: float)
     honoured = bool(launch.token) and cloud.rules.honours_tokens and not effects.ignore_token
     if honoured and cloud.rules.tokens_first and (repeated := _repeated(cloud, launch)):
         return repeated
-    _check(cloud, launch, effects)
+    check(cloud, launch, effects)
     room = _room(cloud, launch, effects, now)
     if honoured and not cloud.rules.tokens_first and (repeated := _repeated(cloud, launch)):
         return repeated
@@ -224,14 +225,17 @@ def _repeated(cloud: Cloud, launch: Launch) -> Repeated | None:
     return Repeated(used.instance_ids)
 
 
-def _check(cloud: Cloud, launch: Launch, effects: Effects) -> None:
+def check(cloud: Cloud, launch: Launch, effects: Effects, *, is_dry: bool = False) -> None:
+    """Check the parameters of a launch; of a dry run not what may change until a launch. Raises Refused."""
     if not 1 <= launch.least <= launch.count:
         raise Refused("InvalidParameterValue", "MinCount has to be between 1 and MaxCount")
     if launch.count > INSTANCES_MAX:
         raise Refused("InvalidParameterValue", f"at most {INSTANCES_MAX} instances may be launched by one call")
     if cloud.rules.images.get(launch.image, Image()).bad == "not_found":
         raise Refused("InvalidAMIID.NotFound", f"The image id '[{launch.image}]' does not exist")
-    if launch.subnet in effects.full_subnets:
+    if launch.image in effects.unshared_images:
+        raise Refused("AuthFailure", f"Not authorized for images: [{launch.image}]", 400)
+    if not is_dry and effects.full_subnets & {launch.subnet, launch.zone}:
         raise Refused(
             "InsufficientFreeAddressesInSubnet",
             f"There are not enough free addresses in subnet '{launch.subnet}' to satisfy the requested number of "
@@ -242,10 +246,15 @@ def _check(cloud: Cloud, launch: Launch, effects: Effects) -> None:
 def _room(cloud: Cloud, launch: Launch, effects: Effects, now: float) -> float:
     """Instances that quota and capacity admit, at least the minimum of the call. Raises Refused."""
     kind, spot = family(launch.instance_type), launch.lifecycle == "spot"
-    quota = cloud.rules.account(launch.account).quota.get(f"{kind}/spot" if spot else kind, inf)
+    name = f"{kind}/spot" if spot else kind
+    quota = cloud.rules.account(launch.account).quota.get(name, inf)
     if launch.account in effects.quota_used_up:
         quota = 0
-    admitted = (quota - _vcpus_in_use(cloud, launch)) // vcpus(launch.instance_type) if quota < inf else inf
+    admitted = (
+        (quota - vcpus_in_use(cloud, launch.account, launch.region, name)) // vcpus(launch.instance_type)
+        if quota < inf
+        else inf
+    )
     if admitted < launch.least:
         if spot:
             raise Refused("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -282,14 +291,16 @@ def capacity_keys(zone: str, instance_type: str, lifecycle: str) -> tuple[str, s
     return zone, f"{zone}/{instance_type}", f"{zone}/{instance_type}/{lifecycle}"
 
 
-def _vcpus_in_use(cloud: Cloud, launch: Launch) -> int:
+def vcpus_in_use(cloud: Cloud, account: str, region: str, quota: str) -> int:
+    """vCPUs of live instances that count towards a quota, such as `standard` or `standard/spot`."""
+    kind, _, lifecycle = quota.partition("/")
     return sum(
         vcpus(instance.created.instance_type)
         for instance in cloud.instances.values()
         if instance.lives
-        and (instance.created.account, instance.created.region) == (launch.account, launch.region)
-        and instance.created.lifecycle == launch.lifecycle
-        and family(instance.created.instance_type) == family(launch.instance_type)
+        and (instance.created.account, instance.created.region) == (account, region)
+        and instance.created.lifecycle == (lifecycle or "on-demand")
+        and family(instance.created.instance_type) == kind
     )
 
 
@@ -318,7 +329,7 @@ def latency_seconds(cloud: Cloud, action: str, effects: Effects, rng: Random) ->
 
 def injected(effects: Effects, action: str, rng: Random) -> Refused | None:
     """Refusal by a fault, if one applies to this call."""
-    if effects.expired:
+    if effects.expired or abs(effects.clock_seconds) >= CLOCK_SECONDS_MAX:
         return Refused("RequestExpired", "Request has expired.")
     for refusal in effects.refusals:
         if refusal.action == action and rng.random() < refusal.ratio:

@@ -26,11 +26,17 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """Combined effects of all active faults. `no_capacity` and `interrupted`: keys of capacity."""
+    """Combined effects of all active faults. `no_capacity` and `interrupted`: keys of capacity. `clock_seconds`: by how
+    much the cloud's clock is ahead."""
 
     no_capacity: frozenset[str] = frozenset()
     quota_used_up: frozenset[str] = frozenset()
     full_subnets: frozenset[str] = frozenset()
+    denied: frozenset[str] = frozenset()
+    unshared_images: frozenset[str] = frozenset()
+    identity: str = ""
+    session_seconds: float | None = None
+    clock_seconds: float = 0.0
     bad_images: frozenset[str] = frozenset()
     interrupted: frozenset[str] = frozenset()
     refusals: tuple[Refusal, ...] = ()
@@ -52,6 +58,13 @@ def seconds(value: str) -> float:
     if not number >= 0.0:
         raise ValueError(f"{value} is below 0")
     return number
+
+
+def account(value: str) -> str:
+    """Argument that is an account number."""
+    if not value.isascii() or not value.isdecimal():
+        raise ValueError("the account number is missing")
+    return value
 
 
 def _refusal(value: str) -> tuple[Refusal, ...]:
@@ -92,8 +105,33 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
     ),
     "subnet": Kind(
         "subnet:SUBNET[:WINDOW]",
-        "the subnet has no free addresses",
+        "the subnet has no free addresses; a zone's name stands for its default subnet",
         lambda e, value: changed(e, full_subnets=e.full_subnets | named(value)),
+    ),
+    "deny": Kind(
+        "deny:ACTION[:WINDOW]",
+        "no policy allows the action, such as RunInstances, CreateTags, PassRole or GetServiceQuota",
+        lambda e, value: changed(e, denied=e.denied | named(value)),
+    ),
+    "unshared-image": Kind(
+        "unshared-image:IMAGE[:WINDOW]",
+        "the image is not shared with any account",
+        lambda e, value: changed(e, unshared_images=e.unshared_images | named(value)),
+    ),
+    "identity": Kind(
+        "identity:ACCOUNT[:WINDOW]",
+        "the credentials belong to this account, as far as GetCallerIdentity says",
+        lambda e, value: changed(e, identity=account(value)),
+    ),
+    "session": Kind(
+        "session:SECONDS[:WINDOW]",
+        "sessions of roles that are assumed meanwhile last this long, in real time",
+        lambda e, value: changed(e, session_seconds=seconds(value)),
+    ),
+    "clock": Kind(
+        "clock:SECONDS[:WINDOW]",
+        "the cloud's clock is ahead, or behind for a number below 0; from 300 on it refuses every call",
+        lambda e, value: changed(e, clock_seconds=float(value)),
     ),
     "refuse": Kind(
         "refuse:ACTION/CODE[/RATIO][:WINDOW]",

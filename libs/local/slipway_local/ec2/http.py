@@ -1,5 +1,6 @@
-"""HTTP of the stand-in: EC2 and STS at `/`, the machines' metadata below `/imds`, and operators' routes."""
+"""HTTP of the stand-in: EC2, STS and Service Quotas at `/`, metadata of machines below `/imds`, operators' routes."""
 
+from email.utils import formatdate
 from typing import Annotated, Any
 
 import msgspec
@@ -51,11 +52,15 @@ def install(app: FastAPI) -> None:
 
 @router.post("/")
 async def call(request: Request, playing: Playing) -> Response:
-    """Answer a call to EC2 or STS."""
-    answer = await playing.answer(await request.body(), request.headers.get("authorization", ""))
+    """Answer a call to EC2, STS or Service Quotas."""
+    headers = request.headers
+    answer = await playing.answer(
+        await request.body(), headers.get("authorization", ""), headers.get("x-amz-target", "")
+    )
     if answer.lost and request.client:
         await drop((request.client.host, request.client.port))
-    return Response(answer.text, status_code=answer.status, media_type=answer.media_type)
+    date = formatdate(playing.history.now() + playing.history.effects().clock_seconds, usegmt=True)
+    return Response(answer.text, status_code=answer.status, media_type=answer.media_type, headers={"date": date})
 
 
 @router.put("/imds/{instance_id:id}/latest/api/token")

@@ -70,6 +70,7 @@ def main() -> None:
         ws="none",
         log_config=None,
         access_log=False,
+        date_header=False,  # that of an answer is of the cloud's clock
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )

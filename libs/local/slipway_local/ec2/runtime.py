@@ -7,16 +7,18 @@ instances of another are known.
 import asyncio
 import base64
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import Final
 from urllib.parse import urlencode
+from xml.sax.saxutils import escape
 
 import msgspec
 
 from slipway_common.base.ids import new_id
-from slipway_local.ec2 import boot, cloud, listing, shown, wire
+from slipway_local.ec2 import accounts, boot, cloud, listing, permissions, shown, wire
 from slipway_local.ec2.buckets import Buckets
 from slipway_local.ec2.cloud import Granted
 from slipway_local.ec2.facts import Call, Cleared, InstanceCreated, Launch, Reply, Tagged
@@ -87,11 +89,11 @@ class StandIn:
 
     # Calls
 
-    async def answer(self, body: bytes, authorization: str) -> HttpAnswer:
-        """Answer a call to EC2 or STS."""
+    async def answer(self, body: bytes, authorization: str, target: str = "") -> HttpAnswer:
+        """Answer a call to EC2, STS or Service Quotas."""
         request_id = new_id()
         try:
-            request = wire.read(body, authorization)
+            request = wire.read(body, authorization, target)
         except Refused as refused:
             return HttpAnswer(refused.status, wire.error(refused, "ec2", request_id))
         scope = scope_of(request)
@@ -115,7 +117,7 @@ class StandIn:
         try:
             text, reply = await self._admitted(request, body, call_id, account, rng)
         except Refused as refused:
-            answer = HttpAnswer(refused.status, wire.error(refused, request.service, request_id))
+            answer = HttpAnswer(refused.status, wire.error(refused, request.service, request_id), media_type(request))
             reply = Reply(
                 at=self.now(),
                 call_id=call_id,
@@ -125,7 +127,7 @@ class StandIn:
                 message=refused.message,
             )
         else:
-            answer = HttpAnswer(200, text)
+            answer = HttpAnswer(200, text, media_type(request))
         effects = self.history.effects()
         if request.action in EFFECTFUL:
             if rng.random() < effects.lost_reply_ratio:
@@ -146,13 +148,18 @@ class StandIn:
             effects = msgspec.structs.replace(effects, expired=True)
         if refused := cloud.injected(effects, request.action, rng):
             raise refused
+        permissions.check(request, account, effects)
         if request.service == "ec2":
             self._buckets.admit(account, request, self.history.cloud.rules, effects, self.now())
         reply = Reply(at=self.now(), call_id=call_id, account=account, action=request.action, code="OK")
+        if request.service in wire.JSON_SERVICES:
+            code = request.parameters.get("QuotaCode", "")
+            found = accounts.quota(self.history.cloud, effects, account, request.region, code)
+            return json.dumps(found), reply
         if request.service != "ec2":
-            return await self._session(request, body), reply
+            return await self._session(request, body, account), reply
         if request.parameters.get("DryRun") == "true" or request.action in NOT_PLAYED:
-            return await self._dry(request, body), reply
+            return await self._dry(request, reply, effects), reply
         match request.action:
             case "RunInstances":
                 return await self._run(request, reply, rng)
@@ -162,6 +169,11 @@ class StandIn:
                 return self._describe(request, account, effects, rng), reply
             case "GetConsoleOutput":
                 return await self._console(request, account), reply
+            case "DescribeSubnets":
+                return accounts.subnets(await self._forward(request, body), effects), reply
+            case "DescribeImages":
+                found_images = accounts.images(self.history.cloud, effects, request)
+                return wire.answer("DescribeImages", found_images, new_id()), reply
             case "CreateTags":
                 text = await self._forward(request, body)
                 self._tag(request, account)
@@ -177,15 +189,32 @@ class StandIn:
             raise wire.refusal(wire.parse(response.content), response.status_code)
         return response.text
 
-    async def _dry(self, request: Request, body: bytes) -> str:
-        if request.action in NOT_PLAYED:
-            raise Refused("UnsupportedOperation", f"the stand-in does not support {request.action}")
-        return await self._forward(request, body)
+    async def _dry(self, request: Request, reply: Reply, effects: Effects) -> str:
+        """Answer a dry run, which is always an error. Raises Refused."""
+        match request.action:
+            case action if action in NOT_PLAYED:
+                raise Refused("UnsupportedOperation", f"the stand-in does not support {request.action}")
+            case "RunInstances":
+                launch = await self._read_launch(request, reply)
+                cloud.check(self.history.cloud, launch, effects, is_dry=True)
+                await self.moto.call(scope_of(request), "RunInstances", _of_moto(request, launch))
+            case "TerminateInstances":
+                ids = request.numbered("InstanceId")
+                listing.by_ids(self.history.cloud, reply.account, request.region, ids, now=self.now())
+        raise Refused("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
 
-    async def _session(self, request: Request, body: bytes) -> str:
+    async def _session(self, request: Request, body: bytes, account: str) -> str:
         """Answer STS, and remember for how long the credentials of an assumed role are valid."""
-        text = await self._forward(request, body)
+        if request.action == "DecodeAuthorizationMessage":
+            inner = escape(permissions.decoded(request.parameters.get("EncodedMessage", "")))
+            result = f"<DecodeAuthorizationMessageResult><DecodedMessage>{inner}</DecodedMessage>"
+            return wire.answer(request.action, f"{result}</DecodeAuthorizationMessageResult>", new_id())
+        text, effects = await self._forward(request, body), self.history.effects()
+        if request.action == "GetCallerIdentity":
+            return accounts.identity(text, account, effects)
         session_seconds = self.history.cloud.rules.session_seconds
+        if effects.session_seconds is not None:
+            session_seconds = effects.session_seconds
         if session_seconds is None or not request.action.startswith("AssumeRole"):
             return text
         root = wire.parse(text)
@@ -258,9 +287,7 @@ class StandIn:
         """Create the instances in moto, which launches MinCount, and knows neither the tags of interfaces nor that the
         first one ends with its instance. Raises Refused."""
         scope = scope_of(request)
-        parameters = dict(request.parameters) | {"MinCount": str(count), "MaxCount": str(count)}
-        if parameters.pop("Placement.AvailabilityZoneId", ""):
-            parameters["Placement.AvailabilityZone"] = launch.zone
+        parameters = _of_moto(request, launch) | {"MinCount": str(count), "MaxCount": str(count)}
         root = await self.moto.call(scope, "RunInstances", parameters)
         reservation = root.findtext("reservationId", "")
         zone_id = self.zone_ids[launch.zone]
@@ -337,9 +364,21 @@ class StandIn:
         return total
 
 
+def media_type(request: Request) -> str:
+    return "application/x-amz-json-1.1" if request.service in wire.JSON_SERVICES else "text/xml"
+
+
 def fingerprint(parameters: Mapping[str, str]) -> str:
     """Fingerprint of all parameters of a call."""
     return hashlib.sha256(urlencode(sorted(parameters.items())).encode()).hexdigest()[:16]
+
+
+def _of_moto(request: Request, launch: Launch) -> dict[str, str]:
+    """Parameters of a launch for moto, which knows no ids of zones, and has no instance profiles unless IAM is
+    played."""
+    unknown = ("Placement.AvailabilityZoneId", "IamInstanceProfile.")
+    known = {name: value for name, value in request.parameters.items() if not name.startswith(unknown)}
+    return known | ({"Placement.AvailabilityZone": launch.zone} if launch.token_zone else {})
 
 
 def _count(text: str) -> int:

@@ -12,6 +12,8 @@ from slipway_local.servers.ports import free_ports
 from slipway_local.servers.supervisor import Service, http_ready
 
 NAME: Final = "ec2"
+ENDPOINTS: Final = ("endpoint_url", "sts_endpoint_url", "quotas_endpoint_url")
+"""Settings of an account whose URL is that of the stand-in."""
 START_SECONDS: Final = 120.0  # moto's first call takes seconds, more on a busy machine
 
 

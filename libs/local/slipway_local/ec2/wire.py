@@ -3,6 +3,7 @@
 The stand-in interprets only what it decides itself; everything else goes to moto as it came.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -13,6 +14,8 @@ from xml.sax.saxutils import escape
 import msgspec
 
 NAMESPACE: Final = "http://ec2.amazonaws.com/doc/2016-11-15/"
+JSON_SERVICES: Final = ("servicequotas",)
+"""Services with JSON instead of EC2's form and XML, by their names in signatures."""
 _CREDENTIAL: Final = re.compile(r"Credential=([^/,\s]+)/[^/,\s]+/([^/,\s]+)/([^/,\s]+)/aws4_request")
 # HTTP status of codes whose status is not 400, as EC2 answers them.
 STATUS: Final = {
@@ -72,11 +75,16 @@ class Request(msgspec.Struct, frozen=True):
         return found
 
 
-def read(body: bytes, authorization: str) -> Request:
-    """Read a request. Raises Refused if it is not signed or names no action."""
+def read(body: bytes, authorization: str, target: str = "") -> Request:
+    """Read a request. That of a service with JSON has its action in the header `target`. Raises Refused if it is not
+    signed or names no action."""
     match = _CREDENTIAL.search(authorization)
     if match is None:
         raise Refused("MissingAuthenticationToken", "Request is missing Authentication Token", 403)
+    if target:
+        parameters = {name: str(value) for name, value in json.loads(body or b"{}").items()}
+        action = target.rpartition(".")[2]
+        return Request(action, parameters, access_key=match[1], region=match[2], service=match[3])
     parameters = dict(parse_qsl(body.decode(), keep_blank_values=True))
     action = parameters.get("Action", "")
     if not action:
@@ -102,6 +110,8 @@ def _number(name: str) -> re.Pattern[str]:
 
 def error(refused: Refused, service: str, request_id: str) -> str:
     """Body of an error answer."""
+    if service in JSON_SERVICES:
+        return json.dumps({"__type": refused.code, "message": refused.message})
     text = f"<Code>{escape(refused.code)}</Code><Message>{escape(refused.message)}</Message>"
     if service == "ec2":
         inner = f"<Errors><Error>{text}</Error></Errors><RequestID>{request_id}</RequestID>"

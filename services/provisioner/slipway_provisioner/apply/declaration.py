@@ -117,6 +117,7 @@ async def _prepared(db: Connection, declared: Declared, request: Request, provid
     serving = await declarations.serving(db, seen.pools)
     writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving), providers)
     await provider_keys.fill_in(db, writes, declared.accounts, providers)
+    await provider_keys.check_users(db, writes, providers)
     if request.action != "rollback":  # which refuses what is tripped, unless it is forced
         writes.dangers += await _tripped(db, writes.replacements)
     return Prepared(writes=writes, scope=scope, seen=seen)

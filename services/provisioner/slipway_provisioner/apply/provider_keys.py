@@ -1,6 +1,7 @@
 """Keys and problems of revisions of launch configs, as their providers see them: keys of capacity and of quotas."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -9,7 +10,7 @@ from slipway_common.events.scopes import capacity_key, lifecycle_of
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.comparison import AccountRow, Writes
 from slipway_provisioner.domain.declaration import DeclarationRefused
-from slipway_provisioner.domain.revisions import PROVIDER_KEYS, RevisionKeys, RevisionRow, StoredKeys
+from slipway_provisioner.domain.revisions import PROVIDER_KEYS, RevisionKeys, RevisionRow, StoredKeys, StoredUser
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deployment, provider_keys
 from slipway_provisioner.store.roll_outs import Name
@@ -24,12 +25,26 @@ async def fill_in(db: Connection, writes: Writes, declared: Mapping[str, Account
         return
     known = await _accounts(db, {revision.account_id for revision in writes.new_revisions}, declared)
     for revision in writes.new_revisions:
-        _check(revision, known[revision.account_id], providers)
+        account = known[revision.account_id]
+        _check(revision, account.provider, account.settings, providers)
     filled = {each.id: _filled(each, known[each.account_id], providers) for each in writes.new_revisions}
     writes.new_revisions = list(filled.values())
     writes.replacements = [
         replace(made, target=filled.get(made.target.id, made.target)) for made in writes.replacements
     ]
+
+
+async def check_users(db: Connection, writes: Writes, providers: Providers) -> None:
+    """Check declared launch configs that stay as they are while their accounts change, since the settings of an account
+    and its provider decide which of theirs are usable. Raises DeclarationRefused."""
+    changed = {row.id: row for row in writes.accounts}
+    if not changed:
+        return
+    gone = {*writes.removed_names, *(revision.name for revision in writes.new_revisions)}
+    for user in await provider_keys.of_accounts(db, changed):
+        if user.name not in gone and user.pool_id not in writes.removed_pools:
+            row = changed[user.account_id]
+            _check(user, row.provider, row.settings, providers)
 
 
 async def refresh(db: Connection, pool_id: str, providers: Providers) -> int:
@@ -62,11 +77,14 @@ async def _accounts(db: Connection, ids: Iterable[str], declared: Mapping[str, A
     return found
 
 
-def _check(revision: RevisionRow, account: Account, providers: Providers) -> None:
-    provider = providers.get(account.provider)
-    problem = provider.config_problem(account.settings, revision.settings) if provider is not None else ""
+def _check(
+    revision: RevisionRow | StoredUser, provider_name: str, settings: Mapping[str, Any], providers: Providers
+) -> None:
+    """`settings` are those of the account."""
+    provider = providers.get(provider_name)
+    problem = provider.config_problem(settings, revision.settings) if provider is not None else ""
     if problem:
-        place = f"worker pool {revision.pool_id}: launch config {revision.name} in account {account.id}"
+        place = f"worker pool {revision.pool_id}: launch config {revision.name} in account {revision.account_id}"
         raise DeclarationRefused(f"{place}: settings: {problem}")
 
 

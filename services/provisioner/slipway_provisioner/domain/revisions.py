@@ -113,6 +113,15 @@ class StoredKeys(RevisionKeys, frozen=True, kw_only=True):
     settings: dict[str, Any]
 
 
+class StoredUser(msgspec.Struct, frozen=True, kw_only=True):
+    """Current revision of a declared launch config, and the account that it launches in."""
+
+    name: str
+    pool_id: str
+    account_id: str
+    settings: dict[str, Any]
+
+
 def in_force(rows: Iterable[RevisionRow]) -> dict[str, dict[str, str]]:
     """Current revisions for people: hash and image by the name of the launch config."""
     return {row.name: {"revision": hash_of(row.id), "image": row.image_revision} for row in rows}

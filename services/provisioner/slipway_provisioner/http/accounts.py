@@ -1,8 +1,9 @@
 """Routes for people: accounts, those that do not answer, and workers that are silent together."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
 
 from slipway_common.database.postgres import Connection, Database
@@ -10,8 +11,11 @@ from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
+from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.apply import expiry, reachability, reaping
 from slipway_provisioner.http.pools import ReasonBody
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider
+from slipway_provisioner.store import account_checks
 from slipway_provisioner.store import reachability as store
 
 Answer = TypeVar("Answer")
@@ -45,18 +49,47 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
 
 @router.get("", dependencies=[READ])
 async def list_accounts(db: DatabaseDep) -> dict[str, Any]:
-    """List accounts with their workers, calls of unknown outcome, and machines that may still run there."""
+    """List accounts with their workers, calls of unknown outcome, machines that may still run there, and the time and
+    problems of their last check."""
     return {"items": await store.accounts(db)}
 
 
 @router.get("/{account_id:id}", dependencies=[READ])
 async def get_account(account_id: Name, db: DatabaseDep) -> dict[str, Any]:
-    """Show one account, with the machines that may still run in it since it was retired."""
+    """Show one account, with the findings of its last check, and the machines that may still run in it since it was
+    retired."""
     async with db.acquire() as connection:
-        found = await store.accounts(connection, account_id)
-        if not found:
-            raise _refused(reachability.UnknownAccount(account_id))
-        return found[0] | {"machines": await store.machines(connection, account_id)}
+        account = await _account(connection, account_id)
+        found = msgspec.to_builtins(await account_checks.findings(connection, account_id))
+        return account | {"findings": found, "machines": await store.machines(connection, account_id)}
+
+
+@router.post("/{account_id:id}/check")
+async def check_account(account_id: Name, request: Request, _: Caller, db: DatabaseDep) -> dict[str, Any]:
+    """Check an account now: its identity, credential, clock, permissions, quotas, subnets, images and launch configs.
+
+    Changes nothing in the account, and takes up to 90 s while launches need its API. Answers the account with
+    `findings` (kind, subject, state, message, remedy; state is ok, warning, problem or unknown), which are stored and
+    raise or resolve alerts. What could not be checked leaves a problem as it was. Refused with 503 if the account does
+    not answer, and with 409 if it is retired.
+    """
+    providers: Mapping[str, Provider] = request.app.state.providers
+    async with db.acquire() as connection:
+        account = await _account(connection, account_id)
+        begun = await account_checks.begin(connection, account_id)
+    if begun is None:
+        detail = f"account {account_id} is retired, and no call is made in it until `slipway account reinstate`"
+        raise Problem(409, "account-retired", "The account is retired", detail)
+    try:
+        await apply.check(db, providers[begun.account.provider], begun)
+    except OutcomeUnknown as error:
+        detail = (
+            f"account {account_id} ({account['provider']}, {account['region']}) could not be checked: {error}. Its "
+            "findings are those of the check before. Check the network of the provisioner, and the settings of the "
+            "account"
+        )
+        raise Problem(503, "account-unanswered", "The account does not answer", detail) from error
+    return await get_account(account_id, db)
 
 
 @router.post("/{account_id:id}/retire")
@@ -111,6 +144,14 @@ async def confirm_unresponsive(
             stopped += count
     wake(request)
     return {"id": account_id, "stopped": stopped}
+
+
+async def _account(db: Connection, account_id: str) -> dict[str, Any]:
+    """An account as shown to people. Raises Problem."""
+    found = await store.accounts(db, account_id)
+    if not found:
+        raise _refused(reachability.UnknownAccount(account_id))
+    return found[0]
 
 
 async def _change(db: Connection, act: Callable[[], Awaitable[Answer]]) -> Answer:

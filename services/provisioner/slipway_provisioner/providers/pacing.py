@@ -13,12 +13,13 @@ WAIT_SECONDS_MAX: Final = 60.0
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that a call takes from one bucket, which holds `size` at most."""
+    """Tokens that a call takes from one bucket, which holds `size` at most. It leaves `spared` tokens to others."""
 
     bucket: str
     units: float
     size: float
     refill_per_second: float
+    spared: float = 0.0
 
     @property
     def units_seconds(self) -> float:
@@ -29,6 +30,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     def burst_seconds(self) -> float:
         """Time in which an empty bucket is full again."""
         return self.size / self.refill_per_second
+
+    @property
+    def free_seconds(self) -> float:
+        """Time until the bucket is full at which the call may be made."""
+        return (self.size - self.spared) / self.refill_per_second
 
     @property
     def debt_seconds(self) -> float:
@@ -60,7 +66,7 @@ class LocalBuckets:
     async def take(self, shares: Sequence[Share], *, within_seconds: float) -> float:
         now = self._clock()
         full_at = {s.bucket: max(self._full_at.get(s.bucket, now), now) + s.units_seconds for s in shares}
-        wait = max(0.0, *(full_at[s.bucket] - now - s.burst_seconds for s in shares))
+        wait = max(0.0, *(full_at[s.bucket] - now - s.free_seconds for s in shares))
         if wait <= within_seconds:
             self._full_at |= full_at
         return wait

@@ -11,6 +11,8 @@ from slipway_common.base.redaction import redacted
 from slipway_common.events.scopes import capacity_key, lifecycle_of, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain import account_check
+from slipway_provisioner.domain.account_check import Finding
 from slipway_provisioner.domain.cloud import Account, Instance, Protected
 from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.providers.pacing import LocalBuckets, Pacing
@@ -341,6 +343,13 @@ class Provider(Declarations, LookUps, Protocol):
     async def identity(self, account: Account) -> str:
         """Identity of the account that the credentials belong to, to compare with the declared one."""
         ...
+
+    async def check(self, account: Account, configs: Sequence[Mapping[str, Any]]) -> Sequence[Finding]:
+        """Findings on all that launches of these configs need from the account: its identity, and what else the
+        provider can find out. Changes nothing, and waits rather than take what launches need of the account's API.
+        Each of `configs` is that of a request, with its `name`. Raises OutcomeUnknown only if the account does not
+        answer; a refusal is a finding."""
+        return [account_check.identity(account.identity, await self.identity(account))]
 
 
 async def each(instance_ids: Sequence[str], terminate: Callable[[str], Awaitable[None]]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import glob
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ from slipway_common.base.percent import decoded, encoded
 from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain import account_check
+from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import (
     CONSOLE_BYTES_MAX,
@@ -185,6 +188,28 @@ class Processes(Provider):
     async def identity(self, account: Account) -> str:
         return socket.gethostname()
 
+    async def check(self, account: Account, configs: Sequence[Mapping[str, Any]]) -> Sequence[Finding]:
+        """Host, command and folders of the account, and room for another process."""
+        host = account_check.identity(account.identity, socket.gethostname(), about="the host of the provisioner")
+        found = await asyncio.to_thread(_usable, msgspec.convert(dict(account.settings), AccountSettings))
+        return [host, *found, *await self._room(account)]
+
+    async def _room(self, account: Account) -> Sequence[Finding]:
+        settings = msgspec.convert(dict(account.settings), AccountSettings)
+        if settings.processes_max is None:
+            return []
+        live = len(instances(await asyncio.to_thread(_tagged, tag_prefix(account))))
+        is_full = live >= settings.processes_max
+        return [
+            Finding(
+                kind="quota",
+                subject="processes_max",
+                state=CheckState.WARNING if is_full else CheckState.OK,
+                message=f"{live} of {settings.processes_max} processes are running",
+                remedy="raise processes_max, or wait for processes to end" if is_full else "",
+            )
+        ]
+
     def _create(
         self, account: Account, request: CreateRequest, abandoned: threading.Event, loop: asyncio.AbstractEventLoop
     ) -> Sequence[str]:
@@ -253,6 +278,33 @@ class Processes(Provider):
 def tag_prefix(account: Account, *more: str) -> str:
     """First parts of the tags of an account's instances, with the slash that ends the last one."""
     return encoded(account.deployment, account.id, *more) + "/"
+
+
+def _usable(settings: AccountSettings) -> list[Finding]:
+    """Findings on what processes are started with."""
+    unusable = {
+        "command": not shutil.which(settings.command[0], path=os.environ.get("PATH")),
+        "work_folder": not os.access(settings.work_folder, os.R_OK | os.X_OK),
+        "log_folder": bool(settings.log_folder) and not _can_have_logs(Path(settings.log_folder)),
+    }
+    given = {"command": settings.command[0], "work_folder": settings.work_folder, "log_folder": settings.log_folder}
+    return [
+        Finding(
+            kind="setting",
+            subject=name,
+            state=CheckState.PROBLEM if unusable[name] else CheckState.OK,
+            message=f"{value} {'cannot be used by the provisioner' if unusable[name] else 'can be used'}",
+            remedy=REMEDIES[name] if unusable[name] else "",
+        )
+        for name, value in given.items()
+        if value
+    ]
+
+
+def _can_have_logs(folder: Path) -> bool:
+    """True if logs can be written into a folder, which is made when the first process starts."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _tagged(prefix: str) -> list[Process]:

@@ -11,9 +11,9 @@ from slipway_common.database.sql import Statement, names
 from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.store.tables import account, deployment
 
-_COLUMNS: Final = tuple(account.c[name] for name in Account.__struct_fields__ if name != "deployment")
+COLUMNS: Final = tuple(account.c[name] for name in Account.__struct_fields__ if name != "deployment")
 _DEPLOYMENT: Final = sa.select(deployment.c.id).scalar_subquery().label("deployment")
-FIELDS: Final = (*_COLUMNS, _DEPLOYMENT)
+FIELDS: Final = (*COLUMNS, _DEPLOYMENT)
 GET: Final = Statement(sa.select(*FIELDS).where(account.c.id == sa.bindparam("id")))
 # A pass in the future was recorded before the clock was set back.
 DUE: Final = f"""
@@ -22,7 +22,7 @@ UPDATE account SET reaped_at = slipway_clock() WHERE id = (
     WHERE NOT retired AND (reaped_at IS NULL
         OR reaped_at NOT BETWEEN slipway_clock() - $1 * interval '1 s' AND slipway_clock())
     ORDER BY reaped_at NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING {names(_COLUMNS)}, (SELECT id FROM deployment) AS deployment"""
+RETURNING {names(COLUMNS)}, (SELECT id FROM deployment) AS deployment"""
 SET_LISTING_PROBLEM: Final = Statement(
     sa.update(account)
     .where(account.c.id == sa.bindparam("account_id"), account.c.listing_problem != sa.bindparam("problem"))

@@ -11,6 +11,7 @@ FALSE: Final = text("false")
 TRUE: Final = text("true")
 ZERO: Final = text("0")
 ONE: Final = text("1")
+EMPTY_LIST: Final = text("'[]'")
 EMPTY_OBJECT: Final = text("'{}'")
 
 

@@ -146,7 +146,7 @@ UPDATE_ACCOUNTS: Final = Statement(
     sa.update(tables.account)
     .where(A.id == _ACCOUNT.c.id)
     .values({name: _ACCOUNT.c[name] for name in AccountRow.__struct_fields__ if name != "id"})
-    .values(removed=False)
+    .values(removed=False, check_began_at=sa.null())  # it is checked anew
 )
 REMOVE_ACCOUNTS: Final = Statement(
     sa.update(tables.account).where(A.id == sa.any_(IDS)).values(removed=True, owner="", spec_digest="")

@@ -50,6 +50,8 @@ class BucketShare(Protocol):
     @property
     def burst_seconds(self) -> float: ...
     @property
+    def free_seconds(self) -> float: ...
+    @property
     def debt_seconds(self) -> float: ...
 
 
@@ -75,7 +77,7 @@ class SharedBuckets:
                         burst_seconds=share.burst_seconds,
                         debt_seconds=share.debt_seconds,
                     )
-                    wait = max(wait, await db.fetchval(TAKE.text, *arguments) - share.burst_seconds)
+                    wait = max(wait, await db.fetchval(TAKE.text, *arguments) - share.free_seconds)
             except BaseException:
                 await transaction.rollback()
                 raise

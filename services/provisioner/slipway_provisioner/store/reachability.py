@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, SERVING
+from slipway_provisioner.domain.account_check import CheckState
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.reachability import Machine
 from slipway_provisioner.store import marks
@@ -72,7 +73,8 @@ MACHINES: Final = Statement(
 )
 ACCOUNTS: Final = f"""
 SELECT a.id, a.provider, a.region, a.identity, a.lease_pool_id, a.unreachable, a.retired, a.unanswered_since,
-    a.silent, a.listing_problem, a.passed_at, w.serving, w.leaving, b.unknown_calls, m.may_still_run
+    a.silent, a.listing_problem, a.passed_at, a.checked_at, f.problems, f.warnings,
+    w.serving, w.leaving, b.unknown_calls, m.may_still_run
 FROM account a
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE state IN ({states(SERVING)}))::int AS serving,
@@ -83,6 +85,10 @@ CROSS JOIN LATERAL (
     WHERE account_id = a.id AND state = '{BatchState.CALLING}' AND call_deadline < slipway_clock()) AS b
 CROSS JOIN LATERAL (
     SELECT count(*)::int AS may_still_run FROM unreachable_machine WHERE account_id = a.id) AS m
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE found ->> 'state' = '{CheckState.PROBLEM}')::int AS problems,
+        count(*) FILTER (WHERE found ->> 'state' = '{CheckState.WARNING}')::int AS warnings
+    FROM jsonb_array_elements(a.findings) AS found) AS f
 WHERE (NOT a.removed OR w.serving + w.leaving + m.may_still_run > 0) AND ($1::text IS NULL OR a.id = $1)
 ORDER BY a.id"""
 

@@ -135,6 +135,7 @@ DELETE_ACCOUNTS: Final = Statement(
         account.c.removed,
         account.c.protected == sa.text("'{}'"),
         unused_by(workspace.c.account_id == account.c.id, ~_GONE),
+        account.c.findings == sa.text("'[]'"),
         unused_by(launch_config.c.account_id == account.c.id),
         unused_by(worker.c.account_id == account.c.id, ~in_states(ENDED)),
         unused_by(unreachable_machine.c.account_id == account.c.id),

@@ -30,6 +30,7 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.admission_tables import admission_tables
 from slipway_provisioner.store.columns import (
+    EMPTY_LIST,
     EMPTY_OBJECT,
     FALSE,
     ONE,
@@ -87,6 +88,9 @@ account = Table(
     required("spec", JSONB, server_default=EMPTY_OBJECT),
     empty_text("spec_digest"),
     required("removed", Boolean, server_default=FALSE),
+    Column("check_began_at", TIME),
+    Column("checked_at", TIME),  # when the check began that made the findings
+    required("findings", JSONB, server_default=EMPTY_LIST),
 )
 
 # `spec` is the pool as declared by `owner`, with its launch configs; `spec_digest`, its hash, is the ETag.

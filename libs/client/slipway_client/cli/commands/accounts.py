@@ -1,6 +1,6 @@
 """`slipway account` commands."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,6 +10,7 @@ from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count
+from slipway_common.base.sanitize import printable
 
 app = noun("Manage provider accounts")
 
@@ -24,16 +25,37 @@ def _state(row: Mapping[str, Any]) -> str:
     return "silent workers" if row["silent"] else "reachable"
 
 
+def _problems(row: Mapping[str, Any]) -> str:
+    """Problems and warnings of the last check; unknown before the first one."""
+    if row["checked_at"] is None:
+        return "-"
+    warnings = f" +{row['warnings']}" if row["warnings"] else ""
+    return f"{row['problems']}{warnings}"
+
+
 FIELDS: Final[tuple[Field, ...]] = (
     "id",
     "provider",
     "region",
+    "identity",
     ("state", _state),
+    ("problems", _problems),
+    ("checked", lambda row: row["checked_at"] and moments.clock(moments.at(row["checked_at"]), now())),
     "serving",
     "leaving",
     "unknown_calls",
     "may_still_run",
 )
+FINDINGS: Final[tuple[Field, ...]] = (
+    "state",
+    ("check", lambda row: row["kind"]),
+    ("subject", lambda row: row["subject"] or None),
+    ("detail", lambda row: row["message"]),
+)
+NOT_CHECKED: Final = "not checked yet"
+PROBLEM: Final = 3
+CHECK_SECONDS: Final = 120.0
+"""Longer than any check."""
 MACHINES: Final[tuple[Field, ...]] = (
     ("worker", lambda row: row["worker_id"]),
     ("pool", lambda row: row["pool_id"]),
@@ -48,19 +70,57 @@ MACHINES: Final[tuple[Field, ...]] = (
 def list_accounts(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List accounts
 
-    `unknown_calls` are launch calls of unknown outcome, `may_still_run` the machines left in a retired account.
+    `problems` are those of the last check, +1 a warning; `checked` is its time. `unknown_calls` are launch calls of
+    unknown outcome, `may_still_run` the machines left in a retired account.
 
     \b
     Example:
       slipway account ls
     """
     rows = context.obj.get("provisioner", "/accounts")["items"]
-    show(rows, FIELDS, output, nothing="no accounts", drop=("provider", "region"))
+    dropped = ("provider", "region", "identity", "may still run", "unknown calls")
+    show(rows, FIELDS, output, nothing="no accounts", drop=dropped)
+
+
+@app.command("check")
+def check_account(context: typer.Context, account: AccountId, output: AsOutput = Output.TABLE) -> None:
+    """Check an account and print remedies for its problems
+
+    Asks the provider who the credential belongs to and when it ends, and for missing permissions (by dry runs), clock,
+    quotas, subnets, images and launch configs. Changes nothing there. Exit code 3 if there is a problem, else 0:
+    warnings, and what could not be found out (unknown), are none. The provisioner does the same every hour.
+
+    \b
+    Examples:
+      slipway account check aws-main
+      slipway account check aws-main -o json
+    """
+    api = context.obj.within(CHECK_SECONDS)
+    row = api.post("provisioner", path("accounts", account, "check"), {})
+    if output is Output.JSON:
+        as_json(row)
+    else:
+        _print_findings(row["findings"])
+        others = f", {count(row['warnings'], 'warning')}" if row["warnings"] else ""
+        print(f"\naccount {printable(row['id'])}: {count(row['problems'], 'problem')}{others}")
+    if row["problems"]:
+        raise typer.Exit(PROBLEM)
+
+
+def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+    """Print findings as a table, and below it a remedy for each that has one."""
+    show(findings, FINDINGS, Output.TABLE, nothing=NOT_CHECKED, drop=("subject",))
+    remedies = [finding for finding in findings if finding["remedy"]]
+    if remedies:
+        print()
+    for finding in remedies:
+        about = f"{finding['kind']} {finding['subject']}".strip()
+        print(printable(f"{about}: {finding['remedy']}"))
 
 
 @app.command("show")
 def show_account(context: typer.Context, account: AccountId, output: AsOutput = Output.TABLE) -> None:
-    """Show an account and what may still run in it
+    """Show an account, its last check and what may still run there
 
     \b
     Example:
@@ -70,7 +130,10 @@ def show_account(context: typer.Context, account: AccountId, output: AsOutput = 
     if output is Output.JSON:
         as_json(row)
         return
-    pairs({name: value for name, value in row.items() if name != "machines" and value not in (None, "")}, now())
+    listed = ("findings", "machines")
+    pairs({name: value for name, value in row.items() if name not in listed and value not in (None, "")}, now())
+    print()
+    _print_findings(row["findings"])
     print()
     show(row["machines"], MACHINES, output, nothing="no retirement left a machine", drop=("launch config", "pool"))
     if any(machine["instance_id"] is None for machine in row["machines"]):

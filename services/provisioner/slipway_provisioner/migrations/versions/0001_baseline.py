@@ -33,7 +33,8 @@ CREATE TABLE account (
     silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
     unanswered_since timestamptz, unreachable boolean NOT NULL DEFAULT false, retired boolean NOT NULL DEFAULT false,
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
-    spec_digest text NOT NULL DEFAULT '', removed boolean NOT NULL DEFAULT false
+    spec_digest text NOT NULL DEFAULT '', removed boolean NOT NULL DEFAULT false,
+    check_began_at timestamptz, checked_at timestamptz, findings jsonb NOT NULL DEFAULT '[]'
 );
 CREATE TABLE worker_pool (
     id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),

@@ -5,6 +5,7 @@ starts, and refuses only accounts of this provider.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -14,9 +15,11 @@ from slipway_common.base.percent import encoded
 from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
 from slipway_common.events.worker import Outcome, Scope, Stage
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain.account_check import Finding
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.providers.aws import body, calls, errors, replies
+from slipway_provisioner.providers.aws.account_check import check
 from slipway_provisioner.providers.aws.caller import MISSING, Caller, case_of, filters, is_installed, unknown
 from slipway_provisioner.providers.aws.checks import passed
 from slipway_provisioner.providers.aws.errors import Advice, Case
@@ -161,7 +164,7 @@ class Ec2(Ec2LookUps, Provider):
         try:
             reply = await self.caller.send(account, calls.RUN, **parameters)
         except CallFailed as failed:
-            return await self._failed(account, request, failed)
+            return await _failed(self, account, request, failed)
         launched = reply.get("Instances", [])
         if not (found := replies.ids(launched)):
             raise OutcomeUnknown("the reply contains no instances")
@@ -170,19 +173,6 @@ class Ec2(Ec2LookUps, Provider):
         ):
             LOG.warning("instances of a spot launch are not spot instances", account=account.id, instances=found)
         return found
-
-    async def _failed(self, account: Account, request: CreateRequest, failed: CallFailed) -> Sequence[str]:
-        """Instances of a call that had succeeded earlier. Raises Refused or OutcomeUnknown otherwise."""
-        case = case_of(account, failed)
-        if case.advice is Advice.LOOK_UP:
-            # EC2 may list only a part of them by now.
-            if len(found := await _all_of(self.caller, account, request.batch_id)) >= request.count:
-                return found
-            raise OutcomeUnknown(str(failed), look_up=True)
-        if case.is_unknown:
-            raise OutcomeUnknown(str(failed))
-        outcome = _outcome(self, account, request.config, failed.code, failed.message, case)
-        raise Refused(outcome, failed.message, retry_after_seconds=failed.retry_after_seconds)
 
     # Instances
 
@@ -235,6 +225,9 @@ class Ec2(Ec2LookUps, Provider):
             config = {"id": "", "zone": "", "instance_type": "", "image": "", "settings": {}}
             raise Refused(_outcome(self, account, config, failed.code, failed.message, case), failed.message) from None
 
+    async def check(self, account: Account, configs: Sequence[Mapping[str, Any]]) -> Sequence[Finding]:
+        return await check(self.caller, account, configs, partial(_committed, account))
+
     async def clean_up(self, account: Account) -> None:
         await self._remains.clean_up(account)
 
@@ -242,6 +235,20 @@ class Ec2(Ec2LookUps, Provider):
 def _committed(account: Account, config: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of the call of a launch config. Raises msgspec.ValidationError if EC2 cannot use its settings."""
     return body.committed(config, account_settings(account.settings), launch_settings(config["settings"]))
+
+
+async def _failed(provider: Ec2, account: Account, request: CreateRequest, failed: CallFailed) -> Sequence[str]:
+    """Instances of a call that had succeeded earlier. Raises Refused or OutcomeUnknown otherwise."""
+    case = case_of(account, failed)
+    if case.advice is Advice.LOOK_UP:
+        # EC2 may list only a part of them by now.
+        if len(found := await _all_of(provider.caller, account, request.batch_id)) >= request.count:
+            return found
+        raise OutcomeUnknown(str(failed), look_up=True)
+    if case.is_unknown:
+        raise OutcomeUnknown(str(failed))
+    outcome = _outcome(provider, account, request.config, failed.code, failed.message, case)
+    raise Refused(outcome, failed.message, retry_after_seconds=failed.retry_after_seconds)
 
 
 def _outcome(

@@ -1,9 +1,13 @@
 """Paced calls to EC2 and STS: tokens are taken before each, and a throttle empties the bucket."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.percent import encoded
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
@@ -11,6 +15,7 @@ from slipway_provisioner.providers.aws import body, errors
 from slipway_provisioner.providers.aws.calls import Bucket, Call
 from slipway_provisioner.providers.aws.errors import Case
 from slipway_provisioner.providers.aws.failures import CallFailed
+from slipway_provisioner.providers.aws.findings import Expiry
 from slipway_provisioner.providers.aws.settings import account_settings
 from slipway_provisioner.providers.pacing import Share, paced
 from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings
@@ -70,6 +75,24 @@ class Caller:
             message = f"{call.operation}: the token bucket of account {account.id} is empty; not sent"
             raise OutcomeUnknown(message, throttled=True)
         return await self.send(account, call, **parameters)
+
+    async def spare(self, account: Account, call: Call, *, within_seconds: float, **parameters: Any) -> dict[str, Any]:
+        """Reply to a call that may wait: it is sent once launches and listings leave half of the bucket of calls
+        unused. Raises CallFailed; OutcomeUnknown, throttled, if that is not so for `within_seconds`."""
+        shares = [replace(share, spared=share.size / 2) for share in _shares(account, call, 0)[:1]]
+        deadline = monotonic_seconds() + within_seconds
+        while shares and (wait := await self.settings.pacing.take(shares, within_seconds=0.0)):
+            if monotonic_seconds() + wait > deadline:
+                message = f"{call.operation}: launches and listings need the API of account {account.id}; not sent"
+                raise OutcomeUnknown(message, throttled=True)
+            await asyncio.sleep(wait)
+        return await self.send(account, call, **parameters)
+
+    async def expiry(self, account: Account) -> Expiry:
+        """End of the credentials of an account. Raises CallFailed; OutcomeUnknown without the SDK."""
+        if self._clients is None:
+            raise OutcomeUnknown(MISSING)
+        return await self._clients.expiry(account)
 
     async def pages(
         self, account: Account, call: Call, filters: Sequence[Mapping[str, Any]]

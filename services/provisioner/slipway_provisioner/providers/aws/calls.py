@@ -24,6 +24,10 @@ CHANGE: Final = Bucket("change", 50, 5)
 BUCKETS: Final = (RUN_CALLS, RUN_INSTANCES, TERMINATE_CALLS, TERMINATE_INSTANCES, DESCRIBE, CHANGE)
 
 
+IAM_PREFIXES: Final = {"service-quotas": "servicequotas"}
+"""Prefixes of services in IAM policies, where they are not the SDK's names."""
+
+
 class Call(msgspec.Struct, frozen=True):
     """Operation of a service. A call takes one token of `calls`, and one of `units` for each of its resources."""
 
@@ -31,6 +35,11 @@ class Call(msgspec.Struct, frozen=True):
     operation: str
     calls: Bucket | None = None
     units: Bucket | None = None
+
+    @property
+    def action(self) -> str:
+        """Name in IAM policies."""
+        return f"{IAM_PREFIXES.get(self.service, self.service)}:{self.operation}"
 
     @property
     def method(self) -> str:
@@ -48,7 +57,14 @@ VOLUMES: Final = Call("ec2", "DescribeVolumes", DESCRIBE)
 INTERFACES: Final = Call("ec2", "DescribeNetworkInterfaces", DESCRIBE)
 DELETE_VOLUME: Final = Call("ec2", "DeleteVolume", CHANGE)
 DELETE_INTERFACE: Final = Call("ec2", "DeleteNetworkInterface", CHANGE)
+SUBNETS: Final = Call("ec2", "DescribeSubnets", DESCRIBE)
+IMAGES: Final = Call("ec2", "DescribeImages", DESCRIBE)
+TYPES: Final = Call("ec2", "DescribeInstanceTypes", DESCRIBE)
 IDENTITY: Final = Call("sts", "GetCallerIdentity")
+DECODE: Final = Call("sts", "DecodeAuthorizationMessage")
+QUOTA: Final = Call("service-quotas", "GetServiceQuota")
+CHECKS: Final = (SUBNETS, IMAGES, TYPES, DECODE, QUOTA)
+"""Calls that only the check of an account makes. Without them it says less, and everything else works."""
 CALLS: Final = (
     RUN,
     TERMINATE,
@@ -61,6 +77,7 @@ CALLS: Final = (
     DELETE_VOLUME,
     DELETE_INTERFACE,
     IDENTITY,
+    *CHECKS,
 )
 CREDENTIAL_OPERATIONS: Final = frozenset({"AssumeRole", "AssumeRoleWithWebIdentity"})
 """Operations of STS that the SDK calls to obtain credentials."""
@@ -70,14 +87,16 @@ _OWNED: Final = {"StringLike": {"aws:ResourceTag/slipway-deployment": "*"}}
 
 
 def policy(*, partition: str = "aws", machine_role: str = "") -> dict[str, Any]:
-    """IAM policy that allows these calls and no others. Only resources with Slipway's tag can be terminated or deleted.
-    `machine_role` is the ARN of the role of the machines, if they have an instance profile."""
+    """IAM policy that allows these calls and no others; `Check` may be left out. Only resources with Slipway's tag can
+    be terminated or deleted. `machine_role` is the ARN of the role of the machines, if they have an instance profile.
+    """
     arn = f"arn:{partition}:ec2:*:*"
-    reads = [f"ec2:{call.operation}" for call in CALLS if call.service == "ec2" and call.calls is DESCRIBE]
-    ends = [f"ec2:{call.operation}" for call in (TERMINATE, DELETE_VOLUME, DELETE_INTERFACE)]
+    reads = [call.action for call in CALLS if call.calls is DESCRIBE and call not in CHECKS]
+    ends = [call.action for call in (TERMINATE, DELETE_VOLUME, DELETE_INTERFACE)]
     statements: list[dict[str, Any]] = [
         {"Sid": "Read", "Effect": "Allow", "Action": reads, "Resource": "*"},
-        {"Sid": "Launch", "Effect": "Allow", "Action": f"ec2:{RUN.operation}", "Resource": "*"},
+        {"Sid": "Check", "Effect": "Allow", "Action": [call.action for call in CHECKS], "Resource": "*"},
+        {"Sid": "Launch", "Effect": "Allow", "Action": RUN.action, "Resource": "*"},
         {
             "Sid": "TagAtLaunch",
             "Effect": "Allow",

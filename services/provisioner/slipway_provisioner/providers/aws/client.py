@@ -27,6 +27,7 @@ from slipway_provisioner.providers.aws.calls import Call
 from slipway_provisioner.providers.aws.credentials import Credentials, CredentialSource
 from slipway_provisioner.providers.aws.errors import EXPIRED, classify
 from slipway_provisioner.providers.aws.failures import CallFailed, call_failed
+from slipway_provisioner.providers.aws.findings import Expiry
 from slipway_provisioner.providers.aws.replies import MEMBERS
 from slipway_provisioner.providers.aws.settings import Ec2Settings, account_settings
 
@@ -34,7 +35,7 @@ PARSED_AT_ONCE_BYTES: Final = 32_768  # about ten instances, a few milliseconds
 CONNECT_SECONDS: Final = 5.0
 CONNECTIONS_MAX: Final = 512  # of all accounts that share a client, so that one that hangs delays no other
 LOGGERS: Final = ("botocore", "aiobotocore", "aiohttp")
-SERVICES: Final = ("ec2", "sts")
+SERVICES: Final = ("ec2", "sts", "service-quotas")
 
 NOT_OF_CLIENTS: Final = frozenset({"tags", "errors", "queue_url", "visibility_seconds"})
 """Settings of an account on which its clients do not depend."""
@@ -168,6 +169,11 @@ class Clients:
             finally:
                 _signing.reset(signing)
 
+    async def expiry(self, account: Account) -> Expiry:
+        """End of the credentials of an account. Raises CallFailed if there are none."""
+        async with self.connected(account) as access:
+            return await access.credentials.expiry()
+
     @contextlib.asynccontextmanager
     async def connected(self, account: Account) -> AsyncIterator[Access]:
         """Access of an account, whose clients stay open for a call."""
@@ -194,13 +200,15 @@ class Clients:
     async def _made(self, account: Account, made_from: str) -> Access:
         settings = account_settings(account.settings)
         seconds = self._timeout(account)
+        urls = (settings.endpoint_url, settings.sts_endpoint_url, settings.quotas_endpoint_url)
+        url_of = dict(zip(SERVICES, urls, strict=True))
 
         def client(service: str, *, config: AioConfig | None = None, **keys: Any) -> Any:
             own = _config(settings, seconds)
             return self._session.create_client(
                 service,
                 region_name=account.region,
-                endpoint_url=(settings.sts_endpoint_url if service == "sts" else settings.endpoint_url) or None,
+                endpoint_url=url_of[service] or None,
                 verify=settings.ca_bundle or None,
                 config=own if config is None else own.merge(config),
                 **keys,

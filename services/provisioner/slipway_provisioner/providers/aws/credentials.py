@@ -5,6 +5,7 @@ import configparser
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,15 +14,21 @@ from aiobotocore.credentials import (
     AioAssumeRoleWithWebIdentityCredentialFetcher,
     AioCredentials,
     AioDeferredRefreshableCredentials,
+    AioRefreshableCredentials,
 )
 from botocore.credentials import ReadOnlyCredentials
 from botocore.utils import FileWebIdentityTokenLoader
 
 from slipway_provisioner.providers.aws.failures import CallFailed, credential_failed
+from slipway_provisioner.providers.aws.findings import Expiry
 
 SESSION_CHARACTERS_MAX: Final = 64
 _NOT_IN_SESSION: Final = re.compile(r"[^\w+=,.@-]")
 VARIABLES: Final = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
+EXPIRATION: Final = "CREDENTIAL_EXPIRATION"
+"""Variable that tells the end of temporary credentials, as `aws configure export-credentials` prints it."""
+FILE_EXPIRATIONS: Final = ("aws_expiration", "x_security_token_expires")
+"""Names under which tools write the end of temporary credentials into a file."""
 
 
 class CredentialSource(Protocol):
@@ -48,6 +55,17 @@ class Credentials(AioCredentials):
         except Exception as error:
             raise credential_failed(error) from None  # the SDK's text may show more than its message
 
+    async def expiry(self) -> Expiry:
+        """End of the credentials with which the next call is signed. Raises CallFailed if there are none."""
+        frozen = await self.get_frozen_credentials()
+        source = self._source
+        if isinstance(source, AioRefreshableCredentials):
+            return Expiry(temporary=True, renewed=True, at=source._expiry_time)  # type: ignore[attr-defined] # its stubs lack it
+        if not frozen.token:
+            return Expiry(temporary=False)
+        told = source.expiration() if isinstance(source, Environment | SharedFile) else ""
+        return Expiry(temporary=True, at=_moment(told))
+
     def forget(self) -> None:
         """Obtain new credentials for the next call, since AWS says that these have expired."""
         self._source = None
@@ -69,6 +87,10 @@ class Environment:
             )
         return ReadOnlyCredentials(key, secret, token or None)
 
+    def expiration(self) -> str:
+        """End of the credentials as it is written there, if it is."""
+        return os.environ.get(f"{self.prefix}_{EXPIRATION}", "")
+
 
 class SharedFile:
     """The profile `default` of a credentials file, which is read again after each change."""
@@ -77,6 +99,7 @@ class SharedFile:
         self.path = Path(path)
         self._read_at: tuple[int, int] | None = None
         self._read: ReadOnlyCredentials | None = None
+        self._expiration = ""
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
         about = self.path.stat()
@@ -85,11 +108,16 @@ class SharedFile:
             self._read, self._read_at = self._parsed(self.path.read_text(encoding="utf-8")), version
         return self._read
 
+    def expiration(self) -> str:
+        """End of the credentials that were read last, as it is written there, if it is."""
+        return self._expiration
+
     def _parsed(self, text: str) -> ReadOnlyCredentials:
         file = configparser.ConfigParser(interpolation=None)
         try:
             file.read_string(text)
             section = file["default"]
+            self._expiration = next((section[name] for name in FILE_EXPIRATIONS if name in section), "")
             return ReadOnlyCredentials(
                 section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token")
             )
@@ -133,3 +161,12 @@ def of(
 def _session(name: str) -> str:
     """Name of a session of a role, which AWS shows in its audit."""
     return _NOT_IN_SESSION.sub("-", f"slipway-{name}")[:SESSION_CHARACTERS_MAX]
+
+
+def _moment(told: str) -> datetime | None:
+    """Time in ISO 8601; None if it is none."""
+    try:
+        at = datetime.fromisoformat(told)
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -4,6 +4,8 @@ Texts of the SDK may contain whole replies, headers and addresses; they are reda
 """
 
 from collections.abc import Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from slipway_common.base.redaction import redacted
@@ -16,7 +18,8 @@ RETRY_AFTER: Final = "x-amz-retry-after"  # milliseconds
 
 
 class CallFailed(Exception):
-    """A call that failed. `unsent`: it failed before anything was sent, while its credentials were obtained."""
+    """A call that failed. `unsent`: it failed before anything was sent, while its credentials were obtained. `date`:
+    the time at which AWS answered it, by its own clock."""
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class CallFailed(Exception):
         http_status: int = 0,
         unsent: bool = False,
         retry_after_seconds: float | None = None,
+        date: datetime | None = None,
     ) -> None:
         super().__init__(f"{code}: {redacted(message)}")
         self.code = code
@@ -33,6 +37,7 @@ class CallFailed(Exception):
         self.http_status = http_status
         self.unsent = unsent
         self.retry_after_seconds = retry_after_seconds
+        self.date = date
 
 
 def call_failed(error: BaseException) -> CallFailed:
@@ -49,7 +54,7 @@ def credential_failed(error: BaseException) -> CallFailed:
     """Failure to obtain credentials, after which nothing was sent to EC2."""
     failed = call_failed(error)
     code = failed.code if failed.code != SDK_FAILED else "CredentialRetrievalError"
-    return CallFailed(code, failed.message, http_status=failed.http_status, unsent=True)
+    return CallFailed(code, failed.message, http_status=failed.http_status, unsent=True, date=failed.date)
 
 
 def _answered(response: Mapping[str, Any], operation: str) -> CallFailed:
@@ -60,7 +65,17 @@ def _answered(response: Mapping[str, Any], operation: str) -> CallFailed:
         http_status=int(about.get("HTTPStatusCode") or 0),
         unsent=operation in CREDENTIAL_OPERATIONS,
         retry_after_seconds=_retry_after(about.get("HTTPHeaders", {})),
+        date=answered_at(response),
     )
+
+
+def answered_at(response: Mapping[str, Any]) -> datetime | None:
+    """Time of an answer by the clock of AWS, in whole seconds; None if it tells none."""
+    told = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return parsedate_to_datetime(told)
+    except ValueError:
+        return None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

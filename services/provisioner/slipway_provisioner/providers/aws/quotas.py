@@ -17,6 +17,27 @@ GROUPS: Final = {
 """Group of each family; other families have a quota of their own."""
 _LETTERS: Final = re.compile(r"[a-z]+")
 
+CODES: Final = {
+    "standard": "L-1216C47A",
+    "standard-spot": "L-34B43A08",
+    "g-vt": "L-DB2E81BA",
+    "g-vt-spot": "L-3819A6DF",
+    "p": "L-417A185B",
+    "p-spot": "L-7212CCBC",
+    "f": "L-74FC7D96",
+    "f-spot": "L-88CF9481",
+    "x": "L-7295265B",
+    "x-spot": "L-E3A00192",
+    "inf": "L-1945791B",
+    "inf-spot": "L-B5D1601B",
+    "trn": "L-2C3B7624",
+    "trn-spot": "L-6B0D517C",
+    "dl": "L-6E869C2A",
+    "dl-spot": "L-85EED4F7",
+}
+"""Codes of the quotas of vCPUs in Service Quotas, by the names of `quota_family`. They are those of "On-Demand
+Instances" and "Spot Instance quotas" in the Amazon EC2 user guide."""
+
 
 def quota_family(instance_type: str, lifecycle: str) -> str:
     """Quota that an instance type of a lifecycle counts towards, such as `standard`, `g-vt-spot` or `p`."""

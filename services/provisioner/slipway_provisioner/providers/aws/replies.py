@@ -15,7 +15,7 @@ STATES: Final = {
     "shutting-down": InstanceState.STOPPING,
     "terminated": InstanceState.TERMINATED,
 }
-MEMBERS: Final = ("InstanceId", "InstanceLifecycle", "LaunchTime", "State", "StateReason", "Tags")
+MEMBERS: Final = ("InstanceId", "InstanceLifecycle", "InstanceType", "LaunchTime", "State", "StateReason", "Tags")
 """Members of an instance that are read, here and elsewhere. No other is parsed."""
 LIVE: Final = tuple(name for name, state in STATES.items() if state is not InstanceState.TERMINATED)
 

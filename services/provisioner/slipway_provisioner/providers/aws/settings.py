@@ -40,14 +40,15 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class Ec2Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of an account. The URLs replace the SDK's endpoints of EC2 and STS. `proxy` is the URL of an HTTP proxy,
-    `ca_bundle` a file of certificates. `errors` adds codes with their scope, `tags` are given to all that a launch
-    creates. `queue_url` is for the machines. A new instance is listed after at most `visibility_seconds`.
+    """Settings of an account. The URLs replace the SDK's endpoints of EC2, STS and Service Quotas. `proxy` is the URL
+    of an HTTP proxy, `ca_bundle` a file of certificates. `errors` adds codes with their scope, `tags` are given to all
+    that a launch creates. `queue_url` is for the machines. A new instance is listed after at most `visibility_seconds`.
     `identity_certificates`, as PEM, are further ones of the region's identity documents, which need a key of
     `identity_key_bits` or more."""
 
     endpoint_url: str = ""
     sts_endpoint_url: str = ""
+    quotas_endpoint_url: str = ""
     proxy: str = ""
     ca_bundle: str = ""
     fips: bool = False
@@ -120,7 +121,7 @@ def account_problem(settings: Mapping[str, Any], region: str) -> str:
         declared = account_settings(settings)
     except msgspec.ValidationError as error:
         return f"{error}; the settings are {', '.join(Ec2Settings.__struct_fields__)}"
-    for name in ("endpoint_url", "sts_endpoint_url", "proxy", "queue_url"):
+    for name in ("endpoint_url", "sts_endpoint_url", "quotas_endpoint_url", "proxy", "queue_url"):
         url = getattr(declared, name)
         if "@" in url.split("://")[-1].partition("/")[0]:
             remedy = "declare none; those of a proxy belong in HTTPS_PROXY in the provisioner's environment"
