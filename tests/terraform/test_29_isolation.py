@@ -12,8 +12,9 @@ from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.terraform_aws import GROUP, REGIONS, AwsCloud
 from tests.support.terraform_runs import Place, driver, soon
 
-APPLIES = int(os.environ.get("N", "16"))
-"""Applies in each of two regions on moto. Each takes a second and a half of CPU time, most of it for the schema."""
+APPLIES = int(os.environ.get("N", "6"))
+"""Applies in each of two regions on moto; `make terraform-checks` makes 16. Each takes a second and a half of CPU time,
+most of it for the schema of the provider."""
 LEDGER_APPLIES = 32
 
 
