@@ -21,8 +21,9 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply.enrolment import BatchInstances
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.aws.body import BATCH
-from tests.support.ec2_provisioner import with_ec2
+from tests.support.ec2_provisioner import opened, with_ec2
 from tests.support.ec2_server import LOST, Answer, Received, Reply, checked, described, error, instance, serving
 from tests.support.identity import (
     IMAGE,
@@ -54,9 +55,15 @@ def credential() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-async def shared(postgres: EmbeddedPostgres) -> AsyncIterator[tuple[Machines, str, str]]:
+async def provider() -> AsyncIterator[Ec2]:
+    async with opened() as ec2:
+        yield ec2
+
+
+@pytest.fixture(scope="module")
+async def shared(postgres: EmbeddedPostgres, provider: Ec2) -> AsyncIterator[tuple[Machines, str, str]]:
     """Two batches: of A and B, and of another machine."""
-    async with serving() as server, with_ec2(postgres) as provisioner:
+    async with serving() as server, with_ec2(postgres, provider) as provisioner:
         machines = Machines(provisioner, server)
         await machines.declare()
         first = await machines.launch(2, launching(A, B))
@@ -66,8 +73,8 @@ async def shared(postgres: EmbeddedPostgres) -> AsyncIterator[tuple[Machines, st
 
 
 @pytest.fixture
-async def machines(postgres: EmbeddedPostgres) -> AsyncIterator[Machines]:
-    async with serving() as server, with_ec2(postgres) as provisioner:
+async def machines(postgres: EmbeddedPostgres, provider: Ec2) -> AsyncIterator[Machines]:
+    async with serving() as server, with_ec2(postgres, provider) as provisioner:
         yield Machines(provisioner, server)
 
 

@@ -1,27 +1,39 @@
 """Provisioner with accounts of EC2, on a small server in its place (`ec2_server`)."""
 
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
 from slipway_local.ec2.server import ENDPOINTS
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.providers.aws.adapter import Ec2
+from slipway_provisioner.providers.pacing import LocalBuckets
 from slipway_provisioner.providers.port import ProviderSettings
 from tests.support.provisioner import Provisioner, declared, provisioner_on
 
 
 @contextlib.asynccontextmanager
-async def with_ec2(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    """Provisioner that has the provider `aws`."""
-    ec2 = Ec2(ProviderSettings(timeout_seconds=60))
+async def opened() -> AsyncIterator[Ec2]:
+    """Provider of EC2, whose first client takes a while. Its buckets are always full."""
+    hours = itertools.count(step=3600)
+    ec2 = Ec2(ProviderSettings(timeout_seconds=60, pacing=LocalBuckets(lambda: float(next(hours)))))
     await ec2.open()
     try:
-        async with provisioner_on(postgres, call_timeout_seconds=60.0) as provisioner:
-            provisioner.providers["aws"] = provisioner.app.state.providers["aws"] = ec2
-            yield provisioner
+        yield ec2
     finally:
         await ec2.close()
+
+
+@contextlib.asynccontextmanager
+async def with_ec2(postgres: EmbeddedPostgres, ec2: Ec2 | None = None) -> AsyncIterator[Provisioner]:
+    """Provisioner that has the provider `aws`, one of its own unless it is given."""
+    async with (
+        contextlib.nullcontext(ec2) if ec2 is not None else opened() as provider,
+        provisioner_on(postgres, call_timeout_seconds=60.0) as provisioner,
+    ):
+        provisioner.providers["aws"] = provisioner.app.state.providers["aws"] = provider
+        yield provisioner
 
 
 def body(url: str = "http://127.0.0.1:1", *, credential: Any = "none", **settings: Any) -> dict[str, Any]:

@@ -58,8 +58,9 @@ def run_tasks(user_data: WhereUserData = "-") -> None:
     SIGTERM or SIGINT: finish the running task within stop_seconds, then leave. A second signal terminates the task.
 
     \b
-    On EC2 the worker registers under its instance ID. On an interruption notice or a rebalance recommendation it
-    leaves after the running task; a task that still runs 15 s before the interruption is terminated.
+    On EC2 the worker registers with its instance's signed identity document, and keeps its token for a restart in
+    SLIPWAY_STATE_DIRECTORY (/var/lib/slipway-worker for root). On an interruption notice or a rebalance recommendation
+    it leaves after the running task; a task that still runs 15 s before the interruption is terminated.
 
     \b
     Example:
@@ -89,8 +90,9 @@ def wrap_agent(
     as soon as no job runs, and SIGKILL after stop_seconds. TERM, INT, HUP, USR1 and USR2 are forwarded to it. An
     unexpected failure of the agent is reported to the provisioner.
 
-    On EC2 the worker registers under its instance ID. On an interruption notice or a rebalance recommendation it
-    leaves after the running job; one that still runs shortly before the interruption gets the drain signal
+    On EC2 the worker registers with its instance's signed identity document, and keeps its token for a restart in
+    SLIPWAY_STATE_DIRECTORY (/var/lib/slipway-worker for root). On an interruption notice or a rebalance recommendation
+    it leaves after the running job; one that still runs shortly before the interruption gets the drain signal
     stop_seconds before SIGKILL.
 
     \b
