@@ -35,8 +35,8 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-faults terraform-runs mutants fuzz readme \
-	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-before square-wave fairness adaptive clean
+.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
+	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-terraform soak-terraform bench-before square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -176,6 +176,9 @@ terraform-faults: $(READY) $(TERRAFORM) ## Faults of a Terraform provider: outco
 terraform-runs: $(READY) $(TERRAFORM) ## Applies under a bound on CLI processes, with and without leased plugins: N=500 FULL=1 MUTANT=runs-unbounded
 	@$(RUN) -m $(BROKEN) bench.terraform.runs
 
+terraform-fair: $(READY) ## Waits of callers with 200 configurations on 8 processes, in fair shares, and the thrash: SEED=1 FULL=1 MUTANT=
+	@$(RUN) -m $(BROKEN) tests.terraform.fair
+
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
@@ -205,6 +208,12 @@ bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and 
 
 bench-ec2: $(READY) ## Benchmark of EC2 launches: CPU time, calls and memory per machine, beside a bare SDK client: CELL=10 ROUNDS=3 SEED=1 KEEP=1
 	@$(RUN) -m bench.ec2
+
+bench-terraform: $(READY) $(TERRAFORM) ## Benchmark of Terraform applies by scheduler: CPU time, p50, p95, memory, processes: CELL=shared/20/4, FULL=1 KEEP=1
+	@$(RUN) -m bench.terraform
+
+soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destroyed in turns on shared plugins, then a look for what is left: SECONDS=40, FULL=1 KEEP=1
+	@$(RUN) -m $(BROKEN) bench.terraform.soak
 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before

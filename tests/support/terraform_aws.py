@@ -34,23 +34,7 @@ class AwsCloud:
         self.server = Moto(self.port, folder / "moto.log", {})
 
     def spec(self, region: str, **configuration: str) -> ProviderSpec:
-        endpoint = f"http://{HOST}:{self.port}"
-        return ProviderSpec(
-            source=AWS.source,
-            version=AWS.version,
-            binary=str(AWS.path),
-            digest=AWS.digest,
-            configuration={
-                "region": region,
-                "access_key": "AKIAEXAMPLE",
-                "secret_key": "secret-of-the-test",
-                "skip_credentials_validation": True,
-                "skip_metadata_api_check": True,
-                "skip_requesting_account_id": True,
-                "endpoints": [{"ec2": endpoint, "iam": endpoint, "sts": endpoint}],
-                **configuration,
-            },
-        )
+        return spec_at(self.port, region, **configuration)
 
     async def groups(self, regions: Sequence[str] = REGIONS) -> Counter[tuple[str, str]]:
         """Security groups that exist, as (region, first part of the name before a dash), without the default ones."""
@@ -61,3 +45,24 @@ class AwsCloud:
                 if (name := item.findtext("groupName", "")) != "default":
                     found[region, name.rpartition("-")[0]] += 1
         return found
+
+
+def spec_at(port: int, region: str, **configuration: str) -> ProviderSpec:
+    """The provider in a region of moto at a port of this host."""
+    endpoint = f"http://{HOST}:{port}"
+    return ProviderSpec(
+        source=AWS.source,
+        version=AWS.version,
+        binary=str(AWS.path),
+        digest=AWS.digest,
+        configuration={
+            "region": region,
+            "access_key": "AKIAEXAMPLE",
+            "secret_key": "secret-of-the-test",
+            "skip_credentials_validation": True,
+            "skip_metadata_api_check": True,
+            "skip_requesting_account_id": True,
+            "endpoints": [{"ec2": endpoint, "iam": endpoint, "sts": endpoint}],
+            **configuration,
+        },
+    )

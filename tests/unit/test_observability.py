@@ -88,6 +88,10 @@ def test_alerts_fire_when_they_should(folder: Path) -> None:
     assert "SUCCESS" in run("promtool", "test", "rules", folder / "rules_test.yml")
 
 
+def test_alerts_of_terraform_fire_when_they_should() -> None:
+    assert "SUCCESS" in run("promtool", "test", "rules", PROMETHEUS / "terraform_rules_test.yml")
+
+
 def test_every_alert_is_tested_both_ways() -> None:
     tested: dict[str, set[bool]] = {}
     for group in yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]:

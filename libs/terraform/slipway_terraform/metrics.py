@@ -9,6 +9,7 @@ SECONDS: Final = (0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600,
 PROCESSES: Final = Gauge("slipway_terraform_processes", "Plugin processes", ["state"])
 STARTS: Final = Counter("slipway_terraform_starts_total", "Starts of plugins by result", ["result"])
 REPLACEMENTS: Final = Counter("slipway_terraform_replacements_total", "Plugins retired, by reason", ["reason"])
+THRASH: Final = Gauge("slipway_terraform_thrash", "Recently replaced plugins that are needed, per run of the CLI")
 CRASHES: Final = Counter("slipway_terraform_crashes_total", "Plugins that exited by themselves", ["use"])
 WAITING: Final = Gauge("slipway_terraform_waiting_callers", "Callers that wait for a lease")
 WAIT_SECONDS: Final = Histogram("slipway_terraform_wait_seconds", "Time to a lease", ["result"], buckets=SECONDS)

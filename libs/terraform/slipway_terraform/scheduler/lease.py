@@ -17,7 +17,7 @@ class Lessor(Protocol):
 
     def release(self, lease: "SharedLease") -> None: ...
     def retire(self, generation: Generation, reason: Reason) -> None: ...
-    def invoked(self) -> None: ...
+    def invoked(self, *, first: bool) -> None: ...
 
 
 class SharedLease:
@@ -53,8 +53,7 @@ class SharedLease:
             for generation in self.generations:
                 generation.invoke(first=self.unused)
             metrics.INVOCATIONS.inc()
-            if not self.unused:
-                self._lessor.invoked()  # the first one was expected since the lease began
+            self._lessor.invoked(first=self.unused)
             self.unused = False
             try:
                 yield

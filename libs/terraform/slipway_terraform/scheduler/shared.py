@@ -33,8 +33,10 @@ from slipway_terraform.domain.port import Plugin, Runner
 from slipway_terraform.domain.reattach import VARIABLE, reattach_json
 from slipway_terraform.domain.scheduling import Decision, Facts, Refusal, Refuse, Waiter, decide
 from slipway_terraform.domain.specs import ProviderSpec
+from slipway_terraform.domain.thrash import WANTED
 from slipway_terraform.scheduler.lease import SharedLease
 from slipway_terraform.scheduler.process import Process, ProcessStatus
+from slipway_terraform.scheduler.thrashing import ThrashAlert
 
 LOG = logging.getLogger(__name__)
 BREAKERS_MAX: Final = 1000
@@ -66,6 +68,7 @@ class SharedScheduler:
         self._breakers: dict[str, Breaker] = {}
         self._head: int | None = None
         self._overtakes = 0
+        self._thrash = ThrashAlert(self._policy)
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
@@ -151,9 +154,11 @@ class SharedScheduler:
         self._retire(generation, reason)
         self._decide()
 
-    def invoked(self) -> None:
+    def invoked(self, *, first: bool) -> None:
         """An invocation was counted."""
-        self._decide()
+        self._thrash.count(runs=1, now=self._now())
+        if not first:  # the first one was expected since the lease began
+            self._decide()
 
     # Decisions
 
@@ -208,6 +213,7 @@ class SharedScheduler:
         self._processes[generation.id].advance(Event.RETIRED)
         generation.reason = reason
         metrics.REPLACEMENTS.labels(reason).inc()
+        self._thrash.count(replacements=reason in WANTED, now=self._now())
         LOG.info("plugin %s retired: %s; %d leases left", shown(generation.handle), reason, generation.in_use)
 
     def _stop(self, generation: Generation) -> None:
