@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_terraform.domain.errors import SpecInvalid
 from slipway_terraform.domain.handle import handle_of
 from slipway_terraform.domain.specs import Mode
 from slipway_terraform.scheduler.shared import SharedScheduler
@@ -63,9 +64,9 @@ def test_known_collisions() -> None:
 
 
 def test_no_json() -> None:
-    with pytest.raises(ValueError, match=r"the configuration of registry.example/x/a is no JSON"):
+    with pytest.raises(SpecInvalid, match=r"the configuration of registry.example/x/a is no JSON"):
         handle(configuration={"x": object()})
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(SpecInvalid, match="is no JSON"):
         handle(configuration={"x": float("nan")})
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from slipway_terraform.domain.errors import SpecInvalid
 from slipway_terraform.domain.specs import ProviderSpec
 
 SHOWN_CHARACTERS: Final = 12
@@ -18,7 +19,7 @@ def handle_of(spec: ProviderSpec, *, key: bytes) -> str:
     """Handle of a specification, in hex. Equal for equal specifications whatever the order of their keys; the path of
     the binary does not matter, since its digest does.
 
-    Raises ValueError for a configuration that is no JSON.
+    Raises SpecInvalid for a configuration that is no JSON.
     """
     identity = {
         "source": spec.source,
@@ -33,7 +34,7 @@ def handle_of(spec: ProviderSpec, *, key: bytes) -> str:
     try:
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_builtin)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the configuration of {spec.source} is no JSON: {error}") from None
+        raise SpecInvalid(f"the configuration of {spec.source} is no JSON: {error}; pass JSON types only") from None
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 

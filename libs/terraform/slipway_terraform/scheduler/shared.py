@@ -75,7 +75,8 @@ class SharedScheduler:
         self._closed = False
 
     async def acquire(self, specs: Sequence[ProviderSpec], *, owner: str, deadline: float) -> SharedLease:
-        """Lease a process of every spec; see ProviderScheduler. Raises Unschedulable for specs that never fit."""
+        """Lease a process of every spec; see ProviderScheduler. Raises SpecInvalid, and Unschedulable for specs that
+        never fit."""
         if self._closed:
             raise SchedulerClosed("the scheduler shuts down; retry on another replica")
         _check(specs, self._policy)
@@ -85,9 +86,9 @@ class SharedScheduler:
         self._number += 1
         waiter = Waiter(id=self._number, handles=tuple(sorted(by_handle)), deadline=deadline)
         caller = self._callers[waiter.id] = _Caller(waiter, by_handle, owner, self._now())
-        self._decide()
         result = "cancelled"
         try:
+            self._decide()
             lease = await caller.lease
             result = "leased"
             return lease
