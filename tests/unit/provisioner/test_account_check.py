@@ -90,6 +90,14 @@ def test_problems_come_first_and_stay_when_there_are_too_many() -> None:
     assert after.findings[0].key == ("quota", "a")
 
 
+def test_texts_of_providers_can_be_stored() -> None:
+    """PostgreSQL stores no NUL, and an alert is no novel."""
+    quoted = Finding(kind="image", subject="a\0" * 300, state=PROBLEM, message="b\0" * 9000, remedy="c\0")
+    (stored,) = compared([], [quoted]).findings
+    assert "\0" not in f"{stored.subject}{stored.message}{stored.remedy}"
+    assert (len(stored.subject), len(stored.message)) == (200, 4000)
+
+
 def test_an_alert_for_each_problem() -> None:
     """Its key and command survive slashes, and its remedy is its cause."""
     after = compared([finding("quota", "std", PROBLEM)], [identity("1", "2", about="arn:aws:iam::2:user/x")])

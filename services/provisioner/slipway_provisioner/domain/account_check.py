@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.text import NOTE
+from slipway_common.base.text import NAME, NOTE
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 
 ALERT: Final = "account-check"
@@ -86,7 +86,7 @@ def unusable(name: str, problem: str) -> Finding:
 def compared(before: Iterable[Finding], found: Iterable[Finding]) -> CheckOutcome:
     """Findings after a check. What a check could not find out neither raises nor resolves anything: a problem from
     before stays, in place of the unknown."""
-    found = list(found)
+    found = [_storable(finding) for finding in found]
     known = {finding.key: finding for finding in before if finding.is_problem}
     unknown = {finding.key for finding in found if finding.state is CheckState.UNKNOWN}
     kept = {key: finding for key, finding in known.items() if key in unknown or (key[0], "") in unknown}
@@ -98,6 +98,16 @@ def compared(before: Iterable[Finding], found: Iterable[Finding]) -> CheckOutcom
         findings=now[:FINDINGS_MAX],
         raised=[finding for key, finding in problems.items() if key not in known],
         resolved=[finding for key, finding in known.items() if key not in problems],
+    )
+
+
+def _storable(finding: Finding) -> Finding:
+    """The finding with texts that can be stored, since providers may quote anything."""
+    return msgspec.structs.replace(
+        finding,
+        subject=NAME.cut(finding.subject),
+        message=NOTE.cut(finding.message),
+        remedy=NOTE.cut(finding.remedy),
     )
 
 
