@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipway_terraform.domain.errors import SpecInvalid, ToolUnsupported
 from slipway_terraform.domain.root import literal, root_module
-from slipway_terraform.domain.sensitive import redacted, secrets_of
+from slipway_terraform.domain.sensitive import message, secrets_of
 from slipway_terraform.domain.specs import ProviderSpec
 from slipway_terraform.domain.state import foreign_providers, is_state, outputs
 from slipway_terraform.domain.tools import Kind, Tool, tool_of
@@ -105,13 +105,10 @@ def test_states() -> None:
 def test_secrets_are_redacted_by_the_names_of_their_settings() -> None:
     given = spec(access_key="AKIDxyz", region="eu-1", nested=[{"password": "hunter2"}], token={"value": ["abcdef"]})
     assert secrets_of([given], ["user-data"]) == ("user-data", "AKIDxyz", "hunter2", "abcdef")
-    assert (
-        redacted("hunter2 in eu-1 at http://me:pw@host", secrets_of([given]))
-        == "REDACTED in eu-1 at http://REDACTED@host"
-    )
+    assert message("hunter2 in eu-1 at http://me:pw@host", secrets_of([given])) == "… in eu-1 at http://…@host"
 
 
 @given(st.lists(st.text(min_size=4, max_size=9), max_size=4), st.text())
 def test_no_secret_stays(secrets: list[str], text: str) -> None:
-    hidden = redacted(text + "".join(secrets), secrets_of([], secrets))
-    assert not [secret for secret in secrets if secret in hidden and secret not in "REDACTED://…"]
+    hidden = message(text + "".join(secrets), secrets_of([], secrets))
+    assert not [secret for secret in secrets if secret in hidden and secret not in "…://…"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_terraform.domain.results import Changes, Diagnostic
-from slipway_terraform.domain.sensitive import redacted
+from slipway_terraform.domain.sensitive import message as shown
 
 DIAGNOSTICS_MAX: Final = 50
 _FRAME: Final = " │╷╵|\t\r"
@@ -38,7 +38,7 @@ class Output:
         except (msgspec.DecodeError, UnicodeDecodeError):
             message = None
         if not isinstance(message, dict):
-            text = redacted(line.decode(errors="replace"), self.secrets)
+            text = shown(line.decode(errors="replace"), self.secrets)
             self.text = [*self.text, text][-DIAGNOSTICS_MAX:]
             return
         match message.get("type"):
@@ -66,8 +66,8 @@ class Output:
         self.diagnostics.append(
             Diagnostic(
                 severity=str(given.get("severity", "error")),
-                summary=redacted(str(given.get("summary", "")), self.secrets, SUMMARY_CHARACTERS_MAX),
-                detail=redacted(str(given.get("detail", "")), self.secrets),
+                summary=shown(str(given.get("summary", "")), self.secrets, SUMMARY_CHARACTERS_MAX),
+                detail=shown(str(given.get("detail", "")), self.secrets),
                 address=str(given.get("address", "")),
                 file=str(place.get("filename", "")) if isinstance(place, dict) else "",
             )

@@ -14,7 +14,9 @@ _PATTERNS: Final = (
     (re.compile(r"://[^/\s@]+@"), f"://{GONE}@"),
     (re.compile(r"(?i)\b(bearer|basic)\s+\S+"), rf"\1 {GONE}"),
     (
-        re.compile(rf"(?i)((?>[\w.-]*?(?:{_SUSPECT})[\w.-]*)[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"),
+        re.compile(
+            rf"(?i)((?<![\w.-])(?>[\w.-]*?(?:{_SUSPECT})[\w.-]*)[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+        ),
         rf"\1{GONE}",
     ),
     (re.compile(r"\b(?:AKIA|ASIA|ghp_|xox[a-z]-|AIza)\w+"), GONE),

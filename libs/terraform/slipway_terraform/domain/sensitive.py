@@ -1,36 +1,35 @@
-"""Redaction of known secrets: values of sensitive settings never leave this package in a message. Pure."""
+"""Texts of runs for people, without the secrets of their providers. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from slipway_terraform.domain.redaction import SECRET_CHARACTERS_MIN, redacted
 from slipway_terraform.domain.specs import ProviderSpec
 
-GONE: Final = "REDACTED"
-CHARACTERS_MIN: Final = 4
-"""Shorter values are not redacted: they would blot out ordinary words, and protect nothing."""
 CHARACTERS_MAX: Final = 2_000
+READ_CHARACTERS_MAX: Final = 20 * CHARACTERS_MAX
+"""Beginning of a text that is read at all. A secret that is cut there is far behind what is shown."""
 _SUSPECT: Final = re.compile(r"secret|token|passw|pwd|credential|api.?key|access.?key|private.?key", re.IGNORECASE)
-# Shapes that are secrets in any text: credentials in a URL, and keys of AWS.
-_SHAPES: Final = ((re.compile(r"://[^/\s@]+@"), f"://{GONE}@"), (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{8,}"), GONE))
 
 
 def secrets_of(specs: Iterable[ProviderSpec], named: Iterable[str] = ()) -> tuple[str, ...]:
-    """Secrets of these providers, by the names of their settings, and those `named` by the caller; longest first."""
+    """Secrets of these providers, by the names of their settings, and those `named` by the caller; longest first.
+
+    Other settings, such as a region, stay readable in messages.
+    """
     found = set(named)
     for spec in specs:
         found.update(_secrets(spec.configuration, sensitive=False))
         found.update(value for name, value in spec.environment.items() if _SUSPECT.search(name))
-    return tuple(sorted((text for text in found if len(text) >= CHARACTERS_MIN), key=lambda text: (-len(text), text)))
+    lines = {line.strip() for text in found for line in (text, *text.splitlines())}  # a text may show a part of a key
+    long = (line for line in lines if len(line) >= SECRET_CHARACTERS_MIN)
+    return tuple(sorted(long, key=lambda line: (-len(line), line)))
 
 
-def redacted(text: str, secrets: Iterable[str], characters_max: int = CHARACTERS_MAX) -> str:
-    """Text without these secrets, cut to its last `characters_max` characters. `secrets` are longest first."""
-    for secret in secrets:
-        text = text.replace(secret, GONE)
-    for pattern, instead in _SHAPES:
-        text = pattern.sub(instead, text)
-    return text if len(text) <= characters_max else f"…{text[1 - characters_max :]}"
+def message(text: str, secrets: Iterable[str], characters_max: int = CHARACTERS_MAX) -> str:
+    """The beginning of a text on one line, without these secrets, which are longest first."""
+    return redacted(text[:READ_CHARACTERS_MAX], secrets)[:characters_max]
 
 
 def _secrets(value: Any, *, sensitive: bool) -> Iterator[str]:

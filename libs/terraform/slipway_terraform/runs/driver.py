@@ -237,7 +237,7 @@ class Driver:
         async with contextlib.AsyncExitStack() as stack:
             prepared = await stack.enter_async_context(self._preparing.use(job.module, job.module_digest))
             unshared = self._unshared(prepared, job)
-            if unshared:
+            if unshared or not job.providers:
                 lease: ProviderLease = NoOpLease()
             else:
                 undeclared(prepared.needs, job.providers, self.tool)

@@ -64,14 +64,14 @@ class RunFolder:
 
     def open(self, mirror: Path | None) -> None:
         """Lock and empty the folder. Raises OperationInProgress if another driver uses it, DiskFull."""
-        with disk_full("the folder of runs"):
+        with disk_full("the folder of runs"), contextlib.ExitStack() as undo:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.chmod(0o700)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            undo.callback(os.close, self._lock)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                os.close(self._lock)
                 raise OperationInProgress(
                     f"another process runs Terraform in {self.path}; use another folder"
                 ) from error
@@ -80,7 +80,8 @@ class RunFolder:
             for name in (PREPARED, WORKSPACES, HOME, TEMPORARY):
                 (self._files / name).mkdir(parents=True, mode=0o700)
             write_private(self._files / CLI_CONFIG, _cli_config(mirror).encode())
-        self._guard = Guard(self._files)
+            self._guard = Guard(self._files)
+            undo.pop_all()
 
     @property
     def guard(self) -> Guard:
