@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -170,3 +171,29 @@ async def test_the_command_lists_processes(daemon: DaemonProcess, plugin: Plugin
     assert (nobody.exit_code, nobody.stdout) == (1, "")
     assert "no daemon at" in nobody.stderr
     assert "slipway-terraform serve" in nobody.stderr
+
+
+async def test_metrics_are_served_and_logs_have_no_secret(folder: Path, plugin: Plugin) -> None:
+    """Events of the scheduler are in the daemon's log, a line of JSON each."""
+    home, secret = folder / "daemon", "hunter2-of-the-daemon"
+    settings = "metrics_port = 0\n" + plugin.settings(home / "run" / "daemon.sock", "shared", idle_seconds=0.0)
+    async with DaemonProcess(home, settings) as daemon, connected(daemon.socket) as client:
+        wanted = acquisition(plugin)
+        wanted["providers"][0]["configuration"] = plugin.configuration() | {"secret": secret}
+        assert "result" in await client.call("v1.acquire", wanted)
+        assert "result" in await client.call("v1.begin_invocation")
+        (port,) = [event["port"] for event in logged(home) if event["event"] == "terraform_metrics_served"]
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            metrics = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+        assert 'slipway_terraform_processes{state="ready"} 1.0' in metrics
+        assert "slipway_terraform_invocations_total 1.0" in metrics
+        assert "slipway_terraform_thrash 0.0" in metrics
+        assert "result" in await client.call("v1.taint", {"reason": secret})
+    events = [event["event"] for event in logged(home)]
+    assert [event for event in events if " retired: tainted" in event]
+    assert events[-1] == "terraform_daemon_stopped"
+    assert secret not in (home / "daemon.log").read_text() + metrics
+
+
+def logged(home: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (home / "daemon.log").read_text().splitlines()]

@@ -10,6 +10,7 @@ import prometheus_client
 import structlog
 import typer
 
+from slipway_terraform.daemon import logs
 from slipway_terraform.daemon.endpoint import EndpointUnavailable
 from slipway_terraform.daemon.server import Daemon
 from slipway_terraform.daemon.settings import InvalidSettings, SchedulerKind, Settings, load
@@ -19,7 +20,7 @@ from slipway_terraform.scheduler.noop import NoOpScheduler
 from slipway_terraform.scheduler.process import ProcessStatus
 from slipway_terraform.scheduler.shared import SharedScheduler, WorkspaceScheduler
 
-LOG: Final = structlog.get_logger(__name__)
+LOG: Final = structlog.get_logger("slipway_terraform.main")  # also as a program
 INVALID: Final = 2
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -41,13 +42,7 @@ def serve(
 
     SIGTERM and SIGINT drain: no new leases, and those that are held may end. A second signal ends them.
     """
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ]
-    )
+    logs.configure()
     try:
         asyncio.run(_serve(load(settings)))
     except (InvalidSettings, EndpointUnavailable) as error:
@@ -64,7 +59,11 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     if settings.metrics_port is not None:
-        server, _ = prometheus_client.start_http_server(settings.metrics_port, addr="127.0.0.1")
+        try:
+            server, _ = prometheus_client.start_http_server(settings.metrics_port, addr="127.0.0.1")
+        except OSError as error:
+            text = f"metrics_port {settings.metrics_port}: {error.strerror}; set a free one"
+            raise EndpointUnavailable(text) from None
         LOG.info("terraform_metrics_served", port=server.server_port)
     scheduler, processes = composed(settings)
     await Daemon(scheduler, processes, settings).run(stop, stop_now)
