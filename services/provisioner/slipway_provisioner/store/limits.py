@@ -140,8 +140,8 @@ POOLS_IN: Final = """
 SELECT DISTINCT pool_id FROM launch_config WHERE account_id = ANY($1::text[]) AND state <> 'archived'"""
 
 _ONE: Final = sa.and_(L.scope == sa.bindparam("in_scope"), L.scope_id == sa.bindparam("in_scope_id"))
-# Not at each decision, of which there may be many a second: the row is locked by starts. Nor if the decision saw another
-# limit than this one.
+# Not at each decision, of which there may be many a second: the row is locked by starts. Nor if the decision saw
+# another limit than this one.
 SEEN: Final = Statement(
     sa.update(launch_limit)
     .where(
