@@ -65,6 +65,7 @@ WORKER_DETAILS: dict[str, Any] = {
     "batch": {
         "id": "b",
         "launch_config_id": CONFIG_ID,
+        "pool_id": "linux",
         "account_id": "sim-a",
         "lease_id": "l",
         "units": 1,
@@ -80,6 +81,7 @@ WORKER_DETAILS: dict[str, Any] = {
         "called_seconds": 0.0,
         "handle": "",
         "poll_at": None,
+        "price": None,
     },
     "lease": {
         "id": "l",

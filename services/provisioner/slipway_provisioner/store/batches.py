@@ -173,8 +173,10 @@ async def get(db: Connection, batch_id: str) -> Batch | None:
 
 
 def described(batch: Batch) -> dict[str, Any]:
-    """Batch as shown to people, without the body, which holds the config's settings, and without the token."""
-    return {name: value for name, value in msgspec.structs.asdict(batch).items() if name not in {"body", "token"}}
+    """Batch as shown to people, without the body, which holds the config's settings, and without the token. The price
+    is exact as text."""
+    shown = {name: value for name, value in msgspec.structs.asdict(batch).items() if name not in {"body", "token"}}
+    return shown | {"price": None if batch.price is None else str(batch.price)}
 
 
 async def known(tx: Connection, batch_id: str, outcome: str, *, charged: int, unproven: int = 0) -> None:
