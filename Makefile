@@ -21,7 +21,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS CHECK
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST BEFORE ROUNDS CHECK
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -36,7 +36,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
-	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 bench-terraform soak-terraform bench-before square-wave fairness adaptive clean
+	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -214,6 +214,9 @@ bench-terraform: $(READY) $(TERRAFORM) ## Benchmark of Terraform applies by sche
 
 soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destroyed in turns on shared plugins, then a look for what is left: SECONDS=40, FULL=1 KEEP=1
 	@$(RUN) -m $(BROKEN) bench.terraform.soak
+
+ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts: time, memory, launches beside it: N=10000 ACCOUNTS=50 SEED=1 KEEP=1
+	@$(RUN) -m bench.fleet
 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before

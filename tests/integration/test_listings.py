@@ -152,3 +152,19 @@ async def test_another_account_is_not_cleaned_up(provisioner: Provisioner) -> No
     await provisioner.set_clock(61)
     await provisioner.reap()
     assert provisioner.cloud.cleaned == 0
+
+
+async def test_a_start_that_waits_delays_no_other(provisioner: Provisioner) -> None:
+    """The calls of other launch configs are made meanwhile."""
+    await provisioner.admitted(2, "zone-a", "zone-b")
+    busy = await provisioner.database.fetchval("SELECT launch_config_id FROM lease ORDER BY fencing_token LIMIT 1")
+    async with provisioner.database.acquire() as db:
+        transaction = db.transaction()
+        await transaction.start()
+        await db.execute("SELECT FROM launch_config WHERE id = $1 FOR UPDATE", busy)
+        launching = asyncio.create_task(provisioner.launch())
+        await until(lambda: provisioner.cloud.calls, "the other call is made")
+        assert [call.config["id"] == busy for call in provisioner.cloud.calls] == [False]
+        await transaction.rollback()
+    await launching
+    assert len(provisioner.cloud.calls) == 2

@@ -155,6 +155,7 @@ class Api:
             send_within_seconds=1e9,
             boot_timeout_seconds=300.0,
             accepted_timeout_seconds=300.0,
+            starts_at_once=1,  # in the same order with each seed
             tokens_file=Path(self.tokens.name),
         )
         service = build(self.settings)

@@ -90,7 +90,7 @@ class Settings(SignalSettings):
     lease_broker_url: str = ""
     """URL of the lease-broker. While it answers there it is only cut off from Kafka, and nothing starts unleased
     [default: it is not asked]."""
-    accounts_listed_at_once: Annotated[int, Field(ge=1)] = 8
+    accounts_listed_at_once: Annotated[int, Field(ge=1)] = 4
     """Accounts that the instance reaper of one replica lists at the same time."""
     terraform_folder: str = ""
     """Folder of Terraform's runs, for this process alone, with a short path [default: one in the system's temporary
@@ -103,6 +103,8 @@ class Settings(SignalSettings):
     """Share of a core for refreshes of Terraform workspaces in turn, of those without one for an hour; 0: none."""
     calls_in_flight_max: int = 64
     """Largest number of concurrent provider calls of one replica."""
+    starts_at_once: Annotated[int, Field(ge=1)] = 4
+    """Calls that one replica commits at the same time, each with a connection to the database."""
     send_within_seconds: float = 2.0
     """A committed call that is not sent within this time (monotonic clock) returns to the admission queue."""
     launching: bool = True

@@ -245,6 +245,40 @@ async def test_machine_that_powers_itself_off_terminates(ec2: Ec2, client: "EC2C
     assert (await ec2.get("/truth"))["values"] == {}
 
 
+async def test_many_seeded_instances(ec2: Ec2, client: "EC2Client") -> None:
+    """They are listed, counted and terminated like launched ones, which moto has beside them."""
+    (mine,) = ids(await client.run_instances(**launch()))
+    batches = [f"b-{n}" for n in range(1000)]
+    place = {"region": "us-east-1", "zone": "us-east-1a", "instance_type": "m5.large", "image": "ami-12345678"}
+    tags = {"slipway-deployment": "test"}
+    seed = {"account": "123456789012", "batches": batches, "size": 3, "tags": tags} | place
+    made = (await ec2.post("/instances", seed))["instance_ids"]
+    other = {"account": "210987654321", "batches": ["b-0"], "tags": tags} | place
+    await ec2.post("/instances", other)
+    assert [len(each) for each in made] == [3] * 1000
+    listed: dict[str, str] = {}
+    more: dict[str, Any] = {}
+    while True:
+        page = await client.describe_instances(
+            Filters=[{"Name": "tag:slipway-deployment", "Values": ["test"]}], MaxResults=1000, **more
+        )
+        for reservation in page["Reservations"]:
+            for each in reservation["Instances"]:
+                tagged = {tag["Key"]: tag["Value"] for tag in each["Tags"]}
+                listed[each["InstanceId"]] = tagged.get("slipway-batch", "")
+                assert each["State"]["Name"] == "running" or each["InstanceId"] == mine
+        if "NextToken" not in page:
+            break
+        more = {"NextToken": page["NextToken"]}
+    seeded = {id_: batch for batch, own in zip(batches, made, strict=True) for id_ in own}
+    assert {id_: batch for id_, batch in listed.items() if id_ != mine} == seeded
+    assert (await ec2.get("/truth"))["values"]["test"]["instances"] == 3002
+    await client.terminate_instances(InstanceIds=made[0])
+    assert (await ec2.get("/truth"))["values"]["test"]["instances"] == 2999
+    assert {fact.by for fact in ec2.facts(Terminated) if fact.instance_id in made[0]} == {"api"}
+    assert "" not in (await ec2.get("/truth"))["values"]
+
+
 async def test_a_bad_image_prints_an_error(ec2: Ec2, client: "EC2Client") -> None:
     """Besides its user data, as many images do. It stays on, and registers nowhere. Its output is posted late."""
     await ec2.play(faults="bad-image:ami-12345678", console_seconds=2)

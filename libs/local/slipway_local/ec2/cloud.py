@@ -112,6 +112,7 @@ class Cloud(msgspec.Struct):
     started_at: float = 0.0
     faults: tuple[Fault, ...] = ()
     instances: dict[str, Instance] = {}
+    places: dict[tuple[str, str], dict[str, Instance]] = {}  # the same by account and region
     launches: dict[str, Launch] = {}
     tokens: dict[TokenKey, Used] = {}
     created: int = 0
@@ -133,9 +134,11 @@ class Cloud(msgspec.Struct):
             case Reply():
                 self._replied(fact)
             case InstanceCreated():
-                token = self.launches[fact.call_id].token
+                token = "" if fact.seeded else self.launches[fact.call_id].token
                 self.created += 1
-                self.instances[fact.instance_id] = Instance(fact, self.created, token, dict(fact.tags))
+                new = Instance(fact, self.created, token, dict(fact.tags))
+                self.instances[fact.instance_id] = new
+                self.places.setdefault((fact.account, fact.region), {})[fact.instance_id] = new
             case _:
                 if instance := self.instances.get(getattr(fact, "instance_id", "")):
                     _fold_instance(instance, fact)
@@ -169,7 +172,8 @@ class Cloud(msgspec.Struct):
         until = now - self.rules.expiry_seconds
         gone = [id_ for id_, i in self.instances.items() if i.terminated_at is not None and i.terminated_at <= until]
         for instance_id in gone:
-            del self.instances[instance_id]
+            created = self.instances.pop(instance_id).created
+            del self.places[created.account, created.region][instance_id]
         return gone
 
 

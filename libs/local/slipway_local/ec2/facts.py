@@ -82,7 +82,8 @@ class Reply(Recorded, frozen=True, kw_only=True, tag="reply"):
 
 class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created"):
     """An instance was created. `boots_at` is None if nothing starts on it; one that `breaks` prints an error then, and
-    starts no agent. `dies` is the StateReason with which it is terminated at `runs_at` instead of running."""
+    starts no agent. `dies` is the StateReason with which it is terminated at `runs_at` instead of running. One that was
+    `seeded` has no launch call, no machine and no counterpart in moto."""
 
     instance_id: str
     call_id: str
@@ -104,6 +105,7 @@ class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created
     stays_when_off: bool
     tags: dict[str, str]
     breaks: bool = False
+    seeded: bool = False
 
 
 class Tagged(Recorded, frozen=True, kw_only=True, tag="tagged"):

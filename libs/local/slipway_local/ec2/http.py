@@ -13,6 +13,7 @@ from slipway_local.ec2.cloud import Instance
 from slipway_local.ec2.facts import FaultCleared, FaultSet, Notice, ScenarioLoaded
 from slipway_local.ec2.faults import NOTATION
 from slipway_local.ec2.runtime import StandIn
+from slipway_local.ec2.seeding import Seed
 from slipway_simulator.http import problems
 from slipway_simulator.http.dropping import drop
 from slipway_simulator.notation import Fault
@@ -136,6 +137,13 @@ async def identity_certificates(playing: Playing) -> Response:
     return _json(200, {"certificates": playing.signer.certificates()})
 
 
+@router.post("/instances")
+async def seed(request: Request, playing: Playing) -> Response:
+    """Add running instances of an account that nobody has launched, without machines."""
+    ids = await playing.seed(msgspec.json.decode(await request.body(), type=Seed))
+    return _json(200, {"instance_ids": ids})
+
+
 @router.post("/instances/{instance_id:id}/crash")
 async def crash(instance_id: str, playing: Playing) -> Response:
     """Terminate a machine without a graceful shutdown."""
@@ -145,7 +153,8 @@ async def crash(instance_id: str, playing: Playing) -> Response:
 
 @router.get("/truth")
 async def truth(playing: Playing, tag: str = "slipway-deployment") -> Response:
-    """Live instances, volumes and interfaces by the value of a tag, empty without it, counted from moto."""
+    """Live instances, volumes and interfaces by the value of a tag, empty without it, counted from moto, which lacks
+    the seeded ones."""
     return _json(200, {"tag": tag, "values": await playing.count(tag)})
 
 

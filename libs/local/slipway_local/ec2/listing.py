@@ -70,15 +70,17 @@ def page(cloud: Cloud, account: str, request: Request, *, now: float, most: int 
     if ids:
         shown = by_ids(cloud, account, request.region, ids, now=now)
     else:
-        shown = [i for id_ in cloud.instances if (i := found(cloud, account, request.region, id_, now=now))]
+        here = cloud.places.get((account, request.region), {})
+        shown = [i for id_ in here if (i := found(cloud, account, request.region, id_, now=now))]
     matching = [instance for instance in shown if matches(instance, filters, now)]
     return _cut(matching, limit, request.parameters.get("NextToken", ""), most)
 
 
 def matches(instance: Instance, filters: Mapping[str, Sequence[str]], now: float) -> bool:
     return all(
-        any(fnmatchcase(value, pattern) for value in _values(instance, name, now) for pattern in patterns)
+        any(value == pattern or fnmatchcase(value, pattern) for value in values for pattern in patterns)
         for name, patterns in filters.items()
+        for values in (_values(instance, name, now),)
     )
 
 

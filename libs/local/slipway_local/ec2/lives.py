@@ -117,6 +117,9 @@ class Lives:
             return
         why = ShuttingDown(at=self._history.now(), instance_id=instance_id, by=by, reason=reason or cloud.REASONS[by])
         self._history.record([why])
+        if instance.created.seeded:
+            self._terminated(instance.created, why)
+            return
         self._ending.pop(instance_id).set()
         self._ends[instance_id] = spawn(self._end(instance.created, why))
 
@@ -124,6 +127,9 @@ class Lives:
         await asyncio.wait({self._lives.pop(created.instance_id)})
         await self._terminate_in_moto(created)
         self._ends.pop(created.instance_id)
+        self._terminated(created, why)
+
+    def _terminated(self, created: InstanceCreated, why: ShuttingDown) -> None:
         ids = {"instance_id": created.instance_id, "account": created.account}
         self._history.record([Terminated(at=self._history.now(), by=why.by, reason=why.reason, **ids)])
 
@@ -151,7 +157,8 @@ class Lives:
                 if interruption is not None and interruption.ends_at <= now:
                     self.end(instance.id, "spot")
             for instance_id in self._history.cloud.forget(now):
-                del self.descriptions[instance_id], self.user_data[instance_id]
+                del self.descriptions[instance_id]
+                self.user_data.pop(instance_id, None)
             await asyncio.sleep(TICK_SECONDS)
 
     async def _set_before(self, event: asyncio.Event, at: float) -> bool:

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from slipway_common.base.ids import new_id
-from slipway_local.ec2 import accounts, boot, cloud, listing, permissions, shown, wire
+from slipway_local.ec2 import accounts, boot, cloud, listing, permissions, seeding, shown, wire
 from slipway_local.ec2.buckets import Buckets
 from slipway_local.ec2.cloud import Granted
 from slipway_local.ec2.facts import Call, Cleared, InstanceCreated, Launch, Reply, Tagged
@@ -29,6 +29,7 @@ from slipway_local.ec2.lives import Lives
 from slipway_local.ec2.machines import Machines
 from slipway_local.ec2.metadata import Sessions
 from slipway_local.ec2.moto import Moto, scope_of
+from slipway_local.ec2.seeding import Described, Seed
 from slipway_local.ec2.wire import Refused, Request
 from slipway_simulator.http.accounts import BATCH_TAG, CONFIG_TAG, DEPLOYMENT_TAG
 
@@ -71,6 +72,7 @@ class StandIn:
         self.zone_ids: dict[str, str] = {}
         self._buckets = Buckets()
         self._expires_at: dict[str, float] = {}  # by access key
+        self._descriptions: dict[tuple[str, ...], Described] = {}
         self._launching = asyncio.Lock()
         self._received = 0
 
@@ -79,6 +81,7 @@ class StandIn:
         await self.lives.stop()
         await self.moto.reset()
         self._expires_at.clear()
+        self._descriptions.clear()
         self._buckets, self.sessions = Buckets(), Sessions()
         self.history.record([Cleared(at=self.now())])
         self.lives.start()
@@ -86,6 +89,19 @@ class StandIn:
     async def stop(self) -> None:
         await self.lives.stop()
         self.history.ledger.close()
+
+    async def seed(self, seed: Seed) -> list[list[str]]:
+        """Add running instances without machines, and without moto; returns their ids, by batch. Raises Refused."""
+        description = await self._described(seed)
+        zone = description.subnet.zone
+        self.zone_ids[zone] = description.subnet.zone_id
+        rng = self.history.chance(f"seed/{self.history.cloud.created}")
+        facts = list(seeding.created(seed, zone, now=self.now(), rng=rng))
+        for fact in facts:
+            self.lives.descriptions[fact.instance_id] = description.of(fact.instance_id)
+        self.history.record(facts)
+        ids = [fact.instance_id for fact in facts]
+        return [ids[at : at + seed.size] for at in range(0, len(ids), seed.size)]
 
     # Calls
 
@@ -156,6 +172,8 @@ class StandIn:
             code = request.parameters.get("QuotaCode", "")
             found = accounts.quota(self.history.cloud, effects, account, request.region, code)
             return json.dumps(found), reply
+        if not self.history.cloud.rules.has_machines and (text := shown.nothing_left(request.action, account)):
+            return text, reply
         if request.service != "ec2":
             return await self._session(request, body, account), reply
         if request.parameters.get("DryRun") == "true" or request.action in NOT_PLAYED:
@@ -243,7 +261,8 @@ class StandIn:
             created = await self._create(request, launch, decision.count, (effects, rng))
             self.history.record(created)
             ids = tuple(fact.instance_id for fact in created)
-            self.lives.begin(created, user_data)
+            if self.history.cloud.rules.has_machines:
+                self.lives.begin(created, user_data)
             return self._reservation(ids), msgspec.structs.replace(reply, at=self.now(), instance_ids=ids)
 
     async def _read_launch(self, request: Request, reply: Reply) -> Launch:
@@ -286,6 +305,8 @@ class StandIn:
     ) -> list[InstanceCreated]:
         """Create the instances in moto, which launches MinCount, and knows neither the tags of interfaces nor that the
         first one ends with its instance. Raises Refused."""
+        if not self.history.cloud.rules.has_machines:
+            return await self._pretend(launch, count, fate)
         scope = scope_of(request)
         parameters = _of_moto(request, launch) | {"MinCount": str(count), "MaxCount": str(count)}
         root = await self.moto.call(scope, "RunInstances", parameters)
@@ -304,6 +325,29 @@ class StandIn:
         if interface_tags := request.tags("network-interface"):
             await self.moto.call(scope, "CreateTags", _tagging(interfaces, interface_tags))
         return facts
+
+    async def _pretend(self, launch: Launch, count: int, fate: tuple[Effects, Random]) -> list[InstanceCreated]:
+        """Create instances that moto does not have. Raises Refused."""
+        seed = Seed(
+            launch.account, launch.region, launch.zone, launch.instance_type, launch.image, (), tags=launch.tags
+        )
+        description = await self._described(seed)
+        facts = []
+        reservation = f"r-{fate[1].getrandbits(68):017x}"
+        for index in range(count):
+            instance_id = f"i-{fate[1].getrandbits(68):017x}"
+            place = reservation, index
+            fact = cloud.created(self.history.cloud, launch, instance_id, place, fate[0], self.now(), fate[1])
+            self.lives.descriptions[instance_id] = description.of(instance_id)
+            facts.append(msgspec.structs.replace(fact, seeded=True))
+        return facts
+
+    async def _described(self, seed: Seed) -> Described:
+        """Description of an instance as this one would have, for which moto is asked once."""
+        key = seed.region, seed.zone, seed.instance_type, seed.image
+        if key not in self._descriptions:
+            self._descriptions[key] = await seeding.described(self.moto, seed)
+        return self._descriptions[key]
 
     def _reservation(self, ids: Sequence[str]) -> str:
         known = [self.history.cloud.instances[id_] for id_ in ids if id_ in self.history.cloud.instances]
@@ -355,12 +399,17 @@ class StandIn:
         self.history.record(Tagged(at=self.now(), instance_id=instance.id, tags=tags) for instance in mine)
 
     async def count(self, tag: str) -> dict[str, dict[str, int]]:
-        """Resources in moto by the value of a tag, over all accounts and regions that were called."""
+        """Resources by the value of a tag, over all accounts and regions that were called: those that moto has, and the
+        seeded instances, which it lacks."""
         total: dict[str, dict[str, int]] = {}
         for scope in self.lives.scopes.values():
             for value, counts in (await self.moto.count(scope, tag)).items():
                 before = total.setdefault(value, dict.fromkeys(counts, 0))
                 total[value] = {kind: before[kind] + number for kind, number in counts.items()}
+        for instance in self.history.cloud.instances.values():
+            if instance.created.seeded and instance.terminated_at is None:
+                found = total.setdefault(instance.tags.get(tag, ""), {"instances": 0, "volumes": 0, "interfaces": 0})
+                found["instances"] += 1
         return total
 
 

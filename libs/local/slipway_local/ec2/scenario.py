@@ -62,6 +62,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Replaces token buckets of THROTTLES by name.
     throttles: dict[str, Throttle] = {}
     throttle_fault: Throttle = Throttle(burst=1.0, refill_per_second=0.1)
+    # False: launched instances are like seeded ones, without machines and without moto, which takes 20 ms for each.
+    has_machines: bool = True
     honours_tokens: bool = True
     # False: image, quota and capacity are checked before the token, so that a refused repeat proves nothing about the
     # first call. EC2's order is not documented.

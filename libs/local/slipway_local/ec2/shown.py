@@ -63,6 +63,21 @@ def terminated(before: Sequence[tuple[Instance, str]], now: float) -> str:
     return f"<instancesSet>{items}</instancesSet>"
 
 
+def nothing_left(action: str, account: str) -> str:
+    """Answer to a call that asks for what machines leave behind, or for the caller, where moto has no machines; empty
+    for other calls."""
+    match action:
+        case "DescribeVolumes":
+            return wire.answer(action, "<volumeSet/>", "nothing-left")
+        case "DescribeNetworkInterfaces":
+            return wire.answer(action, "<networkInterfaceSet/>", "nothing-left")
+        case "GetCallerIdentity":
+            inner = f"<GetCallerIdentityResult><Account>{account}</Account></GetCallerIdentityResult>"
+            return f'<GetCallerIdentityResponse xmlns="{wire.STS_NAMESPACE}">{inner}</GetCallerIdentityResponse>'
+        case _:
+            return ""
+
+
 def _reservation(reservation: str, account: str, items: str) -> str:
     return (
         f"<reservationId>{reservation}</reservationId><ownerId>{account}</ownerId><groupSet/>"

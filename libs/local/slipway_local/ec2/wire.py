@@ -16,6 +16,7 @@ import msgspec
 NAMESPACE: Final = "http://ec2.amazonaws.com/doc/2016-11-15/"
 JSON_SERVICES: Final = ("servicequotas",)
 """Services with JSON instead of EC2's form and XML, by their names in signatures."""
+STS_NAMESPACE: Final = "https://sts.amazonaws.com/doc/2011-06-15/"
 _CREDENTIAL: Final = re.compile(r"Credential=([^/,\s]+)/[^/,\s]+/([^/,\s]+)/([^/,\s]+)/aws4_request")
 # HTTP status of codes whose status is not 400, as EC2 answers them.
 STATUS: Final = {

@@ -45,6 +45,7 @@ class Launcher:
         )
         self.providers = providers
         self.calls: set[asyncio.Task[None]] = set()
+        self._starting = asyncio.Semaphore(settings.starts_at_once)
 
     async def launch_next(self, database: Database) -> bool:
         """Start admitted calls up to the limit; False if none was started."""
@@ -58,15 +59,20 @@ class Launcher:
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
-            started = False
-            for lease_id in candidates:
-                began = monotonic_seconds()
-                if (start := await self._start(db, lease_id)) is not None:
-                    started = True
-                    task = asyncio.create_task(self._call(database, *start, began=began))
-                    self.calls.add(task)
-                    task.add_done_callback(self.calls.discard)
-        return started
+        # Each start takes several statements, which wait while a listing is parsed: one after another they would queue.
+        return any(await asyncio.gather(*(self._begin(database, lease_id) for lease_id in candidates)))
+
+    async def _begin(self, database: Database, lease_id: str) -> bool:
+        """Start a call under a lease and begin to make it; False if nothing may start under it now."""
+        async with self._starting, database.acquire() as db:
+            began = monotonic_seconds()
+            start = await self._start(db, lease_id)
+        if start is None:
+            return False
+        task = asyncio.create_task(self._call(database, *start, began=began))
+        self.calls.add(task)
+        task.add_done_callback(self.calls.discard)
+        return True
 
     async def _start(self, db: Connection, lease_id: str) -> tuple[Batch, Account] | None:
         """Commit the batch, after which its call may be made. None if nothing may start under the lease now."""
