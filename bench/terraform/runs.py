@@ -28,7 +28,7 @@ from tests.support.terraform_runs import Place, driver, new_place, schedulers, s
 
 MAX_RUNS: Final = 5
 REGIONS: Final = ("east", "west", "north", "south")
-SHARES: Final = {"noop": 0.04, "workspace": 0.16, "shared": 0.80}
+SHARES: Final = {"noop": 0.03, "workspace": 0.12, "shared": 0.85}
 RATIO_MAX: Final = 1.1
 
 
