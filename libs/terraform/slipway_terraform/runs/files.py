@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -11,12 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
 from slipway_terraform.plugins.guard import Guard
 
-LOG = structlog.get_logger(__name__)
+LOG = logging.getLogger(__name__)
 STATE: Final = "terraform.tfstate"
 ERRORED_STATE: Final = "errored.tfstate"
 CLI_CONFIG: Final = "cli.tfrc"
@@ -163,7 +162,7 @@ def remove(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        LOG.error("cannot remove a folder that holds secrets; remove it", folder=str(path), error=str(error))
+        LOG.error("cannot remove %s, which holds secrets: %s; remove it", path, error)
 
 
 def _cli_config(mirror: Path | None) -> str:
