@@ -60,6 +60,7 @@ POST /accounts/{account_id}/retire                      accounts:write
 POST /accounts/{account_id}/reinstate                   accounts:write
 POST /accounts/{account_id}/confirm-unresponsive        accounts:write
 GET  /audit                                             read
+GET  /console-outputs                                   read
 GET  /declaration                                       read:settings
 PUT  /declaration                                       declaration:write
 GET  /decisions/{decision_id}                           read
