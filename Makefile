@@ -167,6 +167,14 @@ terraform-state: $(READY) $(TERRAFORM) ## States of workers made by modules, und
 	@$(RUN) -m $(BROKEN) pytest -q tests/terraform/test_workspace_runs.py tests/interleaving/test_workspaces.py \
 		tests/integration/test_workspace_states.py
 
+.PHONY: terraform-e2e
+terraform-e2e: $(READY) $(TERRAFORM) ## Workers made by a module of AWS in two regions, on moto: KILL=provisioner, FULL=1 for 100 instances, MUTANT=
+	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
+
+.PHONY: terraform-idle
+terraform-idle: $(READY) $(TERRAFORM) ## Cost of 500 ready workers made by modules, in CPU time and processes: MUTANT=
+	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
+
 terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients in several processes on one slipway-terraform serve, some of them killed, and the example for upjet: MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform.daemon
 

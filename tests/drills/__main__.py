@@ -32,6 +32,8 @@ from tests.drills import (
     renamed_monitor,
     restore,
     stop,
+    terraform_e2e,
+    terraform_idle,
     two_deployments,
 )
 from tests.drills.harness import Harness, NotReached, Verdict
@@ -69,6 +71,8 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "ec2-check": Drill(ec2_check.play, 20.0, "ec2-denial-unread", asked=True),
     "ec2-limits": Drill(ec2_limits.play, 240.0, "known-launches-uncounted", asked=True),
     "ec2-spot": Drill(ec2_spot.play, 20.0, "notice-raises-no-signal", asked=True),
+    "terraform-idle": Drill(terraform_idle.play, 1.0, "heard-is-silent", asked=True),
+    "terraform-e2e": Drill(terraform_e2e.play, 10.0, "found-not-imported", asked=True),
     "ec2-storm": Drill(ec2_storm.play, 20.0, "not-looked-up", asked=True),
 }
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)

@@ -35,6 +35,11 @@ ACCOUNT: Final = Account(
 )
 INPUTS: Final[dict[str, Any]] = {"config": {"id": CONFIG}, "incarnation": "in", "effects_seconds": 100.0}
 ANY: Final = Room(workspaces_max=None, queue_max=100)
+WORKER: Final = """
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, instance_id,
+    requested_at, registered_at, last_seen_at, traceparent)
+SELECT $1, 'linux', 'zone-a@3f2c9a', 'tf', 'linux-1', 'running', $1, 'i-1', at, at, at, ''
+FROM (SELECT slipway_clock() AS at)"""
 STOP: Final = "INSERT INTO launch_stop (scope, scope_id, reason, by) VALUES ('all', '', 'test', 'ann')"
 
 
@@ -324,6 +329,26 @@ async def test_replicas_make_one_refresh_due(provisioner: Provisioner, queued: l
         assert await two.refresh_oldest(3600) is False
     assert await one.refresh_oldest(3600) is True
     assert await two.refresh_oldest(3600) is False
+    assert await two.refresh_silent(60) == 0
+
+
+@locking("store.workspace_runs.REFRESH_SILENT")
+async def test_a_silent_worker_has_its_workspace_refreshed_once(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """Not one that has reported since, and none twice in one silence."""
+    one, two = replicas(provisioner)
+    for claim in await one.claim("one", 1):
+        await one.finish(claim, saved(claim), ready(claim))
+    await provisioner.set_clock(10)
+    await provisioner.database.execute(WORKER, new_id())
+    await provisioner.set_clock(60)
+    assert [await replica.refresh_silent(60) for replica in (one, two)] == [0, 0]
+    await provisioner.set_clock(71)
+    assert [await replica.refresh_silent(60) for replica in (one, two)] == [1, 0]
+    (refresh,) = [claim for claim in await one.claim("one", 9) if claim.operation is Operation.REFRESH]
+    await one.finish(refresh, saved(refresh, 2), ready(refresh))
+    await provisioner.set_clock(200)
     assert await two.refresh_silent(60) == 0
 
 

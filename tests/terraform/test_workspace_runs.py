@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import structs
 
 from slipway_common.events.worker import Scope
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
+from slipway_provisioner.apply.rehearsals import rehearse
+from slipway_provisioner.domain.declaration import NewLaunch
 from slipway_provisioner.domain.sealing import NONCE_BYTES
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
@@ -20,6 +23,7 @@ from slipway_provisioner.providers.port import Refused, TerminationRefused
 from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.store.workspaces import identity
 from tests.support.harness import WAITING, until
+from tests.support.provisioner import Cloud
 from tests.support.terraform_fleet import Fleet, fleet_on
 from tests.support.terraform_provider import working
 from tests.support.terraform_runs import SECRET
@@ -325,3 +329,27 @@ async def test_a_credential_that_expires(postgres: EmbeddedPostgres, tmp_path: P
 
 async def _failed(fleet: Fleet, machine: str) -> bool:
     return any(row.instance_id == machine and "credential" in row.problem for row in await fleet.rows())
+
+
+# Rehearsals
+
+
+async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> None:
+    """Before anything is created, and without a trace."""
+    async with working(fleet.replica()) as provider:
+        good = fleet.call().config
+        bad = fleet.call(variables={"colour": "red"}).config
+        assert await provider.rehearse(fleet.account, good) == ""
+        assert "colour" in await provider.rehearse(fleet.account, bad)
+    assert fleet.creations == 0
+    assert await fleet.rows() == []
+
+
+async def test_a_declaration_is_planned_once(fleet: Fleet) -> None:
+    """Those that have a problem are named, and providers without rehearsals have none."""
+    async with working(fleet.replica()) as provider:
+        bad = fleet.call(variables={"colour": "red"}).config
+        launches = [NewLaunch(fleet.account, bad), NewLaunch(structs.replace(fleet.account, provider="other"), bad)]
+        (found,) = await rehearse(launches, {"terraform": provider, "other": Cloud()})
+    assert found.config == bad["id"]
+    assert "colour" in found.problem

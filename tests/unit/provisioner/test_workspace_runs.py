@@ -53,6 +53,7 @@ def then(workspace: Workspace, result: Result, *, unsettled: float = 0.0) -> Nex
 def test_after_an_apply(result: Result, phase: Phase) -> None:
     next_ = then(row(), result)
     assert next_.phase is phase
+    assert (next_.due_seconds is None) is (phase in (Phase.READY, Phase.GONE)), "a ready workspace has no next run"
     assert (next_.outcome is not None) is (result.outcome is not None)
     assert next_.instance_id == result.instance_id
 

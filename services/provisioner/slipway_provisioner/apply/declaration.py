@@ -99,6 +99,7 @@ async def apply(
             dangers=writes.dangers,
             first_hours=await _first_hours(db, declared, prepared, providers, tariff),
             applied=not request.dry_run,
+            launches=await provider_keys.launches(db, writes, declared.accounts) if request.dry_run else [],
         )
     raise ChangedMeanwhile
 

@@ -9,7 +9,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.scopes import capacity_key, lifecycle_of
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.comparison import AccountRow, Writes
-from slipway_provisioner.domain.declaration import DeclarationRefused
+from slipway_provisioner.domain.declaration import DeclarationRefused, NewLaunch
 from slipway_provisioner.domain.revisions import PROVIDER_KEYS, RevisionKeys, RevisionRow, StoredKeys, StoredUser
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deployment, provider_keys
@@ -45,6 +45,12 @@ async def check_users(db: Connection, writes: Writes, providers: Providers) -> N
         if user.name not in gone and user.pool_id not in writes.removed_pools:
             row = changed[user.account_id]
             _check(user, row.provider, row.settings, providers)
+
+
+async def launches(db: Connection, writes: Writes, declared: Mapping[str, AccountRow]) -> list[NewLaunch]:
+    """Launches of the new revisions."""
+    known = await _accounts(db, {revision.account_id for revision in writes.new_revisions}, declared)
+    return [NewLaunch(known[revision.account_id], _config(revision)) for revision in writes.new_revisions]
 
 
 async def refresh(db: Connection, pool_id: str, providers: Providers) -> int:
@@ -98,13 +104,7 @@ def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Provi
     provider, type_ = providers.get(account.provider), revision.instance_type
     if provider is None:
         return RevisionKeys(id=revision.id, **{name: getattr(revision, name) for name in PROVIDER_KEYS})
-    config = {
-        "id": revision.id,
-        "zone": revision.zone,
-        "instance_type": type_,
-        "image": revision.image_revision,
-        "settings": revision.settings,
-    }
+    config = _config(revision)
     capacity, family = provider.capacity_key(account, config), provider.quota_family(account, config)
     usual = capacity_key(account.id, revision.region, revision.zone, type_, lifecycle_of(revision.settings)).id
     return RevisionKeys(
@@ -113,3 +113,14 @@ def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Provi
         quota_family="" if family == type_.split(".")[0] else family or revision.quota_family,
         subnet=provider.subnet(account, config),
     )
+
+
+def _config(revision: RevisionRow | StoredKeys) -> dict[str, Any]:
+    """NewLaunch config as providers are given it."""
+    return {
+        "id": revision.id,
+        "zone": revision.zone,
+        "instance_type": revision.instance_type,
+        "image": revision.image_revision,
+        "settings": revision.settings,
+    }

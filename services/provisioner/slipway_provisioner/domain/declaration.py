@@ -1,10 +1,12 @@
 """Declarations as requests: how one is applied, its owners, its result, and the reasons to refuse it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from slipway_common.declaration.changes import Change, Danger
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.first_hour import FirstHour
 from slipway_provisioner.domain.roll_out import Replacement
 
@@ -130,9 +132,16 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     entries: Mapping[str, str]
 
 
+class NewLaunch(msgspec.Struct, frozen=True):
+    """NewLaunch of a new revision of a launch config, as its provider is called for it."""
+
+    account: Account
+    config: Mapping[str, Any]
+
+
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation, and what
-    the first hour of each changed pool may cost."""
+    """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation, what the
+    first hour of each changed pool may cost, and of a dry run the launches that may be rehearsed."""
 
     changes: list[Change]
     unchanged: int
@@ -140,3 +149,4 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     dangers: list[Danger]
     first_hours: list[FirstHour]
     applied: bool
+    launches: list[NewLaunch] = []

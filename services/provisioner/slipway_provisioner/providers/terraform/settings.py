@@ -147,5 +147,5 @@ def _module_problem(module: str, digest: str, place: str = "") -> str:
     if not _MODULE.fullmatch(module):
         return f"{place}module is {module!r}; write the name of a folder in modules_folder"
     if not _DIGEST.fullmatch(digest):
-        return f"{place}digest is no SHA-256 in hexadecimal; `slipway-terraform digest FOLDER` prints it"
+        return f"{place}digest is no SHA-256 in hexadecimal; the guide on Terraform says how to compute it"
     return ""
