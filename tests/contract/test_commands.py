@@ -107,6 +107,11 @@ async def listening(app: Any) -> AsyncIterator[str]:
             await task
 
 
+LIMIT: Final = """
+INSERT INTO launch_limit (scope, scope_id, launches_per_hour, spend_per_day, lifetime_seconds)
+VALUES ('account', 'sim-a', 20, 60, 7200)"""
+
+
 @pytest.fixture
 async def deployment(
     postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -616,6 +621,7 @@ async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Dep
     await calculator.consume(degraded, msgspec.structs.replace(degraded, kind="up"))
     await deployment.slipway("lc", "pause", "zone-b", "--reason", "maintenance")
     worker = (await deployment.starting(1))[0]
+    await provisioner.database.execute(LIMIT)
     refused = Outcome(
         Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand", "InsufficientCapacity"
     )
