@@ -5,12 +5,12 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from slipway_local.terraform.ledger import Fault
 from tests.support.harness import until
 from tests.support.terraform_runs import SECRET, Place
+from tests.terraform.faults import having
 
 VICTIM = """
 import asyncio, sys
@@ -25,19 +25,6 @@ async def main(folder, kind):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-def having(folder: Path) -> list[psutil.Process]:
-    """Processes that have this folder in their command or environment, but this one."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            given = [*process.cmdline(), *process.environ().values()]
-        except psutil.Error:
-            continue
-        if process.pid != psutil.Process().pid and any(str(folder) in text for text in given):
-            found.append(process)
-    return found
 
 
 def secrets(folder: Path) -> list[Path]:
