@@ -50,6 +50,11 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
 }
 
 
+# Exported from 0 on, so that the first refusal is an increase.
+for _slug in ("bad-secret", *(f"identity-{reason}" for reason in Reason)):
+    metrics.REGISTRATIONS_REFUSED.labels(_slug)
+
+
 class AgentBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
