@@ -101,6 +101,7 @@ def declaration(fleet: Fleet) -> dict[str, Any]:
         "worker_pools": [
             {
                 "id": f"fleet/{number}",
+                "mode": "enforce",
                 "max_capacity": 100_000,
                 "launch_configs": [
                     {
