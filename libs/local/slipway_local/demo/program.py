@@ -26,13 +26,14 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import load
 from slipway_local.check import evidence, path_check
-from slipway_local.demo import agents, ec2_machines, recovery
+from slipway_local.demo import agents, ec2_machines, recovery, terraform_machines
 from slipway_local.demo.agents import Agents
 from slipway_local.demo.deployment import PARTITIONS, Deployment
 from slipway_local.demo.ec2_machines import Ec2Machines
 from slipway_local.demo.narrate import narrate
 from slipway_local.demo.observed import Observed
 from slipway_local.demo.replay.comparison import Comparison, compared
+from slipway_local.demo.terraform_machines import TerraformMachines
 from slipway_local.ec2.faults import NOTATION as EC2_FAULTS
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.guard import guard
@@ -46,11 +47,13 @@ DECLARATIONS: Final = {
     "simulated": Path("examples/slipway.yaml"),
     "process": Path("examples/slipway-process.yaml"),
     "aws": Path("examples/slipway-aws.yaml"),
+    "terraform": Path("examples/slipway-terraform.yaml"),
 }
 NOTATIONS: Final[dict[str, Notation[Any]]] = {
     "simulated": faults.NOTATION,
     "process": faults.NOTATION,
     "aws": EC2_FAULTS,
+    "terraform": faults.NOTATION,
 }
 LAST_RUN: Final = Path(".slipway/last-run")
 ENVIRONMENT: Final = Path(".slipway/env")
@@ -131,9 +134,9 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
     fastest = 1000 if provider == "simulated" else AGENTS_SPEED_MAX
     if not 0 < speed <= fastest:
         raise ValueError(f"SPEED={speed:g}: expected a number above 0 and at most {fastest}")
-    if provider == "process" and (environment.get("FAULTS") or "none") != "none":
+    if provider in ("process", "terraform") and (environment.get("FAULTS") or "none") != "none":
         raise ValueError(
-            "FAULTS needs a cloud that is simulated, but PROVIDER=process launches real processes; drop one of them"
+            f"FAULTS needs a cloud that is simulated, but PROVIDER={provider} launches real processes; drop one of them"
         )
     demand = environment.get("DEMAND", "")
     if demand and not Path(demand).is_file():
@@ -229,7 +232,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         folder,
         speed=arguments.speed,
         seconds=product_seconds(arguments),
-        environment={"provisioner": ec2_machines.CREDENTIALS} if arguments.provider == "aws" else {},
+        environment=environments(arguments, folder),
     )
     machines: Observed | None = None
     narration: asyncio.Task[None] | None = None
@@ -304,6 +307,17 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
             print(left, flush=True)
 
 
+def environments(arguments: Arguments, folder: Path) -> dict[str, dict[str, str]]:
+    """Variables of the services that their provider needs, by service."""
+    match arguments.provider:
+        case "aws":
+            return {"provisioner": dict(ec2_machines.CREDENTIALS)}
+        case "terraform":
+            return {"provisioner": terraform_machines.environment(folder)}
+        case _:
+            return {}
+
+
 def product_seconds(arguments: Arguments) -> dict[str, float]:
     """Product times that differ from the usual ones."""
     if arguments.provider == "simulated":
@@ -319,6 +333,8 @@ def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:
             return Agents(deployment)
         case "aws":
             return Ec2Machines(deployment, seed=arguments.seed, faults=arguments.faults)
+        case "terraform":
+            return TerraformMachines(deployment)
         case _:
             return None
 

@@ -12,16 +12,64 @@ The folder (`folder` of its configuration) outlives every process and is what ch
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tf import iface, runner, schema, types
 
 SOURCE = "registry.terraform.io/slipway/ledger"
 PAGE_BYTES = 4096
 leaked: list[bytearray] = []
+
+
+def start_agent(agent: dict[str, Any], machine: dict[str, Any]) -> str:
+    """Start the agent of a machine in a session of its own; returns its identity, by which it registers: process id,
+    start time and boot. It outlives this process."""
+    tags = machine["tags"]
+    parts = [tags[f"slipway-{name}"] for name in ("deployment", "account", "batch")]
+    parts += ["1", tags["slipway-launch-config"], tags["slipway-incarnation"]]
+    tag = "/".join(quote(part, safe="@") for part in parts)
+    process = subprocess.Popen(
+        agent["command"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**agent["environment"], "SLIPWAY_INSTANCE_TAG": tag},
+        cwd="/",
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write((machine["user_data"] or "").encode())
+    process.stdin.close()
+    started = start_time(process.pid)
+    threading.Thread(target=process.wait, daemon=True).start()  # no zombie
+    return f"{process.pid}-{started}-{boot()}"
+
+
+def end_agent(identity: str) -> None:
+    """Kill the session of an agent, if it still runs."""
+    pid, started, of_boot = identity.split("-", 2)
+    try:
+        if of_boot == boot() and start_time(int(pid)) == started:
+            os.killpg(int(pid), signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def start_time(pid: int) -> str:
+    """Field 22 of its status. Raises FileNotFoundError."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def boot() -> str:
+    """Beginning of the id of the current boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
 class Folder:
@@ -73,6 +121,7 @@ class LedgerProvider(iface.Provider):
         self.ledger: Folder | None = None
         self.region = ""
         self.secret = ""
+        self.agent: dict[str, Any] | None = None
         self.calls: dict[str, int] = {}
 
     def get_model_prefix(self) -> str:
@@ -87,6 +136,7 @@ class LedgerProvider(iface.Provider):
                 schema.Attribute("folder", types.String(), required=True),
                 schema.Attribute("region", types.String(), optional=True),
                 schema.Attribute("secret", types.String(), optional=True, sensitive=True),
+                schema.Attribute("agent", types.String(), optional=True),
             ]
         )
 
@@ -96,6 +146,7 @@ class LedgerProvider(iface.Provider):
     def configure_provider(self, diags: Any, config: dict[str, Any]) -> None:
         self.ledger = Folder(config["folder"])
         self.region, self.secret = config["region"] or "", config["secret"] or ""
+        self.agent = json.loads(config["agent"]) if config["agent"] else None
         self.ledger.record("configure", region=self.region)
         self.inject("configure", diags)
 
@@ -171,7 +222,8 @@ class LedgerMachine(iface.Resource):
     def create(self, ctx: Any, planned: dict[str, Any]) -> dict[str, Any] | None:
         if self.provider.inject("create", ctx.diagnostics):
             return None
-        id_ = f"m-{os.urandom(6).hex()}"
+        agent = self.provider.agent
+        id_ = f"m-{os.urandom(6).hex()}" if agent is None else start_agent(agent, planned)
         machine = {**planned, "id": id_, "region": self.provider.region, "address": f"{id_}.ledger.invalid"}
         self.ledger.write(machine)
         self.ledger.record("create", id=id_, name=planned["name"], region=machine["region"], tags=planned["tags"])
@@ -196,6 +248,8 @@ class LedgerMachine(iface.Resource):
     def delete(self, ctx: Any, current: dict[str, Any]) -> None:
         if self.provider.inject("destroy", ctx.diagnostics):
             return
+        if self.provider.agent is not None:
+            end_agent(current["id"])
         self.ledger.machine(current["id"]).unlink(missing_ok=True)
         self.ledger.record("destroy", id=current["id"], region=self.provider.region)
         self.provider.inject("destroy", ctx.diagnostics, done=True)
