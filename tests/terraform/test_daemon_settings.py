@@ -73,6 +73,11 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
         ('"/opt/aws"', '"aws"', "binary aws must be an absolute path"),
         ("a" * 64, "A" * 64, "digest must be the executable's SHA-256 sum"),
         ("scheduler", "drain_seconds = -1\nscheduler", "drain_seconds must be"),
+        (
+            "scheduler",
+            "idle_connection_seconds = 0\nscheduler",
+            "idle_connection_seconds must be a time in seconds, above",
+        ),
         ("scheduler", "requests_max = 0\nscheduler", "requests_max must be at least 1"),
         ("[[provider]]", FILE[FILE.index("[[provider]]") :] + "[[provider]]", "is listed twice"),
     ],

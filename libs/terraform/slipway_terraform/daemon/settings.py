@@ -147,9 +147,10 @@ def _check(settings: Settings) -> None:
     for name in ("connections_max", "requests_max"):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1")
-    for name in ("idle_connection_seconds", "drain_seconds"):
-        if not 0 <= getattr(settings, name) < float("inf"):
-            raise ValueError(f"{name} must be a time in seconds, of at least 0")
+    if not 0 < settings.idle_connection_seconds < float("inf"):
+        raise ValueError("idle_connection_seconds must be a time in seconds, above 0")
+    if not 0 <= settings.drain_seconds < float("inf"):
+        raise ValueError("drain_seconds must be a time in seconds, of at least 0")
     seen: set[tuple[str, str]] = set()
     for each in settings.provider:
         name = f"provider {each.source} {each.version}"
