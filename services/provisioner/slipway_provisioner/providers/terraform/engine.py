@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import json
 import os
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import new_id
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workspace_runs import Result
@@ -59,7 +59,7 @@ class Engine:
         self._scheduler = scheduler(PluginRunner(), policy)
         self._drivers: dict[str, Driver] = {}
         self._opening = asyncio.Lock()
-        self._holder = f"{socket.gethostname()}:{self._folder}"
+        self._holder = self._identify()
         self._queue = RunQueue(self._holder, workspaces, settings, self._run, _visibility)
         self._released = False
         self._identities: dict[str, asyncio.Task[_Identity]] = {}
@@ -135,6 +135,14 @@ class Engine:
             DriverSettings(tool=Path(tool), folder=folder, max_runs=self._settings.runs_max, codes=CODES),
             self._scheduler,
         )
+
+    def _identify(self) -> str:
+        """Id of the folder, drawn once: no other replica has it, whatever hosts and folders are named."""
+        path = self._folder / "id"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            path.write_text(new_id())
+        return path.read_text()
 
     def _empty(self) -> Path:
         """Folder of a module without resources, with which what is in a state is destroyed."""

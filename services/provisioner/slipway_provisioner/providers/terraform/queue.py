@@ -64,7 +64,7 @@ class RunQueue:
             ended = Ended(Result(failure=claim.problem, nothing=True))
             LOG.error("a workspace cannot be run", workspace=claim.workspace.id, problem=claim.problem)
         else:
-            ended = await self._run(claim)
+            ended = await self._ended(claim)
         if claim.operation is Operation.REFRESH and self._settings.sweep_share > 0:
             self._sweep_pause = (monotonic_seconds() - began) / self._settings.sweep_share
         next_ = after(
@@ -84,6 +84,14 @@ class RunQueue:
                 problem=claim.problem,
             )
         await self._save(claim, ended, next_)
+
+    async def _ended(self, claim: RunClaim) -> Ended:
+        """Run a workspace. After an error of our own its outcome is unknown."""
+        try:
+            return await self._run(claim)
+        except Exception as error:
+            LOG.exception("a run of terraform failed", workspace=claim.workspace.id)
+            return Ended(Result(failure=repr(error), unknown=True, resources=1))
 
     async def _save(self, claim: RunClaim, ended: Ended, next_: Next) -> None:
         self._saving.add(claim.workspace.id)
