@@ -78,7 +78,9 @@ class Alerts(logging.Handler):
         self.number += record.getMessage().startswith("thrash: ")
 
 
-async def play_virtual(mix: str, seed: int, seconds: float = VIRTUAL_SECONDS) -> Fairness:
+async def play_virtual(
+    mix: str, seed: int, seconds: float = VIRTUAL_SECONDS, configurations: int = CONFIGURATIONS
+) -> Fairness:
     """Callers who come again for so long. Waits that have not ended by then count as well."""
     rng, alerts = random.Random(seed), Alerts()
     world = World(rng, TIMES)
@@ -103,7 +105,7 @@ async def play_virtual(mix: str, seed: int, seconds: float = VIRTUAL_SECONDS) ->
 
     callers = [
         asyncio.create_task(caller(configuration, number))
-        for configuration in range(CONFIGURATIONS)
+        for configuration in range(configurations)
         for number in range(MIXES[mix].get(configuration, 1))
     ]
     await asyncio.sleep(seconds)
@@ -113,7 +115,7 @@ async def play_virtual(mix: str, seed: int, seconds: float = VIRTUAL_SECONDS) ->
         assert isinstance(end, asyncio.CancelledError), end
     await scheduler.aclose(0)
     LOG.removeHandler(alerts)
-    share = CONFIGURATIONS * (TIMES.start_seconds + RUN_SECONDS + TIMES.stop_seconds) / 2 / POLICY.max_processes
+    share = configurations * (TIMES.start_seconds + RUN_SECONDS + TIMES.stop_seconds) / 2 / POLICY.max_processes
     return Fairness(
         mix=mix,
         leases=leases.total(),
