@@ -332,6 +332,17 @@ async def test_replicas_make_one_refresh_due(provisioner: Provisioner, queued: l
     assert await two.refresh_silent(60) == 0
 
 
+async def test_two_workers_cannot_have_one_instance(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """As of a module whose output is a constant: its launch config is charged, and the second one is destroyed."""
+    one, two = replicas(provisioner)
+    first, second = [*await one.claim("one", 1), *await two.claim("two", 1)]
+    assert await one.finish(first, saved(first), ready(first)) == ""
+    assert await two.finish(second, saved(second), ready(second)) == ""
+    (row,) = await one.of_batch(ACCOUNT, second.workspace.batch_id)
+    assert (row.phase, row.instance_id, (row.outcome or {})["code"]) == (Phase.DESTROYING, None, "InstanceIdInUse")
+    assert [row.id for row in await one.of_instances(ACCOUNT, ["i-1"])] == [first.workspace.id]
+
+
 @locking("store.workspace_runs.REFRESH_SILENT")
 async def test_a_silent_worker_has_its_workspace_refreshed_once(
     provisioner: Provisioner, queued: list[Workspace]

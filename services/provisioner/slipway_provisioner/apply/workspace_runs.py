@@ -10,6 +10,7 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.apply import workspaces as states
 from slipway_provisioner.domain.cloud import Account
@@ -29,6 +30,7 @@ from slipway_provisioner.store import accounts, configs, pools, workspace_runs, 
 LOG = logger(__name__)
 LOCK_SECONDS: Final = 60.0
 """Time for which a lock is held after its last renewal, three times the interval of renewals."""
+TAKEN: Final = "another worker has the instance that the module outputs; output an id that only this one has"
 NOT_STARTABLE: Final = "launching was stopped or paused before it began"
 
 
@@ -130,6 +132,8 @@ class WorkspaceRuns:
                 next_ = msgspec.structs.replace(next_, phase=Phase.DESTROYING, due_seconds=RETRY_SECONDS_MAX)
             elif row.phase is not workspace.phase and next_.phase is not Phase.GONE:
                 next_ = msgspec.structs.replace(next_, phase=row.phase, due_seconds=0.0)
+            if next_.phase is Phase.READY and await self._is_taken(db, workspace, next_.instance_id):
+                next_ = Next(phase=Phase.DESTROYING, due_seconds=0.0, problem=TAKEN, outcome=_taken(workspace))
             now = await pools.now(db)
             refreshed = claim.operation is Operation.REFRESH and not next_.problem
             await workspace_runs.finish(db, workspace.id, next_, refreshed_at=now if refreshed else None)
@@ -174,6 +178,14 @@ class WorkspaceRuns:
                 await workspace_runs.begin(db, row.id, effects_seconds=inputs["effects_seconds"])
         return msgspec.structs.replace(claim, inputs=inputs, state=state.content, version=state.version)
 
+    async def _is_taken(self, tx: Connection, workspace: Workspace, instance_id: str | None) -> bool:
+        """True if another workspace of the account has this instance, as by a module whose output is a constant."""
+        ids = [instance_id] if instance_id is not None else []
+        named = await workspace_runs.named(
+            tx, account_id=workspace.account_id, deployment=workspace.deployment, instance_ids=ids
+        )
+        return any(row.id != workspace.id for row in named)
+
     async def _of_batch(self, db: Connection, account: Account, batch_id: str) -> list[Workspace]:
         return await workspace_runs.of_batch(
             db, account_id=account.id, deployment=account.deployment, batch_id=batch_id
@@ -184,6 +196,10 @@ class WorkspaceRuns:
         if database is None:
             raise ConnectionError("the database is not connected yet")
         return database
+
+
+def _taken(workspace: Workspace) -> Outcome:
+    return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, workspace.launch_config_id, "InstanceIdInUse")
 
 
 def _has_resources(state: bytes) -> bool:

@@ -40,7 +40,7 @@ class RunQueue:
         self._sweep_pause = 0.0
 
     async def step(self) -> bool:
-        """RunClaim and begin runs; waits for the end of one while there are any. False if there is nothing to do."""
+        """Claim and begin runs; waits for the end of one while there are any. False if there is nothing to do."""
         try:
             await self._renew()
             await self._make_due()
@@ -120,10 +120,14 @@ class RunQueue:
             return
 
     async def _renew(self) -> None:
-        if self._running and monotonic_seconds() - self._renewed_at >= RENEW_SECONDS:
-            self._renewed_at = monotonic_seconds()
-            for id_ in await self._workspaces.renew([*self._running.values()]):
-                LOG.error("the lock of a workspace was lost while it ran", workspace=id_)
+        if not self._running or monotonic_seconds() - self._renewed_at < RENEW_SECONDS:
+            return
+        self._renewed_at = monotonic_seconds()
+        lost = set(await self._workspaces.renew([*self._running.values()]))
+        for task, claim in self._running.items():
+            # One that has just been saved has released its lock.
+            if claim.workspace.id in lost and not task.done() and claim.workspace.id not in self._saving:
+                LOG.error("the lock of a workspace was lost while it ran", workspace=claim.workspace.id)
 
     async def _make_due(self) -> None:
         now = monotonic_seconds()
