@@ -7,7 +7,8 @@ processes that a cell has started and of scheduler and driver, without the insta
 moto tells what exists in which region.
 
 Prints a line per cell, then the claims; exits with 1 if one is false. FULL=1 takes 20 and 100 applies at 1, 2 and 4 at
-once, KEEP=1 writes bench/results/terraform.json, CELL=shared/20/4 runs one cell (mode, applies, at once).
+once, N=20 or 100 of them alone; KEEP=1 writes bench/results/terraform.json, or terraform-20.json with N=20.
+CELL=shared/20/4 runs one cell (mode, applies, at once).
 """
 
 import asyncio
@@ -48,7 +49,7 @@ MEBIBYTE: Final = 1 << 20
 Size = tuple[str, int, int]
 
 
-async def measure(wanted: Sequence[Size], command: str) -> int:
+async def measure(wanted: Sequence[Size], command: str, file: str) -> int:
     """Run the cells, one after another, on one server."""
     before = os.getloadavg()[0]
     cells = []
@@ -73,7 +74,7 @@ async def measure(wanted: Sequence[Size], command: str) -> int:
     load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     versions = {"terraform": packages.TERRAFORM.version, "provider": f"{packages.AWS.source} {packages.AWS.version}"}
     results = Results(command=command, on=surroundings() | versions | {"load": load}, cells=cells)
-    committed.write_json(os.environ, "terraform.json", results)
+    committed.write_json(os.environ, file, results)
     print("", *figures.lines(results), sep="\n")
     return report(figures.claims(results, Policy().max_processes))
 
@@ -129,7 +130,7 @@ async def played(cell: Cell, aws: AwsCloud) -> Figures:
 
 
 def sizes(environment: dict[str, str]) -> list[Size]:
-    """Cells of FULL= and CELL=. Raises ValueError."""
+    """Cells of FULL=, N= and CELL=. Raises ValueError."""
     if cell := environment.get("CELL"):
         mode, _, numbers = cell.partition("/")
         applies, _, at_once = numbers.partition("/")
@@ -138,7 +139,11 @@ def sizes(environment: dict[str, str]) -> list[Size]:
         return [(mode, int(applies), int(at_once))]
     if environment.get("FULL") != "1":
         return list(SHORT)
-    return [(mode, applies, at_once) for applies, at_once in FULL_SIZES for mode in MODES]
+    applies = environment.get("N") or ""
+    found = [size for size in FULL_SIZES if applies in ("", str(size[0]))]
+    if not found:
+        raise ValueError(f"N={applies}: expected 20 or 100, with FULL=1")
+    return [(mode, *size) for size in found for mode in MODES]
 
 
 def main() -> int:
@@ -150,8 +155,10 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    arguments = [f"{name}={os.environ[name]}" for name in ("FULL", "CELL") if os.environ.get(name)]
-    return run(lambda _: measure(wanted, " ".join(["make bench-terraform", *arguments])))
+    given = {name: os.environ[name] for name in ("FULL", "N", "CELL") if os.environ.get(name)}
+    command = " ".join(["make bench-terraform", *(f"{name}={value}" for name, value in given.items())])
+    file = f"terraform-{given['N']}.json" if "N" in given else "terraform.json"
+    return run(lambda _: measure(wanted, command, file))
 
 
 if __name__ == "__main__":
