@@ -110,6 +110,8 @@ async def listening(app: Any) -> AsyncIterator[str]:
 LIMIT: Final = """
 INSERT INTO launch_limit (scope, scope_id, launches_per_hour, spend_per_day, lifetime_seconds)
 VALUES ('account', 'sim-a', 20, 60, 7200)"""
+DOCUMENT: Final = """
+INSERT INTO workspace_document (workspace_id, kind, key_id, sealed) VALUES (gen_random_uuid(), 'state', 'key', '')"""
 
 
 @pytest.fixture
@@ -416,7 +418,7 @@ async def test_who_changed_what(deployment: Deployment) -> None:
         rows = await deployment.read("audit", "--kind", kind, "--id", id_)
         assert {(row["kind"], row["subject_id"]) for row in rows} == {(kind, id_)}
     assert len(await deployment.read("audit", "-n", "2")) == 2
-    assert "account" in await deployment.slipway("audit", "--kind", "worker", exit_code=2)
+    assert "account" in await deployment.slipway("audit", "--kind", "zone", exit_code=2)
 
 
 async def test_user_data(deployment: Deployment) -> None:
@@ -622,6 +624,7 @@ async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Dep
     await deployment.slipway("lc", "pause", "zone-b", "--reason", "maintenance")
     worker = (await deployment.starting(1))[0]
     await provisioner.database.execute(LIMIT)
+    await provisioner.database.execute(DOCUMENT)
     refused = Outcome(
         Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand", "InsufficientCapacity"
     )

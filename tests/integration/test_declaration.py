@@ -902,8 +902,9 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
         hashes = [id_.removeprefix("zone-a@") for id_ in (revision_id(), revision_id(image="linux-2"))]
         assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
         assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
-        unknown = await client.get("/audit?kind=worker")
-        assert (unknown.status_code, "'account', 'pool', 'config' or 'database'" in unknown.json()["detail"]) == (
+        unknown = await client.get("/audit?kind=zone")
+        expected = "'account', 'pool', 'config', 'worker' or 'database'"
+        assert (unknown.status_code, expected in unknown.json()["detail"]) == (
             422,
             True,
         )

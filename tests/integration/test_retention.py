@@ -64,6 +64,13 @@ SELECT 'l' || $2, 'r', 'p', 'c', 1, 0, 'ended', $1, $1, $1, ''""",
             "launch_stop": "INSERT INTO launch_stop SELECT 'pool', 'p' || $2, 'r', 'b', $1, $1",
             "audit": """
 INSERT INTO audit (at, by, action, kind, subject_id, result) SELECT $1, 'b', 'apply', 'k', 's' || $2, 'created'""",
+            "console_output": f"""
+INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,
+    reason, requested_at)
+SELECT 'ami-' || $2, 'a', 'p', 'c', {UUID}, {UUID}, 'i', 'r', $1""",
+            "workspace": f"""
+INSERT INTO workspace (id, deployment, incarnation, account_id, batch_id, ordinal, launch_config_id, phase, ended_at)
+SELECT {UUID}, 'd', 'i', 'a', {UUID}, 0, 'c', 'gone', $1""",
         },
     ),
     "weight-calculator": (
@@ -96,6 +103,7 @@ ELSEWHERE: Final = {
     "dirty_pool",
     "shared_window",
     "demand",
+    "workspace_document",
     "tenants",
     "groups",
     "slot_requests",

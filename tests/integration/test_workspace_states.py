@@ -142,7 +142,7 @@ async def test_a_lost_key_loses_nothing(postgres: EmbeddedPostgres, tmp_path: Pa
         worker_id, workspace = await worker_with(provisioner)
         before = await provisioner.database.fetchrow("SELECT * FROM workspace_document")
         refused = await client.post(f"/workers/{worker_id}/state", json={})
-        assert (refused.status_code, KEYS.current_id in refused.json()["detail"]) == (503, True)
+        assert (refused.status_code, KEYS.current_id in refused.json()["detail"]) == (409, True)
         assert (await client.post("/state-keys/rotate")).json() == {"sealed": 0, "left": 0, "unavailable": 1}
         assert await provisioner.database.fetchrow("SELECT * FROM workspace_document") == before
         assert await audited(client, worker_id) == []

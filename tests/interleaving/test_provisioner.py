@@ -1369,7 +1369,10 @@ INSERT INTO launch_stop (scope, scope_id, reason, by, until) VALUES ('pool', 'li
 INSERT INTO pool_revision (pool_id, revision, by, action, owner, revisions, spec, spec_digest, changes)
 SELECT 'linux', n, 'op', 'apply', '', '{}', '{}', '', '[]' FROM generate_series(1, 11) AS n;
 INSERT INTO account (id, provider, region, identity, lease_pool_id, settings, removed)
-VALUES ('sim-z', 'simulated', 'r', 'i', 'sim-z', '{}', true)"""
+VALUES ('sim-z', 'simulated', 'r', 'i', 'sim-z', '{}', true);
+INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,
+    reason)
+VALUES ('ami-1', 'sim-y', 'linux', 'a', gen_random_uuid(), gen_random_uuid(), 'i-1', '')"""
 PRUNED: Final = (
     "claim",
     "decision",
@@ -1381,6 +1384,7 @@ PRUNED: Final = (
     "pool_revision",
     "account",
     "dirty_pool",
+    "console_output",
 )
 
 
@@ -1399,6 +1403,7 @@ async def rows(provisioner: Provisioner) -> list[int]:
     "store.retention.DELETE_REVISIONS",
     "store.retention.DELETE_ACCOUNTS",
     "store.retention.DELETE_MARKS",
+    "store.retention.DELETE_CONSOLES",
 )
 async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisioner) -> None:
     """It waits for nobody, and deletes those rows in a later round. Two that prune at once do not wait for each other
@@ -1406,7 +1411,7 @@ async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisio
     await provisioner.starting(1)
     await provisioner.database.execute(OLD_ROWS)
     await provisioner.set_clock(401 * 86_400)
-    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2, 1]
+    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2, 1, 1]
     async with provisioner.database.acquire() as db, db.transaction():
         for table in PRUNED:
             await db.execute(f"SELECT FROM {table} FOR UPDATE")
@@ -1417,7 +1422,7 @@ async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisio
         assert await rows(provisioner) == all_of_them
     await asyncio.gather(*(provisioner.prune() for _ in range(3)))
     await provisioner.prune()
-    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1, 0]
+    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1, 0, 0]
 
 
 @locking("store.retention.DELETE_STOPS", "store.launch_stops.PUT")

@@ -19,6 +19,7 @@ from slipway_common.service import PartitionAlert
 from slipway_provisioner.apply.reaping import kept_alert
 from slipway_provisioner.domain import freezing
 from slipway_provisioner.domain.cloud import Instance, InstanceState
+from slipway_provisioner.domain.consoles import LINES_MAX
 from slipway_provisioner.domain.freezing import UnconfirmedStart
 from slipway_provisioner.domain.pool import Shared
 from slipway_provisioner.domain.reaping import Kept
@@ -66,6 +67,13 @@ def test_the_last_note_counts_the_others() -> None:
     event = next(event for event in EXAMPLES if isinstance(event, AlertRaised))
     cut = fitted(msgspec.structs.replace(event, evidence=tuple(map(str, range(MANY)))))
     assert (len(cut.evidence), cut.evidence[18], cut.evidence[19]) == (20, "18", "and 9,981 more")
+
+
+def test_the_lines_of_a_console_are_not_cut() -> None:
+    """Those at its end name the cause, and their number and size have limits of their own."""
+    event = next(event for event in EXAMPLES if isinstance(event, AlertRaised))
+    printed = msgspec.structs.replace(event, console=tuple(f"line {number}" for number in range(LINES_MAX)))
+    assert fitted(printed) == printed
 
 
 def _partitions() -> str:

@@ -57,6 +57,8 @@ KEY: Final = Limit(2_300, 2_300)
 """Keys and subjects: names that are joined percent-encoded."""
 REASON: Final = Limit(500, 1_500)
 """Reasons that people and monitors give."""
+LINE: Final = Limit(200, 800)
+"""Lines that a machine has printed."""
 NOTE: Final = Limit(4_000, 12_000)
 """Summaries, details and other text for people, which may quote reasons and names."""
 
@@ -71,4 +73,5 @@ Word = Annotated[str, WORD.meta]
 Name = Annotated[str, NAME.meta]
 Key = Annotated[str, KEY.meta]
 Reason = Annotated[str, REASON.meta]
+Line = Annotated[str, LINE.meta]
 Note = Annotated[str, NOTE.meta]

@@ -5,7 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from slipway_common.base.percent import encoded
-from slipway_common.base.text import Key, Name, Note
+from slipway_common.base.text import Key, Line, Name, Note
 from slipway_common.events.time import Time
 
 
@@ -30,7 +30,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     cause: Note = ""
     severity: Name = "page"
     evidence: tuple[Note, ...] = ()
-    console: tuple[Note, ...] = ()
+    console: tuple[Line, ...] = ()
 
 
 def alert_key(service: str, kind: str, *subject: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.redaction import GONE, redacted
-from slipway_common.base.text import NOTE
+from slipway_common.base.text import LINE, NOTE
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.scopes import image_key
 
@@ -21,7 +21,6 @@ ATTEMPTS_MAX: Final = 5
 """Attempts to fetch one, since EC2 posts it minutes after a change of the machine's state."""
 LINES_MAX: Final = 40
 BYTES_MAX: Final = 4096
-LINE_CHARACTERS_MAX: Final = 200
 SHORTEST_ECHO: Final = 12
 """Characters of user data that a line must repeat to be removed; shorter ones occur by chance."""
 SHORTEST_PIECE: Final = 8
@@ -61,7 +60,7 @@ def kept(text: str, *, secret: str, user_data: Sequence[str]) -> tuple[str, ...]
     size = 0
     repeated = _Echo(GONE.join(user_data))
     for line in reversed(text.split("\n")):
-        shown = GONE if line in repeated else redacted(line, LINE_CHARACTERS_MAX)
+        shown = GONE if line in repeated else redacted(line, LINE.characters)
         if not shown or (shown == GONE and lines[-1:] == [GONE]):
             continue
         size += len(shown.encode()) + 1

@@ -34,7 +34,7 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
         "worker {} was not made by a Terraform module, or its launch has not begun",
     ),
     apply.NoState: (409, "no-state", "There is no such state", "the workspace of worker {} has no such state"),
-    KeyMissing: (503, "state-key-missing", "The key of the state is missing", "{}. Nothing was changed"),
+    KeyMissing: (409, "state-key-missing", "The key of the state is missing", "{}. Nothing was changed"),
     NotAuthentic: (
         500,
         "state-changed",

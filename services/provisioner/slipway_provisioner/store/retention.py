@@ -57,7 +57,7 @@ DELETE_DECISIONS: Final = Statement(
     delete_ended(decision, older(decision.c.at), older(decision.c.last_at), order=[decision.c.at])
 )
 DELETE_CONSOLES: Final = Statement(
-    delete_oldest(console_output, console_output.c.requested_at, order=console_output.c.image_revision)
+    delete_ended(console_output, older(console_output.c.requested_at), order=[console_output.c.requested_at])
 )
 DELETE_WORKERS: Final = Statement(
     delete_ended(worker, in_states(ENDED), older(worker.c.ended_at), order=[worker.c.ended_at])
