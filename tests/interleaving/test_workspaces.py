@@ -8,6 +8,8 @@ import pytest
 import slipway_provisioner
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
+from slipway_common.messaging.incarnation import Incarnation
+from slipway_provisioner.apply import recovery
 from slipway_provisioner.apply import workspaces as apply
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.cloud import Account
@@ -361,6 +363,49 @@ async def test_a_silent_worker_has_its_workspace_refreshed_once(
     await one.finish(refresh, saved(refresh, 2), ready(refresh))
     await provisioner.set_clock(200)
     assert await two.refresh_silent(60) == 0
+
+
+async def test_a_state_that_is_none(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """It is stored beside the other one, and the resources are looked up: nobody could save it later."""
+    one, _ = replicas(provisioner)
+    (claim,) = await one.claim("one", 1)
+    assert "no state" in await one.finish(claim, b'{"version": 5}', ready(claim))
+    assert await phases(provisioner) == {"queued": 2, "unknown": 1}
+
+
+@locking("store.workspace_runs.DISTRUST", "store.workspaces.LOCK")
+async def test_a_restored_database_whose_queue_has_been_applied_since(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """Nothing is applied twice: what waits is looked up first, once no run from before can have effects. Such a run
+    saves nothing, although its token is that of the next lock."""
+    one, two = replicas(provisioner)
+    (before,) = await one.claim("before", 1)
+    await provisioner.database.execute("UPDATE workspace SET holder = '', fence = 0, locked_until = NULL")  # restored
+    renewal = Incarnation("new", "restored", ("old",), 2**50, None)
+    async with stopped_at(provisioner, "workspace_document", one.finish(before, saved(before), ready(before))):
+        restoring = provisioner.start(
+            in_transaction(provisioner, lambda tx: recovery.stop_until_confirmed(tx, renewal))
+        )
+        await provisioner.until_waiting(restoring)
+    await restoring
+    assert await phases(provisioner) == {"unknown": 3}
+    assert await two.claim("two", 9) == []
+    await provisioner.database.execute("DELETE FROM launch_stop")
+    claims = await two.claim("two", 9)
+    assert [claim.operation for claim in claims] == [Operation.LOOK_UP] * 3
+    assert min(claim.unsettled_seconds for claim in claims) > 1800
+    assert "lost the lock" in await one.finish(before, saved(before), ready(before))
+
+
+async def test_nothing_is_claimed_of_a_database_that_may_be_restored(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """Its queue may have been applied since: it stays as it is until the database is compared with Kafka."""
+    one, _ = replicas(provisioner)
+    await provisioner.database.execute("UPDATE incarnation SET server = 'another'")
+    assert await one.claim("one", 9) == []
+    assert await phases(provisioner) == {"queued": 3}
 
 
 @locking("store.workspaces.DROP", "store.workspace_runs.FINISH")

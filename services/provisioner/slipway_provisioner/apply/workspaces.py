@@ -8,6 +8,7 @@ from slipway_provisioner.domain.sealing import KeyRing
 from slipway_provisioner.domain.workspaces import (
     ABANDONED,
     Kind,
+    NotAState,
     Phase,
     Version,
     Workspace,
@@ -90,8 +91,11 @@ async def save(
 ) -> str:
     """Save the state of a run over the one that it began with. The row of the workspace is locked; the run is fenced
     by its caller, who gives the `reason` if it has lost the lock. Returns the reason for which the state was stored as
-    a rejected one instead; empty if it was saved. Raises NotAState, KeyMissing."""
-    new = version_of(state)
+    a rejected one instead; empty if it was saved. Raises KeyMissing."""
+    try:
+        new = version_of(state)
+    except NotAState as error:
+        new, reason = Version("", 0), reason or f"it is no state that can be saved: {error}"
     stored = await workspaces.version(tx, workspace.id)
     reason = reason or rejection(stored, base, new)
     if reason:

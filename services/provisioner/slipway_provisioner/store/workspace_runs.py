@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
 from slipway_common.events.lifecycle import REGISTERED
+from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.store.columns import states
@@ -45,14 +46,15 @@ DESTROY: Final = Statement(
     .values(phase=Phase.DESTROYING, due_at=NOW, attempts=0)
 )
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
-# Nothing is run while a restored database is unconfirmed, nor in an account that is retired.
+# Nothing is run while the database may be a restored one or is unconfirmed: what it has queued may have been applied
+# since. Nor in an account that is retired.
 CLAIM: Final = f"""
 UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_clock() + $2 * interval '1 s',
     phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
 WHERE id IN (
     SELECT w.id FROM workspace w
     WHERE w.due_at <= slipway_clock() AND (w.holder = '' OR w.locked_until < slipway_clock())
-        AND NOT EXISTS (SELECT FROM launch_stop WHERE scope = 'restore')
+        AND NOT EXISTS (SELECT FROM launch_stop WHERE scope = 'restore') AND ({TRUSTED})
         AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
     ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED)
 RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
@@ -80,6 +82,13 @@ FINISH: Final = Statement(
         ended_at=sa.case((sa.bindparam("next", type_=C.phase.type) == Phase.GONE, NOW), else_=None),
     )
 )
+# After a restore, what is queued may have been applied since, by a run that may still have effects. Runs from before
+# are fenced, also those with a higher token than the restored row.
+DISTRUST: Final = f"""
+UPDATE workspace SET phase = CASE phase WHEN '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END,
+    holder = '', locked_until = NULL, fence = fence + 1000000,
+    effects_until = greatest(effects_until, slipway_clock() + $1 * interval '1 s')
+WHERE id IN (SELECT id FROM workspace WHERE phase <> '{Phase.GONE}' ORDER BY id FOR UPDATE)"""
 HELD: Final = Statement(
     sa.select(C.id).where(C.holder == sa.bindparam("holder"), _LIVE).order_by(C.id).with_for_update()
 )
@@ -183,6 +192,11 @@ def _outcome(next_: Next) -> dict[str, Any] | None:
     if next_.put_back:
         return {"put_back": next_.problem}
     return None if next_.outcome is None else dict(msgspec.to_builtins(next_.outcome))
+
+
+async def distrust(tx: Connection, *, effects_seconds: float) -> None:
+    """Have everything that is queued in a restored database looked up before it is applied, and fence earlier runs."""
+    await tx.execute(DISTRUST, effects_seconds)
 
 
 async def held(tx: Connection, holder: str) -> list[str]:
