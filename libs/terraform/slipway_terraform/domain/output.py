@@ -48,7 +48,7 @@ class Output:
                 self._changes(message.get("changes"))
             case "apply_start" | "apply_complete" | "apply_errored" as hook:
                 self._progress(message, hook)
-        if message.get("type") == "log" and "state" in message:
+        if message.get("type") == "log" and isinstance(message.get("state"), dict):
             self.emergency_state = msgspec.json.encode(message["state"])
 
     def latest(self, *hooks: str) -> tuple[str, ...]:

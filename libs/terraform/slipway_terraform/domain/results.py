@@ -39,6 +39,7 @@ RETRYABLE = frozenset({Scope.CAPACITY, Scope.LIMITER, Scope.NOTHING})
 PLUGIN_LOST: Final = "PluginLost"
 PLUGIN_GONE: Final = "PluginGone"
 SHARED_UNSAFELY: Final = "SharedUnsafely"
+STATE_LOST: Final = "StateLost"
 PLUGIN_CODES: Final = frozenset({PLUGIN_LOST, PLUGIN_GONE, SHARED_UNSAFELY})
 """Codes of our own about the plugin: it ended during a call, or before the first one, or served two configurations."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +25,7 @@ from slipway_terraform.domain.errors import (
 )
 from slipway_terraform.domain.output import Output
 from slipway_terraform.domain.port import ProviderLease, ProviderScheduler
-from slipway_terraform.domain.results import SHARED_UNSAFELY, Command, Failure, Plugins, Run, Scope
+from slipway_terraform.domain.results import SHARED_UNSAFELY, STATE_LOST, Command, Failure, Plugins, Run, Scope
 from slipway_terraform.domain.root import FILE, MODULE, root_module
 from slipway_terraform.domain.sensitive import secrets_of
 from slipway_terraform.domain.specs import ProviderSpec
@@ -36,6 +37,7 @@ from slipway_terraform.runs.preparing import Prepared, Preparing, undeclared
 from slipway_terraform.runs.process import Ended, Interruption, run_process
 from slipway_terraform.scheduler.noop import NoOpLease
 
+LOG = logging.getLogger(__name__)
 REATTACH: Final = "TF_REATTACH_PROVIDERS"
 VERSION_SECONDS: Final = 20.0
 LEASES_MAX: Final = 3
@@ -319,9 +321,16 @@ class Driver:
         if not unshared and (foreign := foreign_providers(state)):
             message = f"resources belong to {', '.join(foreign)}: the process served a second configuration"
             return Failure(scope=Scope.CONFIG, code=SHARED_UNSAFELY, message=message, diagnostics=output.errors)
+        changes_cloud = command in CHANGES_CLOUD
+        if ended.exit_code == 0 and is_lost and changes_cloud and output.begun:
+            return Failure(
+                scope=Scope.OUTCOME_UNKNOWN,
+                code=STATE_LOST,
+                message="the state of the run is unreadable; see the file descriptors and the disk of this host",
+                unresolved=tuple(output.begun),
+            )
         if ended.exit_code == 0:
             return None
-        changes_cloud = command in CHANGES_CLOUD
         failure = failure_of(
             output,
             ended.exit_code,
@@ -380,9 +389,13 @@ class Driver:
 
 
 def _state(path: Path) -> bytes | None:
-    """Content of a state file; None if there is none, or one that was not written to its end."""
+    """Content of a state file; None if there is none, or one that was not written to its end. One that is unreadable,
+    as without free file descriptors, is lost: an error would say that nothing was run."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        LOG.error("the state of a run is lost: %s: %s", path.name, error.strerror)
         return None
     return content if is_state(content) else None

@@ -51,7 +51,9 @@ class RunQueue:
                 return False
             done, _ = await asyncio.wait(self._running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                del self._running[task]
+                claim = self._running.pop(task)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    LOG.error("the end of a run was lost", workspace=claim.workspace.id, exc_info=error)
         except asyncio.CancelledError:
             await self._stop()
             raise
@@ -122,8 +124,8 @@ class RunQueue:
     async def _renew(self) -> None:
         if not self._running or monotonic_seconds() - self._renewed_at < RENEW_SECONDS:
             return
-        self._renewed_at = monotonic_seconds()
         lost = set(await self._workspaces.renew([*self._running.values()]))
+        self._renewed_at = monotonic_seconds()  # not before: after an outage nothing is claimed until all are renewed
         for task, claim in self._running.items():
             # One that has just been saved has released its lock.
             if claim.workspace.id in lost and not task.done() and claim.workspace.id not in self._saving:

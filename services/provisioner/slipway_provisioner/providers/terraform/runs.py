@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.worker import Scope
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.domain.workspaces import Operation
@@ -29,10 +30,12 @@ from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.runs.driver import Driver, Imported, Job
 from slipway_terraform.runs.modules import module_digest
 
+LOG = logger(__name__)
 DEPLOYMENT, INCARNATION, ACCOUNT = "slipway-deployment", "slipway-incarnation", "slipway-account"
 BATCH, LAUNCH_CONFIG, WORKSPACE = "slipway-batch", "slipway-launch-config", "slipway-workspace"
 DESTROY_SECONDS: Final = 1800.0
 LOOK_UP_SECONDS: Final = 300.0
+OUTPUT_CHARACTERS_MAX: Final = 500
 # Errors after which nothing was run, by what they say: a module or plugin that cannot be used concerns its config, all
 # others our own machine.
 REFUSED: Final = (
@@ -102,6 +105,10 @@ class Runs:
             return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
         except (errors.TerraformError, LookUpFailed, msgspec.ValidationError, OSError) as error:
             return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
+        except Exception as error:  # a defect of ours, after which anything may have been applied
+            LOG.exception("a run of terraform failed by an error of ours", workspace=claim.workspace.id)
+            failure = f"{type(error).__name__}; the log of the provisioner has it"
+            return Ended(Result(failure=failure, unknown=True, resources=resources_of(claim.state)))
 
     async def look_up(self, account: Account, tags: Mapping[str, str], name: str) -> Looked:
         """Resources with these tags, in a workspace of its own. Raises LookUpFailed, NoCredential, TerraformError."""
@@ -138,7 +145,10 @@ class Runs:
             return self._failed(claim, run)
         instance_id, address = _outputs(run, settings)
         if instance_id is None:
-            message = f"the module has no output {settings.outputs.instance_id} with the id of its instance"
+            message = (
+                f"the module has no output {settings.outputs.instance_id} with the id of its instance, printable and "
+                f"of at most {OUTPUT_CHARACTERS_MAX} characters"
+            )
             outcome = self._provider.failure(claim.account, _config(claim), "NoInstanceId", Scope.CONFIG)
             return Ended(Result(failure=message, outcome=outcome, resources=resources), run.newest_state)
         return Ended(Result(resources=resources, instance_id=instance_id, address=address), run.newest_state)
@@ -264,10 +274,16 @@ def _ids_in(state: bytes | None) -> set[str]:
 
 
 def _outputs(run: Run, settings: TerraformLaunch) -> tuple[str | None, str]:
-    """Instance id and address among the outputs of a module; no id if that output is missing or empty."""
+    """Instance id and address among the outputs of a module; no id if that output is missing or no id."""
     id_ = run.outputs.get(settings.outputs.instance_id)
     address = run.outputs.get(settings.outputs.address, "") if settings.outputs.address else ""
-    return (str(id_) if isinstance(id_, str | int) and str(id_) else None), str(address or "")
+    return _text(id_) or None, _text(address)
+
+
+def _text(output: Any) -> str:
+    """Output that can be stored and indexed; empty for any other."""
+    text = str(output) if isinstance(output, str | int) else ""
+    return text if text.isprintable() and len(text) <= OUTPUT_CHARACTERS_MAX else ""
 
 
 def _launch(inputs: Mapping[str, Any]) -> TerraformLaunch:
