@@ -96,3 +96,17 @@ async def test_a_state_that_is_lost_leaves_an_unknown_outcome(place: Place, shar
     assert (run.failure.scope, run.failure.code) == (Scope.OUTCOME_UNKNOWN, "Killed")
     assert run.failure.unresolved == ("module.worker.ledger_machine.one",)
     assert len(place.ledger.machines()) == 1
+
+
+async def test_a_state_that_cannot_be_read_leaves_an_unknown_outcome(place: Place, shared: SharedScheduler) -> None:
+    """As without free file descriptors. The CLI has succeeded, but nobody has the state with the machine."""
+    tool = place.folder / "unreadable"
+    real = shlex.quote(str(installed().terraform))
+    broken = "rm terraform.tfstate && mkdir terraform.tfstate"
+    tool.write_text(f'#!/bin/sh\n{real} "$@" || exit\ncase "$1" in apply) {broken} ;; esac\n')
+    tool.chmod(0o755)
+    async with driver(place, shared, tool=tool) as runs:
+        run = await runs.run(Command.APPLY, "w-1", place.job(), state=b'{"version": 4, "serial": 0}', deadline=soon())
+    assert run.failure is not None
+    assert (run.failure.scope, run.failure.code) == (Scope.OUTCOME_UNKNOWN, "StateLost")
+    assert len(place.ledger.machines()) == 1

@@ -3,6 +3,7 @@
 The ledger says what exists and what was ever created.
 """
 
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from slipway_provisioner.domain.declaration import NewLaunch
 from slipway_provisioner.domain.sealing import NONCE_BYTES
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
-from slipway_provisioner.providers.port import Refused, TerminationRefused
+from slipway_provisioner.providers.port import OutcomeUnknown, Refused, TerminationRefused
 from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.store.workspaces import identity
 from tests.support.harness import WAITING, until
@@ -164,6 +165,22 @@ async def test_a_shutdown_saves_what_runs_have_made(fleet: Fleet) -> None:
     fleet.place.ledger.inject()
     async with working(fleet.replica()):
         await one_machine(fleet)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+async def test_a_folder_of_another_user_is_refused(fleet: Fleet) -> None:
+    """It names the tools that are run."""
+    folder = fleet.place.folder / "runs"
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
+    provider = fleet.replica()
+    await provider.open()
+    try:
+        with pytest.raises(OutcomeUnknown, match="belongs to another user; set SLIPWAY_TERRAFORM_FOLDER"):
+            await provider.work()
+    finally:
+        await provider.close()
+    assert list(folder.iterdir()) == []
 
 
 # States

@@ -59,15 +59,18 @@ class Engine:
         self._scheduler = scheduler(PluginRunner(), policy)
         self._drivers: dict[str, Driver] = {}
         self._opening = asyncio.Lock()
-        self._holder = self._identify()
-        self._queue = RunQueue(self._holder, workspaces, settings, self._run, _visibility)
-        self._released = False
+        self._queue: RunQueue | None = None
         self._identities: dict[str, asyncio.Task[_Identity]] = {}
 
     async def step(self) -> bool:
         """Do a step of the queue."""
-        if not self._released:
-            await self._release()
+        if self._queue is None:
+            try:
+                holder = self._identify()
+            except OSError as error:
+                raise OutcomeUnknown(f"no run of terraform can begin: {error}") from error
+            await self._release(holder)
+            self._queue = RunQueue(holder, self._workspaces, self._settings, self._run, _visibility)
         return await self._queue.step()
 
     async def aclose(self) -> None:
@@ -129,7 +132,7 @@ class Engine:
         tools: list[str] = json.loads(listed.read_text()) if listed.exists() else []
         if tool not in tools:
             tools.append(tool)
-            listed.write_text(json.dumps(tools))
+            _write(listed, json.dumps(tools))
         folder = self._folder / str(tools.index(tool))
         return Driver(
             DriverSettings(tool=Path(tool), folder=folder, max_runs=self._settings.runs_max, codes=CODES),
@@ -137,11 +140,16 @@ class Engine:
         )
 
     def _identify(self) -> str:
-        """Id of the folder, drawn once: no other replica has it, whatever hosts and folders are named."""
+        """Id of the folder, drawn once: no other replica has it, whatever hosts and folders are named. Raises
+        PermissionError for a folder of another user, who could have any tool run by us."""
         path = self._folder / "id"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not {self._folder.lstat().st_uid, self._folder.stat().st_uid} <= {0, os.getuid()}:
+            raise PermissionError(
+                f"{self._folder} belongs to another user; set SLIPWAY_TERRAFORM_FOLDER to another one"
+            )
         if not path.exists():
-            path.write_text(new_id())
+            _write(path, new_id())
         return path.read_text()
 
     def _empty(self) -> Path:
@@ -152,7 +160,7 @@ class Engine:
             (folder / "main.tf").write_text("# No resources: what is in the state is destroyed.\n")
         return folder
 
-    async def _release(self) -> None:
+    async def _release(self, holder: str) -> None:
         """Release the locks that a predecessor held in this folder. Its runs have ended: the folder is locked, and the
         guard of a killed process ends its runs at once."""
         listed = self._folder / "tools.json"
@@ -163,10 +171,16 @@ class Engine:
                 raise OutcomeUnknown(str(error)) from error
             except (TerraformError, OSError) as error:
                 LOG.error("terraform cannot be run", tool=tool, error=str(error))
-        number = await self._workspaces.release(self._holder)
-        self._released = True
+        number = await self._workspaces.release(holder)
         if number:
             LOG.warning("runs of an earlier process were interrupted", workspaces=number)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file at once: a kill leaves it as it was."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def _is_fresh(task: asyncio.Task[_Identity]) -> bool:

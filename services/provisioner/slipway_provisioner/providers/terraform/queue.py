@@ -93,7 +93,7 @@ class RunQueue:
             return await self._run(claim)
         except Exception as error:
             LOG.exception("a run of terraform failed", workspace=claim.workspace.id)
-            return Ended(Result(failure=repr(error), unknown=True, resources=1))
+            return Ended(Result(failure=f"{type(error).__name__}; the log has it", unknown=True, resources=1))
 
     async def _save(self, claim: RunClaim, ended: Ended, next_: Next) -> None:
         self._saving.add(claim.workspace.id)

@@ -8,7 +8,6 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.worker import Scope
-from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.domain.workspaces import Operation
@@ -30,7 +29,6 @@ from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.runs.driver import Driver, Imported, Job
 from slipway_terraform.runs.modules import module_digest
 
-LOG = logger(__name__)
 DEPLOYMENT, INCARNATION, ACCOUNT = "slipway-deployment", "slipway-incarnation", "slipway-account"
 BATCH, LAUNCH_CONFIG, WORKSPACE = "slipway-batch", "slipway-launch-config", "slipway-workspace"
 DESTROY_SECONDS: Final = 1800.0
@@ -105,10 +103,6 @@ class Runs:
             return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
         except (errors.TerraformError, LookUpFailed, msgspec.ValidationError, OSError) as error:
             return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
-        except Exception as error:  # a defect of ours, after which anything may have been applied
-            LOG.exception("a run of terraform failed by an error of ours", workspace=claim.workspace.id)
-            failure = f"{type(error).__name__}; the log of the provisioner has it"
-            return Ended(Result(failure=failure, unknown=True, resources=resources_of(claim.state)))
 
     async def look_up(self, account: Account, tags: Mapping[str, str], name: str) -> Looked:
         """Resources with these tags, in a workspace of its own. Raises LookUpFailed, NoCredential, TerraformError."""
