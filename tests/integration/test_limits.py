@@ -262,6 +262,36 @@ async def test_spend_of_machines(provisioner: Provisioner) -> None:
     assert round((await level(provisioner, "pool")).usage.spend, 6) == Decimal("0.3")
 
 
+async def test_a_clock_that_is_set_back_frees_no_spend(provisioner: Provisioner) -> None:
+    """Machines that began ahead of it commit their lifetime."""
+    await provisioner.set_clock(10 * HOUR)
+    await provisioner.declare(limited(pool={"spend_per_day": 1, "lifetime_seconds": 2 * HOUR}))
+    await provisioner.trust()
+    await launched(provisioner, 3, at=10 * HOUR)
+    for behind in (9, 7, 0):
+        await provisioner.set_clock(behind * HOUR)
+        await provisioner.expire()
+        assert (await level(provisioner, "pool")).usage.spend == Decimal("0.6")
+
+
+async def test_a_start_obeys_the_limit_of_a_pool_at_the_price_of_its_account(provisioner: Provisioner) -> None:
+    """A start of five when two can be paid for makes two, though the pool has no price of its own."""
+    body = limited()
+    body["worker_pools"][0]["launch_configs"][0]["instance_type"] = "m9.huge"
+    await provisioner.declare(body)
+    await provisioner.trust()
+    await provisioner.demand(report(5))
+    await provisioner.plan()
+    for request in await provisioner.published(LeaseRequested):
+        await provisioner.leases(provisioner.granted(request))
+    limits_of = {"spend_per_day": 2, "lifetime_seconds": HOUR}
+    priced = limited(account={"spend_per_day": 1000, "default_price": "1"}, pool=limits_of)
+    priced["worker_pools"][0]["launch_configs"][0]["instance_type"] = "m9.huge"
+    await provisioner.declare(priced)
+    await provisioner.launch()
+    assert len(provisioner.cloud.live) == 2
+
+
 async def test_spend_stops_launches(provisioner: Provisioner) -> None:
     """As soon as another machine could exceed the limit in its lifetime."""
     await start(provisioner, limited(account={"spend_per_day": "5"}), 4)

@@ -83,7 +83,7 @@ def test_no_hour_has_more_launches_than_its_limit(limit: int, starts: Sequence[t
     effects: list[float] = []
     for at, wanted, seconds in sorted(starts):
         counted = sum(units for known, units in calls if known > at - HOUR)
-        units = min(wanted, headroom(level(bound, launches=counted), SMALL, None, TARIFF)[0])
+        units = min(wanted, headroom(level(bound, launches=counted), SMALL, [bound], TARIFF)[0])
         if units:
             calls.append((at + seconds, units))
             effects += [at + seconds / 2] * units
@@ -105,7 +105,7 @@ def test_no_day_costs_more_than_its_limit(limit: int, lifetime: float, starts: S
     machines: list[Machine] = []
     for at, wanted, kind, part in sorted(starts, key=lambda start: start[0]):
         spend = sum((TARIFF.cost(TARIFF.prices[each.kind], each.estimate(at)) for each in machines), Decimal())
-        units = min(wanted, headroom(level(bound, spend=spend), kind, TARIFF.prices[kind], TARIFF)[0])
+        units = min(wanted, headroom(level(bound, spend=spend), kind, [bound], TARIFF)[0])
         machines += [Machine(kind, at, at + part * lifetime, lifetime)] * units
     for begin in [each.started for each in machines] + [each.ends - DAY for each in machines]:
         spent = sum((TARIFF.cost(TARIFF.prices[each.kind], each.within(begin)) for each in machines), Decimal())
@@ -194,12 +194,33 @@ def test_unknown_prices() -> None:
     assert launched(plan(observed(5, *configs(SMALL), levels=[unpriced], tariff=TARIFF))) == {}
 
 
+@given(some.integers(1, 9), some.integers(1, 9) | some.none(), some.integers(0, 40))
+def test_a_price_may_be_the_default_of_another_limit(of_account: int, of_pool: int | None, waiting: int) -> None:
+    """Machines that wait count at the price that they are charged later: a limit whose room waits is reached."""
+    account = Limit(scope="account", scope_id="a", spend_per_day=Decimal(1000), default_price=Decimal(of_account))
+    pool = Limit(
+        scope="pool",
+        scope_id="linux",
+        spend_per_day=Decimal(30),
+        lifetime_seconds=HOUR,
+        default_price=None if of_pool is None else Decimal(of_pool),
+    )
+    limits = [account, pool]
+    room = headroom(Level(limit=pool, usage=Usage(), waiting={UNKNOWN: waiting}), UNKNOWN, limits, TARIFF)[0]
+    assert room == max(0, 30 // of_account - waiting)
+    full = Level(limit=pool, usage=Usage(), waiting={UNKNOWN: waiting + room})
+    assert headroom(full, UNKNOWN, limits, TARIFF)[1] is not None
+    levels = [level(account), Level(limit=pool, usage=Usage(), waiting={UNKNOWN: waiting})]
+    made = plan(observed(40, *configs(UNKNOWN), levels=levels, tariff=TARIFF, max_capacity=100))
+    assert sum(launched(made).values()) <= room
+
+
 def test_amounts_are_exact() -> None:
     """Three machines at 0.1 fit into 0.3, which they do not in floats."""
     limit = Limit(scope="pool", scope_id="p", spend_per_day=Decimal("0.3"), lifetime_seconds=HOUR)
-    assert headroom(level(limit), SMALL, Decimal("0.1"), TARIFF)[0] == 3
-    assert headroom(level(limit, spend=Decimal("0.2")), SMALL, Decimal("0.1"), TARIFF)[0] == 1
-    assert headroom(level(limit), SMALL, Decimal(0), TARIFF)[0] > 1000
+    assert headroom(level(limit), SMALL, [limit], TARIFF)[0] == 3
+    assert headroom(level(limit, spend=Decimal("0.2")), SMALL, [limit], TARIFF)[0] == 1
+    assert headroom(level(limit), SMALL, [limit], Tariff(prices={SMALL: Decimal()}))[0] > 1000
     assert [amount(Decimal(text)) for text in ("0.083200", "12.346", "100.00", "0")] == ["0.0832", "12.35", "100", "0"]
 
 
@@ -277,7 +298,7 @@ def test_prices_of_a_file() -> None:
 def test_an_alert_waits_until_it_can_say_for_how_long() -> None:
     """Not for a limit of nothing, which no launch has used up."""
     limit = Limit(scope="account", scope_id="a", launches_per_hour=2)
-    in_flight = headroom(level(limit, launches=2), SMALL, None, TARIFF)[1]
-    known = headroom(level(limit, launches=2, launches_free_at=START), SMALL, None, TARIFF)[1]
-    none = headroom(level(msgspec.structs.replace(limit, launches_per_hour=0)), SMALL, None, TARIFF)[1]
+    in_flight = headroom(level(limit, launches=2), SMALL, [limit], TARIFF)[1]
+    known = headroom(level(limit, launches=2, launches_free_at=START), SMALL, [limit], TARIFF)[1]
+    none = headroom(level(msgspec.structs.replace(limit, launches_per_hour=0)), SMALL, [limit], TARIFF)[1]
     assert [each.passing for each in (in_flight, known, none) if each is not None] == [True, False, False]

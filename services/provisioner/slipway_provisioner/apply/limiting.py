@@ -29,13 +29,13 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 async def admit(tx: Connection, locked: Sequence[Limit], kind: MachineKind, units: int, tariff: Tariff) -> Admitted:
     """How many of these machines of a kind may launch now. The limits are locked, so that the caller's call is charged
     before another one is admitted."""
-    per_hour, reached = price(kind, locked, tariff), None
+    reached = None
     for limit, usage in await _used(tx, locked, tariff):
-        room, _ = headroom(Level(limit=limit, usage=usage), kind, per_hour, tariff)
+        room, _ = headroom(Level(limit=limit, usage=usage), kind, locked, tariff)
         if room < units:
             units = room
-            _, reached = headroom(Level(limit=limit, usage=usage, waiting={kind: units}), kind, per_hour, tariff)
-    return Admitted(units=units, price=per_hour, reached=reached)
+            _, reached = headroom(Level(limit=limit, usage=usage, waiting={kind: units}), kind, locked, tariff)
+    return Admitted(units=units, price=price(kind, locked, tariff), reached=reached)
 
 
 async def may_repeat(tx: Connection, locked: Sequence[Limit], tariff: Tariff) -> bool:

@@ -14,7 +14,6 @@ from slipway_provisioner.domain.limits import (
     Tariff,
     amount,
     headroom,
-    price,
     waiting_spend,
 )
 from slipway_provisioner.domain.pool import Config, Share
@@ -69,7 +68,7 @@ def exceeded(
         if limit.launches_per_hour is not None and counted > limit.launches_per_hour:
             problems.append(f"{counted} launches exceed {limit.launches_per_hour} per hour of {limit.subject}")
         if limit.spend_per_day is not None:
-            spend = after.usage.spend + waiting_spend(after, tariff)
+            spend = after.usage.spend + max(waiting_spend(after, _limits(each, levels), tariff) for each in own)
             if spend > limit.spend_per_day:
                 problems.append(f"{amount(spend)} exceeds {amount(limit.spend_per_day)} per day of {limit.subject}")
     return problems
@@ -89,10 +88,14 @@ def with_launches(configs: Sequence[Config], levels: Sequence[Level], launches: 
 
 def _headrooms(config: Config, levels: Sequence[Level], tariff: Tariff) -> Iterator[tuple[Level, int, Reached | None]]:
     """Headroom of a config under each limit that holds for it."""
-    own = [level for level in levels if _holds(level.limit, config)]
-    per_hour = price(config.kind, [level.limit for level in own], tariff)
-    for level in own:
-        yield level, *headroom(level, config.kind, per_hour, tariff)
+    limits = _limits(config, levels)
+    for level in levels:
+        if _holds(level.limit, config):
+            yield level, *headroom(level, config.kind, limits, tariff)
+
+
+def _limits(config: Config, levels: Sequence[Level]) -> list[Limit]:
+    return [level.limit for level in levels if _holds(level.limit, config)]
 
 
 def _holds(limit: Limit, config: Config) -> bool:

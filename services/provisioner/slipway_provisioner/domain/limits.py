@@ -135,9 +135,10 @@ def price(kind: MachineKind, limits: Sequence[Limit], tariff: Tariff) -> Decimal
     return tariff.prices.get(kind, next(defaults, None))
 
 
-def headroom(level: Level, kind: MachineKind, per_hour: Decimal | None, tariff: Tariff) -> tuple[int, Reached | None]:
-    """Machines of a kind that may still launch under a limit, and the limit as reached if there are none."""
-    limit, usage = level.limit, level.usage
+def headroom(level: Level, kind: MachineKind, limits: Sequence[Limit], tariff: Tariff) -> tuple[int, Reached | None]:
+    """Machines of a kind that may still launch under a limit, and the limit as reached if there are none. `limits` are
+    all that hold for such a machine: its price may be the default of another one."""
+    limit, usage, per_hour = level.limit, level.usage, price(kind, limits, tariff)
     units = BOUNDLESS
     if limit.launches_per_hour is not None:
         counted = usage.launches + sum(level.waiting.values())
@@ -149,7 +150,7 @@ def headroom(level: Level, kind: MachineKind, per_hour: Decimal | None, tariff: 
             return 0, _price_unknown(level, kind)
         if usage.unpriced and limit.default_price is None:
             return 0, _unpriced(level)
-        each, counted_spend = limit.commitment(per_hour, tariff), usage.spend + waiting_spend(level, tariff)
+        each, counted_spend = limit.commitment(per_hour, tariff), usage.spend + waiting_spend(level, limits, tariff)
         left = limit.spend_per_day - counted_spend
         affordable = BOUNDLESS if not each else max(0, int(left / each)) if left > 0 else 0
         units = min(units, affordable)
@@ -158,11 +159,11 @@ def headroom(level: Level, kind: MachineKind, per_hour: Decimal | None, tariff: 
     return units, None
 
 
-def waiting_spend(level: Level, tariff: Tariff) -> Decimal:
+def waiting_spend(level: Level, limits: Sequence[Limit], tariff: Tariff) -> Decimal:
     """Spend that the waiting launches will commit. Those without a price will be refused."""
     spend = Decimal()
     for kind, units in level.waiting.items():
-        if (per_hour := price(kind, [level.limit], tariff)) is not None:
+        if (per_hour := price(kind, limits, tariff)) is not None:
             spend += units * level.limit.commitment(per_hour, tariff)
     return spend
 

@@ -71,10 +71,11 @@ _AGE: Final = "greatest(0, extract(epoch FROM $4::timestamptz - b.started_at))"
 _LIFETIME: Final = "$5::numeric"
 # $3 begin of the day, $4 now, $5 lifetime, $6 default price, $7 hour, $8 day: in seconds. Live machines count what they
 # ran in the day and the rest of their lifetime, ended ones what they ran, at least a minute. Unproven machines ran
-# until an hour after the outcome of their call: by then the instance reaper has terminated those that exist.
+# until an hour after the outcome of their call: by then the instance reaper has terminated those that exist. What began
+# ahead of the clock began before it was set back, and has run for no time.
 SPEND: Final = f"""
 WITH machines AS (
-    SELECT b.price, least($8::numeric, extract(epoch FROM $4 - greatest(b.started_at, least($3::timestamptz, $4)))
+    SELECT b.price, least($8::numeric, extract(epoch FROM $4 - least($4, greatest(b.started_at, $3::timestamptz)))
         + greatest(1, ceil({_AGE} / {_LIFETIME})) * {_LIFETIME} - {_AGE}) AS seconds,
         NULL::timestamptz AS leaves, 1 AS units
     FROM launch_config c JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id
@@ -88,7 +89,7 @@ WITH machines AS (
     WHERE w.account_id = ANY($1::text[]) AND ($2::text IS NULL OR w.pool_id = $2) AND w.state IN ({states(ENDED)})
         AND w.instance_id IS NOT NULL AND w.ended_at > $3
     UNION ALL
-    SELECT price, $7 + extract(epoch FROM known_at - started_at), known_at, unproven
+    SELECT price, $7 + greatest(0, extract(epoch FROM known_at - started_at)), known_at, unproven
     FROM launch_batch WHERE {_CHARGED} AND unproven > 0)
 SELECT coalesce(sum(coalesce(price, $6::numeric) * greatest(0, seconds) * units / $7), 0) AS spend,
     (coalesce(sum(units) FILTER (WHERE coalesce(price, $6::numeric) IS NULL), 0))::int AS unpriced,
