@@ -1,7 +1,7 @@
 """Sealed documents: AES-256-GCM under the first of several keys, opened with any of them. Pure: the nonce is given.
 
 Format: nonce, then ciphertext with its tag. The identity of a document is authenticated with it, so that a document
-that was moved to another row, or brought back from an earlier time, does not open there.
+that was moved to another row, or whose row names another version, does not open there.
 """
 
 import base64
