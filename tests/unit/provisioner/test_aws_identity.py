@@ -11,7 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from slipway_local.ec2.identity import Key
-from slipway_provisioner.providers.aws import certificates, signatures
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.identity import IdentityRefused, Proof, Reason
+from slipway_provisioner.providers.aws import certificates, identity, signatures
 from slipway_provisioner.providers.aws.settings import PARTITIONS, RSA2048_BITS, partition_of
 from slipway_provisioner.providers.aws.signatures import Malformed
 from tests.support.identity import signer
@@ -106,3 +108,13 @@ def test_attributes_are_what_is_signed() -> None:
     keys = [signer().long.private.public_key()]
     assert signatures.content(base64.b64encode(info.dump()).decode(), keys) == TEXT.encode()
     assert signatures.content(base64.b64encode(other.dump(force=True)).decode(), keys) is None
+
+
+def test_a_document_that_is_nested_too_deeply() -> None:
+    """It is refused as malformed, not an error of the provisioner."""
+    account = Account(
+        id="a", deployment="d", provider="aws", region="eu-central-1", identity="1", lease_pool_id="", settings={}
+    )
+    with pytest.raises(IdentityRefused) as refused:
+        identity.attested(account, "ami-1", Proof('{"region":' + "[" * 4000))
+    assert refused.value.reason is Reason.MALFORMED

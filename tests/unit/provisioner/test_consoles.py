@@ -75,10 +75,13 @@ def test_neither_user_data_nor_secrets_are_kept(echo: str) -> None:
         assert not [piece for piece in pieces if piece in text]
 
 
-@given(st.integers(8, 63))
-def test_the_beginning_of_a_secret_at_the_end_of_the_text(length: int) -> None:
-    """The console may be read while the machine prints."""
-    assert shown(f"{ERROR}\nsecret is {SECRET[:length]}") == (ERROR, f"secret is {GONE}")
+@given(st.integers(8, len(SECRET) - 8))
+def test_parts_of_a_secret(length: int) -> None:
+    """The console may be read while the machine prints, begins anywhere, and has other words between two lines."""
+    first, last = SECRET[:length], SECRET[length:]
+    assert shown(f"{ERROR}\nsecret is {first}") == (ERROR, GONE)
+    assert shown(f"{last} is it\n{ERROR}") == (GONE, ERROR)
+    assert shown(f"[1.0] init: {first}\n[1.1] init: {last}\n{ERROR}") == (GONE, ERROR)
 
 
 @given(st.text(max_size=3000))
@@ -107,7 +110,7 @@ def test_a_template_of_user_data_that_is_traced() -> None:
 def test_a_long_text_is_read_quickly() -> None:
     """EC2 returns 64 kB, of any characters."""
     assert shown("a" * 65_536)[0].startswith("aaa")
-    assert {*"".join(shown((SECRET[:-1] + " ") * 1000))} == {GONE, " "}
+    assert shown((SECRET[:-1] + " ") * 1000) == ()
 
 
 def test_attempts() -> None:

@@ -24,7 +24,8 @@ BYTES_MAX: Final = 4096
 SHORTEST_ECHO: Final = 12
 """Characters of user data that a line must repeat to be removed; shorter ones occur by chance."""
 SHORTEST_PIECE: Final = 8
-"""Characters of a secret by which its beginning is recognised at the end of a text that was cut there."""
+"""Characters of a secret by which a part of it is recognised: a text is cut at both ends, and what logs to a console
+begins each line with words of its own."""
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _UNPRINTABLE: Final = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PRIVATE_KEY: Final = re.compile(
@@ -58,7 +59,7 @@ def kept(text: str, *, secret: str, user_data: Sequence[str]) -> tuple[str, ...]
     text = _PRIVATE_KEY.sub(GONE, _without(_UNPRINTABLE.sub("", text), secret))
     lines: list[str] = []
     size = 0
-    repeated = _Echo(GONE.join(user_data))
+    repeated = _Echo(GONE.join(user_data), secret)
     for line in reversed(text.split("\n")):
         shown = GONE if line in repeated else redacted(line, LINE.characters)
         if not shown or (shown == GONE and lines[-1:] == [GONE]):
@@ -72,29 +73,30 @@ def kept(text: str, *, secret: str, user_data: Sequence[str]) -> tuple[str, ...]
 
 
 class _Echo:
-    """Lines that repeat user data, in whole or in part, however they are wrapped, once secrets are removed."""
+    """Lines that repeat user data, in whole or in part, however they are wrapped, once secrets are removed; and those
+    with a piece of the secret that was left, since something was printed between its parts."""
 
-    def __init__(self, user_data: str) -> None:
+    def __init__(self, user_data: str, secret: str) -> None:
+        starts = [(form, range(len(form) - SHORTEST_PIECE + 1)) for form in _forms(secret)] if secret else []
+        self._pieces = {form[at : at + SHORTEST_PIECE] for form, places in starts for at in places}
         self._whole = "".join(user_data.split())
         self._lines = [line for each in user_data.split("\n") if len(line := "".join(each.split())) >= SHORTEST_ECHO]
 
     def __contains__(self, line: str) -> bool:
         found = "".join(line.split())
+        if any(found[at : at + SHORTEST_PIECE] in self._pieces for at in range(len(found))):
+            return True
         if len(found) < SHORTEST_ECHO:
             return False
         return found in self._whole or any(each in found for each in self._lines)
 
 
 def _without(text: str, secret: str) -> str:
-    """The text without the secret, however a console has wrapped it, and without the beginning of one at its end."""
+    """The text without the secret, however a console has wrapped it."""
     if not secret:
         return text
     for form in _forms(secret):
         text = re.sub(r"\s*".join(map(re.escape, form)), GONE, text)
-    end = text.rstrip()
-    for length in range(len(secret) - 1, SHORTEST_PIECE - 1, -1):
-        if end.endswith(secret[:length]):
-            return end[:-length] + GONE
     return text
 
 

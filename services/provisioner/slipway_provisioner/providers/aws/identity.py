@@ -17,6 +17,7 @@ from slipway_provisioner.providers.aws.settings import RSA2048_BITS, account_set
 from slipway_provisioner.providers.aws.signatures import Malformed
 
 IMAGE_ID: Final = "ami-"
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError)  # the latter of JSON that is nested a thousand times
 
 
 class IdentityDocument(msgspec.Struct, frozen=True, rename="camel"):
@@ -90,7 +91,7 @@ def _forged(account: Account, name: str, keys: Sequence[RSAPublicKey]) -> Identi
 def _parsed(text: bytes) -> IdentityDocument:
     try:
         document = msgspec.json.decode(text, type=IdentityDocument)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise IdentityRefused(Reason.MALFORMED, f"the identity document cannot be read: {error}") from error
     if document.pending_time.tzinfo is None:
         raise IdentityRefused(Reason.MALFORMED, "the identity document cannot be read: pendingTime has no time zone")
@@ -100,5 +101,5 @@ def _parsed(text: bytes) -> IdentityDocument:
 def _decoded(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise IdentityRefused(Reason.MALFORMED, f"the identity document cannot be read: {error}") from error
