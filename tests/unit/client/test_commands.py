@@ -321,6 +321,15 @@ def test_tables_are_for_people_and_json_has_everything(
     assert json.loads(slipway(*command.split(), "-o", "json", url=url).stdout) == items
 
 
+def test_limits_of_an_account_that_has_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says how to add some; an unknown account is no account without limits."""
+    monkeypatch.setitem(ANSWERS, "launch-limits", {"items": []})
+    none = slipway("account", "limits", "sim-a", url=url)
+    assert none.stdout == "no limits are declared for account sim-a: add `limits` to the declaration, and apply it\n"
+    unknown = slipway("account", "limits", "sim-x", url=url)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+
+
 def test_workers_of_a_revision_add_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are stopping have a column where there are any. A pause does not hide the part in a roll-out."""
     draining = {"state": "draining", "current": False, "starting": 0, "running": 4, "stopping": 8, "live": 12}

@@ -7,6 +7,7 @@ import typer
 
 from slipway_client.cli.options import AsOutput, accounts, now
 from slipway_client.cli.tables import Field, Output, show
+from slipway_client.transport.http import path
 from slipway_client.view import moments
 
 app = typer.Typer(rich_markup_mode=None)
@@ -53,7 +54,7 @@ def list_limits(
     ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Show launch and spend limits with what is left of them
+    """Show limits of launches and spend, and what is left
 
     `launches` are those of the last hour, `spend` what the machines of the last day have cost and may still cost.
     `free`: when some of it no longer counts. `stops`: the limit that stops launches now. Pools are listed, too.
@@ -66,4 +67,8 @@ def list_limits(
     rows = context.obj.get("provisioner", "/launch-limits")["items"]
     if account is not None:
         rows = [row for row in rows if (row["scope"], row["scope_id"]) == ("account", account)]
-    show(rows, FIELDS, output, nothing="no limits are declared", drop=("spend free", "launches free"))
+        if not rows:
+            context.obj.get("provisioner", path("accounts", account))  # fails if there is none
+    where = "" if account is None else f" for account {account}"
+    nothing = f"no limits are declared{where}: add `limits` to the declaration, and apply it"
+    show(rows, FIELDS, output, nothing=nothing, drop=("spend free", "launches free"))

@@ -120,7 +120,7 @@ def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
 
 @app.command("show")
 def show_account(context: typer.Context, account: AccountId, output: AsOutput = Output.TABLE) -> None:
-    """Show an account, its last check and what may still run there
+    """Show an account, its last check and its machines
 
     \b
     Example:
