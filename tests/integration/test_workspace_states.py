@@ -61,8 +61,8 @@ async def test_an_exported_state_is_the_saved_one(postgres: EmbeddedPostgres, tm
         await provisioner.database.execute("UPDATE workspace SET instance_id = 'i-1', phase = 'ready'")
         assert (await client.post(f"/workers/{worker_id}/state", json={})).json()["state"] == saved.decode()
         assert await audited(client, worker_id) == [("state-exported", ""), ("state-exported", "moved")]
-        row = await provisioner.database.fetchrow("SELECT sealed FROM workspace_document WHERE kind = 'state'")
-        assert SECRET.encode() not in row["sealed"]
+        row = await provisioner.database.fetchrow("SELECT encrypted FROM workspace_document WHERE kind = 'state'")
+        assert SECRET.encode() not in row["encrypted"]
 
 
 async def test_a_state_that_was_not_saved_is_exported(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ async def test_keys_are_rotated_in_chunks(
     postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both keys are valid meanwhile, and the old one is not needed afterwards."""
-    monkeypatch.setattr(apply, "RESEALED_AT_ONCE", 2)
+    monkeypatch.setattr(apply, "REENCRYPTED_AT_ONCE", 2)
     async with running(postgres, tmp_path, NEW, OLD) as (provisioner, client):
         async with provisioner.database.acquire() as db:
             made = [await stored(db, KEYS) for _ in range(5)]
         left = [(await client.post("/state-keys/rotate")).json()["left"] for _ in range(4)]
         assert left == [3, 1, 0, 0]
         listed = (await client.get("/state-keys")).json()["items"]
-        assert [(key["documents"], key["seals"], key["available"]) for key in listed] == [
+        assert [(key["documents"], key["encrypts"], key["available"]) for key in listed] == [
             (5, True, True),
             (0, False, True),
         ]
@@ -143,7 +143,7 @@ async def test_a_lost_key_loses_nothing(postgres: EmbeddedPostgres, tmp_path: Pa
         before = await provisioner.database.fetchrow("SELECT * FROM workspace_document")
         refused = await client.post(f"/workers/{worker_id}/state", json={})
         assert (refused.status_code, KEYS.current_id in refused.json()["detail"]) == (409, True)
-        assert (await client.post("/state-keys/rotate")).json() == {"sealed": 0, "left": 0, "unavailable": 1}
+        assert (await client.post("/state-keys/rotate")).json() == {"encrypted": 0, "left": 0, "unavailable": 1}
         assert await provisioner.database.fetchrow("SELECT * FROM workspace_document") == before
         assert await audited(client, worker_id) == []
         async with provisioner.database.acquire() as db:
@@ -156,7 +156,7 @@ async def test_a_state_that_was_moved_to_another_row_is_refused(postgres: Embedd
         async with provisioner.database.acquire() as db:
             other = await stored(db, KEYS, phase=Phase.READY)
         await provisioner.database.execute(
-            "UPDATE workspace_document d SET sealed = o.sealed FROM workspace_document o "
+            "UPDATE workspace_document d SET encrypted = o.encrypted FROM workspace_document o "
             "WHERE d.workspace_id = $1 AND o.workspace_id = $2",
             workspace.id,
             other.id,

@@ -1,4 +1,4 @@
-"""Terraform workspaces, saved, unlocked and sealed again at the same time: two sessions for every locking statement."""
+"""Terraform workspaces, saved, unlocked and encrypted again at the same time: two sessions per locking statement."""
 
 import asyncio
 from typing import Any, Final
@@ -13,7 +13,7 @@ from slipway_provisioner.apply import recovery
 from slipway_provisioner.apply import workspaces as apply
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.sealing import KeyRing
+from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Kind, Operation, Phase, Version, Workspace
 from slipway_provisioner.providers.workspaces import NoRoom, Room, RunClaim
@@ -50,7 +50,7 @@ async def made(provisioner: Provisioner) -> Workspace:
         return await stored(db, KEYS)
 
 
-async def current(provisioner: Provisioner, workspace: Workspace, keys: KeyRing = KEYS) -> workspaces.Opened:
+async def current(provisioner: Provisioner, workspace: Workspace, keys: KeyRing = KEYS) -> workspaces.Decrypted:
     async with provisioner.database.acquire() as db:
         found = await workspaces.document(db, workspace.id, Kind.STATE, keys)
     assert found is not None
@@ -104,14 +104,14 @@ async def test_many_runs_save_one_after_another(provisioner: Provisioner) -> Non
     assert len(await rejected(provisioner, workspace)) == 19
 
 
-@locking("store.workspaces.TAKE_SEALED_WITHOUT", "store.workspaces.RESEAL", "store.workspaces.PUT")
+@locking("store.workspaces.TAKE_ENCRYPTED_WITHOUT", "store.workspaces.REENCRYPT", "store.workspaces.PUT")
 async def test_a_state_that_is_saved_while_keys_are_rotated(provisioner: Provisioner) -> None:
     """The rotation skips it or goes first; the new state is stored either way, and opens."""
     workspace = await made(provisioner)
     new, both = state(1, workspace.id, machine="i-1"), ring(NEW, OLD)
 
     async def rotate(tx: Connection) -> int:
-        return await apply.reseal(tx, both, by="ann")
+        return await apply.reencrypt(tx, both, by="ann")
 
     async with provisioner.database.acquire() as db, db.transaction():
         row = await workspaces.lock(db, workspace.id)

@@ -355,7 +355,7 @@ RECOVERY: dict[str, Any] = {
     "lost_claims": [],
     "not_listed": [],
 }
-STATE_KEY: Final = {"id": "5d49e155344b6124", "documents": 3, "available": True, "seals": True}
+STATE_KEY: Final = {"id": "5d49e155344b6124", "documents": 3, "available": True, "encrypts": True}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL | POOL_DETAILS,
@@ -440,7 +440,7 @@ class Services:
                 "stopped": 11,
                 "phase": "unknown",
                 "rejected": 1,
-                "sealed": 0,
+                "encrypted": 0,
                 "left": 0,
                 "unavailable": 0,
             }

@@ -123,7 +123,7 @@ class Fleet:
         await until(reached, f"the workspace is {phase}")
         return (await self.rows())[0]
 
-    async def state(self, kind: Kind = Kind.STATE) -> workspaces.Opened | None:
+    async def state(self, kind: Kind = Kind.STATE) -> workspaces.Decrypted | None:
         """State of the only workspace, or its newest rejected one."""
         (row,) = await self.rows()
         async with self.database.acquire() as db:

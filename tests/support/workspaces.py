@@ -7,7 +7,7 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_provisioner.domain.sealing import KEY_BYTES, KeyRing
+from slipway_provisioner.domain.encryption import KEY_BYTES, KeyRing
 from slipway_provisioner.domain.workspaces import Kind, Phase, Workspace, empty_state, version_of
 from slipway_provisioner.store import workspaces
 

@@ -15,9 +15,9 @@ from msgspec import structs
 from slipway_common.events.worker import Scope
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
-from slipway_provisioner.apply.rehearsals import rehearse
+from slipway_provisioner.apply.previews import preview
 from slipway_provisioner.domain.declaration import NewLaunch
-from slipway_provisioner.domain.sealing import NONCE_BYTES
+from slipway_provisioner.domain.encryption import NONCE_BYTES
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused, TerminationRefused
@@ -194,9 +194,9 @@ async def test_a_state_that_was_changed_behind_our_back(fleet: Fleet) -> None:
         await until(lambda: fleet.machines, "the machine exists")
         (row,) = await fleet.rows()
         other = state(5, row.id)
-        sealed = ring(OLD).seal(other, identity(row.id, "state", 0, Version(row.id, 5)), b"0" * NONCE_BYTES)
+        encrypted = ring(OLD).encrypt(other, identity(row.id, "state", 0, Version(row.id, 5)), b"0" * NONCE_BYTES)
         await fleet.database.execute(
-            "UPDATE workspace_document SET serial = 5, sealed = $1 WHERE kind = 'state'", sealed.data
+            "UPDATE workspace_document SET serial = 5, encrypted = $1 WHERE kind = 'state'", encrypted.data
         )
         fleet.place.ledger.inject()
         machine = await one_machine(fleet)
@@ -216,10 +216,10 @@ async def test_a_state_of_another_lineage(fleet: Fleet) -> None:
         await until(lambda: fleet.machines, "the machine exists")
         (row,) = await fleet.rows()
         foreign = state(1, "foreign")
-        sealed = ring(OLD).seal(foreign, identity(row.id, "state", 0, Version("foreign", 1)), b"0" * NONCE_BYTES)
+        encrypted = ring(OLD).encrypt(foreign, identity(row.id, "state", 0, Version("foreign", 1)), b"0" * NONCE_BYTES)
         await fleet.database.execute(
-            "UPDATE workspace_document SET lineage = 'foreign', serial = 1, sealed = $1 WHERE kind = 'state'",
-            sealed.data,
+            "UPDATE workspace_document SET lineage = 'foreign', serial = 1, encrypted = $1 WHERE kind = 'state'",
+            encrypted.data,
         )
         await until(lambda: fleet.state(Kind.REJECTED), "the state is stored beside the other one")
         fleet.place.ledger.inject()
@@ -348,7 +348,7 @@ async def _failed(fleet: Fleet, machine: str) -> bool:
     return any(row.instance_id == machine and "credential" in row.problem for row in await fleet.rows())
 
 
-# Rehearsals
+# Previews
 
 
 async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> None:
@@ -356,17 +356,17 @@ async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> 
     async with working(fleet.replica()) as provider:
         good = fleet.call().config
         bad = fleet.call(variables={"colour": "red"}).config
-        assert await provider.rehearse(fleet.account, good) == ""
-        assert "colour" in await provider.rehearse(fleet.account, bad)
+        assert await provider.preview(fleet.account, good) == ""
+        assert "colour" in await provider.preview(fleet.account, bad)
     assert fleet.creations == 0
     assert await fleet.rows() == []
 
 
 async def test_a_declaration_is_planned_once(fleet: Fleet) -> None:
-    """Those that have a problem are named, and providers without rehearsals have none."""
+    """Those that have a problem are named, and providers without previews have none."""
     async with working(fleet.replica()) as provider:
         bad = fleet.call(variables={"colour": "red"}).config
         launches = [NewLaunch(fleet.account, bad), NewLaunch(structs.replace(fleet.account, provider="other"), bad)]
-        (found,) = await rehearse(launches, {"terraform": provider, "other": Cloud()})
+        (found,) = await preview(launches, {"terraform": provider, "other": Cloud()})
     assert found.config == bad["id"]
     assert "colour" in found.problem

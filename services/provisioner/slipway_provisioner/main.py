@@ -14,7 +14,7 @@ from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.declaration import Times
-from slipway_provisioner.domain.sealing import KeyRing
+from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView

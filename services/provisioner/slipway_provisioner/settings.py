@@ -11,9 +11,9 @@ from slipway_common.declaration.fields import Money, Place, Provider
 from slipway_common.declaration.files import read_file
 from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.signal_settings import SignalSettings
+from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.prices import MachineKind, Prices
-from slipway_provisioner.domain.sealing import KeyRing
 
 
 class Settings(SignalSettings):

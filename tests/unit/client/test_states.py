@@ -30,7 +30,7 @@ def test_a_state_is_exported_to_a_new_private_file(server: tuple[Services, str],
     assert "--rejected exports the newest" in done.stderr
     again = slipway(url, "worker", "state", ID, "--export", str(file))
     assert (again.exit_code, len(services.received)) == (1, 1)
-    assert f"{file} exists; nothing was exported" in again.stderr
+    assert f"{file} exists already, and nothing was exported" in again.stderr
 
 
 def test_a_state_is_printed_as_it_is(server: tuple[Services, str]) -> None:
@@ -41,7 +41,7 @@ def test_a_state_is_printed_as_it_is(server: tuple[Services, str]) -> None:
 
 def test_a_workspace_is_unlocked(server: tuple[Services, str]) -> None:
     _, url = server
-    assert slipway(url, "worker", "unlock", ID).stdout == f"the workspace of worker {ID} is unlocked; it is unknown\n"
+    assert slipway(url, "worker", "unlock", ID).stdout == f"workspace of worker {ID} unlocked; its phase is unknown\n"
 
 
 def test_keys_are_listed_and_rotated(server: tuple[Services, str]) -> None:

@@ -14,7 +14,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.apply import workspaces as states
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.sealing import KeyMissing, KeyRing, NotAuthentic
+from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
 from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, operation_of
 from slipway_provisioner.domain.workspaces import (
     Kind,

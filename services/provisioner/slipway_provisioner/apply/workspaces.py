@@ -1,10 +1,10 @@
-"""States of Terraform workspaces: saved by runs, exported and unlocked by people, sealed with another key."""
+"""States of Terraform workspaces: saved by runs, exported and unlocked by people, encrypted with another key."""
 
 from typing import Final
 
 from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply.reports import UnknownWorker
-from slipway_provisioner.domain.sealing import KeyRing
+from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.workspaces import (
     ABANDONED,
     Kind,
@@ -19,7 +19,7 @@ from slipway_provisioner.store import accounts, audit, workers, workspaces
 
 VISIBILITY_SECONDS: Final = 30.0
 """Longest time until a new resource is found by its tags, for accounts that say nothing else."""
-RESEALED_AT_ONCE: Final = 100
+REENCRYPTED_AT_ONCE: Final = 100
 """Documents of one transaction: some 10 ms of encryption, and row locks that a run may wait for."""
 
 
@@ -106,12 +106,12 @@ async def save(
     return reason
 
 
-async def reseal(tx: Connection, keys: KeyRing, *, by: str) -> int:
-    """Seal a chunk of documents with the current key; returns their number. Audited. Raises KeyMissing,
+async def reencrypt(tx: Connection, keys: KeyRing, *, by: str) -> int:
+    """Encrypt a chunk of documents with the current key; returns their number. Audited. Raises KeyMissing,
     NotAuthentic."""
-    sealed = await workspaces.reseal(tx, keys, most=RESEALED_AT_ONCE)
-    if sealed:
+    encrypted = await workspaces.reencrypt(tx, keys, most=REENCRYPTED_AT_ONCE)
+    if encrypted:
         await audit.command(
-            tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, sealed=sealed
+            tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, encrypted=encrypted
         )
-    return sealed
+    return encrypted

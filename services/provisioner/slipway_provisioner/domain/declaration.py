@@ -141,7 +141,7 @@ class NewLaunch(msgspec.Struct, frozen=True):
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation, what the
-    first hour of each changed pool may cost, and of a dry run the launches that may be rehearsed."""
+    first hour of each changed pool may cost, and of a dry run the launches that may be previewed."""
 
     changes: list[Change]
     unchanged: int

@@ -52,7 +52,7 @@ creates nothing, and a destruction may be repeated."""
 
 
 class Kind(StrEnum):
-    """Kind of a sealed document of a workspace."""
+    """Kind of an encrypted document of a workspace."""
 
     INPUTS = "inputs"  # its launch call, until it is gone
     STATE = "state"

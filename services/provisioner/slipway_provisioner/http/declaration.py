@@ -23,8 +23,8 @@ from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason, ReasonOrEmpty
 from slipway_provisioner.apply import declaration, rollback
 from slipway_provisioner.apply.declaration import PreconditionFailed
+from slipway_provisioner.apply.previews import preview
 from slipway_provisioner.apply.reading import SECTIONS, Declared, DeclaredReader
-from slipway_provisioner.apply.rehearsals import rehearse
 from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
@@ -161,7 +161,7 @@ async def put_declaration(
     Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived), of
     which up to 10,000 are listed and `more` counted, `unchanged` (the number of entries stored alike), `digest` (of all
     changes), `dangers`, `first_hours` (what the first hour of each changed pool may cost: pool, mode, launches, cost,
-    unknown, text; of pools whose machines cost money) and `applied`, for `dry_run` also `rehearsals` (config, problem)
+    unknown, text; of pools whose machines cost money) and `applied`, for `dry_run` also `previews` (config, problem)
     of new launch configs whose providers plan them, within 20 s. Dangerous changes are refused with 409
     `confirmation-required` unless `confirm` is their digest.
     """
@@ -172,8 +172,8 @@ async def put_declaration(
             applied = await declaration.apply(
                 connection, declared, asked, request.app.state.providers, request.app.state.settings.tariff()
             )
-    # Without a connection: a rehearsal takes seconds.
-    return _answer(request, applied, rehearsals=await rehearse(applied.launches, request.app.state.providers))
+    # Without a connection: a preview takes seconds.
+    return _answer(request, applied, previews=await preview(applied.launches, request.app.state.providers))
 
 
 @router.get("/declaration", dependencies=[READ_SETTINGS])

@@ -12,8 +12,8 @@ from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, ReasonOrEmpty
 from slipway_provisioner.apply import workspaces as apply
 from slipway_provisioner.apply.reports import UnknownWorker
+from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
 from slipway_provisioner.domain.recovery import UUID
-from slipway_provisioner.domain.sealing import KeyMissing, KeyRing, NotAuthentic
 from slipway_provisioner.store import workspaces
 
 router = APIRouter(tags=["workspaces"])
@@ -86,12 +86,12 @@ async def unlock(worker_id: Name, body: Unlocking, request: Request, by: Caller,
 
 @router.get("/state-keys", dependencies=[READ])
 async def list_keys(request: Request, db: DatabaseDep) -> dict[str, Any]:
-    """List the keys of states by their ids, with the number of documents that each one seals. The first seals new ones;
-    an unavailable one is not among the keys of this service."""
+    """List the keys of states by id, with the number of documents encrypted with each. The first one encrypts new
+    documents; an unavailable one has documents, and is not among the keys of this service."""
     ids = _keys(request).ids
-    seals = next(iter(ids), "")
+    encrypts = next(iter(ids), "")
     async with db.acquire() as connection:
-        documents = await workspaces.sealed_with(connection)
+        documents = await workspaces.encrypted_with(connection)
     others = sorted(documents.keys() - {*ids})
     return {
         "items": [
@@ -99,7 +99,7 @@ async def list_keys(request: Request, db: DatabaseDep) -> dict[str, Any]:
                 "id": id_,
                 "documents": documents.get(id_, 0),
                 "available": id_ in ids,
-                "seals": id_ == seals,
+                "encrypts": id_ == encrypts,
             }
             for id_ in (*ids, *others)
         ]
@@ -108,18 +108,18 @@ async def list_keys(request: Request, db: DatabaseDep) -> dict[str, Any]:
 
 @router.post("/state-keys/rotate")
 async def rotate(request: Request, by: Annotated[str, Depends(Needs("state-keys:write"))], db: DatabaseDep) -> Any:
-    """Seal a chunk of documents with the current key; `left` have another one that is available, and wait for the next
-    request. Documents whose key is unavailable stay as they are."""
+    """Encrypt a chunk of documents with the current key. `left` counts those with another available key, which wait
+    for the next request; `unavailable` those whose key is unavailable, which stay as they are."""
     keys = _keys(request)
     try:
         async with db.acquire() as connection, connection.transaction():
-            sealed = await apply.reseal(connection, keys, by=by)
-            documents = await workspaces.sealed_with(connection)
+            encrypted = await apply.reencrypt(connection, keys, by=by)
+            documents = await workspaces.encrypted_with(connection)
     except tuple(REFUSALS) as error:
         raise _refused(error) from error
     available = {id_: number for id_, number in documents.items() if id_ in keys.ids}
     return {
-        "sealed": sealed,
+        "encrypted": encrypted,
         "left": sum(available.values()) - available.get(keys.current_id, 0),
         "unavailable": sum(documents.values()) - sum(available.values()),
     }

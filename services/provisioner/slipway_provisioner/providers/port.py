@@ -181,9 +181,9 @@ class Declarations(Protocol):
         """Meaning of an error code in an account with these settings; None if the provider has no table for people."""
         return None
 
-    async def rehearse(self, account: Account, config: Mapping[str, Any]) -> str:
-        """Problem that a rehearsal of a launch finds, without any effect, and its remedy; empty if there is none, or if
-        the provider has no rehearsals. The caller cancels one that takes long."""
+    async def preview(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Problem that a preview of a launch finds, without any effect, and its remedy; empty if there is none, or if
+        the provider has no previews. The caller cancels one that takes long."""
         return ""
 
 

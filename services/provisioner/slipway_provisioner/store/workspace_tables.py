@@ -26,7 +26,7 @@ KINDS: Final = f"kind IN ({literals(Kind)})"
 
 
 def workspace_tables(metadata: MetaData) -> tuple[Table, Table]:
-    """Add the tables of workspaces: their rows and their sealed documents."""
+    """Add the tables of workspaces: their rows and their encrypted documents."""
     # One row per worker that a module makes, from its accepted call until its resources are destroyed. `holder` is the
     # run that holds the lock until `locked_until`; each lock has a higher `fence`. It is due for its next run at
     # `due_at`, never without one. Index scans for due ones and for accounts skip those that are gone.
@@ -77,7 +77,7 @@ def workspace_tables(metadata: MetaData) -> tuple[Table, Table]:
         empty_text("lineage"),
         required("serial", BigInteger, server_default=ZERO),
         required("key_id", Text),
-        required("sealed", LargeBinary),
+        required("encrypted", LargeBinary),
         empty_text("reason"),
         now("saved_at"),
         PrimaryKeyConstraint("workspace_id", "kind", "number"),

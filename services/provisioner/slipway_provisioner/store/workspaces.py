@@ -1,4 +1,4 @@
-"""Terraform workspaces: rows, their fenced lock, and their sealed documents.
+"""Terraform workspaces: rows, their fenced lock, and their encrypted documents.
 
 A document changes under the lock of its workspace's row, except for a change of its key.
 """
@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from slipway_common.base.ids import random_bytes
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, seconds
-from slipway_provisioner.domain.sealing import NONCE_BYTES, KeyRing, Sealed
+from slipway_provisioner.domain.encryption import NONCE_BYTES, Encrypted, KeyRing
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version, Workspace
 from slipway_provisioner.store.tables import workspace, workspace_document
 
@@ -24,7 +24,7 @@ _ID: Final = C.id == sa.bindparam("workspace_id", type_=C.id.type)
 _OF: Final = D.workspace_id == sa.bindparam("workspace_id", type_=D.workspace_id.type)
 _KIND: Final = D.kind == sa.bindparam("kind")
 _NUMBER: Final = D.number == sa.bindparam("number", type_=D.number.type)
-_DOCUMENT: Final = D["kind", "number", "lineage", "serial", "key_id", "sealed"]
+_DOCUMENT: Final = D["kind", "number", "lineage", "serial", "key_id", "encrypted"]
 
 GET: Final = Statement(sa.select(*FIELDS).where(_ID))
 LOCK: Final = Statement(sa.select(*FIELDS).where(_ID).with_for_update())
@@ -86,7 +86,7 @@ PUT: Final = Statement(
             "lineage": sa.bindparam("lineage"),
             "serial": sa.bindparam("serial", type_=D.serial.type),
             "key_id": sa.bindparam("key_id"),
-            "sealed": sa.bindparam("sealed", type_=D.sealed.type),
+            "encrypted": sa.bindparam("encrypted", type_=D.encrypted.type),
             "reason": sa.bindparam("reason"),
             "saved_at": sa.func.slipway_clock(),
         },
@@ -95,24 +95,24 @@ PUT: Final = Statement(
 VERSION: Final = Statement(sa.select(D.lineage, D.serial).where(_OF, D.kind == Kind.STATE))
 DROP: Final = Statement(sa.delete(workspace_document).where(_OF, _KIND))
 COUNT: Final = Statement(sa.select(sa.func.count()).where(_OF, _KIND))
-# A state that is being saved is sealed with the current key: it needs no other.
-TAKE_SEALED_WITHOUT: Final = Statement(
+# A state that is being saved is encrypted with the current key: it needs no other.
+TAKE_ENCRYPTED_WITHOUT: Final = Statement(
     sa.select(D.workspace_id, *_DOCUMENT)
     .where(D.key_id != sa.bindparam("key_id"), D.key_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))
     .order_by(D.workspace_id, D.kind, D.number)
     .limit(sa.bindparam("most", type_=sa.Integer))
     .with_for_update(skip_locked=True)
 )
-RESEAL: Final = Statement(
+REENCRYPT: Final = Statement(
     sa.update(workspace_document)
     .where(_OF, _KIND, _NUMBER)
-    .values(key_id=sa.bindparam("new_id"), sealed=sa.bindparam("data", type_=D.sealed.type))
+    .values(key_id=sa.bindparam("new_id"), encrypted=sa.bindparam("data", type_=D.encrypted.type))
 )
-SEALED_WITH: Final = Statement(sa.select(D.key_id, sa.func.count().label("documents")).group_by(D.key_id))
+ENCRYPTED_WITH: Final = Statement(sa.select(D.key_id, sa.func.count().label("documents")).group_by(D.key_id))
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """An opened document. `number` tells rejected states apart."""
+class Decrypted(msgspec.Struct, frozen=True):
+    """A decrypted document. `number` tells rejected states apart."""
 
     content: bytes
     version: Version
@@ -156,14 +156,16 @@ async def unlock(tx: Connection, workspace_id: str, phase: Phase, *, effects_sec
     await tx.execute(UNLOCK.text, *arguments)
 
 
-async def document(db: Connection, workspace_id: str, kind: Kind, keys: KeyRing) -> Opened | None:
-    """The newest document of a kind, opened; None if there is none. Raises KeyMissing, NotAuthentic."""
+async def document(db: Connection, workspace_id: str, kind: Kind, keys: KeyRing) -> Decrypted | None:
+    """The newest document of a kind, decrypted; None if there is none. Raises KeyMissing, NotAuthentic."""
     row = await db.fetchrow(DOCUMENT.text, *DOCUMENT.arguments(workspace_id=workspace_id, kind=kind))
     if row is None:
         return None
     version = Version(row["lineage"], row["serial"])
-    opened = keys.open(Sealed(row["key_id"], row["sealed"]), identity(workspace_id, kind, row["number"], version))
-    return Opened(opened, version, row["number"])
+    document = keys.decrypt(
+        Encrypted(row["key_id"], row["encrypted"]), identity(workspace_id, kind, row["number"], version)
+    )
+    return Decrypted(document, version, row["number"])
 
 
 async def version(db: Connection, workspace_id: str) -> Version | None:
@@ -183,17 +185,17 @@ async def put(
     number: int = 0,
     reason: str = "",
 ) -> None:
-    """Seal and store a document in place of the one with its number. The row of the workspace is locked. Raises
+    """Encrypt and store a document in place of the one with its number. The row of the workspace is locked. Raises
     KeyMissing."""
-    sealed = keys.seal(content, identity(workspace_id, kind, number, version), random_bytes(NONCE_BYTES))
+    encrypted = keys.encrypt(content, identity(workspace_id, kind, number, version), random_bytes(NONCE_BYTES))
     arguments = PUT.arguments(
         workspace_id=workspace_id,
         kind=kind,
         number=number,
         lineage=version.lineage,
         serial=version.serial,
-        key_id=sealed.key_id,
-        sealed=sealed.data,
+        key_id=encrypted.key_id,
+        encrypted=encrypted.data,
         reason=reason,
     )
     await tx.execute(PUT.text, *arguments)
@@ -210,28 +212,28 @@ async def count(db: Connection, workspace_id: str, kind: Kind) -> int:
     return number
 
 
-async def reseal(tx: Connection, keys: KeyRing, *, most: int) -> int:
-    """Seal up to `most` documents with the current key that others can open; returns their number."""
-    arguments = TAKE_SEALED_WITHOUT.arguments(key_id=keys.current_id, ids=[*keys.ids], most=most)
-    rows = await tx.fetch(TAKE_SEALED_WITHOUT.text, *arguments)
+async def reencrypt(tx: Connection, keys: KeyRing, *, most: int) -> int:
+    """Encrypt up to `most` documents with the current key that others can decrypt; returns their number."""
+    arguments = TAKE_ENCRYPTED_WITHOUT.arguments(key_id=keys.current_id, ids=[*keys.ids], most=most)
+    rows = await tx.fetch(TAKE_ENCRYPTED_WITHOUT.text, *arguments)
     for row in rows:
         about = identity(str(row["workspace_id"]), row["kind"], row["number"], Version(row["lineage"], row["serial"]))
-        opened = keys.open(Sealed(row["key_id"], row["sealed"]), about)
-        sealed = keys.seal(opened, about, random_bytes(NONCE_BYTES))
-        values = RESEAL.arguments(
+        document = keys.decrypt(Encrypted(row["key_id"], row["encrypted"]), about)
+        encrypted = keys.encrypt(document, about, random_bytes(NONCE_BYTES))
+        values = REENCRYPT.arguments(
             workspace_id=row["workspace_id"],
             kind=row["kind"],
             number=row["number"],
-            new_id=sealed.key_id,
-            data=sealed.data,
+            new_id=encrypted.key_id,
+            data=encrypted.data,
         )
-        await tx.execute(RESEAL.text, *values)
+        await tx.execute(REENCRYPT.text, *values)
     return len(rows)
 
 
-async def sealed_with(db: Connection) -> dict[str, int]:
+async def encrypted_with(db: Connection) -> dict[str, int]:
     """Number of documents by the id of their key."""
-    return {row["key_id"]: row["documents"] for row in await db.fetch(SEALED_WITH.text)}
+    return {row["key_id"]: row["documents"] for row in await db.fetch(ENCRYPTED_WITH.text)}
 
 
 def from_row(row: Any) -> Workspace:

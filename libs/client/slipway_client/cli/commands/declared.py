@@ -150,10 +150,10 @@ class _Plan:
         self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
         self.more = sum(answer["more"] for answer in answers)
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
-        self.rehearsals = [
+        self.previews = [
             f"launch config {row['config']}: {row['problem']}"
             for answer in answers
-            for row in answer.get("rehearsals", ())
+            for row in answer.get("previews", ())
         ]
         self.first_hours = [row["text"] for answer in answers for row in answer.get("first_hours", ())]
         self.digest = combined_digest([answer["digest"] for answer in answers])
@@ -166,7 +166,7 @@ class _Plan:
             show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
             print(*map(printable, _some(self.first_hours)), sep="\n", end="\n" if self.first_hours else "")
-        print(*map(printable, self.rehearsals), sep="\n", end="\n" if self.rehearsals else "", file=sys.stderr)
+        print(*map(printable, self.previews), sep="\n", end="\n" if self.previews else "", file=sys.stderr)
         if self.more:
             print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
 

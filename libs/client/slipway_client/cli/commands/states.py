@@ -23,7 +23,7 @@ Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit")]
 def _use(row: Mapping[str, Any]) -> str:
     if not row["available"]:
         return "unavailable"
-    return "encrypts" if row["seals"] else "decrypts"
+    return "encrypts" if row["encrypts"] else "decrypts"
 
 
 FIELDS: Final[tuple[Field, ...]] = ("id", ("use", _use), "documents")
@@ -35,7 +35,7 @@ def export_state(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="New file for the state, mode 600 [default: print it]")
     ] = None,
-    rejected: Annotated[bool, typer.Option(help="Export the newest state that was not saved over another")] = False,
+    rejected: Annotated[bool, typer.Option(help="Newest rejected state in place of the stored one")] = False,
     reason: Why = "",
 ) -> None:
     """Export the Terraform state of a worker
@@ -49,7 +49,7 @@ def export_state(
     """
     id_ = full_id(context.obj, worker)
     if export is not None and export.exists():
-        raise Failed(f"{export} exists; nothing was exported. Choose another file")
+        raise Failed(f"{export} exists already, and nothing was exported; choose another file")
     answer = context.obj.post("provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected})
     state = answer["state"]
     if export is None:
@@ -78,15 +78,15 @@ def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
     """
     id_ = full_id(context.obj, worker)
     answer = context.obj.post("provisioner", path("workers", id_, "unlock"), {"reason": reason})
-    print(f"the workspace of worker {id_} is unlocked; it is {answer['phase']}")
+    print(f"workspace of worker {id_} unlocked; its phase is {answer['phase']}")
 
 
 @app.command("ls")
 def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List the keys of Terraform states
 
-    By their ids, with the number of encrypted documents. The keys themselves are in SLIPWAY_STATE_KEYS of the
-    provisioner; an unavailable one is not.
+    By id, with the number of documents encrypted with each. The keys themselves are in SLIPWAY_STATE_KEYS of the
+    provisioner; an unavailable key is missing there.
 
     \b
     Example:
@@ -97,7 +97,7 @@ def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
 
 @app.command("rotate")
 def rotate(context: typer.Context) -> None:
-    """Change the key of all Terraform states to the first one
+    """Encrypt all Terraform states with the first key
 
     Write the new key as the first line of SLIPWAY_STATE_KEYS, keep the old one as the second, restart every
     provisioner, and rotate. Then the old key can go. Repeatable.
@@ -106,15 +106,15 @@ def rotate(context: typer.Context) -> None:
     Example:
       slipway state-key rotate
     """
-    sealed = 0
+    encrypted = 0
     while True:
         answer = context.obj.post("provisioner", "/state-keys/rotate", {})
-        sealed += answer["sealed"]
-        if not answer["sealed"]:
+        encrypted += answer["encrypted"]
+        if not answer["encrypted"]:
             break
-    print(f"{count(sealed, 'document')} encrypted with the first key")
+    print(f"{count(encrypted, 'document')} encrypted with the first key")
     if answer["left"]:
-        raise Failed(f"{count(answer['left'], 'document')} in use; rotate again")
+        raise Failed(f"{count(answer['left'], 'document')} not encrypted yet, in use by a run; rotate again")
     if answer["unavailable"]:
         lost = count(answer["unavailable"], "document")
-        raise Failed(f"{lost} with an unavailable key; `slipway state-key ls` names it")
+        raise Failed(f"{lost} not encrypted: the key is unavailable. `slipway state-key ls` names it; add it again")

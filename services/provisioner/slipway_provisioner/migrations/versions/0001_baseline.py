@@ -327,7 +327,7 @@ CREATE INDEX workspace_ended ON workspace (ended_at) WHERE phase = 'gone';
 CREATE TABLE workspace_document (
     workspace_id uuid NOT NULL, kind text NOT NULL CHECK (kind IN ('inputs', 'state', 'rejected')),
     number bigint NOT NULL DEFAULT 0, lineage text NOT NULL DEFAULT '', serial bigint NOT NULL DEFAULT 0,
-    key_id text NOT NULL, sealed bytea NOT NULL, reason text NOT NULL DEFAULT '',
+    key_id text NOT NULL, encrypted bytea NOT NULL, reason text NOT NULL DEFAULT '',
     saved_at timestamptz NOT NULL DEFAULT slipway_clock(), PRIMARY KEY (workspace_id, kind, number)
 );
 CREATE INDEX workspace_document_key ON workspace_document (key_id);

@@ -16,7 +16,7 @@ import msgspec
 from slipway_common.base.ids import new_id
 from slipway_common.events.worker import Outcome, Scope
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
-from slipway_provisioner.domain.sealing import KeyMissing
+from slipway_provisioner.domain.encryption import KeyMissing
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.providers.port import (
@@ -85,7 +85,7 @@ class Terraform(Provider):
     def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
         return launch_problem(account_settings, config_settings)
 
-    async def rehearse(self, account: Account, config: Mapping[str, Any]) -> str:
+    async def preview(self, account: Account, config: Mapping[str, Any]) -> str:
         return await self._opened().plan(account, config, f"plan-{new_id()}")
 
     def honours_tokens(self, account: Account) -> bool:

@@ -1,7 +1,7 @@
-"""Sealed documents: AES-256-GCM under the first of several keys, opened with any of them. Pure: the nonce is given.
+"""Encrypted documents: AES-256-GCM under the first of several keys, decrypted with any. Pure: the nonce is given.
 
 Format: nonce, then ciphertext with its tag. The identity of a document is authenticated with it, so that a document
-that was moved to another row, or whose row names another version, does not open there.
+that was moved to another row, or whose row names another version, cannot be decrypted there.
 """
 
 import base64
@@ -37,15 +37,15 @@ class NotAuthentic(Exception):
     """A document was changed, or belongs to another row."""
 
 
-class Sealed(msgspec.Struct, frozen=True):
-    """A sealed document and the id of its key."""
+class Encrypted(msgspec.Struct, frozen=True):
+    """An encrypted document and the id of its key."""
 
     key_id: str
     data: bytes
 
 
 class KeyRing:
-    """Keys of a service. Documents are sealed with the first one."""
+    """Keys of a service. Documents are encrypted with the first one."""
 
     def __init__(self, lines: str) -> None:
         """`lines` has the base64 of one key a line; empty lines and those that begin with # are skipped. Raises
@@ -58,34 +58,34 @@ class KeyRing:
 
     @property
     def current_id(self) -> str:
-        """Id of the key that seals. Raises KeyMissing if there is none."""
+        """Id of the key that encrypts. Raises KeyMissing if there is none."""
         if not self._keys:
             raise KeyMissing("")
         return next(iter(self._keys))
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of all keys, the one that seals first."""
+        """Ids of all keys, the one that encrypts first."""
         return tuple(self._keys)
 
-    def seal(self, document: bytes, identity: str, nonce: bytes) -> Sealed:
-        """Seal a document. A nonce is used once. Raises KeyMissing if there is no key."""
+    def encrypt(self, document: bytes, identity: str, nonce: bytes) -> Encrypted:
+        """Encrypt a document. A nonce is used once. Raises KeyMissing if there is no key."""
         cipher = _cipher(self._keys[self.current_id])
-        return Sealed(self.current_id, nonce + cipher.encrypt(nonce, document, identity.encode()))
+        return Encrypted(self.current_id, nonce + cipher.encrypt(nonce, document, identity.encode()))
 
-    def open(self, sealed: Sealed, identity: str) -> bytes:
-        """Open a document. Raises KeyMissing, NotAuthentic."""
-        if sealed.key_id not in self._keys:
-            raise KeyMissing(sealed.key_id)
+    def decrypt(self, encrypted: Encrypted, identity: str) -> bytes:
+        """Decrypt a document. Raises KeyMissing, NotAuthentic."""
+        if encrypted.key_id not in self._keys:
+            raise KeyMissing(encrypted.key_id)
         from cryptography.exceptions import InvalidTag  # an extra, like all that workspaces need
 
         try:
-            opened: bytes = _cipher(self._keys[sealed.key_id]).decrypt(
-                sealed.data[:NONCE_BYTES], sealed.data[NONCE_BYTES:], identity.encode()
+            document: bytes = _cipher(self._keys[encrypted.key_id]).decrypt(
+                encrypted.data[:NONCE_BYTES], encrypted.data[NONCE_BYTES:], identity.encode()
             )
         except (InvalidTag, ValueError):
             raise NotAuthentic(f"the document {identity} was changed, or is that of another row") from None
-        return opened
+        return document
 
 
 def key_id_of(key: bytes) -> str:

@@ -1,0 +1,67 @@
+"""Encrypted documents: decrypted by their key and in their own row only."""
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_provisioner.domain.encryption import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    BadKeys,
+    Encrypted,
+    KeyMissing,
+    KeyRing,
+    NotAuthentic,
+)
+from tests.support.workspaces import NEW, OLD, ring
+
+NONCE = bytes(NONCE_BYTES)
+
+
+@given(st.binary(max_size=200), st.text(max_size=40), st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES))
+def test_what_was_encrypted_can_be_decrypted(document: bytes, identity: str, nonce: bytes) -> None:
+    keys = ring(OLD)
+    encrypted = keys.encrypt(document, identity, nonce)
+    assert keys.decrypt(encrypted, identity) == document
+    assert len(document) < 8 or document not in encrypted.data[NONCE_BYTES:]
+
+
+def test_the_first_key_encrypts_and_all_decrypt() -> None:
+    before = ring(OLD).encrypt(b"state", "a", NONCE)
+    after = ring(NEW, OLD).encrypt(b"state", "a", NONCE)
+    assert before.key_id != after.key_id == ring(NEW).current_id
+    for encrypted in (before, after):
+        assert ring(NEW, OLD).decrypt(encrypted, "a") == b"state"
+
+
+def test_a_missing_key_is_named() -> None:
+    encrypted = ring(OLD).encrypt(b"state", "a", NONCE)
+    with pytest.raises(KeyMissing, match=encrypted.key_id):
+        ring(NEW).decrypt(encrypted, "a")
+    with pytest.raises(KeyMissing, match="SLIPWAY_STATE_KEYS"):
+        ring().encrypt(b"state", "a", NONCE)
+
+
+@pytest.mark.parametrize("place", [0, NONCE_BYTES, -1], ids=["nonce", "text", "tag"])
+def test_a_changed_document_cannot_be_decrypted(place: int) -> None:
+    encrypted = ring(OLD).encrypt(b"state", "a", NONCE)
+    data = bytearray(encrypted.data)
+    data[place] ^= 1
+    with pytest.raises(NotAuthentic):
+        ring(OLD).decrypt(Encrypted(encrypted.key_id, bytes(data)), "a")
+
+
+def test_a_document_does_not_open_in_another_row() -> None:
+    encrypted = ring(OLD).encrypt(b"state", "one/state/0/lineage/7", NONCE)
+    with pytest.raises(NotAuthentic):
+        ring(OLD).decrypt(encrypted, "two/state/0/lineage/7")
+
+
+@pytest.mark.parametrize("line", ["no base64!", base64.b64encode(b"short").decode(), "A" * 44])
+def test_a_bad_key_is_refused_by_its_line(line: str) -> None:
+    with pytest.raises(BadKeys, match="line 3") as refused:
+        KeyRing(f"# of November\n{OLD}\n{line}")
+    assert line not in str(refused.value)
+    assert str(KEY_BYTES) in str(refused.value)
