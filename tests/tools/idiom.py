@@ -32,7 +32,7 @@ BANNED: Final = re.compile(
 VERBS: Final = frozenset(
     """
     Acquire Add Adopt Apply Archive Cancel Change Check Classify Compare Confirm Convert Create Declare Delete
-    Demote Diagnose Drain Drop Edit Explain Export Follow Freeze Get Grant Import Inspect Launch Lift
+    Demote Diagnose Drain Drop Edit Encrypt Explain Export Follow Freeze Get Grant Import Inspect Launch Lift
     List Manage Mark Pause Pin Plan Print Promote Publish Raise Record Recover Refuse Register Release Remove Renew
     Replay Report Reset Resume Retire Retry Roll Run Set Show Start Stop Subscribe Tail Terminate Unfreeze Unpin Update
     Validate View Wait Watch Withdraw Write
