@@ -111,7 +111,7 @@ LIMIT: Final = """
 INSERT INTO launch_limit (scope, scope_id, launches_per_hour, spend_per_day, lifetime_seconds)
 VALUES ('account', 'sim-a', 20, 60, 7200)"""
 DOCUMENT: Final = """
-INSERT INTO workspace_document (workspace_id, kind, key_id, sealed) VALUES (gen_random_uuid(), 'state', 'key', '')"""
+INSERT INTO workspace_document (workspace_id, kind, key_id, encrypted) VALUES (gen_random_uuid(), 'state', 'key', '')"""
 
 
 @pytest.fixture

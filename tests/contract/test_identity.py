@@ -97,26 +97,26 @@ DOCUMENT: Final = document(OWN)
 OTHER: Final = DOCUMENT.replace(IMAGE, "ami-0fedcba9876543210")
 NOT_JSON: Final = DOCUMENT.replace("{", "[", 1)
 REFUSED: Final[dict[str, tuple[dict[str, Any], int, str, str]]] = {
-    "the secret alone": ({"identity": None}, 403, "identity-missing", "the secret of its batch alone registers no"),
+    "the secret alone": ({"identity": None}, 403, "identity-missing", "the batch secret alone does not register"),
     "another secret": ({"secret": batch_secret("another-key", new_id())}, 401, "bad-secret", ""),
     "no signature": ({"identity": {"document": DOCUMENT}}, 403, "identity-missing", "without a signature"),
     "forged, RSA-1024": (
         {"identity": {"document": DOCUMENT, "signature": Signer().signature(DOCUMENT)}},
         403,
         "identity-forged",
-        "no key of region us-east-1",
+        "known keys of region us-east-1",
     ),
     "forged, RSA-2048": (
         {"identity": {"document": DOCUMENT, "rsa2048": Signer().rsa2048(DOCUMENT)}},
         403,
         "identity-forged",
-        "has made its rsa2048",
+        "its rsa2048 matches none",
     ),
     "altered, RSA-1024": (
         {"identity": {"document": OTHER, "signature": signer().signature(DOCUMENT)}},
         403,
         "identity-forged",
-        "has made its signature",
+        "its signature matches none",
     ),
     "altered beside the embedded one": (
         {"identity": {"document": OTHER, "rsa2048": signer().rsa2048(DOCUMENT)}},
@@ -128,19 +128,19 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], int, str, str]]] = {
         {"identity": signed(DOCUMENT) | {"rsa2048": Signer().rsa2048(DOCUMENT)}},
         403,
         "identity-forged",
-        "has made its rsa2048",
+        "its rsa2048 matches none",
     ),
     "foreign region": (
         {"identity": signed(document(OWN, region=ELSEWHERE), by=signer(ELSEWHERE))},
         403,
         "identity-foreign-region",
-        "of region eu-west-1, and account sim-a is in us-east-1",
+        "from region eu-west-1, but account sim-a is in us-east-1",
     ),
     "the key of a foreign region": (
         {"identity": signed(DOCUMENT, by=signer(ELSEWHERE))},
         403,
         "identity-forged",
-        "no key of region us-east-1",
+        "known keys of region us-east-1",
     ),
     "embedded: foreign region": (
         {"identity": {"document": DOCUMENT, "rsa2048": signer().rsa2048(document(OWN, region=ELSEWHERE))}},

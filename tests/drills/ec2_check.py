@@ -86,7 +86,7 @@ CASES: Final[Mapping[str, Case | None]] = {
         message=f"not shared with AWS account {NUMBER}",
         remedy="modify-image-attribute",
     ),
-    "clock": Case(faults="clock:-250", kind="clock", message="ahead of that of AWS", remedy="NTP"),
+    "clock": Case(faults="clock:-250", kind="clock", message="ahead of AWS", remedy="NTP"),
     "recovered": None,
 }
 

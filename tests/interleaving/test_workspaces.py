@@ -318,7 +318,7 @@ async def test_a_successor_releases_the_locks_of_its_predecessor(
     assert other.workspace.id not in again
 
 
-@locking("store.workspace_runs.REFRESH_OLDEST", "store.workspace_runs.REFRESH_SILENT")
+@locking("store.workspace_runs.REFRESH_OLDEST", "store.workspace_runs.REFRESH_UNRESPONSIVE")
 async def test_replicas_make_one_refresh_due(provisioner: Provisioner, queued: list[Workspace]) -> None:
     """A second one skips the row, and a ready workspace without a reason is never due."""
     one, two = replicas(provisioner)
@@ -331,7 +331,7 @@ async def test_replicas_make_one_refresh_due(provisioner: Provisioner, queued: l
         assert await two.refresh_oldest(3600) is False
     assert await one.refresh_oldest(3600) is True
     assert await two.refresh_oldest(3600) is False
-    assert await two.refresh_silent(60) == 0
+    assert await two.refresh_unresponsive(60) == 0
 
 
 async def test_two_workers_cannot_have_one_instance(provisioner: Provisioner, queued: list[Workspace]) -> None:
@@ -345,24 +345,24 @@ async def test_two_workers_cannot_have_one_instance(provisioner: Provisioner, qu
     assert [row.id for row in await one.of_instances(ACCOUNT, ["i-1"])] == [first.workspace.id]
 
 
-@locking("store.workspace_runs.REFRESH_SILENT")
-async def test_a_silent_worker_has_its_workspace_refreshed_once(
+@locking("store.workspace_runs.REFRESH_UNRESPONSIVE")
+async def test_an_unresponsive_worker_has_its_workspace_refreshed_once(
     provisioner: Provisioner, queued: list[Workspace]
 ) -> None:
-    """Not one that has reported since, and none twice in one silence."""
+    """Not one that has reported since, and none twice without a contact between."""
     one, two = replicas(provisioner)
     for claim in await one.claim("one", 1):
         await one.finish(claim, saved(claim), ready(claim))
     await provisioner.set_clock(10)
     await provisioner.database.execute(WORKER, new_id())
     await provisioner.set_clock(60)
-    assert [await replica.refresh_silent(60) for replica in (one, two)] == [0, 0]
+    assert [await replica.refresh_unresponsive(60) for replica in (one, two)] == [0, 0]
     await provisioner.set_clock(71)
-    assert [await replica.refresh_silent(60) for replica in (one, two)] == [1, 0]
+    assert [await replica.refresh_unresponsive(60) for replica in (one, two)] == [1, 0]
     (refresh,) = [claim for claim in await one.claim("one", 9) if claim.operation is Operation.REFRESH]
     await one.finish(refresh, saved(refresh, 2), ready(refresh))
     await provisioner.set_clock(200)
-    assert await two.refresh_silent(60) == 0
+    assert await two.refresh_unresponsive(60) == 0
 
 
 async def test_a_state_that_is_none(provisioner: Provisioner, queued: list[Workspace]) -> None:

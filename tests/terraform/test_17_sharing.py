@@ -64,9 +64,9 @@ def test_known_collisions() -> None:
 
 
 def test_no_json() -> None:
-    with pytest.raises(SpecInvalid, match=r"the configuration of registry.example/x/a is no JSON"):
+    with pytest.raises(SpecInvalid, match=r"the configuration of registry.example/x/a is not JSON"):
         handle(configuration={"x": object()})
-    with pytest.raises(SpecInvalid, match="is no JSON"):
+    with pytest.raises(SpecInvalid, match="is not JSON"):
         handle(configuration={"x": float("nan")})
 
 

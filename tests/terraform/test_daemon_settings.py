@@ -65,7 +65,7 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
         ('scheduler = "shared"', 'scheduler = "mine"', "daemon.toml: Invalid enum value 'mine'"),
         ('scheduler = "shared"', 'schedular = "shared"', "unknown field `schedular`"),
         ("max_processes = 4", "max_process = 4", r"\[policy\] has no max_process; it has .*max_processes"),
-        ("max_processes = 4", "max_processes = 0", "max_processes is 0; it is at least 1"),
+        ("max_processes = 4", "max_processes = 0", "max_processes is 0; set it to at least 1"),
         ("metrics_port = 9105", "metrics_port = 9105 9106", "daemon.toml: not TOML: .*line 4"),
         ("/run/mine/daemon.sock", "daemon.sock", "expected an absolute path of at most 107 bytes"),
         ("/run/mine/", f"/{'x' * 100}/", "expected an absolute path of at most 107 bytes"),

@@ -147,7 +147,7 @@ def _terraform(settings: Settings) -> TerraformSettings:
         folder=settings.terraform_folder or f"{tempfile.gettempdir()}/slipway-tf-{settings.port}",
         runs_max=settings.terraform_runs_max,
         shares=settings.terraform_shares_plugins,
-        silent_seconds=settings.unresponsive_timeout_seconds / 2,
+        refresh_after_seconds=settings.unresponsive_timeout_seconds / 2,
         sweep_share=settings.terraform_sweep_share,
     )
 

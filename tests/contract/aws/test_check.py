@@ -114,8 +114,8 @@ CASES: Final = [
     (f"quota:{IDENTITY}", ("quota", "standard"), "no room for one m5.large (2 vCPUs)", "--quota-code L-1216C47A"),
     (f"identity:{OTHER}", ("identity", ""), f"belongs to {OTHER}", "correct the credential"),
     ("unshared-image:ami-1", ("image", "ami-1"), f"not shared with AWS account {IDENTITY}", "modify-image-attribute"),
-    ("clock:-250", ("clock", ""), "ahead of that of AWS", "NTP"),
-    ("clock:400", ("clock", ""), "behind that of AWS", "NTP"),
+    ("clock:-250", ("clock", ""), "ahead of AWS", "NTP"),
+    ("clock:400", ("clock", ""), "behind AWS", "NTP"),
     ("expired-credential", ("credential", ""), "RequestExpired", "refresh"),
     ("refuse:GetCallerIdentity/InvalidClientTokenId", ("credential", ""), "InvalidClientTokenId", "corrects"),
     ("refuse:RunInstances/InvalidGroup.NotFound", ("launch-config", "linux/a"), "InvalidGroup.NotFound", "correct"),
@@ -208,7 +208,7 @@ async def test_the_end_of_a_session(checked: Checked, monkeypatch: pytest.Monkey
     await checked.ec2.play(faults="session:300")
     short = await checked.findings(**role | {"deployment": "deployment-2"})
     assert problems(short) == {("credential", "")}
-    assert "in 5 minutes; renewing it fails, or lasts no longer" in short["credential", ""].message
+    assert "in 5 minutes; renewing it fails, or extends it no further" in short["credential", ""].message
     assert "maximum session duration" in short["credential", ""].remedy
     await checked.ec2.play()
     monkeypatch.setenv("CI_AWS_SESSION_TOKEN", "token")
@@ -216,7 +216,7 @@ async def test_the_end_of_a_session(checked: Checked, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CI_AWS_CREDENTIAL_EXPIRATION", "2026-01-01T00:00:00Z")
     ended = await checked.findings()
     assert problems(ended) == {("credential", "")}
-    assert "ends at 2026-01-01 00:00:00 UTC" in ended["credential", ""].message
+    assert "expires at 2026-01-01 00:00:00 UTC" in ended["credential", ""].message
 
 
 async def test_a_foreign_account_is_asked_nothing_else(checked: Checked) -> None:

@@ -41,9 +41,9 @@ def link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.chmod(0o640), "accessible for others"),
-        (lambda path: path.chmod(0o604), "accessible for others"),
-        (lambda path: path.parent.chmod(0o777), "writable for others"),
+        (lambda path: path.chmod(0o640), "accessible to others"),
+        (lambda path: path.chmod(0o604), "accessible to others"),
+        (lambda path: path.parent.chmod(0o777), "writable by others"),
         (lambda path: path.write_text("{"), "cannot be read"),
         (lambda path: path.write_text('{"token": 1}'), "cannot be read"),
         (link, "symbolic"),
@@ -59,7 +59,7 @@ def test_an_unusable_file_is_replaced(
     after = kept_token(where, *OWN)
     assert after != before
     printed = capfd.readouterr().err
-    assert f"the kept token is not used: {where}" in printed
+    assert f"ignoring the stored token: {where}" in printed
     assert words in printed
     assert before not in printed
     assert after not in printed
@@ -78,7 +78,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, capfd: pytest.Captur
     (tmp_path / "file").touch()
     for where in (tmp_path / "file", None):
         assert kept_token(where, *OWN).startswith(WORKER_TOKEN)
-        assert "a restart cannot register again" in capfd.readouterr().err
+        assert "a restarted worker cannot register" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def processes(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise Failed(
             f"no daemon at {path}: {error.strerror or error}\n"
-            "Start `slipway-terraform serve`, run as its user, or name its socket by --socket"
+            "Start `slipway-terraform serve`, run as its user, or name its socket with --socket"
         ) from None
     try:
         reply = json.loads(line)
@@ -36,4 +36,6 @@ def processes(path: Path) -> list[dict[str, Any]]:
             raise Failed(str(reply["error"]["message"]))
         return list(reply["result"]["processes"])
     except (ValueError, KeyError, TypeError):
-        raise Failed(f"{path} does not answer as a daemon of slipway-terraform; name its socket by --socket") from None
+        raise Failed(
+            f"{path} does not answer as a daemon of slipway-terraform; name its socket with --socket"
+        ) from None

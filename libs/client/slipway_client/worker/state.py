@@ -52,20 +52,20 @@ def directory(environment: Mapping[str, str]) -> Path | None:
 def kept_token(where: Path | None, instance_id: str, batch_id: str) -> str:
     """Token of this instance: the kept one, or a new one that is kept from now on."""
     if where is None:
-        log(f"its token is not kept, so that a restart cannot register again: not root, and without {DIRECTORY}")
+        log(f"the token is not stored, so a restarted worker cannot register: not root, and {DIRECTORY} is not set")
         return new_worker_token()
     try:
         if (kept := _read(where)) is not None:
             if (kept.instance_id, kept.batch_id) == (instance_id, batch_id):
                 return kept.token
-            log(f"{where / FILE} is of {kept.instance_id}; it is replaced")
+            log(f"{where / FILE} belongs to {kept.instance_id}, an earlier instance or batch; replacing it")
     except Unusable as error:
-        log(f"the kept token is not used: {error}")
+        log(f"ignoring the stored token: {error}")
     made = Kept(instance_id, batch_id, new_worker_token())
     try:
         _write(where, made)
     except OSError as error:
-        log(f"its token is not kept, so that a restart cannot register again: {where}: {error.strerror}")
+        log(f"the token is not stored, so a restarted worker cannot register: {where}: {error.strerror}")
     return made.token
 
 
@@ -73,7 +73,7 @@ def _read(where: Path) -> Kept | None:
     """Kept token; None if there is none. Raises Unusable."""
     path = where / FILE
     try:
-        _check(where, os.stat(where), OTHERS_WRITE, "writable for others than its owner")
+        _check(where, os.stat(where), OTHERS_WRITE, "writable by others than its owner")
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -82,8 +82,8 @@ def _read(where: Path) -> Kept | None:
     with os.fdopen(file, "rb") as opened:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
-            raise Unusable(f"{path} is no file")
-        _check(path, found, OTHERS, "accessible for others than its owner")
+            raise Unusable(f"{path} is not a regular file")
+        _check(path, found, OTHERS, "accessible to others than its owner")
         try:
             return msgspec.json.decode(opened.read(BYTES_MAX), type=Kept)
         except (OSError, msgspec.MsgspecError) as error:

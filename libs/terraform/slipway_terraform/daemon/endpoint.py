@@ -35,7 +35,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EndpointUnavailable(
-                f"another daemon serves in {path.parent}; stop it, or set another folder by `socket`"
+                f"another daemon serves in {path.parent}; stop it, or set `socket` to a path in another folder"
             ) from None
         _remove_stale(path)
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -44,7 +44,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
             path.chmod(PRIVATE_SOCKET)
             listener.listen(BACKLOG)
         except OSError as error:
-            raise EndpointUnavailable(f"socket {path}: {error.strerror}; set a usable path by `socket`") from None
+            raise EndpointUnavailable(f"socket {path}: {error.strerror}; set `socket` to a usable path") from None
         listener.setblocking(False)
         stack.callback(path.unlink, missing_ok=True)
         yield listener
@@ -63,13 +63,13 @@ def _private_folder(path: Path) -> int:
         path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise EndpointUnavailable(f"folder {path}: {error.strerror}; set a usable one by `socket`") from None
+        raise EndpointUnavailable(f"folder {path}: {error.strerror}; set `socket` to a path in a usable one") from None
     found = os.fstat(folder)
     if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
         os.close(folder)
         raise EndpointUnavailable(
             f"folder {path} has mode {stat.S_IMODE(found.st_mode):03o} and user {found.st_uid}; expected 700 and "
-            f"{os.geteuid()}: run `chmod 700 {path}`, or set another folder by `socket`"
+            f"{os.geteuid()}: run `chmod 700 {path}`, or set `socket` to a path in another folder"
         )
     return folder
 
@@ -77,5 +77,5 @@ def _private_folder(path: Path) -> int:
 def _remove_stale(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise EndpointUnavailable(f"{path} exists and is no socket; remove it, or set another path by `socket`")
+            raise EndpointUnavailable(f"{path} exists and is not a socket; remove it, or set `socket` to another path")
         path.unlink()

@@ -119,7 +119,7 @@ def _decode(kind: type[Any], value: Any) -> Any:
     """A path; the only type that msgspec does not know."""
     if kind is Path and isinstance(value, str):
         return Path(value)
-    raise TypeError(f"expected a text, got {type(value).__name__}")
+    raise TypeError(f"expected a string, got {type(value).__name__}")
 
 
 def _refuse_unknown(policy: object) -> None:

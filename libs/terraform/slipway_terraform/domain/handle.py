@@ -19,7 +19,7 @@ def handle_of(spec: ProviderSpec, *, key: bytes) -> str:
     """Handle of a specification, in hex. Equal for equal specifications whatever the order of their keys; the path of
     the binary does not matter, since its digest does.
 
-    Raises SpecInvalid for a configuration that is no JSON.
+    Raises SpecInvalid for a configuration that is not JSON.
     """
     identity = {
         "source": spec.source,
@@ -34,7 +34,7 @@ def handle_of(spec: ProviderSpec, *, key: bytes) -> str:
     try:
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_builtin)
     except (TypeError, ValueError) as error:
-        raise SpecInvalid(f"the configuration of {spec.source} is no JSON: {error}; pass JSON types only") from None
+        raise SpecInvalid(f"the configuration of {spec.source} is not JSON: {error}; pass JSON types only") from None
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -56,4 +56,4 @@ def shown(handle: str) -> str:
 def _builtin(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON type")
+    raise TypeError(f"{type(value).__name__} is not a JSON type")

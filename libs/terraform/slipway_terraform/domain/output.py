@@ -32,7 +32,7 @@ class Output:
         """Last lines that are not JSON."""
 
     def feed(self, line: bytes) -> None:
-        """Take one line; one that is no JSON object is kept as text."""
+        """Take one line; one that is not a JSON object is kept as text."""
         try:
             message = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -46,15 +46,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ValueError for a limit that would let nothing run."""
         for name in ("max_processes", "max_concurrency", "max_waiters", "trip_failures", "health_failures"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}; set it to at least 1")
         for name in ("max_age_seconds", "sample_seconds", "backoff_seconds"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name):g}; it is more than 0")
+                raise ValueError(f"{name} is {getattr(self, name):g}; set it to more than 0")
         if self.ttl_invocations is not None and self.ttl_invocations < 1:
-            raise ValueError(f"ttl_invocations is {self.ttl_invocations}; it is at least 1, or None for no limit")
+            raise ValueError(
+                f"ttl_invocations is {self.ttl_invocations}; set it to at least 1, or to None for no limit"
+            )
         if self.hard_memory_bytes < self.soft_memory_bytes:
             raise ValueError("hard_memory_bytes is less than soft_memory_bytes; raise it")
         if self.compatible and self.ttl_invocations is None:
             raise ValueError("compatible needs ttl_invocations: upjet replaces processes by their invocations only")
         if not 0 <= self.age_jitter < 1 or min(self.margin, self.idle_seconds, self.max_overtakes) < 0:
-            raise ValueError("age_jitter is at least 0 and below 1; margin, idle_seconds and max_overtakes at least 0")
+            raise ValueError(
+                "age_jitter must be at least 0 and below 1; margin, idle_seconds and max_overtakes at least 0"
+            )

@@ -14,7 +14,7 @@ _ROOT_PROVIDER: Final = re.compile(r'provider\["[^"]+"\]')
 
 
 def is_state(content: bytes) -> bool:
-    """True for a whole state file: one that was cut is no JSON."""
+    """True for a whole state file: a truncated one is not JSON."""
     try:
         return bool(_decoded(content))
     except SpecInvalid:
@@ -39,4 +39,4 @@ def _decoded(state: bytes | None) -> dict[str, Any]:
     try:
         return msgspec.json.decode(state, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise SpecInvalid(f"the state is no state file of Terraform: {error}") from error
+        raise SpecInvalid(f"the state is not a Terraform state file: {error}") from error

@@ -94,9 +94,9 @@ class WorkspaceRuns:
                 db, account_id=account.id, deployment=account.deployment, instance_ids=instance_ids
             )
 
-    async def refresh_silent(self, silent_seconds: float) -> int:
+    async def refresh_unresponsive(self, after_seconds: float) -> int:
         async with self._connected().acquire() as db:
-            return await workspace_runs.refresh_silent(db, silent_seconds)
+            return await workspace_runs.refresh_unresponsive(db, after_seconds)
 
     async def refresh_oldest(self, age_seconds: float) -> bool:
         async with self._connected().acquire() as db:

@@ -126,7 +126,7 @@ def _alert(kind: type[AlertRaised] | type[AlertResolved], account_id: str, findi
         subject_id=account_id,
         kind=ALERT,
         severity="page" if finding.kind in PAGES else "notice",
-        summary=NOTE.cut(f"account {account_id}, {about}: {finding.message if is_raised else 'no problem any more'}"),
+        summary=NOTE.cut(f"account {account_id}, {about}: {finding.message if is_raised else 'no longer a problem'}"),
         effect="launches in the account fail, or will soon" if is_raised else "",
         doing="checks the account again every hour; launches are tried meanwhile" if is_raised else "",
         cause=NOTE.cut(finding.remedy) if is_raised else "",

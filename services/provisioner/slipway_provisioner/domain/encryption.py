@@ -106,5 +106,5 @@ def _decoded(line: str, number: int) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         remedy = f"write the base64 of {KEY_BYTES} random bytes, as `openssl rand -base64 {KEY_BYTES}` prints it"
-        raise BadKeys(f"line {number} is no key; {remedy}")
+        raise BadKeys(f"line {number} is not a key; {remedy}")
     return key

@@ -105,7 +105,7 @@ def version_of(state: bytes) -> Version:
     try:
         read = msgspec.json.decode(state)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise NotAState("it is no JSON") from None
+        raise NotAState("it is not JSON") from None
     if not isinstance(read, dict) or read.get("version") != 4:
         raise NotAState("its format is not 4")
     lineage, serial = read.get("lineage"), read.get("serial")

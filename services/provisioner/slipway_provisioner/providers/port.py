@@ -27,13 +27,13 @@ HANDLE_CHARACTERS_MAX: Final = 500
 class TerraformSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the runs of Terraform: at most `runs_max` at a time, in `folder`, which only this process uses. With
     `shares` one plugin process serves all workspaces of an account, else one workspace each. A worker without contact
-    for `silent_seconds` has its workspace refreshed. `sweep_share` is the share of a core for refreshes in turn, of
-    workspaces whose last one is `sweep_seconds` ago."""
+    for `refresh_after_seconds` has its workspace refreshed. `sweep_share` is the share of a core for refreshes in
+    turn, of workspaces whose last one is `sweep_seconds` ago."""
 
     folder: str = ""
     runs_max: int = 4
     shares: bool = False
-    silent_seconds: float = 450.0
+    refresh_after_seconds: float = 450.0
     sweep_share: float = 0.01
     sweep_seconds: float = 3600.0
 

@@ -63,9 +63,9 @@ class Workspaces(Protocol):
         """Destroy the workspaces of instances; returns those that are not gone."""
         ...
 
-    async def refresh_silent(self, silent_seconds: float) -> int:
-        """Make a refresh due for the workspace of each worker that has been silent for so long, once per silence;
-        returns their number."""
+    async def refresh_unresponsive(self, after_seconds: float) -> int:
+        """Make a refresh due for the workspace of each worker without contact for so long, once until its next
+        contact; returns their number."""
         ...
 
     async def refresh_oldest(self, age_seconds: float) -> bool:

@@ -92,8 +92,8 @@ WHERE id IN (SELECT id FROM workspace WHERE phase <> '{Phase.GONE}' ORDER BY id 
 HELD: Final = Statement(
     sa.select(C.id).where(C.holder == sa.bindparam("holder"), _LIVE).order_by(C.id).with_for_update()
 )
-# Once per silence: a worker that was refreshed since it was last seen is left to its deadline.
-REFRESH_SILENT: Final = f"""
+# Once until its next contact: a worker that was refreshed since it was last seen is left to its deadline.
+REFRESH_UNRESPONSIVE: Final = f"""
 UPDATE workspace w SET due_at = slipway_clock(), attempts = 0 FROM worker k
 WHERE w.phase = '{Phase.READY}' AND w.due_at IS NULL AND w.holder = ''
     AND k.account_id = w.account_id AND k.instance_id = w.instance_id AND k.state IN ({states(REGISTERED)})
@@ -204,9 +204,9 @@ async def held(tx: Connection, holder: str) -> list[str]:
     return [str(row["id"]) for row in await tx.fetch(HELD.text, *HELD.arguments(holder=holder))]
 
 
-async def refresh_silent(db: Connection, silent_seconds: float) -> int:
-    """Make a refresh due for each workspace whose worker is silent; returns their number."""
-    return len(await db.fetch(REFRESH_SILENT, silent_seconds))
+async def refresh_unresponsive(db: Connection, after_seconds: float) -> int:
+    """Make a refresh due for each workspace whose worker is unresponsive; returns their number."""
+    return len(await db.fetch(REFRESH_UNRESPONSIVE, after_seconds))
 
 
 async def refresh_oldest(db: Connection, age_seconds: float) -> bool:

@@ -76,34 +76,36 @@ def clock(told: datetime | None, *, before: datetime, after: datetime) -> Findin
     """Difference to the clock of AWS, which `told` its time, in whole seconds, `before` and `after` two times of
     ours."""
     if told is None:
-        return unknown("clock", "the answers of AWS have no Date header; is there a proxy between?")
+        return unknown("clock", "AWS's replies have no Date header; check if a proxy removes it")
     ahead, behind = before - told - timedelta(seconds=1), told - after
     difference = max(ahead, behind, timedelta())
     if difference < CLOCK_WARNING:
-        return found("clock", "", f"within {max(1, round(difference.total_seconds()))} s of that of AWS")
+        return found("clock", "", f"within {max(1, round(difference.total_seconds()))} s of AWS's clock")
     side = "ahead of" if ahead > behind else "behind"
-    message = f"the provisioner's clock is {difference.total_seconds():.0f} s {side} that of AWS"
-    message += ", which refuses calls from 300 s on"
-    remedy = "synchronise the clock of the provisioner's host (NTP)"
+    message = f"the provisioner's clock is {difference.total_seconds():.0f} s {side} AWS's"
+    message += "; AWS refuses calls at a difference of 300 s"
+    remedy = "synchronize the clock of the provisioner's host (NTP)"
     return (problem if difference >= CLOCK_PROBLEM else warning)("clock", "", message, remedy)
 
 
 def credential(expiry: Expiry, *, now: datetime) -> Finding:
     """End of the credentials in use."""
     if not expiry.temporary:
-        return found("credential", "", "an access key without an end")
+        return found("credential", "", "an access key, which does not expire")
     if expiry.at is None:
-        message = "temporary, and nothing says when it ends; Slipway cannot renew it"
-        return warning("credential", "", message, "use a role (credential: role) for an account that is to last")
+        message = "temporary, of unknown expiry; Slipway cannot renew it"
+        return warning("credential", "", message, "use a role (credential: role), which is renewed")
     left = expiry.at - now
     end = f"{expiry.at:%Y-%m-%d %H:%M:%S} UTC"
-    lasts = f"ends at {end}, in {max(0, left.total_seconds()) / 60:.0f} minutes"
+    lasts = f"expires at {end}, in {max(0, left.total_seconds()) / 60:.0f} minutes"
     if expiry.renewed:
         if left < RENEWED_BY:
             remedy = "check the trust policy and the maximum session duration of the role, and the source credential"
-            return problem("credential", "", f"the session {lasts}; renewing it fails, or lasts no longer", remedy)
-        return found("credential", "", f"the session ends at {end}, and is renewed before")
-    remedy = "replace it before it ends, or use a role (credential: role), which is renewed"
+            return problem(
+                "credential", "", f"the session {lasts}; renewing it fails, or extends it no further", remedy
+            )
+        return found("credential", "", f"the session expires at {end}, and is renewed before")
+    remedy = "replace it before it expires, or use a role (credential: role), which is renewed"
     return (problem if left < ENDS_SOON else warning)(
         "credential", "", f"temporary: {lasts}, and is not renewed", remedy
     )

@@ -33,10 +33,10 @@ class IdentityDocument(msgspec.Struct, frozen=True, rename="camel"):
 def attested(account: Account, image: str, proof: Proof | None) -> Attested:
     """Machine of an account and an image that a proof is about. Raises IdentityRefused."""
     if proof is None:
-        remedy = "the secret of its batch alone registers no machine of AWS; it needs a slipway-worker that sends one"
+        remedy = "the batch secret alone does not register a machine of AWS; use a slipway-worker that sends one"
         raise IdentityRefused(Reason.MISSING, f"the machine sent no identity document; {remedy}")
     if (region := _parsed(proof.document.encode()).region) != account.region:
-        text = f"the document is of region {region}, and account {account.id} is in {account.region}"
+        text = f"the document is from region {region}, but account {account.id} is in {account.region}"
         raise IdentityRefused(Reason.FOREIGN_REGION, text)
     document = _verified(account, proof)
     if document.region != account.region or document.account_id != account.identity:
@@ -83,8 +83,8 @@ def _embedded(account: Account, proof: Proof, keys: Sequence[RSAPublicKey]) -> I
 
 
 def _forged(account: Account, name: str, keys: Sequence[RSAPublicKey]) -> IdentityRefused:
-    remedy = "if AWS has a new key there, add its certificate to identity_certificates in the account's settings"
-    text = f"no key of region {account.region} ({len(keys)} known) has made its {name}; {remedy}"
+    remedy = "if AWS has published a new key, add its certificate to identity_certificates in the account's settings"
+    text = f"its {name} matches none of the {len(keys)} known keys of region {account.region}; {remedy}"
     return IdentityRefused(Reason.FORGED, text)
 
 

@@ -48,14 +48,14 @@ def _parsed(encoded: bytes) -> tuple[bytes, bytes, bytes, str]:
     """Embedded content, the bytes that are signed, their signature, and the digest of both."""
     info = cms.ContentInfo.load(encoded, strict=True)
     if info["content_type"].native != "signed_data":
-        raise Malformed("rsa2048 is other PKCS7 data than signed ones")
+        raise Malformed("rsa2048 is PKCS7 data without a signature")
     data = info["content"]
     (signer,) = data["signer_infos"]
     if (embedded := data["encap_content_info"]["content"].native) is None:
         raise Malformed("rsa2048 has no embedded document")
     digest = signer["digest_algorithm"]["algorithm"].native
     if digest not in DIGESTS or signer["signature_algorithm"].signature_algo != "rsassa_pkcs1v15":
-        raise Malformed("rsa2048 is signed in another way than RSA with SHA-2")
+        raise Malformed("rsa2048 is not signed with RSA and SHA-2")
     attributes = signer["signed_attrs"]
     if not attributes:
         return embedded, embedded, signer["signature"].native, digest

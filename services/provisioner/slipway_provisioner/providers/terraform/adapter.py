@@ -202,7 +202,7 @@ def _instance(row: Workspace) -> Instance:
 
 
 def _protected(row: Workspace) -> Protected:
-    reason = f"its destruction has failed {row.attempts} times: {row.problem}"
+    reason = f"terraform destroy has failed {row.attempts} times: {row.problem}"
     return Protected(
         reason, "slipway worker unlock WORKER  # once the cause is removed; else it is retried every 10 min"
     )

@@ -40,8 +40,8 @@ def _read(path: Path) -> dict[str, str]:
         try:
             return msgspec.json.decode(text, type=dict[str, str])
         except msgspec.DecodeError:
-            raise NoCredential(f"{path} is no JSON object of texts; write names and values") from None
+            raise NoCredential(f"{path} is not a JSON object of strings; write names and values") from None
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines or not all("=" in line for line in lines):
-        raise NoCredential(f"{path} has a line without NAME=value; write one variable a line")
+        raise NoCredential(f"{path} has a line without NAME=value; write one variable per line")
     return dict(line.split("=", 1) for line in lines)

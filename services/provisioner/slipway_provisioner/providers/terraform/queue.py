@@ -16,7 +16,7 @@ LOG = logger(__name__)
 RENEW_SECONDS: Final = 20.0
 SAVE_AGAIN_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 15.0
-"""Interval between two looks for silent workers."""
+"""Interval between two searches for unresponsive workers."""
 STOP_SECONDS: Final = 10.0
 """Time in which interrupted runs end and are saved when this process shuts down."""
 
@@ -135,7 +135,7 @@ class RunQueue:
         now = monotonic_seconds()
         if now - self._looked_at >= SILENCE_SECONDS:
             self._looked_at = now
-            await self._workspaces.refresh_silent(self._settings.silent_seconds)
+            await self._workspaces.refresh_unresponsive(self._settings.refresh_after_seconds)
             if self._settings.sweep_share > 0 and now - self._swept_at >= self._sweep_pause:
                 self._swept_at = now
                 await self._workspaces.refresh_oldest(self._settings.sweep_seconds)

@@ -107,7 +107,7 @@ def account_problem(settings: Mapping[str, Any]) -> str:
         if not plugin.binary.startswith("/"):
             return f"binary of {plugin.source} is {plugin.binary!r}; write an absolute path"
         if not _DIGEST.fullmatch(plugin.digest):
-            return f"digest of {plugin.source} is no SHA-256 in hexadecimal; write what `sha256sum` prints"
+            return f"digest of {plugin.source} is not a SHA-256 in hexadecimal; write what `sha256sum` prints"
     if not 0 <= declared.visibility_seconds <= VISIBILITY_SECONDS_MAX:
         return f"visibility_seconds is {declared.visibility_seconds:g}; write 0 to {VISIBILITY_SECONDS_MAX:g}"
     if declared.workspaces_max is not None and declared.workspaces_max < 1:
@@ -133,7 +133,7 @@ def launch_problem(account: Mapping[str, Any], settings: Mapping[str, Any]) -> s
     except msgspec.ValidationError as error:
         return f"{error}; write module, digest and provider"
     if WORKER in declared.variables:
-        return f"variable {WORKER} is given by Slipway; name yours otherwise"
+        return f"variable {WORKER} is set by Slipway; rename yours"
     if not 1 <= declared.apply_seconds <= RUN_SECONDS_MAX:
         return f"apply_seconds is {declared.apply_seconds:g}; write 1 to {RUN_SECONDS_MAX:g}"
     known = [(plugin.source, plugin.version) for plugin in account_settings(account).plugins]
@@ -147,5 +147,5 @@ def _module_problem(module: str, digest: str, place: str = "") -> str:
     if not _MODULE.fullmatch(module):
         return f"{place}module is {module!r}; write the name of a folder in modules_folder"
     if not _DIGEST.fullmatch(digest):
-        return f"{place}digest is no SHA-256 in hexadecimal; the guide on Terraform says how to compute it"
+        return f"{place}digest is not a SHA-256 in hexadecimal; the guide on Terraform says how to compute it"
     return ""
