@@ -37,7 +37,7 @@ from bench.fleet.parts import (
 from slipway_common.base.ids import new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
-from slipway_common.service import GARBAGE_OBJECTS, SWITCH_SECONDS
+from slipway_common.service import GARBAGE_OBJECTS
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.reap import Reaper
@@ -256,5 +256,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     gc.set_threshold(GARBAGE_OBJECTS)
-    sys.setswitchinterval(SWITCH_SECONDS)
     uvloop.run(main())

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import gc
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,9 +48,6 @@ from slipway_common.web.status import Status
 LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
-SWITCH_SECONDS: Final = 0.0005
-"""Longest time for which a thread that parses keeps the event loop waiting, a tenth of the interpreter's default: the
-statements of a transaction wait for it one after another."""
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
 
 
@@ -144,7 +140,6 @@ class Service:
         telemetry.configure_logs(self.name)
         # A batch creates many objects and no cycles; collecting more often would take a third of the time.
         gc.set_threshold(GARBAGE_OBJECTS)
-        sys.setswitchinterval(SWITCH_SECONDS)
         app = self.app()
         # Objects created so far live forever; without freeze each full collection would scan them for 40 ms.
         gc.collect()

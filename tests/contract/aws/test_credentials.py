@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from botocore.model import ServiceModel
+from botocore.parsers import EC2QueryParser, ResponseParserError
 
 from slipway_common.events.worker import Scope
-from slipway_provisioner.providers.aws.client import LOGGERS, Clients, Parsers
+from slipway_provisioner.providers.aws.client import DESCRIPTIONS, LOGGERS, READ_AT_ONCE_BYTES, Clients, Parsers
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from tests.contract.aws.conftest import KEY, SECRET, Cloud, request, result
 from tests.support.ec2_server import LOST, Received, Reply, assumed, described, error, html, launched
@@ -236,38 +239,59 @@ async def test_settings_of_the_network(cloud: Cloud, monkeypatch: pytest.MonkeyP
     await clients.close()
 
 
-async def test_long_replies_are_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of 1,000 instances would stop every other call for half a second."""
-    threaded = []
+async def test_long_replies_are_parsed_in_steps() -> None:
+    """A page of 1,000 instances would stop every other call for half a second; what the SDK makes of it is the same."""
+    turns = 0
 
-    async def to_thread(function: Any, *arguments: Any) -> Any:
-        threaded.append(len(arguments[0]["body"]))
-        return function(*arguments)
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-    monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    parser = Parsers().create_parser("ec2")
-    for length in (10, 100_000):
-        body = b"<R>" + b" " * length + b"<requestId>r</requestId></R>"
-        parsed = await parser.parse({"body": body, "headers": {}, "status_code": 200}, None)
-        assert parsed["ResponseMetadata"]["RequestId"] == "r"
-    assert threaded == [100_031]
+    shape, body = _described(reservations=40, instances=25)
+    response = {"body": body, "headers": {}, "status_code": 200}
+    task = asyncio.create_task(other())
+    parsed = await Parsers().create_parser("ec2").parse(response, shape)
+    task.cancel()
+    assert parsed == EC2QueryParser().parse(response, shape)
+    assert [len(each["Instances"]) for each in parsed["Reservations"]] == [25] * 40
+    assert (parsed["NextToken"], parsed["ResponseMetadata"]["RequestId"]) == ("next", "r")
+    assert turns >= 1000 + len(body) // READ_AT_ONCE_BYTES
+
+
+async def test_a_long_reply_that_is_cut_off_is_no_reply() -> None:
+    shape, body = _described(reservations=40, instances=25)
+    for end in (len(body) // 2, len(body) - 1):
+        with pytest.raises(ResponseParserError, match="invalid XML") as raised:
+            await Parsers().create_parser("ec2").parse({"body": body[:end], "headers": {}, "status_code": 200}, shape)
+        assert "i-0" not in str(raised.value)
 
 
 async def test_one_long_reply_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop waits for one thread at most, however many accounts are listed."""
-    parsing, most = 0, 0
+    """A turn of the event loop has one step, however many accounts are listed."""
+    stepping: list[Any] = []
+    sleep = asyncio.sleep
 
-    async def to_thread(function: Any, *arguments: Any) -> Any:
-        nonlocal parsing, most
-        parsing += 1
-        most = max(most, parsing)
-        await asyncio.sleep(0)
-        parsing -= 1
-        return function(*arguments)
+    async def noted(seconds: float) -> None:
+        stepping.append(asyncio.current_task())
+        await sleep(seconds)
 
-    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(asyncio, "sleep", noted)
     parsers = Parsers()
-    body = b"<R>" + b" " * 100_000 + b"<requestId>r</requestId></R>"
+    shape, body = _described(reservations=40, instances=5)
     response = {"body": body, "headers": {}, "status_code": 200}
-    await asyncio.gather(*(parsers.create_parser("ec2").parse(response, None) for _ in range(4)))
-    assert most == 1
+    await asyncio.gather(*(parsers.create_parser("ec2").parse(response, shape) for _ in range(4)))
+    assert len([task for task, _ in groupby(stepping)]) == 4
+
+
+def _described(*, reservations: int, instances: int) -> tuple[Any, bytes]:
+    """Shape of a reply to DescribeInstances, and a long one with tags, an empty list and a member that is not read."""
+    more = "<kernelId>k</kernelId><launchTime>2026-01-01T00:00:00.000Z</launchTime><tagSet><item><key>a</key>"
+    more += f"<value>{'v' * 100}</value></item></tagSet><instanceState><name>running</name></instanceState>"
+    items = "".join(f"<item><instanceId>i-{number:017x}</instanceId>{more}</item>" for number in range(instances))
+    one = f"<item><reservationId>r-1</reservationId><groupSet/><instancesSet>{items}</instancesSet></item>"
+    inner = f"<requestId>r</requestId><reservationSet>{one * reservations}</reservationSet><nextToken>next</nextToken>"
+    text = f'<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">{inner}'
+    model = ServiceModel(DESCRIPTIONS.load_service_model("ec2", "service-2"), "ec2")
+    return model.operation_model("DescribeInstances").output_shape, f"{text}</DescribeInstancesResponse>".encode()

@@ -59,7 +59,7 @@ class Launcher:
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
-        # Each start takes several statements, which wait while a listing is parsed: one after another they would queue.
+        # Each start takes several statements, and may wait for locks: one after another they would queue.
         return any(await asyncio.gather(*(self._begin(database, lease_id) for lease_id in candidates)))
 
     async def _begin(self, database: Database, lease_id: str) -> bool:

@@ -2,7 +2,7 @@
 network settings, since each takes more than a megabyte. Each call is signed with the credentials of its account.
 
 The SDK sends each call once: its own retries would send a refusal for lack of capacity five times, and drain the token
-buckets of the account. Long replies are parsed in a thread, and of an instance only what is read.
+buckets of the account. Long replies are parsed in steps, and of an instance only what is read.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, cast
+from xml.etree.ElementTree import Element, ParseError, XMLParser
 
 import msgspec
 from aiobotocore.config import AioConfig
@@ -20,6 +21,7 @@ from aiobotocore.session import AioSession
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader
+from botocore.parsers import ResponseParserError
 
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import credentials
@@ -31,7 +33,11 @@ from slipway_provisioner.providers.aws.findings import Expiry
 from slipway_provisioner.providers.aws.replies import MEMBERS
 from slipway_provisioner.providers.aws.settings import Ec2Settings, account_settings
 
-PARSED_AT_ONCE_BYTES: Final = 32_768  # about ten instances, a few milliseconds
+PARSED_AT_ONCE_BYTES: Final = 32_768  # about ten instances, two milliseconds
+READ_AT_ONCE_BYTES: Final = 16_384  # a fifth of a millisecond
+LISTS_DEEP: Final = 2
+"""Depth of the lists that are parsed item by item: instances are lists in a list of reservations."""
+SDK_PARSER: Final[Any] = PROTOCOL_PARSERS["ec2"]  # its stubs lack the methods that parse a part of a reply
 CONNECT_SECONDS: Final = 5.0
 CONNECTIONS_MAX: Final = 512  # of all accounts that share a client, so that one that hangs delays no other
 LOGGERS: Final = ("botocore", "aiobotocore", "aiohttp")
@@ -76,30 +82,72 @@ DESCRIPTIONS: Final = Descriptions()
 """Read once in a process, which takes half a second."""
 
 
+class Stepped(SDK_PARSER):  # type: ignore[misc]
+    """Parser of replies of EC2 that parses a long one in steps of a fraction of a millisecond, between which the event
+    loop runs. A thread would take longer to hand over the interpreter's lock, at each of the statements of a launch.
+
+    The result is that of the SDK's parser. Replies wait for each other (`parsing`), so that a turn of the event loop
+    has one step, however many accounts are listed.
+    """
+
+    def __init__(self, parsing: asyncio.Lock) -> None:
+        super().__init__()
+        self._parsing = parsing
+
+    def _do_parse(self, response: Mapping[str, Any], shape: Any) -> Any:
+        if shape is None or len(response["body"]) <= PARSED_AT_ONCE_BYTES:
+            return super()._do_parse(response, shape)
+        return self._in_steps(response["body"], shape)
+
+    async def _in_steps(self, body: bytes, shape: Any) -> Any:
+        async with self._parsing:
+            root = await _root(body)
+            parsed = await self._structure(shape, root, LISTS_DEEP)
+            self._inject_response_metadata(root, parsed)
+            return parsed
+
+    async def _structure(self, shape: Any, node: Element, lists_deep: int) -> Any:
+        """Structure whose lists are parsed item by item, down to a depth."""
+        nodes = self._build_name_to_xml_node(node)
+        found = {}
+        for name, member in shape.members.items():
+            inner = nodes.get(self._member_key_name(member, name))
+            if member.type_name == "list" and isinstance(inner, Element):
+                found[name] = member.member, inner
+                node.remove(inner)
+        parsed = self._parse_shape(shape, node)
+        for name, (item_shape, items) in found.items():
+            parsed[name] = [await self._item(item_shape, item, lists_deep - 1) for item in items]
+        return parsed
+
+    async def _item(self, shape: Any, node: Element, lists_deep: int) -> Any:
+        if lists_deep and shape.type_name == "structure":
+            return await self._structure(shape, node, lists_deep)
+        await asyncio.sleep(0)
+        return self._parse_shape(shape, node)
+
+
+async def _root(body: bytes) -> Element:
+    """Elements of a long reply, read in steps. Raises ResponseParserError."""
+    parser = XMLParser(encoding="utf-8")  # noqa: S314 # a reply of AWS, for which the SDK has the same parser
+    try:
+        for start in range(0, len(body), READ_AT_ONCE_BYTES):
+            parser.feed(body[start : start + READ_AT_ONCE_BYTES])
+            await asyncio.sleep(0)
+        return parser.close()
+    except ParseError as error:
+        raise ResponseParserError(f"invalid XML received: {error}") from None
+
+
 class Parsers(AioResponseParserFactory):
-    """Parsers of replies, which parse long ones in a thread, one at a time: several threads would take turns with the
-    event loop for one lock."""
+    """Parsers of replies. Those of EC2 parse one long reply at a time, for all clients."""
 
     def __init__(self) -> None:
         super().__init__()
         self._parsing = asyncio.Lock()
 
     def create_parser(self, protocol_name: str) -> Any:
-        base, parsing = PROTOCOL_PARSERS[protocol_name], self._parsing
-
-        class Threaded(base):  # type: ignore[misc,valid-type]
-            """Parser of one protocol."""
-
-            def _do_parse(self, response: Mapping[str, Any], shape: Any) -> Any:
-                if len(response["body"]) <= PARSED_AT_ONCE_BYTES:
-                    return super()._do_parse(response, shape)
-                return self._in_thread(super()._do_parse, response, shape)
-
-            async def _in_thread(self, parse: Any, response: Mapping[str, Any], shape: Any) -> Any:
-                async with parsing:
-                    return await asyncio.to_thread(parse, response, shape)
-
-        return Threaded()
+        return Stepped(self._parsing) if protocol_name == "ec2" else super().create_parser(protocol_name)
 
 
 class Connection:
