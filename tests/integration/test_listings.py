@@ -16,6 +16,8 @@ from slipway_provisioner.store import accounts
 from tests.support.harness import until
 from tests.support.provisioner import Provisioner, declared, provisioner_on
 
+LOCKED_SECONDS = 4.0  # below the timeouts of a lock and of an idle transaction, 5 s
+
 
 @pytest.fixture
 async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
@@ -164,9 +166,10 @@ async def test_a_start_that_waits_delays_no_other(provisioner: Provisioner) -> N
         await transaction.start()
         await db.execute("SELECT FROM launch_config WHERE id = $1 FOR UPDATE", busy)
         launching = asyncio.create_task(provisioner.launch())
-        with contextlib.suppress(TimeoutError):
-            await until(lambda: provisioner.cloud.calls, "the other call is made")
-        assert [call.config["id"] == busy for call in provisioner.cloud.calls] == [False]
+        with contextlib.suppress(AssertionError):
+            await until(lambda: provisioner.cloud.calls, "the other call is made", seconds=LOCKED_SECONDS)
+        made = [call.config["id"] == busy for call in provisioner.cloud.calls]
         await transaction.rollback()
     await launching
+    assert made == [False]
     assert len(provisioner.cloud.calls) == 2
