@@ -152,6 +152,16 @@ def test_unknown_and_ambiguous_names_are_refused(topic: list[Entry]) -> None:
     assert both.stderr.startswith("'zone-b' names 2 alerts: recovered/zone-b, config-tripped/zone-b.")
 
 
+def test_alerts_of_one_kind_on_one_account_are_named_by_their_keys(topic: list[Entry]) -> None:
+    """Their kind and subject would not tell them apart."""
+    keys = [f"provisioner/account-check/aws-1/{problem}" for problem in ("quota/standard", "subnet/subnet-1")]
+    topic += [entry(AlertRaised.type, -4, alert("account-check", "aws-1") | {"dedup_key": key}) for key in keys]
+    refused = slipway("show", "account-check/aws-1").stderr
+    assert all(key in refused for key in keys)
+    for key in keys:
+        assert slipway("show", key).stdout.rstrip().splitlines()[-1].endswith(key)
+
+
 def test_no_alerts(topic: list[Entry]) -> None:
     topic.clear()
     assert slipway("ls").stdout == "no open alerts\n"

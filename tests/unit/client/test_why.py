@@ -420,7 +420,7 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [
             "in mode observe: Slipway decides and records, and launches nothing.",
             f"Effect: {SERVES}; nothing is launched.",
-            "Remedy: `slipway pool set linux --mode enforce`; so does the declaration.",
+            "Remedy: `slipway pool promote linux`; so does a mode in the declaration.",
             LAST,
         ],
     ),

@@ -108,8 +108,10 @@ def _named(alerts: list[Alert], name: str) -> Alert:
             f"There is no alert {name!r}.\n`slipway alert ls` lists the open ones, `--all` the resolved ones, too."
         )
     if len(found) > 1:
-        names = ", ".join(f"{alert['kind']}/{alert['subject_id']}" for alert in found)
-        raise Failed(f"{name!r} names {len(found)} alerts: {names}.\nGive one of these names, or a key of `-o json`.")
+        names = [f"{alert['kind']}/{alert['subject_id']}" for alert in found]
+        if len({*names}) < len(names):  # an account has one alert per problem
+            names = [alert["dedup_key"] for alert in found]
+        raise Failed(f"{name!r} names {len(found)} alerts: {', '.join(names)}.\nGive one of these names.")
     return found[0]
 
 

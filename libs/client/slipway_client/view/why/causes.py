@@ -45,9 +45,7 @@ def interventions(
             began = moments.at(stop["at"]) if stop.get("at") else None
             yield Cause(text=launch_stop(stop, now), since=began, remedy=f"`{start_launching(stop)}`")
     if pool.get("mode") in MODES:
-        yield Cause(
-            text=MODES[pool["mode"]], remedy=f"`slipway pool set {id_} --mode enforce`; so does the declaration"
-        )
+        yield Cause(text=MODES[pool["mode"]], remedy=f"`slipway pool promote {id_}`; so does a mode in the declaration")
 
 
 def config_state(config: Facts, now: datetime) -> str:
