@@ -23,6 +23,7 @@ from slipway_terraform.domain.errors import (
 )
 from slipway_terraform.domain.results import Command, Plugins
 from slipway_terraform.runs.driver import Driver, Job, WhenUnsafe
+from slipway_terraform.runs.modules import module_digest
 from slipway_terraform.scheduler.noop import NoOpScheduler
 from tests.support.terraform_runs import MACHINE, Place, driver, soon
 
@@ -60,13 +61,13 @@ async def test_a_module_with_another_digest(place: Place) -> None:
     (place.module() / "more.tf").write_text("locals {}\n")
     message = await refused(place, job, DigestMismatch)
     assert message.startswith(f"module {job.module}: SHA-256 is ")
-    assert f"expected {job.module_digest}" in message
+    assert f"expected {job.module_digest}; restore the module, or give the new digest" in message
 
 
 async def test_a_provider_block_in_the_module(place: Place) -> None:
     message = await refused(place, place.job(place.module(PROVIDER)), SharingUnsafe)
     assert "worker/main.tf:15: provider ledger is configured" in message
-    assert "remove it from the module, or set own-plugins" in message
+    assert "remove it from the module. Users of the library may set when_unsafe to own-plugins" in message
 
 
 async def test_a_provider_block_in_a_nested_module(place: Place) -> None:
@@ -96,6 +97,22 @@ async def test_own_plugins_without_a_mirror(place: Place) -> None:
     assert "there is no mirror to install plugins from; set one" in await refused(
         place, job, SharingUnsafe, mirror=None
     )
+
+
+async def test_a_folder_of_runs_that_cannot_be_made(place: Place) -> None:
+    file = place.folder / "file"
+    file.touch()
+    with pytest.raises(SpecInvalid, match="file cannot be the folder of runs: File exists; set one"):
+        async with driver(place, folder=file):
+            pass
+
+
+async def test_a_module_that_needs_no_provider(place: Place) -> None:
+    module = place.module('variable "name" {}\noutput "id" {\n  value = var.name\n}\n')
+    job = Job(module=module, module_digest=module_digest(module), variables={"name": "one"})
+    async with driver(place) as runs:
+        run = await runs.run(Command.APPLY, "w-1", job, state=None, deadline=soon())
+    assert (run.failure, run.outputs) == (None, {"id": "one"})
 
 
 async def test_a_provider_with_another_digest(place: Place) -> None:

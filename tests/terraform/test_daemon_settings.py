@@ -63,11 +63,20 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
     ("old", "new", "expected"),
     [
         ('scheduler = "shared"', 'scheduler = "mine"', "daemon.toml: Invalid enum value 'mine'"),
-        ('scheduler = "shared"', 'schedular = "shared"', "unknown field `schedular`"),
-        ("max_processes = 4", "max_process = 4", r"\[policy\] has no max_process; it has .*max_processes"),
+        ('scheduler = "shared"', 'schedular = "shared"', "the file cannot set schedular; the settings are .*scheduler"),
+        (
+            "max_processes = 4",
+            "max_process = 4",
+            r"\[policy\] cannot set max_process; the settings are .*max_processes",
+        ),
         ("max_processes = 4", "max_processes = 0", "max_processes is 0; set it to at least 1"),
         ("metrics_port = 9105", "metrics_port = 9105 9106", "daemon.toml: not TOML: .*line 4"),
-        ("/run/mine/daemon.sock", "daemon.sock", "expected an absolute path of at most 107 bytes"),
+        ("metrics_port = 9105", "metrics_port = 91055", "metrics_port must be 0 to 65535"),
+        (
+            "/run/mine/daemon.sock",
+            "daemon.sock",
+            "^settings: socket daemon.sock: expected an absolute path of at most 107 bytes",
+        ),
         ("/run/mine/", f"/{'x' * 100}/", "expected an absolute path of at most 107 bytes"),
         ("registry.example/hashicorp/aws", "hashicorp/aws", "source must be HOST/NAMESPACE/TYPE"),
         ('"/opt/aws"', '"aws"', "binary aws must be an absolute path"),

@@ -14,6 +14,8 @@ from slipway_terraform.domain.specs import ProviderSpec
 from slipway_terraform.domain.state import foreign_providers, is_state, outputs
 from slipway_terraform.domain.tools import Kind, Tool, tool_of
 
+OTHER = "/t is neither Terraform nor OpenTofu: `version` printed"
+
 
 def spec(source: str = "registry.terraform.io/hashicorp/aws", **configuration: Any) -> ProviderSpec:
     return ProviderSpec(source=source, version="3.39.0", binary="/plugin", digest="", configuration=configuration)
@@ -29,6 +31,10 @@ def test_the_root_module() -> None:
         "module": {"worker": [{"source": "./module", "size": 2, "on": True}]},
         "output": {"worker": [{"value": "${module.worker}", "sensitive": True}]},
     }
+
+
+def test_the_root_module_without_providers() -> None:
+    assert json.loads(root_module([], {})).keys() == {"module", "output"}
 
 
 def test_values_are_literal() -> None:
@@ -75,8 +81,8 @@ def test_tools(output: str, tool: Tool) -> None:
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
-        ("git version 2.40\n", "/t is neither Terraform nor OpenTofu: `version` printed 'git version 2.40'"),
-        ("", "/t is neither Terraform nor OpenTofu: `version` printed 'nothing'"),
+        ("git version 2.40\n", f"{OTHER} 'git version 2.40'; set the path of terraform or tofu"),
+        ("", f"{OTHER} 'nothing'; set the path of terraform or tofu"),
         ("Terraform v0.12.31\n", "/t is Terraform 0.12.31; install 1.0.3 or later"),
     ],
 )

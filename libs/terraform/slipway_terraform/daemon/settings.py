@@ -21,6 +21,7 @@ PREFIX: Final = "SLIPWAY_TERRAFORM_"
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
 SOCKET_BYTES_MAX: Final = 107
 """Longest path of a Unix socket on Linux: sun_path has 108 bytes with the NUL (unix(7))."""
+PORT_MAX: Final = 65_535
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 SOURCE: Final = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+")
 
@@ -80,8 +81,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return next((each for each in self.provider if (each.source, each.version) == (source, version)), None)
 
 
-VARIABLES: Final = frozenset(Settings.__struct_fields__) - {"policy", "provider"}
-POLICY_VARIABLES: Final = frozenset(Policy.__struct_fields__)
+SETTINGS_FIELDS: Final = frozenset(Settings.__struct_fields__)
+POLICY_FIELDS: Final = frozenset(Policy.__struct_fields__)
+VARIABLES: Final = SETTINGS_FIELDS - {"policy", "provider"}
 
 
 def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -95,11 +97,13 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> Sett
     values = _read(file) if file else {}
     place = str(file)
     try:
-        _refuse_unknown(values.get("policy", {}))
+        _refuse_unknown("[policy]", values.get("policy", {}), POLICY_FIELDS)
+        _refuse_unknown("the file", values, SETTINGS_FIELDS)
         settings = msgspec.convert(values, Settings, dec_hook=_decode)
         place = f"variables {PREFIX}…"
-        policy = msgspec.structs.replace(settings.policy, **_variables(Policy, POLICY_VARIABLES, environment))
+        policy = msgspec.structs.replace(settings.policy, **_variables(Policy, POLICY_FIELDS, environment))
         settings = msgspec.structs.replace(settings, policy=policy, **_variables(Settings, VARIABLES, environment))
+        place = "settings"  # of the file or a variable
         _check(settings)
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidSettings(f"{place}: {error}") from None
@@ -122,9 +126,9 @@ def _decode(kind: type[Any], value: Any) -> Any:
     raise TypeError(f"expected a string, got {type(value).__name__}")
 
 
-def _refuse_unknown(policy: object) -> None:
-    if isinstance(policy, dict) and (unknown := sorted(policy.keys() - POLICY_VARIABLES)):
-        raise ValueError(f"[policy] has no {', '.join(unknown)}; it has {', '.join(sorted(POLICY_VARIABLES))}")
+def _refuse_unknown(place: str, values: object, known: frozenset[str]) -> None:
+    if isinstance(values, dict) and (unknown := sorted(values.keys() - known)):
+        raise ValueError(f"{place} cannot set {', '.join(unknown)}; the settings are {', '.join(sorted(known))}")
 
 
 def _variables(kind: type[msgspec.Struct], names: frozenset[str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -151,6 +155,8 @@ def _check(settings: Settings) -> None:
         raise ValueError("idle_connection_seconds must be a time in seconds, above 0")
     if not 0 <= settings.drain_seconds < float("inf"):
         raise ValueError("drain_seconds must be a time in seconds, of at least 0")
+    if settings.metrics_port is not None and not 0 <= settings.metrics_port <= PORT_MAX:
+        raise ValueError(f"metrics_port must be 0 to {PORT_MAX}")
     seen: set[tuple[str, str]] = set()
     for each in settings.provider:
         name = f"provider {each.source} {each.version}"

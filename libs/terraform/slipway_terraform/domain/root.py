@@ -35,8 +35,8 @@ def root_module(specs: Sequence[ProviderSpec], variables: Mapping[str, Any]) -> 
         required[name] = {"source": spec.source, "version": f"= {spec.version}"}
         providers[name] = [literal(spec.configuration)]
     document = {
-        "terraform": [{"required_providers": [required]}],
-        "provider": providers,
+        # Terraform refuses empty ones, and a module of terraform_data alone needs no provider.
+        **({"terraform": [{"required_providers": [required]}], "provider": providers} if specs else {}),
         "module": {MODULE: [{"source": f"./{FOLDER}", **literal(variables)}]},
         # All outputs at once, so that the module need not be parsed; sensitive, since some may be.
         "output": {MODULE: [{"value": f"${{module.{MODULE}}}", "sensitive": True}]},

@@ -30,7 +30,10 @@ def tool_of(path: str, output: str) -> Tool:
     found = _LINE.search(output)
     if found is None:
         printed = output.strip().splitlines()[:1] or ["nothing"]
-        raise ToolUnsupported(f"{path} is neither Terraform nor OpenTofu: `version` printed {printed[0][:80]!r}")
+        raise ToolUnsupported(
+            f"{path} is neither Terraform nor OpenTofu: `version` printed {printed[0][:80]!r}; "
+            "set the path of terraform or tofu"
+        )
     kind = Kind.TERRAFORM if found[1] == "Terraform" else Kind.TOFU
     version = (int(found[2]), int(found[3]), int(found[4]))
     if version < VERSION_MIN:

@@ -132,7 +132,7 @@ class Driver:
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        """Raises ToolMissing, ToolUnsupported, OperationInProgress, DiskFull."""
+        """Raises ToolMissing, ToolUnsupported, OperationInProgress, SpecInvalid, DiskFull."""
         self._folder.open(self.settings.mirror)
         try:
             self.tool = await self._identify()
@@ -264,8 +264,8 @@ class Driver:
         reasons = "; ".join(prepared.needs.unsafe[:3])
         if job.when_unsafe is WhenUnsafe.REFUSE:
             raise SharingUnsafe(
-                f"{job.module}: {reasons}. One process would serve two configurations; remove it from the module, "
-                f"or set {WhenUnsafe.OWN_PLUGINS}"
+                f"{job.module}: {reasons}. One process would serve two configurations; remove it from the module. "
+                f"Users of the library may set when_unsafe to {WhenUnsafe.OWN_PLUGINS}"
             )
         return reasons
 

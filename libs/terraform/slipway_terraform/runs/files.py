@@ -62,11 +62,18 @@ class RunFolder:
         self._guard: Guard | None = None
 
     def open(self, mirror: Path | None) -> None:
-        """Lock and empty the folder. Raises OperationInProgress if another driver uses it, DiskFull."""
+        """Lock and empty the folder. Raises OperationInProgress if another driver uses it, SpecInvalid if it is not
+        usable, DiskFull."""
         with disk_full("the folder of runs"), contextlib.ExitStack() as undo:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.path.chmod(0o700)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self.path.chmod(0o700)
+                self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise
+                reason = f"{self.path} cannot be the folder of runs: {error.strerror}"
+                raise SpecInvalid(f"{reason}; set one that belongs to this user") from error
             undo.callback(os.close, self._lock)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -41,7 +41,10 @@ def copy_module(folder: Path, expected: str, target: Path) -> None:
     """Copy the module with this digest to `target`. Raises ModuleMissing, ModuleInvalid, DigestMismatch."""
     files = read_module(folder)
     if (found := digest(files)) != expected:
-        raise DigestMismatch(f"module {folder}: SHA-256 is {found}, expected {expected}; apply the config again")
+        raise DigestMismatch(
+            f"module {folder}: SHA-256 is {found}, expected {expected}; "
+            "restore the module, or give the new digest if its change is wanted"
+        )
     for path, content in files.items():
         file = target / path
         file.parent.mkdir(parents=True, exist_ok=True)
