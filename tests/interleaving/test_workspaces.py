@@ -17,7 +17,7 @@ from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Kind, Operation, Phase, Version, Workspace
 from slipway_provisioner.providers.workspaces import NoRoom, Room, RunClaim
-from slipway_provisioner.store import workspaces
+from slipway_provisioner.store import workspace_runs, workspaces
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
 from tests.support.statements import Covered, locking_statements
 from tests.support.terraform_provider import startable
@@ -233,6 +233,15 @@ async def test_replicas_claim_different_workspaces(provisioner: Provisioner, que
     ids = [claim.workspace.id for claim in (*first, *second)]
     assert sorted(ids) == sorted(workspace.id for workspace in queued[1:])
     assert [claim.workspace.id for claim in await one.claim("one", 9)] == [queued[0].id]
+
+
+async def test_a_claim_takes_no_more_than_it_asks_for(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """Also under nested loops, which PostgreSQL may choose by its statistics."""
+    async with provisioner.database.acquire() as db, db.transaction():
+        for setting in ("hashjoin", "mergejoin", "hashagg", "sort", "material", "indexscan", "bitmapscan"):
+            await db.execute(f"SET LOCAL enable_{setting} = off")
+        assert len(await workspace_runs.claim(db, "one", lock_seconds=60, most=1)) == 1
+    assert len(queued) == 3
 
 
 @locking("store.workspace_runs.CLAIM", "store.workspace_runs.RENEW", "store.workspace_runs.FINISH")

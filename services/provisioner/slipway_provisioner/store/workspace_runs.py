@@ -48,15 +48,17 @@ DESTROY: Final = Statement(
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
 # Nothing is run while the database may be a restored one or is unconfirmed: what it has queued may have been applied
 # since. Nor in an account that is retired.
+# An array, since PostgreSQL may execute a subquery of IN once for each row, and each time LIMIT takes rows that are not
+# locked yet: all would be claimed.
 CLAIM: Final = f"""
 UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_clock() + $2 * interval '1 s',
     phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
-WHERE id IN (
+WHERE id = ANY (ARRAY(
     SELECT w.id FROM workspace w
     WHERE w.due_at <= slipway_clock() AND (w.holder = '' OR w.locked_until < slipway_clock())
         AND NOT EXISTS (SELECT FROM launch_stop WHERE scope = 'restore') AND ({TRUSTED})
         AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
-    ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED)
+    ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED))
 RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
 BEGIN: Final = Statement(sa.update(workspace).where(_ID).values(effects_until=NOW + seconds("effects")))
 RENEW: Final = """
