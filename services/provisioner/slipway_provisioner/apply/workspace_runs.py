@@ -141,6 +141,10 @@ class WorkspaceRuns:
                 await workspaces.drop(db, workspace.id, Kind.INPUTS)
         return rejected
 
+    async def exist(self) -> bool:
+        async with self._connected().acquire() as db:
+            return await workspace_runs.exist(db)
+
     async def release(self, holder: str) -> int:
         async with self._connected().acquire() as db, db.transaction():
             ids = await workspace_runs.held(db, holder)

@@ -87,6 +87,10 @@ class Workspaces(Protocol):
         one instead, after which the workspace is unknown if it was applied; empty if it was saved."""
         ...
 
+    async def exist(self) -> bool:
+        """True if there is a workspace that is not gone, in any account."""
+        ...
+
     async def release(self, holder: str) -> int:
         """Release the locks of a process that has ended, with all that it ran; returns their number."""
         ...

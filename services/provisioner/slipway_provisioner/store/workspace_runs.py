@@ -26,6 +26,7 @@ _HERE: Final = sa.and_(C.account_id == sa.bindparam("account_id"), C.deployment 
 ROOM: Final = "SELECT pg_advisory_xact_lock(hashtextextended('workspaces/' || $1, 0))"
 COUNT_LIVE: Final = Statement(sa.select(sa.func.count()).where(C.account_id == sa.bindparam("account_id"), _LIVE))
 COUNT_WAITING: Final = Statement(sa.select(sa.func.count()).where(C.due_at.is_not(None), C.holder == "", _LIVE))
+EXIST: Final = Statement(sa.select(sa.exists().where(_LIVE)))
 OF_BATCH: Final = Statement(
     sa.select(*FIELDS).where(_HERE, C.batch_id == sa.bindparam("batch_id", type_=C.batch_id.type)).order_by(C.ordinal)
 )
@@ -126,6 +127,11 @@ async def waiting_number(tx: Connection) -> int:
     """Number of workspaces that wait for a run."""
     number: int = await tx.fetchval(COUNT_WAITING.text)
     return number
+
+
+async def exist(db: Connection) -> bool:
+    """True if there is a workspace that is not gone."""
+    return bool(await db.fetchval(EXIST.text, *EXIST.arguments()))
 
 
 async def of_batch(db: Connection, *, account_id: str, deployment: str, batch_id: str) -> list[Workspace]:

@@ -63,8 +63,10 @@ class Engine:
         self._identities: dict[str, asyncio.Task[_Identity]] = {}
 
     async def step(self) -> bool:
-        """Do a step of the queue."""
+        """Do a step of the queue. Makes no folder before there is a workspace, since most services have none."""
         if self._queue is None:
+            if not await self._workspaces.exist():
+                return False
             try:
                 holder = self._identify()
             except OSError as error:
@@ -128,7 +130,7 @@ class Engine:
     def _new_driver(self, tool: str) -> Driver:
         """Driver of a tool, in a folder with a short name, since sockets are in it."""
         listed = self._folder / "tools.json"
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_folder()
         tools: list[str] = json.loads(listed.read_text()) if listed.exists() else []
         if tool not in tools:
             tools.append(tool)
@@ -140,17 +142,20 @@ class Engine:
         )
 
     def _identify(self) -> str:
-        """Id of the folder, drawn once: no other replica has it, whatever hosts and folders are named. Raises
-        PermissionError for a folder of another user, who could have any tool run by us."""
+        """Id of the folder, drawn once: no other replica has it, whatever hosts are named. Raises OSError."""
         path = self._folder / "id"
+        self._make_folder()
+        if not path.exists():
+            _write(path, new_id())
+        return path.read_text()
+
+    def _make_folder(self) -> None:
+        """Folder of this replica. Raises PermissionError for one of another user, who could have any tool run by us."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not {self._folder.lstat().st_uid, self._folder.stat().st_uid} <= {0, os.getuid()}:
             raise PermissionError(
                 f"{self._folder} belongs to another user; set SLIPWAY_TERRAFORM_FOLDER to another one"
             )
-        if not path.exists():
-            _write(path, new_id())
-        return path.read_text()
 
     def _empty(self) -> Path:
         """Folder of a module without resources, with which what is in a state is destroyed."""
