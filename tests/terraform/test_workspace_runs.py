@@ -173,6 +173,7 @@ async def test_a_folder_of_another_user_is_refused(fleet: Fleet) -> None:
     folder = fleet.place.folder / "runs"
     folder.mkdir()
     os.chown(folder, 12345, -1)
+    await fleet.create()
     provider = fleet.replica()
     await provider.open()
     try:

@@ -76,9 +76,14 @@ class PluginProcess:
         if not self.pid or self._exited.done():
             return False
         try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return False
+            # A killed process is a zombie, and serves nobody, before its last thread ends and it can be awaited.
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z"
         except ChildProcessError:
             return False
+        except FileNotFoundError:  # no /proc
+            return True
 
     async def exited(self) -> int:
         """Wait for its end and the end of its output; its exit code, negative for a signal."""

@@ -29,4 +29,5 @@ def console_table(metadata: MetaData) -> Table:
         empty_text("problem"),
     )
     Index("console_output_due", table.c.due_at, postgresql_where=table.c.due_at.is_not(None))
+    Index("console_output_requested", table.c.requested_at)
     return table

@@ -294,6 +294,7 @@ CREATE TABLE console_output (
     lines jsonb NOT NULL DEFAULT '[]', problem text NOT NULL DEFAULT ''
 );
 CREATE INDEX console_output_due ON console_output (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX console_output_requested ON console_output (requested_at);
 CREATE TABLE decision (
     id uuid PRIMARY KEY, pool_id text NOT NULL, at timestamptz NOT NULL, last_at timestamptz NOT NULL,
     times integer NOT NULL DEFAULT 1, launched integer NOT NULL, reason text NOT NULL, details jsonb NOT NULL
