@@ -53,7 +53,7 @@ from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.loops import plan, unleased
-from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused
 from slipway_provisioner.providers.simulated import ERRORS, Simulated
 from slipway_provisioner.store import accounts, configs, launch_stops, leases, pauses, pools
 from slipway_simulator.main import served
@@ -1059,6 +1059,7 @@ async def test_a_declaration_without_time_for_a_call(
     """It is refused with the value to write instead."""
     body = declared(settings=settings)
     body["lease_pools"][0]["reserve_seconds"] = reserve_seconds
+    provisioner.app.state.providers["simulated"] = Simulated(ProviderSettings(timeout_seconds=5.0))
     async with administrator(provisioner, tmp_path) as client:
         answer = await client.put("/declaration", json=body)
     assert answer.status_code == 409

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from generate.examples import EXAMPLES
-from slipway_common.base.text import KEY, NAME, NOTE, REASON, WORD, Limit
+from slipway_common.base.text import KEY, LINE, NAME, NOTE, REASON, WORD, Limit
 from slipway_common.events.topics import DECODERS, EVENT_OF
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import VALUE_BYTES_MAX
 
 Path = tuple[str | int, ...]
-LIMITS = [WORD, NAME, KEY, REASON, NOTE]
+LIMITS = [WORD, NAME, KEY, LINE, REASON, NOTE]
 
 
 def texts_of(kind: inspect.Type) -> Iterator[inspect.Type]:
