@@ -135,6 +135,8 @@ class Untimed:
     """The part of asyncio that the launcher uses. The cloud decides when a call ends, however long a step takes."""
 
     create_task = staticmethod(asyncio.create_task)
+    gather = staticmethod(asyncio.gather)
+    Semaphore = asyncio.Semaphore
 
     @staticmethod
     def timeout(_: float) -> contextlib.AbstractAsyncContextManager[None]:

@@ -58,6 +58,7 @@ ECHOES = [
     f"\x1b]0;title\x07{SECRET[:30]}\x00\x08{SECRET[30:]}",
     wrapped(as_base64("xx" + SECRET.join(USER_DATA)), 76),
     wrapped(as_base64("#!/bin/sh\necho " + SECRET), 20),
+    wrapped(SECRET, 5),
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc123\n-----END RSA PRIVATE KEY-----",
     "https://user:hunter22@example.com/?signature=abcdef",
 ]
