@@ -11,7 +11,7 @@ INSTANCE_TYPE: Final = "m5.large"
 IMAGE: Final = "ami-0123456789abcdef0"
 KEY, SECRET = "AKIAFLEET", "secret of the fleet"
 CALL_SECONDS: Final = 60.0
-LISTED_AT_ONCE: Final = 4
+LISTED_AT_ONCE: Final = 2
 PAGE: Final = 200
 READY: Final = "ready"
 

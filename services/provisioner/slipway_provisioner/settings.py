@@ -90,7 +90,7 @@ class Settings(SignalSettings):
     lease_broker_url: str = ""
     """URL of the lease-broker. While it answers there it is only cut off from Kafka, and nothing starts unleased
     [default: it is not asked]."""
-    accounts_listed_at_once: Annotated[int, Field(ge=1)] = 4
+    accounts_listed_at_once: Annotated[int, Field(ge=1)] = 2
     """Accounts that the instance reaper of one replica lists at the same time."""
     terraform_folder: str = ""
     """Folder of Terraform's runs, for this process alone, with a short path [default: one in the system's temporary
