@@ -4,7 +4,7 @@ Each cell is a process of its own (`bench/terraform/cell.py`): a driver that cre
 in two regions, so many at a time. Modes: `noop` (the CLI starts its plugins), `noop-no-tls` (the same without TLS
 between CLI and plugin), `workspace` (a process per workspace), `shared` (one per region). CPU time is that of all
 processes that a cell has started and of scheduler and driver, without the installation of the plugins and without moto.
-moto tells what exists in which region.
+moto shows what exists in which region.
 
 Prints a line per cell, then the claims; exits with 1 if one is false. Without arguments only the modes of the claim are
 run. FULL=1 takes all modes with 20 and 100 applies, 1, 2 and 4 at once, N=20 or N=100 one of these; KEEP=1 writes

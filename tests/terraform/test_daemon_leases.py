@@ -63,7 +63,7 @@ async def test_processes_share_and_survive_killed_clients(folder: Path, plugin: 
 
 
 async def test_a_place_goes_to_the_first_caller_that_still_waits(daemon: DaemonProcess, plugin: Plugin) -> None:
-    """A caller that goes away has no place in the queue; one whose time is over is told."""
+    """A caller that goes away has no place in the queue; one whose time is over gets an error."""
     async with connected(daemon.socket) as holder, connected(daemon.socket) as gone:
         assert "result" in await holder.call("v1.acquire", acquisition(plugin))
         impatient = await gone.call("v1.acquire", acquisition(plugin, wait_seconds=0.05))
