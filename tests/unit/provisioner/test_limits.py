@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from slipway_provisioner.domain import capping, planning
@@ -121,6 +121,7 @@ def test_no_day_costs_more_than_its_limit(limit: int, lifetime: float, starts: S
     pending=some.integers(0, 40),
     of_pool=some.booleans(),
 )
+@example(launches=None, spend=Decimal("1.40"), used=0, spent=Decimal(), waiting=0, pending=2, of_pool=False)
 def test_no_plan_exceeds_a_limit(
     launches: int | None,
     spend: Decimal | None,
