@@ -313,6 +313,33 @@ async def test_a_refresh_that_ends_after_a_destruction_was_asked_for(
     assert len(await two.claim("two", 9)) == 1
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["", "destruction"])
+@pytest.mark.parametrize("lineage", ["", "foreign"], ids=["changed", "foreign"])
+async def test_a_refresh_whose_state_is_rejected_changes_nothing_of_its_worker(
+    provisioner: Provisioner, queued: list[Workspace], lineage: str, asked: bool
+) -> None:
+    """Its instance stays, and a destruction that was asked for meanwhile."""
+    one, two = replicas(provisioner)
+    for claim in await one.claim("one", 1):
+        await one.finish(claim, saved(claim), ready(claim))
+    await one.refresh_oldest(-1)
+    (refresh,) = [claim for claim in await one.claim("one", 9) if claim.operation is Operation.REFRESH]
+    id_ = refresh.workspace.id
+    if asked:
+        await two.destroy(ACCOUNT, ["i-1"])
+    if not lineage:
+        assert await saving(provisioner, refresh.workspace, saved(refresh, 5), 1) == ""
+    found = Next(phase=Phase.DESTROYING, due_seconds=0.0, instance_id="i-1", problem="its instance i-1 is gone")
+    assert await one.finish(refresh, state(2, lineage or id_), found) != ""
+    phase = Phase.DESTROYING if asked else Phase.READY
+    rows = await one.of_instances(ACCOUNT, ["i-1"])
+    assert [(row.id, row.phase, row.holder, row.refreshed_at) for row in rows] == [(id_, phase, "", None)]
+    assert len(await rejected(provisioner, refresh.workspace)) == 1
+    await provisioner.set_clock(11)
+    (again,) = [claim for claim in await two.claim("two", 9) if claim.workspace.id == id_]
+    assert again.operation is (Operation.DESTROY if asked else Operation.REFRESH)
+
+
 @locking("store.workspace_runs.HELD", "store.workspaces.UNLOCK")
 async def test_a_successor_releases_the_locks_of_its_predecessor(
     provisioner: Provisioner, queued: list[Workspace]

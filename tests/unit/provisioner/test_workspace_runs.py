@@ -13,9 +13,10 @@ from slipway_provisioner.domain.workspace_runs import (
     Next,
     Result,
     after,
+    after_rejection,
     operation_of,
 )
-from slipway_provisioner.domain.workspaces import Phase, Workspace
+from slipway_provisioner.domain.workspaces import Operation, Phase, Workspace
 from tests.support.workspaces import row
 
 OUTCOME = Outcome(Stage.LAUNCH, StageResult.FAILED, Scope.QUOTA, "key", "QuotaExceeded")
@@ -124,3 +125,12 @@ def test_nothing_is_applied_while_an_earlier_run_may_have_effects(
     assert then(unknown, result, unsettled=unsettled).phase is Phase.UNKNOWN
     if result.unknown:
         assert then(row(attempts=attempts), result).phase is Phase.UNKNOWN
+
+
+@pytest.mark.parametrize("operation", [Operation.DESTROY, Operation.REFRESH])
+def test_a_state_that_is_rejected_again_and_again(operation: Operation) -> None:
+    """A destruction is a person's in the end, and is tried again; a refresh ends, and its worker stays."""
+    phase = Phase.READY if operation is Operation.REFRESH else Phase.DESTROYING
+    last = after_rejection(row(phase=phase, instance_id="i-1", attempts=STUCK_ATTEMPTS - 1), operation, "no")
+    assert (last.phase, last.instance_id, last.attempts) == (phase, "i-1", STUCK_ATTEMPTS)
+    assert last.due_seconds == (None if operation is Operation.REFRESH else RETRY_SECONDS_MAX)

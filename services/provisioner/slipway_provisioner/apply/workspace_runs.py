@@ -15,7 +15,7 @@ from slipway_common.observability.telemetry import logger
 from slipway_provisioner.apply import workspaces as states
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
-from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, operation_of
+from slipway_provisioner.domain.workspace_runs import Next, after_rejection, operation_of
 from slipway_provisioner.domain.workspaces import (
     Kind,
     Operation,
@@ -126,12 +126,10 @@ class WorkspaceRuns:
                 rejected = await states.save(db, row, state, claim.version, self._keys, reason=lost)
             if lost:
                 return lost
-            if rejected and claim.operation is not Operation.DESTROY:
-                next_ = Next(phase=Phase.UNKNOWN, due_seconds=0.0, effects_seconds=0.0, problem=rejected)
-            elif rejected:
-                next_ = msgspec.structs.replace(next_, phase=Phase.DESTROYING, due_seconds=RETRY_SECONDS_MAX)
-            elif row.phase is not workspace.phase and next_.phase is not Phase.GONE:
-                next_ = msgspec.structs.replace(next_, phase=row.phase, due_seconds=0.0)
+            if rejected:
+                next_ = after_rejection(row, claim.operation, rejected)
+            elif row.phase is not workspace.phase and next_.phase is not Phase.GONE:  # asked for during a refresh
+                next_ = msgspec.structs.replace(next_, phase=row.phase, due_seconds=0.0, attempts=row.attempts)
             if next_.phase is Phase.READY and await self._is_taken(db, workspace, next_.instance_id):
                 next_ = Next(phase=Phase.DESTROYING, due_seconds=0.0, problem=TAKEN, outcome=_taken(workspace))
             now = await pools.now(db)

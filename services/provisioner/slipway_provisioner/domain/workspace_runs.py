@@ -1,6 +1,6 @@
 """Next phase of a workspace after a run: a table of phases, operations and results. Pure."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -51,10 +51,9 @@ def after(
     """Row of a workspace after a run. Earlier runs may have effects for `unsettled_seconds`. A new resource is found
     `visibility_seconds` after its creation."""
     attempts = workspace.attempts + 1 if result.failure else 0
-    retry = min(RETRY_SECONDS * 2 ** min(max(attempts - 1, 0), 16), RETRY_SECONDS_MAX)
     kept = Next(
         phase=workspace.phase,
-        due_seconds=retry,
+        due_seconds=_retry_seconds(attempts),
         attempts=attempts,
         instance_id=workspace.instance_id,
         address=workspace.address,
@@ -71,6 +70,37 @@ def after(
             return msgspec.structs.replace(kept, phase=Phase.GONE, due_seconds=None)
         case Operation.REFRESH:
             return _after_refresh(kept, result)
+
+
+def after_rejection(row: Workspace, operation: Operation, reason: str) -> Next:
+    """Row of a workspace after a run whose state was rejected, and with it what the run has found. `row` is what is
+    stored now. What an apply may have made is looked up. A destruction is repeated, for a person in the end, and so is
+    a refresh, which changes nothing of its worker and undoes no destruction that was asked for meanwhile."""
+    attempts = row.attempts + 1
+    kept = Next(
+        phase=row.phase,
+        due_seconds=_retry_seconds(attempts),
+        attempts=attempts,
+        instance_id=row.instance_id,
+        address=row.address,
+        problem=reason,
+    )
+    changes: dict[str, Any]
+    match operation:
+        case Operation.APPLY | Operation.LOOK_UP:
+            changes = {"phase": Phase.UNKNOWN, "due_seconds": 0.0, "effects_seconds": 0.0, "attempts": 0}
+        case Operation.DESTROY:
+            changes = {"due_seconds": RETRY_SECONDS_MAX}
+        case Operation.REFRESH if row.phase is not Phase.READY:
+            changes = {"due_seconds": 0.0, "attempts": row.attempts}
+        case Operation.REFRESH:
+            changes = {"due_seconds": None} if attempts >= STUCK_ATTEMPTS else {}
+    return msgspec.structs.replace(kept, **changes)
+
+
+def _retry_seconds(attempts: int) -> float:
+    """Time until the next run after so many failed ones in a row."""
+    return min(RETRY_SECONDS * 2.0 ** min(max(attempts - 1, 0), 16), RETRY_SECONDS_MAX)
 
 
 def _after_apply(kept: Next, result: Result, visibility_seconds: float) -> Next:

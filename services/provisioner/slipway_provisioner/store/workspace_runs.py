@@ -40,7 +40,8 @@ LIVE: Final = Statement(
     .order_by(C.id)
 )
 _NAMED: Final = C.instance_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text)))
-# Not while it is being refreshed or destroyed: the end of that run would be overwritten.
+# Also while it is being refreshed: the end of that run keeps the phase, and makes the destruction due. One that is
+# being destroyed already is left, since its attempts would be counted anew.
 DESTROY: Final = Statement(
     sa.update(workspace)
     .where(_HERE, _NAMED, C.phase == Phase.READY)
