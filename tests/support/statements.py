@@ -32,6 +32,25 @@ def locking_statements(package: ModuleType) -> set[str]:
     return {name for name, sql in statements(package) if LOCKS.search(sql)}
 
 
+def unbounded_claims(package: ModuleType) -> set[str]:
+    """Names of the statements that may take more rows than their limit, as a subquery of IN is executed again."""
+    return {name for name, sql in statements(package) if any(map(_is_claim, _subqueries_of_in(sql)))}
+
+
+def _subqueries_of_in(sql: str) -> Iterator[str]:
+    """Text of each subquery of IN, to the parenthesis that ends it."""
+    for found in re.finditer(r"\bIN\s*\((?=\s*SELECT\b)", sql, re.IGNORECASE):
+        depth, end = 1, found.end()
+        while depth and end < len(sql):
+            depth += {"(": 1, ")": -1}.get(sql[end], 0)
+            end += 1
+        yield sql[found.end() : end]
+
+
+def _is_claim(subquery: str) -> bool:
+    return "LIMIT" in subquery and "SKIP LOCKED" in subquery
+
+
 def statements(package: ModuleType) -> Iterator[tuple[str, str]]:
     """Every string and statement of a package but its migrations, with the name of its constant, function or class."""
     root = Path(next(iter(package.__path__)))

@@ -1,13 +1,20 @@
 """Statements compiled for asyncpg: their text, the order of their values, and what they refuse."""
 
-from types import SimpleNamespace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Final
 
 import pytest
 from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, any_, bindparam, func, insert, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
+import slipway_common
+import slipway_lease_broker
+import slipway_provisioner
+import slipway_weight_calculator
 from slipway_common.database.sql import Statement, array, arrays, given, matches, names, seconds
+from tests.support.statements import unbounded_claims
 
 thing: Final = Table(
     "thing", MetaData(), Column("id", Text), Column("units", Integer), Column("done", Boolean), Column("body", JSONB)
@@ -57,3 +64,35 @@ def test_conditions() -> None:
 def test_columns_of_a_statement_in_text() -> None:
     assert names(thing.c["id", "done"], "t.") == "t.id, t.done"
     assert arrays(thing.c["id", "body"], first=2) == "$2::TEXT[], $3::JSONB[]"
+
+
+@pytest.mark.parametrize(
+    "package", [slipway_common, slipway_provisioner, slipway_lease_broker, slipway_weight_calculator]
+)
+def test_no_statement_takes_more_rows_than_its_limit(package: ModuleType) -> None:
+    """Under any plan."""
+    assert unbounded_claims(package) == set()
+
+
+@pytest.mark.parametrize(
+    ("where", "is_found"),
+    [
+        ("id IN (SELECT id FROM thing ORDER BY id LIMIT 4 FOR UPDATE SKIP LOCKED)", True),
+        (
+            "(id, units) in (\n  SELECT id, units FROM thing WHERE (done) LIMIT $1 FOR UPDATE OF t SKIP LOCKED)",
+            True,
+        ),
+        ("id = ANY (ARRAY(SELECT id FROM thing LIMIT 4 FOR UPDATE SKIP LOCKED))", False),
+        ("id = (SELECT id FROM thing LIMIT 1 FOR UPDATE SKIP LOCKED)", False),
+        ("id IN (SELECT id FROM thing FOR UPDATE SKIP LOCKED)", False),
+    ],
+)
+def test_a_claim_in_a_subquery_of_in_is_found(
+    where: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"claims_{abs(hash(where))}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    (tmp_path / name / "store.py").write_text(f"TAKE = {f'UPDATE thing SET done = true WHERE {where}'!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert unbounded_claims(import_module(name)) == ({"store.TAKE"} if is_found else set())

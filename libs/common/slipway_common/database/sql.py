@@ -2,6 +2,9 @@
 has no overhead.
 
 Long statements stay SQL text; `names` and `arrays` take their columns from the tables.
+
+A statement that takes at most n rows says `= ANY (ARRAY(SELECT … LIMIT n FOR UPDATE SKIP LOCKED))`. PostgreSQL may
+execute a subquery of IN once for each row, and each time LIMIT takes rows that are not locked yet: all would be taken.
 """
 
 from collections.abc import Iterable, Sequence

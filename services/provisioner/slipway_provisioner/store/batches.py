@@ -129,23 +129,23 @@ POLLED: Final = Statement(sa.update(launch_batch).where(_ID, _CALLING).values(po
 # still be in flight.
 OVERDUE: Final = f"""
 UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + timeout_seconds * interval '1 s'
-WHERE id IN (
+WHERE id = ANY (ARRAY(
     SELECT id FROM launch_batch
     WHERE state = '{BatchState.CALLING}' AND NOT {accounts.unreachable("launch_batch")}
         AND call_deadline < slipway_clock() - $1 * interval '1 s'
         AND uptime_since(call_deadline - timeout_seconds * interval '1 s') > $1 + timeout_seconds
-    ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
+    ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED))
 RETURNING {names(FIELDS)},
     called_at < slipway_clock() - (called_seconds + visibility_seconds) * interval '1 s'
         AND uptime_since(called_at) > called_seconds + visibility_seconds AS listed"""
 # While a replica polls, no other does. A poll in the far future was set before the clock was set back.
 POLLABLE: Final = f"""
-UPDATE launch_batch SET poll_at = slipway_clock() + timeout_seconds * interval '1 s' WHERE id IN (
+UPDATE launch_batch SET poll_at = slipway_clock() + timeout_seconds * interval '1 s' WHERE id = ANY (ARRAY(
     SELECT id FROM launch_batch
     WHERE state = '{BatchState.CALLING}' AND handle <> '' AND NOT {accounts.unreachable("launch_batch")}
         AND poll_at NOT BETWEEN slipway_clock()
             AND slipway_clock() + greatest(timeout_seconds, $1) * interval '1 s'
-    ORDER BY poll_at LIMIT 20 FOR UPDATE SKIP LOCKED)
+    ORDER BY poll_at LIMIT 20 FOR UPDATE SKIP LOCKED))
 RETURNING {names(FIELDS)}"""
 # Compared as text, since a tag that an account lists can be any text.
 STATES: Final = Statement(

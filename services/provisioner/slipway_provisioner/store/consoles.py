@@ -29,11 +29,11 @@ REQUEST: Final = Statement(
 # set back.
 TAKE: Final = f"""
 UPDATE console_output SET attempts = attempts + 1, due_at = slipway_clock() + $1 * interval '1 s'
-WHERE image_revision IN (
+WHERE image_revision = ANY (ARRAY(
     SELECT image_revision FROM console_output
     WHERE (due_at <= slipway_clock() OR due_at > slipway_clock() + $2 * interval '1 s')
         AND NOT {accounts.unreachable("console_output")}
-    ORDER BY due_at LIMIT 4 FOR UPDATE SKIP LOCKED)
+    ORDER BY due_at LIMIT 4 FOR UPDATE SKIP LOCKED))
 RETURNING {names(FIELDS)}"""
 _TAKEN: Final = sa.and_(
     C.image_revision == sa.bindparam("image"), C.attempts == sa.bindparam("attempt"), C.due_at.is_not(None)
@@ -47,14 +47,14 @@ SETTLE: Final = Statement(
 )
 # Once a machine of the image has registered since, or the alert has been open for a week.
 RESOLVE: Final = f"""
-UPDATE console_output SET resolved_at = slipway_clock() WHERE image_revision IN (
+UPDATE console_output SET resolved_at = slipway_clock() WHERE image_revision = ANY (ARRAY(
     SELECT c.image_revision FROM console_output c
     WHERE c.settled_at IS NOT NULL AND c.resolved_at IS NULL
         AND (c.settled_at < slipway_clock() - interval '{OPEN_DAYS} days' OR EXISTS (
             SELECT FROM launch_config l JOIN worker w ON w.pool_id = l.pool_id AND w.launch_config_id = l.id
             WHERE l.image_key = 'image/' || percent_encoded(c.image_revision) AND l.state <> 'archived'
                 AND w.state IN ({states(REGISTERED)}) AND w.registered_at > c.settled_at))
-    ORDER BY c.image_revision LIMIT 20 FOR UPDATE OF c SKIP LOCKED)
+    ORDER BY c.image_revision LIMIT 20 FOR UPDATE OF c SKIP LOCKED))
 RETURNING image_revision"""
 ANY_OPEN: Final = """
 SELECT EXISTS (SELECT FROM console_output WHERE settled_at IS NOT NULL AND resolved_at IS NULL)"""

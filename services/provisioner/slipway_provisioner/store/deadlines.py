@@ -87,14 +87,14 @@ GROUP BY a.id ORDER BY a.id"""
 # moves to the end of the queue whatever the call's result, so a failing account does not block others. A request in the
 # future was made before the clock was set back.
 TAKE_STOPPING: Final = f"""
-UPDATE worker SET termination_requested_at = slipway_clock() WHERE id IN (
+UPDATE worker SET termination_requested_at = slipway_clock() WHERE id = ANY (ARRAY(
     SELECT id FROM worker WHERE state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL
         AND NOT {accounts.unreachable("worker")}
         AND (registered_at IS NULL OR (uptime_since(stopping_at) > $1
             AND (NOT may_finish OR uptime_since(idle_since) > $1)))
         AND (termination_requested_at IS NULL
             OR termination_requested_at NOT BETWEEN slipway_clock() - $2 * interval '1 s' AND slipway_clock())
-    ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)
+    ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED))
 RETURNING account_id, instance_id"""
 
 

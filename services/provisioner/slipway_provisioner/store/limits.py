@@ -173,9 +173,9 @@ UPDATE launch_limit SET forgotten_at = slipway_clock(), forgotten_launches = coa
 WHERE (scope, scope_id) IN (SELECT scope, scope_id FROM launch_limit ORDER BY scope, scope_id FOR UPDATE)"""
 # Charges ahead of the clock were recorded before it was set back: their hour begins anew.
 REDATE: Final = f"""
-UPDATE launch_batch SET known_at = slipway_clock() WHERE id IN (
+UPDATE launch_batch SET known_at = slipway_clock() WHERE id = ANY (ARRAY(
     SELECT id FROM launch_batch WHERE state = '{BatchState.KNOWN}' AND known_at > slipway_clock()
-    ORDER BY id LIMIT 5000 FOR UPDATE SKIP LOCKED)"""
+    ORDER BY id LIMIT 5000 FOR UPDATE SKIP LOCKED))"""
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ ON CONFLICT (pool_id, holder) DO UPDATE SET until = greatest(r.until, excluded.u
 RETURNING pool_id, holder, xmax = 0 AS is_new"""
 # One that a request extends now is left.
 DELETE_OVER: Final = """
-DELETE FROM refused_pause WHERE (pool_id, holder) IN (
-    SELECT pool_id, holder FROM refused_pause WHERE until <= slipway_clock() LIMIT 200 FOR UPDATE SKIP LOCKED)
+DELETE FROM refused_pause WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM refused_pause WHERE until <= slipway_clock() LIMIT 200 FOR UPDATE SKIP LOCKED))
 RETURNING pool_id, holder"""
 
 
