@@ -22,7 +22,7 @@ from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, TerraformSettings
 from slipway_provisioner.providers.terraform.credentials import NoCredential
 from slipway_provisioner.providers.terraform.outcomes import CODES
-from slipway_provisioner.providers.terraform.queue import RunQueue
+from slipway_provisioner.providers.terraform.queue import INTERRUPT_SECONDS, RunQueue
 from slipway_provisioner.providers.terraform.runs import ACCOUNT, Ended, LookUpFailed, Runs, resources_of
 from slipway_provisioner.providers.terraform.settings import account_settings
 from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
@@ -137,7 +137,13 @@ class Engine:
             _write(listed, json.dumps(tools))
         folder = self._folder / str(tools.index(tool))
         return Driver(
-            DriverSettings(tool=Path(tool), folder=folder, max_runs=self._settings.runs_max, codes=CODES),
+            DriverSettings(
+                tool=Path(tool),
+                folder=folder,
+                max_runs=self._settings.runs_max,
+                grace_seconds=INTERRUPT_SECONDS,
+                codes=CODES,
+            ),
             self._scheduler,
         )
 

@@ -17,7 +17,12 @@ RENEW_SECONDS: Final = 20.0
 SAVE_AGAIN_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 15.0
 """Interval between two searches for unresponsive workers."""
-STOP_SECONDS: Final = 10.0
+# Each limit of a shutdown is longer than the one inside it: Terraform has its grace to end by itself, then it is
+# killed, and what it wrote is read and saved. With the end of the plugins (engine.py) this stays below the 30 s that
+# Kubernetes gives a process.
+INTERRUPT_SECONDS: Final = 10.0
+"""Time in which an interrupted run of Terraform ends by itself."""
+STOP_SECONDS: Final = INTERRUPT_SECONDS + 6.0
 """Time in which interrupted runs end and are saved when this process shuts down."""
 
 
