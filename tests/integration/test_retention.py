@@ -69,8 +69,9 @@ INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_i
     reason, requested_at)
 SELECT 'ami-' || $2, 'a', 'p', 'c', {UUID}, {UUID}, 'i', 'r', $1""",
             "workspace": f"""
-INSERT INTO workspace (id, deployment, incarnation, account_id, batch_id, ordinal, launch_config_id, phase, ended_at)
-SELECT {UUID}, 'd', 'i', 'a', {UUID}, 0, 'c', 'gone', $1""",
+INSERT INTO workspace (id, deployment, incarnation, account_id, batch_id, ordinal, launch_config_id, phase,
+    effects_seconds, ended_at)
+SELECT {UUID}, 'd', 'i', 'a', {UUID}, 0, 'c', 'gone', 0, $1""",
         },
     ),
     "weight-calculator": (

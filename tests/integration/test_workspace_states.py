@@ -116,6 +116,16 @@ async def test_unlocking_a_workspace(
         assert await audited(client, worker_id) == [("unlocked", "host gone")]
 
 
+async def rotated(client: httpx2.AsyncClient) -> list[dict[str, Any]]:
+    """Answers to the requests of a rotation."""
+    answers: list[dict[str, Any]] = [{"after": None}]
+    while len(answers) == 1 or answers[-1]["after"] is not None:
+        done = await client.post("/state-keys/rotate", json={"after": answers[-1]["after"]})
+        assert done.status_code == 200, done.text
+        answers.append(done.json())
+    return answers[1:]
+
+
 async def test_keys_are_rotated_in_chunks(
     postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +134,8 @@ async def test_keys_are_rotated_in_chunks(
     async with running(postgres, tmp_path, NEW, OLD) as (provisioner, client):
         async with provisioner.database.acquire() as db:
             made = [await stored(db, KEYS) for _ in range(5)]
-        left = [(await client.post("/state-keys/rotate")).json()["left"] for _ in range(4)]
-        assert left == [3, 1, 0, 0]
+        answers = await rotated(client)
+        assert [answer["left"] for answer in answers] == [3, 1, 0]
         listed = (await client.get("/state-keys")).json()["items"]
         assert [(key["documents"], key["encrypts"], key["available"]) for key in listed] == [
             (5, True, True),
@@ -136,6 +146,29 @@ async def test_keys_are_rotated_in_chunks(
                 assert await workspaces.document(db, workspace.id, Kind.STATE, ring(NEW)) is not None
 
 
+async def test_documents_that_cannot_be_decrypted_hold_up_no_rotation(
+    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do a whole chunk of them. They are named with their workers, and stay as they are."""
+    monkeypatch.setattr(apply, "REENCRYPTED_AT_ONCE", 2)
+    async with running(postgres, tmp_path, NEW, OLD) as (provisioner, client):
+        worker_id, first = await worker_with(provisioner)
+        async with provisioner.database.acquire() as db:
+            made = [first, *[await stored(db, KEYS) for _ in range(5)]]
+        broken, intact = made[:3], made[3:]
+        change = "UPDATE workspace_document SET encrypted = 'changed' WHERE workspace_id = ANY($1::uuid[])"
+        await provisioner.database.execute(change, [workspace.id for workspace in broken])
+        answers = await rotated(client)
+        named = {place["workspace_id"]: place["worker_id"] for answer in answers for place in answer["changed"]}
+        assert named == {workspace.id: worker_id if workspace is first else None for workspace in broken}
+        assert [answers[-1][field] for field in ("left", "unavailable")] == [3, 0]
+        async with provisioner.database.acquire() as db:
+            for workspace in intact:
+                assert await workspaces.document(db, workspace.id, Kind.STATE, ring(NEW)) is not None
+            unchanged = "SELECT count(*) FROM workspace_document WHERE encrypted = 'changed' AND key_id = $1"
+            assert await db.fetchval(unchanged, KEYS.current_id) == len(broken)
+
+
 async def test_a_lost_key_loses_nothing(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """A state whose key is missing is neither shown nor replaced, the key is named, and it opens once it is back."""
     async with running(postgres, tmp_path, NEW) as (provisioner, client):
@@ -143,7 +176,8 @@ async def test_a_lost_key_loses_nothing(postgres: EmbeddedPostgres, tmp_path: Pa
         before = await provisioner.database.fetchrow("SELECT * FROM workspace_document")
         refused = await client.post(f"/workers/{worker_id}/state", json={})
         assert (refused.status_code, KEYS.current_id in refused.json()["detail"]) == (409, True)
-        assert (await client.post("/state-keys/rotate")).json() == {"encrypted": 0, "left": 0, "unavailable": 1}
+        (answer,) = await rotated(client)
+        assert answer == {"encrypted": 0, "changed": [], "after": None, "left": 0, "unavailable": 1}
         assert await provisioner.database.fetchrow("SELECT * FROM workspace_document") == before
         assert await audited(client, worker_id) == []
         async with provisioner.database.acquire() as db:

@@ -441,6 +441,8 @@ class Services:
                 "phase": "unknown",
                 "rejected": 1,
                 "encrypted": 0,
+                "changed": [],
+                "after": None,
                 "left": 0,
                 "unavailable": 0,
             }

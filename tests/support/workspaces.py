@@ -39,6 +39,7 @@ def row(**changes: Any) -> Workspace:
         "ordinal": 1,
         "launch_config_id": "zone-a@3f2c9a",
         "phase": Phase.QUEUED,
+        "effects_seconds": 1890.0,
     }
     return Workspace(**usual | changes)
 

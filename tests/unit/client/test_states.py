@@ -3,12 +3,14 @@
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
 from slipway_client.cli.main import app
-from tests.support.answers import ID, STATE_KEY, Services, environment, served
+from tests.support.answers import ID, STATE_KEY, Services, environment, served, serving
 
 
 @pytest.fixture
@@ -49,3 +51,23 @@ def test_keys_are_listed_and_rotated(server: tuple[Services, str]) -> None:
     listed = slipway(url, "state-key", "ls").stdout.splitlines()
     assert listed[1].split() == [STATE_KEY["id"], "encrypts", "3"]
     assert slipway(url, "state-key", "rotate").stdout == "0 documents encrypted with the first key\n"
+
+
+def test_a_document_that_cannot_be_decrypted_holds_up_no_rotation() -> None:
+    """It is named with its worker, and the command fails once all others are encrypted."""
+    app_, asked = FastAPI(), list[Any]()
+    changed = {"workspace_id": ID, "kind": "state", "number": 0}
+    after = changed | {"number": 7}
+
+    @app_.post("/provisioner/state-keys/rotate")
+    async def rotate(body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body["after"])
+        found = {"changed": [changed | {"worker_id": "w-1"}], "after": after} if len(asked) == 1 else {}
+        return {"encrypted": 99, "changed": [], "after": None, "left": 1, "unavailable": 0} | found
+
+    with serving(app_) as url:
+        done = slipway(url, "state-key", "rotate")
+    assert (asked, done.exit_code, done.stdout) == ([None, after], 1, "198 documents encrypted with the first key\n")
+    assert "state of worker w-1 not encrypted: it was changed, or is that of another row" in done.stderr
+    assert "rotate again" in done.stderr
+    assert "in use by a run" not in done.stderr

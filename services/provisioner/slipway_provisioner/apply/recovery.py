@@ -38,9 +38,6 @@ from slipway_provisioner.store import (
 from slipway_provisioner.store.batches import Batch
 
 KEY: Final = alert_key("provisioner", "database-restored")
-EFFECTS_SECONDS: Final = 1890.0
-"""Time in which a run that a restored database does not know may have effects: the default deadline of an apply, with
-its grace and the visibility of resources."""
 Decisions = Mapping[tuple[str, str], Action]
 """Action by account and instance."""
 
@@ -72,7 +69,7 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
         await audit.command(tx, "database", "provisioner", "restored", by=by, reason=renewal.reason)
     await restores.begin(tx, renewal.reason, revision_base=renewal.revision_base)
     await limits.forget(tx)
-    await workspace_runs.distrust(tx, effects_seconds=EFFECTS_SECONDS)
+    await workspace_runs.distrust(tx)
     alert = AlertRaised(
         dedup_key=KEY,
         subject_kind="service",

@@ -65,6 +65,7 @@ class WorkspaceRuns:
                     ordinal=ordinal,
                     launch_config_id=given["config"]["id"],
                     phase=Phase.QUEUED,
+                    effects_seconds=given["effects_seconds"],
                     due_at=now,
                 )
                 await workspaces.insert(db, [row])
@@ -177,7 +178,7 @@ class WorkspaceRuns:
                     if put_back.phase is Phase.GONE:
                         await workspaces.drop(db, row.id, Kind.INPUTS)
                     return None
-                await workspace_runs.begin(db, row.id, effects_seconds=inputs["effects_seconds"])
+                await workspace_runs.begin(db, row.id)
         return msgspec.structs.replace(claim, inputs=inputs, state=state.content, version=state.version)
 
     async def _is_taken(self, tx: Connection, workspace: Workspace, instance_id: str | None) -> bool:

@@ -106,12 +106,13 @@ async def save(
     return reason
 
 
-async def reencrypt(tx: Connection, keys: KeyRing, *, by: str) -> int:
-    """Encrypt a chunk of documents with the current key; returns their number. Audited. Raises KeyMissing,
-    NotAuthentic."""
-    encrypted = await workspaces.reencrypt(tx, keys, most=REENCRYPTED_AT_ONCE)
-    if encrypted:
+async def reencrypt(
+    tx: Connection, keys: KeyRing, after: workspaces.Place = workspaces.FIRST, *, by: str
+) -> workspaces.Reencrypted:
+    """Encrypt the chunk of documents after a place with the current key. Audited. Raises KeyMissing."""
+    done = await workspaces.reencrypt(tx, keys, after, most=REENCRYPTED_AT_ONCE)
+    if done.encrypted:
         await audit.command(
-            tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, encrypted=encrypted
+            tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, encrypted=done.encrypted
         )
-    return encrypted
+    return done

@@ -63,7 +63,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `workspace`; fields are its columns. `batch_id` and `ordinal` are those of its intent.
 
     `holder` is the run that holds its lock until `locked_until`, under the fencing token `fence`. A run that has lost
-    it may have effects until `effects_until`. `attempts` are failed runs in a row, `problem` is that of the last one.
+    it may have effects until `effects_until`, and those of an apply end `effects_seconds` after its beginning.
+    `attempts` are failed runs in a row, `problem` is that of the last one.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     ordinal: int
     launch_config_id: str
     phase: Phase
+    effects_seconds: float
     holder: str = ""
     fence: int = 0
     locked_until: datetime | None = None

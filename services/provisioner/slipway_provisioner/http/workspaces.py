@@ -1,9 +1,11 @@
 """Routes for people: states of Terraform workspaces, their locks, and the keys of the states."""
 
+import uuid
 from typing import Annotated, Any, Final
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Database
 from slipway_common.web.access import READ, Needs
@@ -14,6 +16,7 @@ from slipway_provisioner.apply import workspaces as apply
 from slipway_provisioner.apply.reports import UnknownWorker
 from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
 from slipway_provisioner.domain.recovery import UUID
+from slipway_provisioner.domain.workspaces import SERIAL_MAX, Kind
 from slipway_provisioner.store import workspaces
 
 router = APIRouter(tags=["workspaces"])
@@ -57,6 +60,27 @@ class Unlocking(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     reason: ReasonOrEmpty = ""
+
+
+class DocumentPlace(BaseModel):
+    """Place of a document."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workspace_id: uuid.UUID
+    kind: Kind
+    number: Annotated[int, Field(ge=0, le=SERIAL_MAX)]
+
+
+class Rotation(BaseModel):
+    """Request to encrypt a chunk of documents: those after this one, or the first ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    after: DocumentPlace | None = None
+
+    def place(self) -> workspaces.Place:
+        return workspaces.FIRST if self.after is None else workspaces.Place(**self.after.model_dump(mode="json"))
 
 
 @router.post("/workers/{worker_id:id}/state")
@@ -107,19 +131,30 @@ async def list_keys(request: Request, db: DatabaseDep) -> dict[str, Any]:
 
 
 @router.post("/state-keys/rotate")
-async def rotate(request: Request, by: Annotated[str, Depends(Needs("state-keys:write"))], db: DatabaseDep) -> Any:
-    """Encrypt a chunk of documents with the current key. `left` counts those with another available key, which wait
-    for the next request; `unavailable` those whose key is unavailable, which stay as they are."""
+async def rotate(
+    request: Request,
+    by: Annotated[str, Depends(Needs("state-keys:write"))],
+    db: DatabaseDep,
+    body: Rotation = Rotation(),  # frozen
+) -> dict[str, Any]:
+    """Encrypt a chunk of documents with the current key. `after` is for the next request; it is null after the last
+    chunk. `changed` are documents of the chunk that no key can decrypt any more, and which stay as they are. `left`
+    counts those with another available key, `unavailable` those whose key is unavailable."""
     keys = _keys(request)
     try:
         async with db.acquire() as connection, connection.transaction():
-            encrypted = await apply.reencrypt(connection, keys, by=by)
+            done = await apply.reencrypt(connection, keys, body.place(), by=by)
             documents = await workspaces.encrypted_with(connection)
+            named = await workspaces.workers_of(connection, [place.workspace_id for place in done.changed])
     except tuple(REFUSALS) as error:
         raise _refused(error) from error
     available = {id_: number for id_, number in documents.items() if id_ in keys.ids}
     return {
-        "encrypted": encrypted,
+        "encrypted": done.encrypted,
+        "changed": [
+            msgspec.structs.asdict(place) | {"worker_id": named.get(place.workspace_id)} for place in done.changed
+        ],
+        "after": None if done.after is None else msgspec.structs.asdict(done.after),
         "left": sum(available.values()) - available.get(keys.current_id, 0),
         "unavailable": sum(documents.values()) - sum(available.values()),
     }

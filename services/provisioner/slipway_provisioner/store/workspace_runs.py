@@ -50,8 +50,6 @@ DESTROY: Final = Statement(
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
 # Nothing is run while the database may be a restored one or is unconfirmed: what it has queued may have been applied
 # since. Nor in an account that is retired.
-# An array, since PostgreSQL may execute a subquery of IN once for each row, and each time LIMIT takes rows that are not
-# locked yet: all would be claimed.
 CLAIM: Final = f"""
 UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_clock() + $2 * interval '1 s',
     phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
@@ -62,7 +60,8 @@ WHERE id = ANY (ARRAY(
         AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
     ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED))
 RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
-BEGIN: Final = Statement(sa.update(workspace).where(_ID).values(effects_until=NOW + seconds("effects")))
+_EFFECTS: Final = sa.text("effects_seconds * interval '1 s'")
+BEGIN: Final = Statement(sa.update(workspace).where(_ID).values(effects_until=NOW + _EFFECTS))
 RENEW: Final = """
 UPDATE workspace w SET locked_until = slipway_clock() + $3 * interval '1 s'
 FROM unnest($1::uuid[], $2::bigint[]) AS g (id, fence)
@@ -91,7 +90,7 @@ FINISH: Final = Statement(
 DISTRUST: Final = f"""
 UPDATE workspace SET phase = CASE phase WHEN '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END,
     holder = '', locked_until = NULL, fence = fence + 1000000,
-    effects_until = greatest(effects_until, slipway_clock() + $1 * interval '1 s')
+    effects_until = greatest(effects_until, slipway_clock() + effects_seconds * interval '1 s')
 WHERE id IN (SELECT id FROM workspace WHERE phase <> '{Phase.GONE}' ORDER BY id FOR UPDATE)"""
 HELD: Final = Statement(
     sa.select(C.id).where(C.holder == sa.bindparam("holder"), _LIVE).order_by(C.id).with_for_update()
@@ -169,9 +168,9 @@ async def claim(tx: Connection, holder: str, *, lock_seconds: float, most: int) 
     return found
 
 
-async def begin(tx: Connection, workspace_id: str, *, effects_seconds: float) -> None:
-    """Record for how long an apply that begins may have effects."""
-    await tx.execute(BEGIN.text, *BEGIN.arguments(workspace_id=workspace_id, effects=effects_seconds))
+async def begin(tx: Connection, workspace_id: str) -> None:
+    """Record until when an apply that begins may have effects."""
+    await tx.execute(BEGIN.text, *BEGIN.arguments(workspace_id=workspace_id))
 
 
 async def renew(db: Connection, fences: Sequence[tuple[str, int]], *, lock_seconds: float) -> set[str]:
@@ -203,9 +202,9 @@ def _outcome(next_: Next) -> dict[str, Any] | None:
     return None if next_.outcome is None else dict(msgspec.to_builtins(next_.outcome))
 
 
-async def distrust(tx: Connection, *, effects_seconds: float) -> None:
+async def distrust(tx: Connection) -> None:
     """Have everything that is queued in a restored database looked up before it is applied, and fence earlier runs."""
-    await tx.execute(DISTRUST, effects_seconds)
+    await tx.execute(DISTRUST)
 
 
 async def held(tx: Connection, holder: str) -> list[str]:

@@ -12,10 +12,10 @@ from sqlalchemy.dialects import postgresql
 
 from slipway_common.base.ids import random_bytes
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, seconds
-from slipway_provisioner.domain.encryption import NONCE_BYTES, Encrypted, KeyRing
+from slipway_common.database.sql import Statement, array, seconds
+from slipway_provisioner.domain.encryption import NONCE_BYTES, Encrypted, KeyRing, NotAuthentic
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version, Workspace
-from slipway_provisioner.store.tables import workspace, workspace_document
+from slipway_provisioner.store.tables import worker, workspace, workspace_document
 
 C: Final = workspace.c
 FIELDS: Final = C[Workspace.__struct_fields__]
@@ -59,6 +59,7 @@ INSERT: Final = Statement(
                 "ordinal",
                 "launch_config_id",
                 "phase",
+                "effects_seconds",
                 "due_at",
             ]
         }
@@ -95,11 +96,17 @@ PUT: Final = Statement(
 VERSION: Final = Statement(sa.select(D.lineage, D.serial).where(_OF, D.kind == Kind.STATE))
 DROP: Final = Statement(sa.delete(workspace_document).where(_OF, _KIND))
 COUNT: Final = Statement(sa.select(sa.func.count()).where(_OF, _KIND))
-# A state that is being saved is encrypted with the current key: it needs no other.
+_PLACE: Final = D["workspace_id", "kind", "number"]
+# A state that is being saved is encrypted with the current key: it needs no other. Chunks go on after the last place,
+# so that a document that cannot be decrypted holds up none of the others.
 TAKE_ENCRYPTED_WITHOUT: Final = Statement(
     sa.select(D.workspace_id, *_DOCUMENT)
-    .where(D.key_id != sa.bindparam("key_id"), D.key_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))
-    .order_by(D.workspace_id, D.kind, D.number)
+    .where(
+        D.key_id != sa.bindparam("key_id"),
+        D.key_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))),
+        sa.tuple_(*_PLACE) > sa.tuple_(*(sa.bindparam(f"after_{c.name}", type_=c.type) for c in _PLACE)),
+    )
+    .order_by(*_PLACE)
     .limit(sa.bindparam("most", type_=sa.Integer))
     .with_for_update(skip_locked=True)
 )
@@ -107,6 +114,22 @@ REENCRYPT: Final = Statement(
     sa.update(workspace_document)
     .where(_OF, _KIND, _NUMBER)
     .values(key_id=sa.bindparam("new_id"), encrypted=sa.bindparam("data", type_=D.encrypted.type))
+)
+# The batch of a worker whose instance is not bound yet has one worker.
+WORKERS_OF: Final = Statement(
+    sa.select(C.id, worker.c.id.label("worker_id"))
+    .join_from(
+        workspace,
+        worker,
+        sa.and_(
+            worker.c.account_id == C.account_id,
+            sa.or_(
+                worker.c.instance_id == C.instance_id,
+                sa.and_(C.instance_id.is_(None), worker.c.batch_id == C.batch_id),
+            ),
+        ),
+    )
+    .where(C.id == sa.any_(array("ids", C.id)))
 )
 ENCRYPTED_WITH: Final = Statement(sa.select(D.key_id, sa.func.count().label("documents")).group_by(D.key_id))
 
@@ -117,6 +140,27 @@ class Decrypted(msgspec.Struct, frozen=True):
     content: bytes
     version: Version
     number: int = 0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Primary key of a document."""
+
+    workspace_id: str
+    kind: str
+    number: int
+
+
+FIRST: Final = Place("00000000-0000-0000-0000-000000000000", "", 0)
+"""Place before all documents."""
+
+
+class Reencrypted(msgspec.Struct, frozen=True):
+    """A chunk of a rotation: the number of documents that were encrypted, the places of those that are not authentic,
+    and the place after which the next chunk begins; None if there is none."""
+
+    encrypted: int
+    changed: list[Place]
+    after: Place | None
 
 
 def identity(workspace_id: str, kind: str, number: int, version: Version) -> str:
@@ -212,23 +256,38 @@ async def count(db: Connection, workspace_id: str, kind: Kind) -> int:
     return number
 
 
-async def reencrypt(tx: Connection, keys: KeyRing, *, most: int) -> int:
-    """Encrypt up to `most` documents with the current key that others can decrypt; returns their number."""
-    arguments = TAKE_ENCRYPTED_WITHOUT.arguments(key_id=keys.current_id, ids=[*keys.ids], most=most)
+async def reencrypt(tx: Connection, keys: KeyRing, after: Place, *, most: int) -> Reencrypted:
+    """Encrypt with the current key up to `most` documents after a place that other keys can decrypt. Those that are not
+    authentic stay as they are. Raises KeyMissing if there is no key."""
+    arguments = TAKE_ENCRYPTED_WITHOUT.arguments(
+        key_id=keys.current_id,
+        ids=[*keys.ids],
+        most=most,
+        after_workspace_id=after.workspace_id,
+        after_kind=after.kind,
+        after_number=after.number,
+    )
     rows = await tx.fetch(TAKE_ENCRYPTED_WITHOUT.text, *arguments)
+    changed: list[Place] = []
     for row in rows:
-        about = identity(str(row["workspace_id"]), row["kind"], row["number"], Version(row["lineage"], row["serial"]))
-        document = keys.decrypt(Encrypted(row["key_id"], row["encrypted"]), about)
+        place = Place(str(row["workspace_id"]), row["kind"], row["number"])
+        about = identity(place.workspace_id, place.kind, place.number, Version(row["lineage"], row["serial"]))
+        try:
+            document = keys.decrypt(Encrypted(row["key_id"], row["encrypted"]), about)
+        except NotAuthentic:
+            changed.append(place)
+            continue
         encrypted = keys.encrypt(document, about, random_bytes(NONCE_BYTES))
-        values = REENCRYPT.arguments(
-            workspace_id=row["workspace_id"],
-            kind=row["kind"],
-            number=row["number"],
-            new_id=encrypted.key_id,
-            data=encrypted.data,
-        )
+        values = REENCRYPT.arguments(**msgspec.structs.asdict(place), new_id=encrypted.key_id, data=encrypted.data)
         await tx.execute(REENCRYPT.text, *values)
-    return len(rows)
+    last = Place(str(rows[-1]["workspace_id"]), rows[-1]["kind"], rows[-1]["number"]) if len(rows) == most else None
+    return Reencrypted(len(rows) - len(changed), changed, last)
+
+
+async def workers_of(db: Connection, workspace_ids: Sequence[str]) -> dict[str, str]:
+    """Ids of workers by the ids of their workspaces, of those whose workers are not deleted yet."""
+    rows = await db.fetch(WORKERS_OF.text, *WORKERS_OF.arguments(ids=[*workspace_ids]))
+    return {str(row["id"]): str(row["worker_id"]) for row in rows}
 
 
 async def encrypted_with(db: Connection) -> dict[str, int]:

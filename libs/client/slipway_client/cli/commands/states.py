@@ -100,21 +100,36 @@ def rotate(context: typer.Context) -> None:
     """Encrypt all Terraform states with the first key
 
     Write the new key as the first line of SLIPWAY_STATE_KEYS, keep the old one as the second, restart every
-    provisioner, and rotate. Then the old key can go. Repeatable.
+    provisioner, and rotate. Then the old key can go. Repeatable. What cannot be decrypted is skipped and named, with
+    exit code 1.
 
     \b
     Example:
       slipway state-key rotate
     """
-    encrypted = 0
+    encrypted, changed, after = 0, [], None
     while True:
-        answer = context.obj.post("provisioner", "/state-keys/rotate", {})
+        answer = context.obj.post("provisioner", "/state-keys/rotate", {"after": after})
         encrypted += answer["encrypted"]
-        if not answer["encrypted"]:
+        changed += answer["changed"]
+        if (after := answer["after"]) is None:
             break
     print(f"{count(encrypted, 'document')} encrypted with the first key")
-    if answer["left"]:
-        raise Failed(f"{count(answer['left'], 'document')} not encrypted yet, in use by a run; rotate again")
+    problems = [_changed(document) for document in changed]
+    if (left := answer["left"] - len(changed)) > 0:
+        problems.append(f"{count(left, 'document')} not encrypted yet, in use by a run; rotate again")
     if answer["unavailable"]:
         lost = count(answer["unavailable"], "document")
-        raise Failed(f"{lost} not encrypted: the key is unavailable. `slipway state-key ls` names it; add it again")
+        problems.append(f"{lost} not encrypted: the key is unavailable. `slipway state-key ls` names it; add it again")
+    if problems:
+        raise Failed("\n".join(problems))
+
+
+def _changed(document: Mapping[str, Any]) -> str:
+    """Problem with a document that no key can decrypt."""
+    whose = f"worker {document['worker_id']}" if document["worker_id"] else f"workspace {document['workspace_id']}"
+    return (
+        f"{document['kind']} of {whose} not encrypted: it was changed, or is that of another row. Restore its row of "
+        f"workspace_document ({document['workspace_id']}, {document['kind']}, {document['number']}) from a backup, and "
+        "rotate again; keep the old key until then"
+    )

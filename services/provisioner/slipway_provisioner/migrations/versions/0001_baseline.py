@@ -314,8 +314,9 @@ CREATE TABLE workspace (
     batch_id uuid NOT NULL, ordinal integer NOT NULL, launch_config_id text NOT NULL,
     phase text NOT NULL CHECK (phase IN ('queued', 'unknown', 'ready', 'destroying', 'gone')),
     holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0, locked_until timestamptz,
-    effects_until timestamptz, due_at timestamptz, attempts integer NOT NULL DEFAULT 0, instance_id text,
-    address text NOT NULL DEFAULT '', outcome jsonb, problem text NOT NULL DEFAULT '',
+    effects_seconds double precision NOT NULL, effects_until timestamptz, due_at timestamptz,
+    attempts integer NOT NULL DEFAULT 0, instance_id text, address text NOT NULL DEFAULT '', outcome jsonb,
+    problem text NOT NULL DEFAULT '',
     created_at timestamptz NOT NULL DEFAULT slipway_clock(), refreshed_at timestamptz, ended_at timestamptz,
     UNIQUE (batch_id, ordinal)
 );
