@@ -1,5 +1,6 @@
 """Check 4: an error of a spawn reaches the caller, with what to do, and leaves nothing."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from slipway_terraform.domain.errors import ProviderStartError
 from slipway_terraform.domain.specs import ProviderSpec
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
-from tests.support.plugins import assert_nothing_left, digest_of, plugin, shared, soon
+from tests.support.plugins import PROGRAM, assert_nothing_left, digest_of, plugin, plugins_in, shared, soon, until
 
 
 def binary(path: Path, text: bytes, mode: int = 0o755) -> ProviderSpec:
@@ -48,6 +49,20 @@ async def test_wrong_digest(sockets: Path) -> None:
     error = await refused(sockets, plugin(digest="0" * 64))
     assert f"not {'0' * 64}; install the release that was approved" in str(error)
     assert not error.retryable
+
+
+async def test_replaced_while_it_starts(sockets: Path, tmp_path: Path) -> None:
+    """The file may be another one when it is executed than when it was checked."""
+    program = f"#!/bin/sh\nexec {plugin().binary} {PROGRAM} late=1\n"
+    spec, other = binary(tmp_path / "plugin", program.encode()), tmp_path / "other"
+    other.write_text(f"{program}# of another release\n")
+    async with shared(sockets) as scheduler:
+        caller = asyncio.create_task(scheduler.acquire([spec], owner="one", deadline=soon()))
+        await until(lambda: plugins_in(sockets) != [])
+        other.rename(tmp_path / "plugin")
+        with pytest.raises(ProviderStartError, match="install the release that was approved"):
+            await caller
+        assert plugins_in(sockets) == []
 
 
 @pytest.mark.parametrize(

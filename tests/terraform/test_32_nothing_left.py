@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway_terraform.domain.errors import ProviderCrashed, ProviderStartError, SchedulerClosed
+from slipway_terraform.domain.errors import (
+    HandshakeTimeout,
+    ProviderCrashed,
+    ProviderStartError,
+    QueueTimeout,
+    SchedulerClosed,
+)
+from slipway_terraform.domain.policy import Policy
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.plugins import assert_nothing_left, plugin, plugins_in, shared, soon, until
@@ -98,6 +106,52 @@ async def test_deaf_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert_nothing_left(sockets)
 
 
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that ends no process of a plugin, as if each were in uninterruptible sleep; the guard's ends them."""
+    kill_group = os.killpg
+
+    def killpg(group: int, signum: int) -> None:
+        if signum != signal.SIGKILL:
+            kill_group(group, signum)
+
+    monkeypatch.setattr("os.killpg", killpg)
+    for name in ("runner.SHUTDOWN_SECONDS", "runner.TERMINATE_SECONDS", "process.KILL_SECONDS"):
+        monkeypatch.setattr(f"slipway_terraform.plugins.{name}", 0.2)
+
+
+@pytest.mark.usefixtures("unkillable")
+async def test_a_process_that_the_kernel_does_not_end(sockets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps its place, and a close reports it and does not wait for it."""
+    scheduler = SharedScheduler(PluginRunner(sockets), Policy(max_processes=1))
+    async with await scheduler.acquire([plugin("deaf")], owner="one", deadline=soon()) as lease:
+        (pid,) = plugins_in(sockets)
+        lease.taint("hangs")
+    with pytest.raises(QueueTimeout, match="1 of 1 processes exist"):
+        await scheduler.acquire([plugin()], owner="one", deadline=soon(3))
+    assert plugins_in(sockets) == [pid]
+    assert f"process {pid} of " in caplog.text
+    assert "does not end by SIGKILL; look at its state" in caplog.text
+    closing = asyncio.create_task(scheduler.aclose(0))
+    await asyncio.wait({closing}, timeout=10)
+    assert closing.done()
+    await closing
+    await until(lambda: plugins_in(sockets) == [], 5)
+
+
+@pytest.mark.usefixtures("unkillable")
+async def test_a_start_that_the_kernel_does_not_end(sockets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is refused, and nobody waits for ever."""
+    scheduler = SharedScheduler(PluginRunner(sockets, start_seconds=0.5))
+    caller = asyncio.create_task(scheduler.acquire([plugin("silent", "deaf")], owner="one", deadline=soon()))
+    await asyncio.wait({caller}, timeout=10)
+    assert caller.done()
+    assert isinstance(caller.exception(), HandshakeTimeout)
+    assert "does not end by SIGKILL" in caplog.text
+    await scheduler.aclose(0)
+    await until(lambda: plugins_in(sockets) == [], 5)
+
+
 def owner(sockets: Path, *faults: Sequence[str]) -> subprocess.Popen[str]:
     """A process with a scheduler and a plugin of each of these faults, and one that is starting."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
@@ -121,14 +175,34 @@ async def test_parent_killed(sockets: Path) -> None:
     await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [], 5)
 
 
+def guard_of(process: subprocess.Popen[str]) -> psutil.Process | None:
+    """The guard of an owner; None while it has none."""
+    children = psutil.Process(process.pid).children()
+    return next((each for each in children if "guard.py" in " ".join(each.cmdline())), None)
+
+
+async def test_a_killed_guard_has_a_successor(sockets: Path) -> None:
+    """It knows the plugins that were started before it."""
+    process = owner(sockets, ["child"])
+    await until(lambda: len(plugins_in(sockets)) == 3)
+    guard = guard_of(process)
+    assert guard is not None
+    guard.kill()
+    await until(lambda: guard_of(process) not in (None, guard), 5)
+    kill(process)
+    await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [], 5)
+
+
 async def test_guard_killed_as_well(sockets: Path) -> None:
     """Without the guard the parent-death signal still ends every plugin, though not its descendants or folder."""
     process = owner(sockets, ["deaf", "protocol=6"])
     await until(lambda: len(plugins_in(sockets)) == 2)
-    (guard,) = [each for each in psutil.Process(process.pid).children() if "guard.py" in " ".join(each.cmdline())]
-    guard.kill()
+    guard = guard_of(process)
+    assert guard is not None
+    guard.suspend()  # a killed one would have a successor
     kill(process)
     await until(lambda: plugins_in(sockets) == [], 5)
+    guard.kill()
     (orphan,) = sockets.iterdir()
     async with shared(sockets) as scheduler:  # the next owner removes what is left, and nothing of those who live
         (await scheduler.acquire([plugin()], owner="one", deadline=soon())).release()

@@ -126,6 +126,7 @@ async def test_a_provider_that_is_not_in_the_mirror(place: Place) -> None:
     place.plugin.unlink()
     message = await refused(place, place.job(), InitFailed)
     assert "slipway/ledger" in message
+    assert message.endswith("; correct the module, or add the provider to the mirror")
 
 
 async def test_a_module_that_needs_another_provider(place: Place) -> None:
@@ -139,7 +140,8 @@ async def test_a_module_that_calls_one_that_is_not_there(place: Place) -> None:
     module = place.module(MACHINE + '\nmodule "inner" {\n  source = "./inner"\n}\n')
     message = await refused(place, place.job(module), InitFailed)
     assert message.startswith(f"get of {module} failed: Error: ")
-    assert "inner" in message
+    assert message.count("Unable to evaluate directory symlink: lstat module/inner") == 1
+    assert message.endswith("; correct the module, and put the modules that it calls where it names them")
 
 
 async def test_a_module_that_is_no_hcl(place: Place) -> None:

@@ -56,7 +56,7 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
         provider=(aws,),
     )
     assert load(file, {}).scheduler is SchedulerKind.SHARED
-    assert load(None, {}) == Settings(socket=SOCKET)
+    assert load(written(tmp_path, FILE.replace('socket = "/run/mine/daemon.sock"', "")), {}).socket == SOCKET
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,7 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
             "idle_connection_seconds must be a time in seconds, above",
         ),
         ("scheduler", "requests_max = 0\nscheduler", "requests_max must be at least 1"),
+        (FILE[FILE.index("[[provider]]") :], "", r"no provider is listed, .*; add a \[\[provider\]\]"),
         ("[[provider]]", FILE[FILE.index("[[provider]]") :] + "[[provider]]", "is listed twice"),
     ],
 )
@@ -102,6 +103,7 @@ def test_mistakes_are_named_with_their_remedy(tmp_path: Path, old: str, new: str
     [
         ({"MAX_PROCESSES": "many"}, "MAX_PROCESSES: Expected `int`"),
         ({"METRICS_PORT": "x"}, "METRICS_PORT: Expected `int"),
+        ({}, "no provider is listed"),
         ({"SETTINGS": "/nowhere.toml"}, "/nowhere.toml: No such file or directory; name a readable file"),
     ],
 )

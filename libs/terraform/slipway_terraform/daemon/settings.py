@@ -157,6 +157,11 @@ def _check(settings: Settings) -> None:
         raise ValueError("drain_seconds must be a time in seconds, of at least 0")
     if settings.metrics_port is not None and not 0 <= settings.metrics_port <= PORT_MAX:
         raise ValueError(f"metrics_port must be 0 to {PORT_MAX}")
+    if not settings.provider:
+        raise ValueError(
+            "no provider is listed, so that each request would be refused; add a [[provider]] with source, version, "
+            "binary and digest to the file, as the guide on the Terraform daemon shows"
+        )
     seen: set[tuple[str, str]] = set()
     for each in settings.provider:
         name = f"provider {each.source} {each.version}"

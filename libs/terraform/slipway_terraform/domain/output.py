@@ -85,7 +85,13 @@ class Output:
 
 
 def text_error(lines: Sequence[str]) -> str:
-    """The first error in output for people, on one line without its frame; else the last lines."""
+    """Errors in output for people, each once, on one line without frames; else the last lines."""
     plain = [line.strip(_FRAME) for line in lines]
-    begins = next((place for place, line in enumerate(plain) if line.startswith("Error")), len(plain) - 3)
-    return " ".join(line for line in plain[max(0, begins) :] if line)
+    errors: list[list[str]] = []
+    for line in plain:
+        if line.startswith("Error"):
+            errors.append([])
+        if errors and line:
+            errors[-1].append(line)
+    texts = [" ".join(error) for error in errors] or [line for line in plain[-3:] if line]
+    return " ".join(dict.fromkeys(texts))  # `get` prints its errors twice

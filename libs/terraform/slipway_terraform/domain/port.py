@@ -83,7 +83,8 @@ class Plugin(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End the process: by asking it, then by signals. Returns once nothing of it is left; may be repeated."""
+        """End the process: by asking it, then by signals. Returns once nothing of it is left, or after a time if it is
+        still alive because the kernel does not end it. May be repeated."""
         ...
 
     async def healthy(self) -> bool:

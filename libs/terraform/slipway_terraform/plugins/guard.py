@@ -6,22 +6,79 @@ only the standard library, so that it starts quickly.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Final
+
+LOG: Final = logging.getLogger(__name__)
+RESTART_SECONDS: Final = 0.1  # between two starts of a guard that ends at once, again and again
 
 
 class Guard:
-    """Guard of one folder and of the plugins that have sockets in it."""
+    """Guard of one folder and of the plugins that have sockets in it. One that ends by itself, as by the kernel's
+    out-of-memory killer, is started anew."""
 
     def __init__(self, folder: Path) -> None:
-        read_end, self._write_end = os.pipe()
+        self._folder = folder
+        self._groups: set[int] = set()
+        self._lock = threading.Lock()  # plugins start and end in threads of their own
+        self._is_closed = False
+        self._start()
+        self._keeper = threading.Thread(target=self._keep, name="terraform-guard", daemon=True)
+        self._keeper.start()
+
+    def add(self, group: int) -> None:
+        """Register a process group."""
+        with self._lock:
+            self._groups.add(group)
+            self._write(b"+%d\n" % group)
+
+    def remove(self, group: int) -> None:
+        """Forget a process group: its number may be used again."""
+        with self._lock:
+            self._groups.discard(group)
+            self._write(b"-%d\n" % group)
+
+    def close(self) -> None:
+        """Let the guard clean up, and wait for its end."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._write_end)
+                self._write_end = -1
+        self._keeper.join()
+        shutil.rmtree(self._folder, ignore_errors=True)  # if it was killed just now
+
+    def _keep(self) -> None:
+        """Start another process for each that ends, until the guard is closed."""
+        while True:
+            self._process.wait()
+            with self._lock:
+                if self._is_closed:
+                    return
+                LOG.warning("the guard of plugins in %s was killed; another one is started", self._folder)
+                try:
+                    old, _ = self._write_end, self._start()
+                    os.close(old)
+                    for group in self._groups:
+                        self._write(b"+%d\n" % group)
+                except OSError as error:
+                    LOG.error("no guard of plugins in %s: %s; it is tried again", self._folder, error.strerror)
+            time.sleep(RESTART_SECONDS)
+
+    def _start(self) -> None:
+        """Start a process with a pipe of its own. Raises OSError."""
+        read_end, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(folder)],
+                [sys.executable, "-I", "-S", __file__, str(self._folder)],
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -30,28 +87,14 @@ class Guard:
                 start_new_session=True,
             )
         except OSError:
-            os.close(self._write_end)
+            os.close(write_end)
             raise
         finally:
             os.close(read_end)
-
-    def add(self, group: int) -> None:
-        """Register a process group."""
-        self._write(b"+%d\n" % group)
-
-    def remove(self, group: int) -> None:
-        """Forget a process group: its number may be used again."""
-        self._write(b"-%d\n" % group)
-
-    def close(self) -> None:
-        """Let the guard clean up, and wait for its end."""
-        if self._write_end >= 0:
-            os.close(self._write_end)
-            self._write_end = -1
-            self._process.wait()
+        self._write_end = write_end
 
     def _write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # closed, or the guard was killed: the parent-death signal is left
+        with contextlib.suppress(OSError):  # the guard was killed: its successor learns all groups
             os.write(self._write_end, line)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from slipway_terraform.domain.redaction import redacted
 from slipway_terraform.plugins import launch
 from slipway_terraform.plugins.guard import Guard
 
+LOG = logging.getLogger(__name__)
 LINES_KEPT: Final = 50
 LINE_CHARACTERS_MAX: Final = 500
 # The part of a longer line beyond this is dropped, so that no output fills our memory.
@@ -26,6 +28,8 @@ LINE_BYTES_MAX: Final = 64 * 1024
 DRAIN_SECONDS: Final = 2.0
 # Killed descendants are gone within milliseconds; their zombies may stay, where the system's first process is careless.
 GROUP_SECONDS: Final = 0.5
+KILL_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 0.02
 # ValueError: an argument or a variable with a zero byte.
 NOT_EXECUTED: Final = (OSError, ValueError, subprocess.SubprocessError)
 
@@ -64,7 +68,6 @@ class PluginProcess:
         except RuntimeError as error:
             self._report(self._started, OSError(errno.EAGAIN, str(error)))
         process = await asyncio.shield(self._started)
-        self.pid = process.pid
         assert process.stdout is not None
         assert process.stderr is not None
         self._drains = [
@@ -106,11 +109,24 @@ class PluginProcess:
                 os.killpg(self.pid, signum)
 
     async def kill(self) -> None:
-        """Kill it, whether it has started, starts, or has failed to; returns once nothing of it is left."""
-        with contextlib.suppress(*NOT_EXECUTED):
-            self.pid = (await asyncio.shield(self._started)).pid
-            self.send(signal.SIGKILL)
+        """Kill it, whether it has started, starts, or has failed to; returns once nothing of it is left, or reports
+        that the kernel does not end it: a process in uninterruptible sleep, as on a lost network disk, heeds no signal.
+        """
+        while not (self.pid or self._started.done()):
+            await asyncio.wait([self._started], timeout=POLL_SECONDS)
+        self.send(signal.SIGKILL)  # also in the middle of its execution, which may wait for a disk
+        await asyncio.wait([self._started], timeout=KILL_SECONDS)
+        if self._started.done() and self._started.exception() is not None:
+            return  # never executed
+        if await self.exits_within(KILL_SECONDS):
             await self.exited()
+        else:
+            LOG.error(
+                "process %d of %s does not end by SIGKILL; look at its state (ps -o stat,wchan -p %d) and its disks",
+                self.pid,
+                self._command[0],
+                self.pid,
+            )
 
     def stderr(self) -> str:
         """Last lines of its standard error, redacted."""
@@ -185,6 +201,7 @@ class PluginProcess:
             raise
         finally:
             os.close(write_end)
+        self.pid = process.pid
         self._guard.add(process.pid)
         with open(read_end, "rb") as status:
             error = status.read()

@@ -58,7 +58,8 @@ class PluginRunner:
         self._digests = Digests()
 
     async def start(self, spec: ProviderSpec) -> "RunningPlugin":
-        """Start a plugin and wait until it answers. No process is left after an error or a cancellation.
+        """Start a plugin and wait until it answers. No process is left after an error or a cancellation, except one
+        that the kernel does not end, which is reported.
 
         Raises ProviderStartError, HandshakeTimeout, ProviderIncompatible.
         """
@@ -147,6 +148,7 @@ class PluginRunner:
                     "to use TMPDIR",
                     reason="network",
                 )
+            await self._check(spec)  # again: it may have been replaced between the first check and its execution
             return RunningPlugin(self, spec, process, found)
         except BaseException as error:
             await _uninterrupted(process.kill())
@@ -179,7 +181,8 @@ class RunningPlugin:
         return _ended(await self._process.exited(), self._process.stderr())
 
     async def stop(self) -> None:
-        """End it: Shutdown, then SIGTERM after 2 s (SIGINT in debug mode at once), then SIGKILL after 5 s."""
+        """End it: Shutdown, then SIGTERM after 2 s (SIGINT in debug mode at once), then SIGKILL after 5 s. One that does
+        not end even then is reported and stays alive."""
         if self._process.is_alive():
             await control.shut_down(self._address, SHUTDOWN_SECONDS)
         if self._spec.mode == Mode.DEBUG:
@@ -187,7 +190,8 @@ class RunningPlugin:
         if not await self._process.exits_within(SHUTDOWN_SECONDS):
             self._process.send(signal.SIGTERM)
             if not await self._process.exits_within(TERMINATE_SECONDS):
-                self._process.send(signal.SIGKILL)
+                await self._process.kill()
+                return
         await self.exited()
 
     async def healthy(self) -> bool:

@@ -223,15 +223,23 @@ class Driver:
 
     async def _run_leased(self, operation: Operation, request: _Request, waiting: asyncio.Timeout) -> Run:
         """Run with a lease; with another one if its process has ended before the run began."""
-        for attempt in range(1, LEASES_MAX + 1):
+        crashes = 0
+        while True:
             try:
                 async with self._leased(operation.workspace, request) as leased, self._slots:
                     waiting.reschedule(None)
                     return await self._run_in_slot(operation, request, leased)
-            except ProviderCrashed:
-                if attempt == LEASES_MAX:
+            except ProviderCrashed as error:
+                crashes += 1
+                if crashes == LEASES_MAX:
+                    raise ProviderCrashed(
+                        f"{operation.workspace}: {crashes} plugins in a row exited before they were used; nothing was "
+                        "run. The log has their last output; mend or replace the provider, or retry"
+                    ) from error
+            except OutcomeUnknown as error:
+                if operation.is_in_cli or error.__cause__ is None:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+                raise error.__cause__ from None  # nothing was run, and its own error says why
 
     @contextlib.asynccontextmanager
     async def _leased(self, workspace: str, request: _Request) -> AsyncIterator[_Leased]:
@@ -252,8 +260,6 @@ class Driver:
                 self._folder.check_sockets()
                 installed = self._preparing.use(job.module, job.module_digest, job.providers)
                 prepared = await stack.enter_async_context(installed)
-            # The result of the run says more about an interrupted resource than the end of a process.
-            stack.enter_context(contextlib.suppress(OutcomeUnknown))
             await stack.enter_async_context(lease.invocation())
             yield _Leased(lease, prepared, unshared)
 

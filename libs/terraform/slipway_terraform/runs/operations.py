@@ -61,7 +61,8 @@ class Operation:
         """Result of the run, also of a failed or interrupted one.
 
         Raises RunInterrupted if it was interrupted before it began; errors of the scheduler's `acquire`; SharingUnsafe,
-        ModuleMissing, ModuleInvalid, DigestMismatch, InitFailed, DiskFull. After any of them nothing was run.
+        ModuleMissing, ModuleInvalid, DigestMismatch, InitFailed, DiskFull, ProviderCrashed. After any of them nothing
+        was run. OutcomeUnknown: a plugin and this driver failed together while the CLI ran.
         """
         assert self._task is not None
         await asyncio.wait({self._task})

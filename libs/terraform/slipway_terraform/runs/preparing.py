@@ -27,6 +27,10 @@ KEPT_MAX: Final = 50
 """Folders that are kept for later although no run uses them, the latest."""
 GET: Final = ("get", "-no-color")
 INIT: Final = ("init", "-backend=false", "-input=false", "-no-color")
+REMEDIES: Final = {
+    "get": "correct the module, and put the modules that it calls where it names them",
+    "init": "correct the module, or add the provider to the mirror",
+}
 RunTool = Callable[[Sequence[str], Path, Output], Awaitable[Ended]]
 """Runs the CLI with arguments in a folder, as one of the bounded number of processes."""
 
@@ -92,7 +96,10 @@ class Preparing:
             reason = text_error(output.text) or f"{command[0]} printed nothing and ended with {ended.exit_code}"
             if is_disk_full(reason):
                 raise DiskFull(f"no room on the disk to install what {module} needs: {reason}; free some")
-            raise InitFailed(f"{command[0]} of {module} failed: {reason}", output="\n".join(output.text))
+            raise InitFailed(
+                f"{command[0]} of {module} failed: {reason.rstrip('.')}; {REMEDIES[command[0]]}",
+                output="\n".join(output.text),
+            )
 
     async def aclose(self) -> None:
         """End what is being prepared."""

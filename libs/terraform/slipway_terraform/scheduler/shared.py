@@ -68,16 +68,17 @@ class SharedScheduler:
         self._breakers: dict[str, Breaker] = {}
         self._head: int | None = None
         self._overtakes = 0
+        self._waiting_counted = 0
         self._thrash = ThrashAlert(self._policy)
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def acquire(self, specs: Sequence[ProviderSpec], *, owner: str, deadline: float) -> SharedLease:
         """Lease a process of every spec; see ProviderScheduler. Raises SpecInvalid, and Unschedulable for specs that
         never fit."""
-        if self._closed:
+        if self._closed.is_set():
             raise SchedulerClosed("the scheduler shuts down; retry on another replica")
         _check(specs, self._policy)
         by_handle = {self._handle(spec, owner): spec for spec in specs}
@@ -114,8 +115,9 @@ class SharedScheduler:
         return len(self._callers)
 
     async def aclose(self, drain_seconds: float) -> None:
-        """Refuse all callers, wait at most `drain_seconds` for leases to end, and stop every process."""
-        self._closed = True
+        """Refuse all callers, wait at most `drain_seconds` for leases to end, and stop every process. One that the
+        kernel does not end is left, and reported with its id."""
+        self._closed.set()
         for caller in list(self._callers.values()):
             self._refuse(caller, SchedulerClosed("the scheduler shuts down; retry on another replica"))
         for process in list(self._processes.values()):
@@ -179,7 +181,8 @@ class SharedScheduler:
         loop = asyncio.get_running_loop()
         if decision.wake_at is not None:
             self._timer = loop.call_at(decision.wake_at, self._decide)
-        metrics.WAITING.set(len(self._callers))
+        metrics.WAITING.inc(len(self._callers) - self._waiting_counted)  # of all schedulers in this process
+        self._waiting_counted = len(self._callers)
 
     def _decision(self) -> Decision:
         facts = Facts(
@@ -302,6 +305,7 @@ class SharedScheduler:
         self._ready(process, began)
         exited = asyncio.create_task(plugin.exited())
         stopping = asyncio.create_task(process.stopping.wait())
+        closed = asyncio.create_task(self._closed.wait())
         watching = asyncio.create_task(self._watch(process, plugin))
         try:
             await asyncio.wait({exited, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -310,12 +314,14 @@ class SharedScheduler:
                 LOG.warning("plugin %s crashed: %s", shown(generation.handle), exited.result())
             else:
                 await plugin.stop()
+                if plugin.is_alive():  # the kernel does not end it: it keeps its place until the scheduler closes
+                    await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
                 process.advance(Event.EXITED)
         except asyncio.CancelledError:  # the event loop ends
             await plugin.stop()
             raise
         finally:
-            for task in (exited, stopping, watching):
+            for task in (exited, stopping, closed, watching):
                 task.cancel()
 
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
@@ -340,7 +346,7 @@ class SharedScheduler:
         self._breakers.pop(base_of(generation.handle), None)
         metrics.STARTS.labels("ready").inc()
         metrics.START_SECONDS.observe(now - began)
-        if self._closed:
+        if self._closed.is_set():
             self._retire(generation, Reason.CLOSED)
         self._decide()
 

@@ -101,6 +101,8 @@ class Runs:
             code = type(error).__name__
             outcome = self._provider.failure(claim.account, _config(claim), code, Scope.CONFIG)
             return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
+        except errors.OutcomeUnknown as error:
+            return Ended(Result(failure=str(error), unknown=True, resources=resources_of(claim.state)))
         except (errors.TerraformError, LookUpFailed, msgspec.ValidationError, OSError) as error:
             return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
 
