@@ -122,13 +122,13 @@ async def main() -> int:
     ratios = {mode: rows[mode].seconds_each / rows["noop"].seconds_each for mode in ("workspace", "shared")}
     for mode, ratio in ratios.items():
         print(f"{mode} takes {ratio:.2f} of the time of noop an apply")
-    most = max(row.most_processes for row in rows.values())
+    longest, most = max(ratios.values()), max(row.most_processes for row in rows.values())
     claims = {
         f"never more than {MAX_RUNS} CLI processes (seen: {most})": most <= MAX_RUNS,
         "the bound was reached": most >= MAX_RUNS,
         "every apply made its machine": all((row.failed, row.machines) == (0, row.applies) for row in rows.values()),
         "no machine is in the wrong region": not any(row.misplaced for row in rows.values()),
-        f"Workspace and Shared take at most {RATIO_MAX} of the time of NoOp": max(ratios.values()) <= RATIO_MAX,
+        f"Workspace and Shared take at most {RATIO_MAX} of the time of NoOp ({longest:.2f})": longest <= RATIO_MAX,
     }
     return report(claims)
 

@@ -170,11 +170,12 @@ async def play_real(folder: Path) -> Fairness:
 
 
 def claims(played: list[Fairness]) -> dict[str, bool]:
+    longest, thrash = max(each.shares for each in played), max(each.thrash for each in played)
     return {
-        f"each waits at most {SHARES_MAX:g} shares": all(each.shares <= SHARES_MAX for each in played),
+        f"each waits at most {SHARES_MAX:g} shares ({longest:.2f})": all(each.shares <= SHARES_MAX for each in played),
         f"all {CONFIGURATIONS} configurations are served": all(each.served == CONFIGURATIONS for each in played),
         f"at most {POLICY.max_processes} processes": all(each.processes <= POLICY.max_processes for each in played),
-        f"thrash above {ALERT_ABOVE} is logged, once": all(
+        f"thrash above {ALERT_ABOVE} is logged, once (up to {thrash:.2f})": all(
             each.alerts == (each.thrash > ALERT_ABOVE) for each in played
         ),
     }

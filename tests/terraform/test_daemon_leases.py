@@ -58,8 +58,8 @@ def acquisition(plugin: Plugin, region: str = "east", wait_seconds: float = 15.0
 async def test_processes_share_and_survive_killed_clients(folder: Path, plugin: Plugin) -> None:
     """The scenario of `make terraform-daemon`, without the example for upjet."""
     async with serve(folder, plugin, **played.POLICY) as process:
-        shares = await played.share(process, plugin, folder)
-    assert [claim for claim, holds in shares.claims.items() if not holds] == []
+        claims = await played.share(process, plugin, folder)
+    assert [claim for claim, holds in claims.items() if not holds] == []
 
 
 async def test_a_place_goes_to_the_first_caller_that_still_waits(daemon: DaemonProcess, plugin: Plugin) -> None:

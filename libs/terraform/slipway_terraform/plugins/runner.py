@@ -181,8 +181,8 @@ class RunningPlugin:
         return _ended(await self._process.exited(), self._process.stderr())
 
     async def stop(self) -> None:
-        """End it: Shutdown, then SIGTERM after 2 s (SIGINT in debug mode at once), then SIGKILL after 5 s. One that does
-        not end even then is reported and stays alive."""
+        """End it: Shutdown, then SIGTERM after 2 s (SIGINT in debug mode at once), then SIGKILL after 5 s. One that
+        does not end even then is reported and stays alive."""
         if self._process.is_alive():
             await control.shut_down(self._address, SHUTDOWN_SECONDS)
         if self._spec.mode == Mode.DEBUG:
