@@ -67,16 +67,16 @@ async def share(daemon: DaemonProcess, plugin: Plugin, folder: Path) -> dict[str
     cli.kill()
     await until(lambda: shared not in running(plugin.binary), "the plugin of the killed run ends with its last lease")
     return {
-            "two clients share one plugin": shared == same == next_to_it,
-            "a third waits for a place": waited,
-            f"the lease of a client killed by -9 ends within {LEASE_END_SECONDS:g} s ({lease_end_seconds:.2f} s)": (
-                lease_end_seconds <= LEASE_END_SECONDS
-            ),
-            "the other client goes on": [each["code"] for each in (applied, went_on, still)] == [0, 0, 0]
-            and exists("second"),
-            "after a kill during a run others get another plugin": replaced != shared and kept,
-            "clients end in order": ends == [0, 0],
-        }
+        "two clients share one plugin": shared == same == next_to_it,
+        "a third waits for a place": waited,
+        f"the lease of a client killed by -9 ends within {LEASE_END_SECONDS:g} s ({lease_end_seconds:.2f} s)": (
+            lease_end_seconds <= LEASE_END_SECONDS
+        ),
+        "the other client goes on": [each["code"] for each in (applied, went_on, still)] == [0, 0, 0]
+        and exists("second"),
+        "after a kill during a run others get another plugin": replaced != shared and kept,
+        "clients end in order": ends == [0, 0],
+    }
 
 
 async def try_example(daemon: DaemonProcess, plugin: Plugin) -> dict[str, bool]:
@@ -118,10 +118,14 @@ async def check(supervisor: Supervisor) -> int:
             shares = await share(daemon, plugin, folder)
             example = await try_example(daemon, plugin)
             await daemon.child.stop()
-        claims = shares | example | {
-            "the daemon ends by SIGTERM with 0": daemon.child.exit_code == 0,
-            "it leaves no socket and no plugin": not daemon.socket.exists() and not running(plugin.binary),
-        }
+        claims = (
+            shares
+            | example
+            | {
+                "the daemon ends by SIGTERM with 0": daemon.child.exit_code == 0,
+                "it leaves no socket and no plugin": not daemon.socket.exists() and not running(plugin.binary),
+            }
+        )
     return report(claims)
 
 

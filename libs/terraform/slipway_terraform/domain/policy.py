@@ -15,8 +15,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     memory than `soft_memory_bytes` is replaced; `hard_memory_bytes` raises an alarm as well.
 
     Use: at most `max_processes` exist, starting and stopping ones included; one serves at most `max_concurrency` leases
-    at a time; at most `max_waiters` callers wait, each of which costs up to 2 µs of CPU time at each event. At the cap, callers of running processes may overtake the first
-    caller that waits for another one `max_overtakes` times before a process in use is drained for it.
+    at a time; at most `max_waiters` callers wait, each of which costs up to 2 µs of CPU time at each event. At the cap,
+    callers of running processes may overtake the first caller that waits for another one `max_overtakes` times before a
+    process in use is drained for it.
 
     Failures: after a failed start a handle waits `backoff_seconds`, doubled each time up to `max_backoff_seconds`. From
     the `trip_failures`th in a row on it is tripped: callers in that time are refused with the last error.
