@@ -190,7 +190,7 @@ terraform-fair: $(READY) ## Waits of callers with 200 configurations on 8 proces
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
-terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 MUTANT=
+terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 TOFU=PATH MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform
 
 fuzz: $(READY) ## Requests made from contracts/openapi, valid and broken, to every service and the simulator: no 5xx, refusals change nothing: SEED=1 N=3000 MUTANT=

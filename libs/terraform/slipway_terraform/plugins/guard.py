@@ -30,6 +30,7 @@ class Guard:
         self._groups: set[int] = set()
         self._lock = threading.Lock()  # plugins start and end in threads of their own
         self._is_closed = False
+        self._write_end = -1
         self._start()
         self._keeper = threading.Thread(target=self._keep, name="terraform-guard", daemon=True)
         self._keeper.start()
@@ -64,9 +65,10 @@ class Guard:
                 if self._is_closed:
                     return
                 LOG.warning("the guard of plugins in %s was killed; another one is started", self._folder)
+                former = self._write_end
                 try:
-                    old, _ = self._write_end, self._start()
-                    os.close(old)
+                    self._start()
+                    os.close(former)
                     for group in self._groups:
                         self._write(b"+%d\n" % group)
                 except OSError as error:
