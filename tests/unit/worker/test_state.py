@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway_client.worker import state
-from slipway_client.worker.state import DIRECTORY, FILE, OF_ROOT, SYSTEMD, kept_token
+from slipway_client.worker.state import DIRECTORY, FILE, OF_ROOT, SYSTEMD, stored_token
 from slipway_common.base.ids import WORKER_TOKEN
 
 OWN = ("i-0123456789abcdef0", "batch-1")
@@ -16,10 +16,10 @@ OWN = ("i-0123456789abcdef0", "batch-1")
 def test_a_restarted_agent_has_its_token(tmp_path: Path) -> None:
     """In a file that its owner alone may read, in a directory that nobody else may enter."""
     where = tmp_path / "state" / "worker"
-    first = kept_token(where, *OWN)
+    first = stored_token(where, *OWN)
     assert first.startswith(WORKER_TOKEN)
     assert len(first) == len(WORKER_TOKEN) + 43
-    assert kept_token(where, *OWN) == first
+    assert stored_token(where, *OWN) == first
     assert [oct(path.stat().st_mode & 0o777) for path in (where, where / FILE)] == ["0o700", "0o600"]
     assert [path.name for path in where.iterdir()] == [FILE]
 
@@ -27,10 +27,10 @@ def test_a_restarted_agent_has_its_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [("i-0ffffffffffffffff", "batch-1"), ("i-0123456789abcdef0", "batch-2")])
 def test_an_image_with_the_file_of_another_instance(tmp_path: Path, other: tuple[str, str]) -> None:
     """A token belongs to one instance of one batch; a machine made from an image of it has a new one."""
-    before = kept_token(tmp_path, *other)
-    own = kept_token(tmp_path, *OWN)
+    before = stored_token(tmp_path, *other)
+    own = stored_token(tmp_path, *OWN)
     assert own != before
-    assert kept_token(tmp_path, *OWN) == own
+    assert stored_token(tmp_path, *OWN) == own
 
 
 def link(path: Path) -> None:
@@ -54,9 +54,9 @@ def test_an_unusable_file_is_replaced(
 ) -> None:
     """And said to be so. Where its machine has enrolled, the provisioner refuses the new token."""
     where = tmp_path / "state"
-    before = kept_token(where, *OWN)
+    before = stored_token(where, *OWN)
     spoil(where / FILE)
-    after = kept_token(where, *OWN)
+    after = stored_token(where, *OWN)
     assert after != before
     printed = capfd.readouterr().err
     assert f"ignoring the stored token: {where}" in printed
@@ -66,18 +66,18 @@ def test_an_unusable_file_is_replaced(
 
 
 def test_the_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kept_token(tmp_path, *OWN)
+    before = stored_token(tmp_path, *OWN)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(state.Unusable, match="belongs to another user"):
         state._read(tmp_path)
-    assert kept_token(tmp_path, *OWN) != before
+    assert stored_token(tmp_path, *OWN) != before
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The agent works, until it is restarted."""
     (tmp_path / "file").touch()
     for where in (tmp_path / "file", None):
-        assert kept_token(where, *OWN).startswith(WORKER_TOKEN)
+        assert stored_token(where, *OWN).startswith(WORKER_TOKEN)
         assert "a restarted worker cannot register" in capfd.readouterr().err
 
 

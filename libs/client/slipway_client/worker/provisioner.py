@@ -13,7 +13,7 @@ from slipway_client.worker import core
 from slipway_client.worker.core import Call, GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
 from slipway_client.worker.imds import Identity
 from slipway_client.worker.log import log
-from slipway_client.worker.state import kept_token
+from slipway_client.worker.state import stored_token
 from slipway_client.worker.user_data import REGISTER_PATH, UserData
 from slipway_common.base.clock import monotonic_seconds, utc_now
 
@@ -106,7 +106,7 @@ class Provisioner:
         }
         if self._identity.proof is not None:
             if not self._token:
-                self._token = kept_token(self._state, self._identity.instance_id, self._user_data.batch_id)
+                self._token = stored_token(self._state, self._identity.instance_id, self._user_data.batch_id)
             body |= {"token": self._token, "identity": msgspec.structs.asdict(self._identity.proof)}
         answer = await post(self._user_data.provisioner_url + REGISTER_PATH, body)
         if not answer.ok:

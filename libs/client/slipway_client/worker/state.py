@@ -1,4 +1,4 @@
-"""Token of a machine's worker, kept so that a restarted agent is known again.
+"""Token of a machine's worker, stored so that a restarted agent is known again.
 
 An identity document can be copied by every process of the machine, and enrols it once: the token tells its agent from
 whatever has copied the document. It is in a file that its owner alone can read, usually root, and is drawn before the
@@ -26,7 +26,7 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True):
     """Content of the file: the token of one instance, in one launch batch."""
 
     instance_id: str
@@ -34,11 +34,11 @@ class Kept(msgspec.Struct, frozen=True):
     token: str
 
     def __repr__(self) -> str:
-        return f"Kept(instance_id={self.instance_id!r})"
+        return f"Stored(instance_id={self.instance_id!r})"
 
 
 class Unusable(Exception):
-    """The kept token cannot be used; the text says why, and nothing of it."""
+    """The stored token cannot be used; the text says why, and nothing of it."""
 
 
 def directory(environment: Mapping[str, str]) -> Path | None:
@@ -49,19 +49,19 @@ def directory(environment: Mapping[str, str]) -> Path | None:
     return OF_ROOT if os.geteuid() == 0 else None
 
 
-def kept_token(where: Path | None, instance_id: str, batch_id: str) -> str:
-    """Token of this instance: the kept one, or a new one that is kept from now on."""
+def stored_token(where: Path | None, instance_id: str, batch_id: str) -> str:
+    """Token of this instance: the stored one, or a new one that is stored from now on."""
     if where is None:
         log(f"the token is not stored, so a restarted worker cannot register: not root, and {DIRECTORY} is not set")
         return new_worker_token()
     try:
-        if (kept := _read(where)) is not None:
-            if (kept.instance_id, kept.batch_id) == (instance_id, batch_id):
-                return kept.token
-            log(f"{where / FILE} belongs to {kept.instance_id}, an earlier instance or batch; replacing it")
+        if (stored := _read(where)) is not None:
+            if (stored.instance_id, stored.batch_id) == (instance_id, batch_id):
+                return stored.token
+            log(f"{where / FILE} belongs to {stored.instance_id}, an earlier instance or batch; replacing it")
     except Unusable as error:
         log(f"ignoring the stored token: {error}")
-    made = Kept(instance_id, batch_id, new_worker_token())
+    made = Stored(instance_id, batch_id, new_worker_token())
     try:
         _write(where, made)
     except OSError as error:
@@ -69,8 +69,8 @@ def kept_token(where: Path | None, instance_id: str, batch_id: str) -> str:
     return made.token
 
 
-def _read(where: Path) -> Kept | None:
-    """Kept token; None if there is none. Raises Unusable."""
+def _read(where: Path) -> Stored | None:
+    """Stored token; None if there is none. Raises Unusable."""
     path = where / FILE
     try:
         _check(where, os.stat(where), OTHERS_WRITE, "writable by others than its owner")
@@ -85,7 +85,7 @@ def _read(where: Path) -> Kept | None:
             raise Unusable(f"{path} is not a regular file")
         _check(path, found, OTHERS, "accessible to others than its owner")
         try:
-            return msgspec.json.decode(opened.read(BYTES_MAX), type=Kept)
+            return msgspec.json.decode(opened.read(BYTES_MAX), type=Stored)
         except (OSError, msgspec.MsgspecError) as error:
             raise Unusable(f"{path} cannot be read ({type(error).__name__})") from error
 
@@ -97,7 +97,7 @@ def _check(path: Path, found: os.stat_result, forbidden: int, problem: str) -> N
         raise Unusable(f"{path} is {problem}")
 
 
-def _write(where: Path, made: Kept) -> None:
+def _write(where: Path, made: Stored) -> None:
     """Replace the file as a whole. Raises OSError."""
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = where / f".{FILE}.new"
