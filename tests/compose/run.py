@@ -31,8 +31,8 @@ from tests.compose.rules import ComposeFiles, containers, dockerfile, problems
 from tests.compose.stack import Stack, StackFailed, properties
 
 ROOT: Final = Path(__file__).parents[2]
-LOCKS: Final = ("requirements.services.lock", "requirements.aws.lock")
-EXTRA: Final = {"SERVICE": "provisioner", "PORT": "7301", "EXTRAS": "aws"}
+LOCKS: Final = ("requirements.services.lock", "requirements.aws.lock", "requirements.terraform.lock")
+EXTRA: Final = {"SERVICE": "provisioner", "PORT": "7301", "EXTRAS": "aws terraform"}
 VARIABLE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")
 PLATFORMS: Final = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
 LAUNCHED_SECONDS: Final = 120.0
@@ -128,9 +128,11 @@ async def start(files: ComposeFiles, supervisor: Supervisor) -> list[str]:
 
 
 def build_extra(stack: Stack) -> None:
-    """Build the image of the provisioner with its extra, and import what needs it. Raises BuildFailed."""
+    """Build the image of the provisioner with its extras, and import what needs them. Raises BuildFailed."""
     image = stack.builder.build("Dockerfile", EXTRA, stack.folder / "extra")
-    command: list[str | Path] = [image.find("python"), "-c", "import slipway_provisioner.providers.aws.client"]
+    modules = ("aws.client", "terraform.engine")
+    imports = "; ".join(f"import slipway_provisioner.providers.{module}" for module in modules)
+    command: list[str | Path] = [image.find("python"), "-c", imports]
     ended = subprocess.run(command, env=image.environment, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         raise BuildFailed(f"EXTRAS={EXTRA['EXTRAS']}: {ended.stderr}")

