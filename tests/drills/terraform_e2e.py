@@ -82,6 +82,7 @@ output "resources" {
     workspace = found.tags["slipway-workspace"]
     address   = found.tags["address"]
     id        = split("/", found.resource_arn)[1]
+    tags      = found.tags
   }]
 }
 """,

@@ -105,6 +105,7 @@ ELSEWHERE: Final = {
     "shared_window",
     "demand",
     "workspace_document",
+    "workspace_listing",
     "tenants",
     "groups",
     "slot_requests",

@@ -1744,13 +1744,15 @@ def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
     # In test_account_checks.py, test_consoles.py, test_declarations.py, test_limits.py, test_pacing.py, test_pauses.py,
-    # test_provider_keys.py, test_roll_outs.py, test_sources.py, test_unreachable_accounts.py and test_workspaces.py.
+    # test_provider_keys.py, test_roll_outs.py, test_sources.py, test_unreachable_accounts.py, test_workspaces.py
+    # and test_workspace_listings.py.
     elsewhere = (
         "store.account_checks.",
         *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
         *("store.pacing.", "store.provider_keys.", "store.refused_pauses.", "store.retention.DELETE_ENDED_DEMAND"),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
         *("store.consoles.", "store.retention.DELETE_DOCUMENTS"),
+        *("store.workspace_listings.", "store.retention.DELETE_LISTINGS"),
     )
     assert {name for name in locks if not name.startswith(elsewhere)} == locking
 

@@ -57,6 +57,7 @@ output "resources" {
     workspace = found.tags["slipway-workspace"]
     address   = found.tags["address"]
     id        = found.id
+    tags      = found.tags
   }]
 }
 """

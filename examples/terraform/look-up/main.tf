@@ -12,5 +12,6 @@ output "resources" {
     workspace = found.tags["slipway-workspace"]
     address   = found.tags["address"]
     id        = found.id
+    tags      = found.tags
   }]
 }

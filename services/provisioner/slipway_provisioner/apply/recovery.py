@@ -33,6 +33,7 @@ from slipway_provisioner.store import (
     recovery,
     restores,
     workers,
+    workspace_listings,
     workspace_runs,
 )
 from slipway_provisioner.store.batches import Batch
@@ -70,6 +71,7 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
     await restores.begin(tx, renewal.reason, revision_base=renewal.revision_base)
     await limits.forget(tx)
     await workspace_runs.distrust(tx)
+    await workspace_listings.distrust(tx)
     alert = AlertRaised(
         dedup_key=KEY,
         subject_kind="service",

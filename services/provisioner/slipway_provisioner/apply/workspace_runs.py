@@ -13,6 +13,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.apply import workspaces as states
+from slipway_provisioner.apply.workspace_listings import AccountListings
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
 from slipway_provisioner.domain.workspace_runs import Next, after_rejection, operation_of
@@ -41,6 +42,7 @@ class WorkspaceRuns:
         """`database` is None until the service has connected, before which nothing is called."""
         self._database = database
         self._keys = keys
+        self.listings = AccountListings(self._connected, keys)
 
     async def add(self, account: Account, batch_id: str, inputs: Sequence[Mapping[str, Any]], room: Room) -> None:
         async with self._connected().acquire() as db, db.transaction():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +29,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     accepted_timeout_seconds: float | None = None
 
 
+WITHOUT_ID: Final = "workspace-"
+"""Beginning of the ids by which workspaces without an instance id are listed. None of them can become a worker."""
+
+
 class InstanceState(StrEnum):
     """State of an instance. Listings leave terminated ones out."""
 
@@ -40,13 +44,14 @@ class InstanceState(StrEnum):
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """An instance of our deployment in a listing. The ids of its batch and its revision of a launch config are from its
-    tags, empty if it lacks them."""
+    tags, empty if it lacks them. `note` says what it consists of, where its id does not tell people."""
 
     id: str
     batch_id: str
     launch_config_id: str = ""
     created_at: datetime
     state: InstanceState
+    note: str = ""
 
     @property
     def running(self) -> bool:

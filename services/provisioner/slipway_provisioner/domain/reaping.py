@@ -147,15 +147,19 @@ def _judged(
     decided = [i for i in found if i.id in to_terminate]
     open_ = [i for i in found if i.id not in to_terminate]
     known = [i for i in open_ if i.batch_id in batches and i.id not in reasons]
-    kept = [Kept(i, UNKNOWN_BATCH) for i in open_ if i.batch_id not in batches]
+    kept = [Kept(i, _noted(UNKNOWN_BATCH, i)) for i in open_ if i.batch_id not in batches]
     kept += [Kept(i, reasons[i.id]) for i in open_ if i.batch_id in batches and i.id in reasons]
     reason = unconfirmed
     if not reason and len(known) > ORPHANS_MAX and len(known) > IMPLAUSIBLE_SHARE * listed:
         reason = f"{len(known)} of {listed} instances have no worker, too many for one pass"
     if reason:
-        kept += [Kept(i, reason) for i in known]
+        kept += [Kept(i, _noted(reason, i)) for i in known]
         known = []
     if unconfirmed:
-        kept += [Kept(i, unconfirmed) for i in decided]
+        kept += [Kept(i, _noted(unconfirmed, i)) for i in decided]
         decided = []
     return [i.id for i in (*decided, *known)], kept
+
+
+def _noted(reason: str, instance: Instance) -> str:
+    return f"{reason}; {instance.note}" if instance.note else reason

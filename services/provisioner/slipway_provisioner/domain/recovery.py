@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_provisioner.domain.cloud import WITHOUT_ID
+
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -77,6 +79,8 @@ def proposals(
 
 def cannot_adopt(orphan: Orphan, revision: LiveRevision | None, ended: Collection[tuple[str, str]]) -> str:
     """Reason why an instance cannot become a worker; empty if it can."""
+    if orphan.instance_id.startswith(WITHOUT_ID):
+        return "a Terraform module has made it, and its tags do not show the id of its instance"
     if not UUID.fullmatch(orphan.batch_id):
         return "it has no tag of a launch batch"
     if not orphan.launch_config_id:

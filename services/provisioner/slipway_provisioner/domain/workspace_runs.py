@@ -64,7 +64,7 @@ def after(
             return _after_apply(kept, result, visibility_seconds)
         case Operation.LOOK_UP:
             return _after_look_up(kept, result, unsettled_seconds)
-        case Operation.DESTROY:
+        case Operation.DESTROY | Operation.RECLAIM:
             if result.failure or result.resources:
                 return kept
             return msgspec.structs.replace(kept, phase=Phase.GONE, due_seconds=None)
@@ -89,7 +89,7 @@ def after_rejection(row: Workspace, operation: Operation, reason: str) -> Next:
     match operation:
         case Operation.APPLY | Operation.LOOK_UP:
             changes = {"phase": Phase.UNKNOWN, "due_seconds": 0.0, "effects_seconds": 0.0, "attempts": 0}
-        case Operation.DESTROY:
+        case Operation.DESTROY | Operation.RECLAIM:
             changes = {"due_seconds": RETRY_SECONDS_MAX}
         case Operation.REFRESH if row.phase is not Phase.READY:
             changes = {"due_seconds": 0.0, "attempts": row.attempts}

@@ -21,6 +21,7 @@ class Phase(StrEnum):
     UNKNOWN = "unknown"  # an apply may have created resources that its state lacks: they are looked up by their tag
     READY = "ready"
     DESTROYING = "destroying"
+    ORPHAN = "orphan"  # resources without a row, for which one was made to destroy them: found by their tags first
     GONE = "gone"
 
 
@@ -31,6 +32,7 @@ class Operation(StrEnum):
     LOOK_UP = "look_up"
     REFRESH = "refresh"
     DESTROY = "destroy"
+    RECLAIM = "reclaim"
 
 
 NEXT: Final = {
@@ -38,6 +40,7 @@ NEXT: Final = {
     Phase.UNKNOWN: Operation.LOOK_UP,
     Phase.READY: Operation.REFRESH,
     Phase.DESTROYING: Operation.DESTROY,
+    Phase.ORPHAN: Operation.RECLAIM,
 }
 """Run that a workspace needs in each phase."""
 ABANDONED: Final = {
@@ -45,6 +48,7 @@ ABANDONED: Final = {
     Phase.UNKNOWN: Phase.UNKNOWN,
     Phase.READY: Phase.READY,
     Phase.DESTROYING: Phase.DESTROYING,
+    Phase.ORPHAN: Phase.ORPHAN,
     Phase.GONE: Phase.GONE,
 }
 """Phase of a workspace whose run has lost its lock: what was not applied before may have been by that run. A refresh
@@ -60,7 +64,8 @@ class Kind(StrEnum):
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the table `workspace`; fields are its columns. `batch_id` and `ordinal` are those of its intent.
+    """Row of the table `workspace`; fields are its columns. `batch_id` and `ordinal` are those of its intent; one that
+    was made for an orphan has an ordinal below 1.
 
     `holder` is the run that holds its lock until `locked_until`, under the fencing token `fence`. A run that has lost
     it may have effects until `effects_until`, and those of an apply end `effects_seconds` after its beginning.

@@ -28,7 +28,7 @@ class TerraformSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the runs of Terraform: at most `runs_max` at a time, in `folder`, which only this process uses. With
     `shares` one plugin process serves all workspaces of an account, else one workspace each. A worker without contact
     for `refresh_after_seconds` has its workspace refreshed. `sweep_share` is the share of a core for refreshes in
-    turn, of workspaces whose last one is `sweep_seconds` ago."""
+    turn, of workspaces whose last one is `sweep_seconds` ago, and for listings of accounts."""
 
     folder: str = ""
     runs_max: int = 4

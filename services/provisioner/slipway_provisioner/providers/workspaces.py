@@ -1,11 +1,13 @@
 """Port of the database of workspaces, which providers that run Terraform share between replicas."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.orphan_workspaces import OrphanWorkspace, Resource
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Operation, Version, Workspace
 
@@ -16,6 +18,10 @@ class NoRoom(Exception):
 
 class QueueFull(Exception):
     """Too many workspaces of the account wait for a run; the text says how many."""
+
+
+class ListingPending(Exception):
+    """The resources of the account have not been listed since a restore; the text says why."""
 
 
 class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +45,48 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     queue_max: int
 
 
+class ListingClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """An account whose resources its caller lists by their tags from `began_at` on, under the token `fence`."""
+
+    account: Account
+    fence: int
+    began_at: datetime
+
+
+class Listings(Protocol):
+    """Listings of the resources of accounts by their tags."""
+
+    async def orphans(self, account: Account, *, visibility_seconds: float) -> Sequence[OrphanWorkspace]:
+        """Resources of an account without a live workspace, as of the newest listing. An account without one is listed
+        soon; after a restore ListingPending is raised until then."""
+        ...
+
+    async def claim(self, *, all_: bool) -> ListingClaim | None:
+        """Account that is due to be listed, which no other replica lists; None if there is none. Without `all_` only
+        one that has not been listed yet, or not since a restore."""
+        ...
+
+    async def finish(self, claim: ListingClaim, found: Sequence[Resource], *, visibility_seconds: float) -> int:
+        """Compare a complete listing with the rows, and store its orphans; returns the number of their workspaces. One
+        that another has overtaken stores nothing."""
+        ...
+
+    async def fail(self, claim: ListingClaim, problem: str) -> None:
+        """Record that a listing has failed. The one before stays."""
+        ...
+
+    async def reclaim(self, account: Account, found: Sequence[OrphanWorkspace]) -> Mapping[str, str]:
+        """Have orphans destroyed that are not yet; returns the reason for each that cannot be, by its workspace."""
+        ...
+
+
 class Workspaces(Protocol):
     """Workspaces of a deployment. Every method is a transaction of its own."""
+
+    @property
+    def listings(self) -> Listings:
+        """Listings of resources in the same database."""
+        ...
 
     async def add(self, account: Account, batch_id: str, inputs: Sequence[Mapping[str, Any]], room: Room) -> None:
         """Queue a workspace for each of `inputs`, as many as there is room for, unless the batch has some already.
@@ -88,7 +134,7 @@ class Workspaces(Protocol):
         ...
 
     async def exist(self) -> bool:
-        """True if there is a workspace that is not gone, in any account."""
+        """True if there is a workspace that is not gone, in any account, or an account to list."""
         ...
 
     async def release(self, holder: str) -> int:

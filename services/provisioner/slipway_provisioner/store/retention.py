@@ -42,6 +42,7 @@ from slipway_provisioner.store.tables import (
     worker_pool,
     workspace,
     workspace_document,
+    workspace_listing,
 )
 
 AUDIT: Final = "audit_kept_days"
@@ -140,6 +141,14 @@ DELETE_ACCOUNTS: Final = Statement(
         unused_by(worker.c.account_id == account.c.id, ~in_states(ENDED)),
         unused_by(unreachable_machine.c.account_id == account.c.id),
         order=[account.c.id],
+    )
+)
+
+DELETE_LISTINGS: Final = Statement(
+    delete_ended(
+        workspace_listing,
+        unused_by(account.c.id == workspace_listing.c.account_id),
+        order=[workspace_listing.c.account_id],
     )
 )
 
@@ -275,6 +284,12 @@ RETENTION: Final[Retention] = (
         days=14,
         delete=DELETE_WORKSPACES,
         used_by=("workspace_document",),
+    ),
+    Rule(
+        table="workspace_listing",
+        rows="listings of the resources of accounts that are deleted",
+        after="the deletion of the account",
+        delete=DELETE_LISTINGS,
     ),
     Rule(table="claim", rows="ended claims", after="the claim's end", days=1, delete=DELETE_CLAIMS),
     Rule(

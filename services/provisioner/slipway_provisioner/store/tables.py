@@ -576,5 +576,5 @@ dirty_pool = Table(
 )
 Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
 
-workspace, workspace_document = workspace_tables(metadata)
+workspace, workspace_document, workspace_listing = workspace_tables(metadata)
 console_output = console_table(metadata)

@@ -14,7 +14,7 @@ from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.tables import workspace
+from slipway_provisioner.store.tables import workspace, workspace_listing
 from slipway_provisioner.store.workspaces import FIELDS, from_row
 
 C: Final = workspace.c
@@ -26,16 +26,21 @@ _HERE: Final = sa.and_(C.account_id == sa.bindparam("account_id"), C.deployment 
 ROOM: Final = "SELECT pg_advisory_xact_lock(hashtextextended('workspaces/' || $1, 0))"
 COUNT_LIVE: Final = Statement(sa.select(sa.func.count()).where(C.account_id == sa.bindparam("account_id"), _LIVE))
 COUNT_WAITING: Final = Statement(sa.select(sa.func.count()).where(C.due_at.is_not(None), C.holder == "", _LIVE))
-EXIST: Final = Statement(sa.select(sa.exists().where(_LIVE)))
+EXIST: Final = Statement(sa.select(sa.exists().where(_LIVE) | sa.exists(sa.select(workspace_listing.c.account_id))))
 OF_BATCH: Final = Statement(
-    sa.select(*FIELDS).where(_HERE, C.batch_id == sa.bindparam("batch_id", type_=C.batch_id.type)).order_by(C.ordinal)
+    sa.select(*FIELDS)
+    .where(_HERE, C.batch_id == sa.bindparam("batch_id", type_=C.batch_id.type), C.ordinal > 0)
+    .order_by(C.ordinal)
 )
 LIVE: Final = Statement(
     sa.select(*FIELDS)
     .where(
         _HERE,
         _LIVE,
-        sa.or_(sa.bindparam("batch_id", type_=C.batch_id.type).is_(None), C.batch_id == sa.bindparam("batch_id")),
+        sa.or_(
+            sa.bindparam("batch_id", type_=C.batch_id.type).is_(None),
+            sa.and_(C.batch_id == sa.bindparam("batch_id"), C.ordinal > 0),
+        ),
     )
     .order_by(C.id)
 )
@@ -130,7 +135,7 @@ async def waiting_number(tx: Connection) -> int:
 
 
 async def exist(db: Connection) -> bool:
-    """True if there is a workspace that is not gone."""
+    """True if there is a workspace that is not gone, or an account to list."""
     return bool(await db.fetchval(EXIST.text, *EXIST.arguments()))
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -26,8 +27,8 @@ PHASES: Final = f"phase IN ({literals(Phase)})"
 KINDS: Final = f"kind IN ({literals(Kind)})"
 
 
-def workspace_tables(metadata: MetaData) -> tuple[Table, Table]:
-    """Add the tables of workspaces: their rows and their encrypted documents."""
+def workspace_tables(metadata: MetaData) -> tuple[Table, Table, Table]:
+    """Add the tables of workspaces: their rows, their encrypted documents, and the listings of accounts."""
     # One row per worker that a module makes, from its accepted call until its resources are destroyed. `holder` is the
     # run that holds the lock until `locked_until`; each lock has a higher `fence`. It is due for its next run at
     # `due_at`, never without one. Index scans for due ones and for accounts skip those that are gone.
@@ -85,4 +86,16 @@ def workspace_tables(metadata: MetaData) -> tuple[Table, Table]:
         PrimaryKeyConstraint("workspace_id", "kind", "number"),
     )
     Index("workspace_document_key", document.c.key_id)
-    return workspace, document
+    # One row per account, listed again at `due_at`, or then by another replica. `found` are the resources without a
+    # live row as of `listed_at`, when the newest complete listing began; NULL: none since the account or a restore.
+    listing = Table(
+        "workspace_listing",
+        metadata,
+        Column("account_id", Text, primary_key=True),
+        now("due_at"),
+        required("fence", BigInteger, server_default=ZERO),
+        Column("listed_at", TIME),
+        required("found", JSONB, server_default=text("'[]'")),
+        empty_text("problem"),
+    )
+    return workspace, document, listing

@@ -312,7 +312,7 @@ CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
 CREATE TABLE workspace (
     id uuid PRIMARY KEY, deployment text NOT NULL, incarnation text NOT NULL, account_id text NOT NULL,
     batch_id uuid NOT NULL, ordinal integer NOT NULL, launch_config_id text NOT NULL,
-    phase text NOT NULL CHECK (phase IN ('queued', 'unknown', 'ready', 'destroying', 'gone')),
+    phase text NOT NULL CHECK (phase IN ('queued', 'unknown', 'ready', 'destroying', 'orphan', 'gone')),
     holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0, locked_until timestamptz,
     effects_seconds double precision NOT NULL, effects_until timestamptz, due_at timestamptz,
     attempts integer NOT NULL DEFAULT 0, instance_id text, address text NOT NULL DEFAULT '', outcome jsonb,
@@ -333,6 +333,12 @@ CREATE TABLE workspace_document (
     saved_at timestamptz NOT NULL DEFAULT slipway_clock(), PRIMARY KEY (workspace_id, kind, number)
 );
 CREATE INDEX workspace_document_key ON workspace_document (key_id);
+-- One row per account, listed again at `due_at`, or then by another replica. `found` are the resources without a live
+-- row as of `listed_at`, when the newest complete listing began; NULL: none since the account or a restore.
+CREATE TABLE workspace_listing (
+    account_id text PRIMARY KEY, due_at timestamptz NOT NULL DEFAULT slipway_clock(), fence bigint NOT NULL DEFAULT 0,
+    listed_at timestamptz, found jsonb NOT NULL DEFAULT '[]', problem text NOT NULL DEFAULT ''
+);
 """
 
 

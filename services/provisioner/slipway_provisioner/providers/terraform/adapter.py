@@ -15,8 +15,9 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.events.worker import Outcome, Scope
-from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
+from slipway_provisioner.domain.cloud import WITHOUT_ID, Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.encryption import KeyMissing
+from slipway_provisioner.domain.orphan_workspaces import OrphanWorkspace
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.providers.port import (
@@ -36,7 +37,7 @@ from slipway_provisioner.providers.terraform.settings import (
     launch_problem,
     launch_settings,
 )
-from slipway_provisioner.providers.workspaces import NoRoom, QueueFull, Room, Workspaces
+from slipway_provisioner.providers.workspaces import ListingPending, NoRoom, QueueFull, Room, Workspaces
 
 if TYPE_CHECKING:
     from slipway_provisioner.providers.terraform.engine import Engine
@@ -48,8 +49,8 @@ GRACE_SECONDS: Final = 60.0
 QUEUED_PER_RUN: Final = 50
 """Workspaces that may wait for each run at a time: at a minute a run less than an hour."""
 FULL_SECONDS: Final = 30.0
-LEFT_BEHIND: Final = "workspace-"
-"""Beginning of the ids of workspaces without an instance whose resources cannot be destroyed."""
+BY_HAND: Final = "delete its resources by hand; they are those with its id in the tag slipway-workspace"
+ENDING: Final = frozenset({Phase.DESTROYING, Phase.ORPHAN})
 PENDING: Final = frozenset({Phase.QUEUED, Phase.UNKNOWN})
 
 
@@ -141,10 +142,16 @@ class Terraform(Provider):
     # Instances
 
     async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
-        rows = await self._workspaces().live(account, batch_id)
-        if batch_id is not None and any(row.phase in PENDING for row in rows):
-            raise OutcomeUnknown(f"workspaces of the call {batch_id} are not resolved yet", throttled=True)
-        yield [_instance(row) for row in rows if row.instance_id is not None or (batch_id is None and _is_stuck(row))]
+        if batch_id is not None:
+            rows = await self._workspaces().live(account, batch_id)
+            if any(row.phase in PENDING for row in rows):
+                raise OutcomeUnknown(f"workspaces of the call {batch_id} are not resolved yet", throttled=True)
+            yield [_instance(row) for row in rows if row.instance_id is not None]
+            return
+        found = {(instance := _left(orphan)).id: instance for orphan in await self._orphans(account)}
+        rows = await self._workspaces().live(account, None)
+        listed = [row for row in rows if row.instance_id is not None or row.phase is Phase.ORPHAN or _is_stuck(row)]
+        yield [*({_instance(row).id: _instance(row) for row in listed} | found).values()]
 
     async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
         return bool(await self._workspaces().of_instances(account, [instance_id]))
@@ -155,10 +162,32 @@ class Terraform(Provider):
 
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         rows = list(await self._workspaces().destroy(account, instance_ids))
-        if any(id_.startswith(LEFT_BEHIND) for id_ in instance_ids):
+        refused: dict[str, Protected] = {}
+        if any(id_.startswith(WITHOUT_ID) for id_ in instance_ids):
+            found = {_left(orphan).id: orphan for orphan in await self._orphans(account)}
             rows += [row for row in await self._workspaces().live(account, None) if _instance(row).id in instance_ids]
-        if refused := {_instance(row).id: _protected(row) for row in rows if _is_stuck(row)}:
+            refused = await self._reclaim(account, [found[id_] for id_ in instance_ids if id_ in found])
+        if refused := refused | {_instance(row).id: _protected(row) for row in rows if _is_stuck(row)}:
             raise TerminationRefused(refused)
+
+    async def _orphans(self, account: Account) -> Sequence[OrphanWorkspace]:
+        visibility = account_settings(account.settings).visibility_seconds
+        try:
+            return await self._workspaces().listings.orphans(account, visibility_seconds=visibility)
+        except ListingPending as error:
+            raise OutcomeUnknown(f"{account.id}: {error}", throttled=True) from None
+
+    async def _reclaim(self, account: Account, found: Sequence[OrphanWorkspace]) -> dict[str, Protected]:
+        """Have orphans destroyed; returns those that only a person can destroy."""
+        try:
+            reasons = await self._workspaces().listings.reclaim(account, found)
+        except KeyMissing as error:
+            raise OutcomeUnknown(str(error)) from None
+        return {
+            _left(orphan).id: Protected(f"{reasons[orphan.id]}; {orphan.note}", BY_HAND)
+            for orphan in found
+            if orphan.id in reasons
+        }
 
     # Accounts
 
@@ -187,13 +216,13 @@ def is_installed() -> bool:
 
 def _is_stuck(row: Workspace) -> bool:
     """True if only a person can free what a workspace holds."""
-    return row.phase is Phase.DESTROYING and row.attempts >= STUCK_ATTEMPTS
+    return row.phase in ENDING and row.attempts >= STUCK_ATTEMPTS
 
 
 def _instance(row: Workspace) -> Instance:
     assert row.created_at is not None
     return Instance(
-        id=row.instance_id or f"{LEFT_BEHIND}{row.id}",
+        id=row.instance_id or f"{WITHOUT_ID}{row.id}",
         batch_id=row.batch_id,
         launch_config_id=row.launch_config_id,
         created_at=row.created_at,
@@ -201,8 +230,21 @@ def _instance(row: Workspace) -> Instance:
     )
 
 
+def _left(orphan: OrphanWorkspace) -> Instance:
+    return Instance(
+        id=f"{WITHOUT_ID}{orphan.id}",
+        batch_id=orphan.batch_id,
+        launch_config_id=orphan.launch_config_id,
+        created_at=orphan.listed_at,
+        state=InstanceState.RUNNING,
+        note=orphan.note,
+    )
+
+
 def _protected(row: Workspace) -> Protected:
     reason = f"terraform destroy has failed {row.attempts} times: {row.problem}"
+    if row.phase is Phase.ORPHAN:
+        return Protected(reason, BY_HAND)
     return Protected(
         reason, "slipway worker unlock WORKER  # once the cause is removed; else it is retried every 10 min"
     )

@@ -18,6 +18,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.orphan_workspaces import Resource
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, TerraformSettings
 from slipway_provisioner.providers.terraform.credentials import NoCredential
@@ -72,7 +73,7 @@ class Engine:
             except OSError as error:
                 raise OutcomeUnknown(f"no run of terraform can begin: {error}") from error
             await self._release(holder)
-            self._queue = RunQueue(holder, self._workspaces, self._settings, self._run, _visibility)
+            self._queue = RunQueue(holder, self._workspaces, self._settings, self._run, _visibility, self._list)
         return await self._queue.step()
 
     async def aclose(self) -> None:
@@ -107,6 +108,14 @@ class Engine:
         except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
             raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
         return _Identity(looked.identity, monotonic_seconds())
+
+    async def _list(self, account: Account) -> tuple[list[Resource], float]:
+        """Resources of an account, and the longest time until one is listed. Raises LookUpFailed."""
+        try:
+            found = await (await self._runs(account)).listed(account, f"listing-{new_id()}")
+            return found, account_settings(account.settings).visibility_seconds
+        except (NoCredential, TerraformError, OSError, msgspec.ValidationError) as error:
+            raise LookUpFailed(str(error)) from error
 
     async def _run(self, claim: RunClaim) -> Ended:
         try:

@@ -1,16 +1,18 @@
 """Queue of runs of this replica: claims workspaces that are due, at most as many as it may run, and saves each run."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.orphan_workspaces import Resource
 from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, Result, after
 from slipway_provisioner.domain.workspaces import Operation
 from slipway_provisioner.providers.port import TerraformSettings
-from slipway_provisioner.providers.terraform.runs import Ended
-from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
+from slipway_provisioner.providers.terraform.runs import Ended, LookUpFailed
+from slipway_provisioner.providers.workspaces import ListingClaim, RunClaim, Workspaces
 
 LOG = logger(__name__)
 RENEW_SECONDS: Final = 20.0
@@ -36,33 +38,58 @@ class RunQueue:
         settings: TerraformSettings,
         run: Callable[[RunClaim], Awaitable[Ended]],
         visibility: Callable[[RunClaim], float],
+        list_: Callable[[Account], Awaitable[tuple[Sequence[Resource], float]]],
     ) -> None:
         self._holder, self._workspaces, self._settings = holder, workspaces, settings
-        self._run, self._visibility = run, visibility
+        self._run, self._visibility, self._list = run, visibility, list_
         self._running: dict[asyncio.Task[None], RunClaim] = {}
+        self._listing: asyncio.Task[None] | None = None
         self._saving: set[str] = set()
         self._renewed_at = self._looked_at = self._swept_at = monotonic_seconds()
         self._sweep_pause = 0.0
+        self._lists_next = False
 
     async def step(self) -> bool:
         """Claim and begin runs; waits for the end of one while there are any. False if there is nothing to do."""
         try:
             await self._renew()
             await self._make_due()
-            if (free := self._settings.runs_max - len(self._running)) > 0:
+            if (free := self._settings.runs_max - len(self._tasks)) > 0:
                 for claim in await self._workspaces.claim(self._holder, free):
                     self._running[asyncio.create_task(self._ran(claim))] = claim
-            if not self._running:
+            if not self._tasks:
                 return False
-            done, _ = await asyncio.wait(self._running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(self._tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                claim = self._running.pop(task)
+                workspace = self._running.pop(task).workspace.id if task in self._running else ""
+                if task is self._listing:
+                    self._listing = None
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    LOG.error("the end of a run was lost", workspace=claim.workspace.id, exc_info=error)
+                    LOG.error("the end of a run was lost", workspace=workspace, exc_info=error)
         except asyncio.CancelledError:
             await self._stop()
             raise
         return True
+
+    @property
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        """All runs of this replica, of which one at most lists an account."""
+        return {*self._running, *([self._listing] if self._listing is not None else [])}
+
+    async def _listed(self, claim: ListingClaim) -> None:
+        """List an account and store what has no workspace. A listing that is not stored is repeated."""
+        began = monotonic_seconds()
+        listings = self._workspaces.listings
+        try:
+            found, visibility = await self._list(claim.account)
+        except LookUpFailed as error:
+            LOG.warning("listing the resources of an account failed", account=claim.account.id, error=str(error))
+            await listings.fail(claim, str(error))
+            return
+        finally:
+            self._sweep_pause = self._pause_after(began)
+        orphans = await listings.finish(claim, found, visibility_seconds=visibility)
+        LOG.info("listed an account", account=claim.account.id, resources=len(found), orphans=orphans)
 
     async def _ran(self, claim: RunClaim) -> None:
         """Run a claimed workspace and save what follows, however often that takes: nobody else has its new state."""
@@ -73,7 +100,7 @@ class RunQueue:
         else:
             ended = await self._ended(claim)
         if claim.operation is Operation.REFRESH and self._settings.sweep_share > 0:
-            self._sweep_pause = (monotonic_seconds() - began) / self._settings.sweep_share
+            self._sweep_pause = self._pause_after(began)
         next_ = after(
             claim.workspace,
             claim.operation,
@@ -143,13 +170,38 @@ class RunQueue:
             await self._workspaces.refresh_unresponsive(self._settings.refresh_after_seconds)
             if self._settings.sweep_share > 0 and now - self._swept_at >= self._sweep_pause:
                 self._swept_at = now
-                await self._workspaces.refresh_oldest(self._settings.sweep_seconds)
+                await self._sweep()
+        await self._list_next(all_=False)
+
+    async def _sweep(self) -> None:
+        """List an account or refresh a workspace, in turn while both are due."""
+        self._lists_next = not self._lists_next
+        if self._lists_next and await self._list_next(all_=True):
+            return
+        if not await self._workspaces.refresh_oldest(self._settings.sweep_seconds) and not self._lists_next:
+            await self._list_next(all_=True)
+
+    async def _list_next(self, *, all_: bool) -> bool:
+        """Begin to list an account that is due, and could be run now; False if there is none."""
+        if self._listing is not None or len(self._tasks) >= self._settings.runs_max:
+            return False
+        if (claim := await self._workspaces.listings.claim(all_=all_)) is None:
+            return False
+        self._listing = asyncio.create_task(self._listed(claim))
+        return True
+
+    def _pause_after(self, began: float) -> float:
+        """Time without another run of the sweep after one that `began` then."""
+        share = self._settings.sweep_share
+        return (monotonic_seconds() - began) / share if share > 0 else 0.0
 
     async def _stop(self) -> None:
         """Interrupt all runs, and save what they leave, as long as that takes seconds."""
         for task, claim in self._running.items():
             if claim.workspace.id not in self._saving:
                 task.cancel()
-        if self._running:
-            await asyncio.wait(self._running, timeout=STOP_SECONDS)
+        if self._listing is not None:
+            self._listing.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
         self._running.clear()

@@ -9,6 +9,7 @@ import msgspec
 
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.orphan_workspaces import Resource
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.domain.workspaces import Operation
 from slipway_provisioner.providers.port import Provider
@@ -50,11 +51,12 @@ REFUSED: Final = (
 
 class Found(msgspec.Struct, frozen=True):
     """A resource that the look-up module has found by its tags: the workspace in its tags, its address in the user's
-    module, and its id at the provider."""
+    module, its id at the provider, and all its tags."""
 
     workspace: str
     address: str
     id: str
+    tags: dict[str, str] = {}
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -94,6 +96,8 @@ class Runs:
                     return await self._refresh(claim)
                 case Operation.DESTROY:
                     return await self._destroy(claim)
+                case Operation.RECLAIM:
+                    return await self._reclaim(claim)
         except NoCredential as error:
             outcome = self._provider.failure(claim.account, _config(claim), "NoCredential", Scope.CREDENTIAL)
             return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
@@ -106,23 +110,42 @@ class Runs:
         except (errors.TerraformError, LookUpFailed, msgspec.ValidationError, OSError) as error:
             return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
 
-    async def look_up(self, account: Account, tags: Mapping[str, str], name: str) -> Looked:
+    async def listed(self, account: Account, name: str) -> list[Resource]:
+        """Resources of the workspaces of an account. Raises LookUpFailed, NoCredential, TerraformError."""
+        own = {DEPLOYMENT: account.deployment, ACCOUNT: account.id}
+        looked = await self.look_up(account, own, name)
+        return [
+            Resource(
+                workspace=found.workspace,
+                address=found.address,
+                id=found.id,
+                batch_id=found.tags.get(BATCH, ""),
+                launch_config_id=found.tags.get(LAUNCH_CONFIG, ""),
+                incarnation=found.tags.get(INCARNATION, ""),
+            )
+            for found in looked.resources
+        ]
+
+    async def look_up(self, account: Account, tags: dict[str, str], name: str) -> Looked:
         """Resources with these tags, in a workspace of its own. Raises LookUpFailed, NoCredential, TerraformError."""
         settings = account_settings(account.settings)
         folder = Path(settings.modules_folder) / settings.lookup.module
         job = Job(
             module=folder,
             module_digest=settings.lookup.digest,
-            variables={"tags": dict(tags)},
+            variables={"tags": tags},
             providers=_specs(account, settings, None),
         )
         run = await self._run(Command.APPLY, name, job, None, LOOK_UP_SECONDS)
         if run.failure is not None:
             raise LookUpFailed(f"look-up in {account.id}: {run.failure.code}: {run.failure.message}")
         try:
-            return msgspec.convert(dict(run.outputs), Looked)
+            looked = msgspec.convert(dict(run.outputs), Looked)
         except msgspec.ValidationError as error:
             raise LookUpFailed(f"module {settings.lookup.module}: {error}; see the guide on Terraform") from None
+        # A module may show more than it was asked for, such as resources of other deployments.
+        asked = [found for found in looked.resources if tags.items() <= (tags | found.tags).items()]
+        return msgspec.structs.replace(looked, resources=tuple(asked))
 
     async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
         """Problem with the plan of a launch config; empty if there is none. Raises TerraformError, NoCredential."""
@@ -187,6 +210,13 @@ class Runs:
         if run.failure is not None:
             return self._failed(claim, run)
         return Ended(Result(resources=resources_of(run.newest_state)), run.newest_state)
+
+    async def _reclaim(self, claim: RunClaim) -> Ended:
+        """Import what the tags of an orphan show, and destroy it."""
+        looked = await self._look_up(claim)
+        if looked.result.failure:
+            return looked
+        return await self._destroy(msgspec.structs.replace(claim, state=looked.state or claim.state))
 
     def _failed(self, claim: RunClaim, run: Run) -> Ended:
         assert run.failure is not None
