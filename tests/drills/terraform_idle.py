@@ -66,7 +66,7 @@ async def play(harness: Harness) -> Verdict:
         await harness.play(deployment, parse(_declared(place)))
         await _passes(harness, deployment, 2)  # the first one looks up the identity of the account
         before = await _measured(deployment)
-        await _store(deployment, key)
+        await _store(deployment, place, key)
         await _passes(harness, deployment, 2)
         after = await _measured(deployment)
         running = await fetch(deployment, "SELECT count(*)::int AS n FROM provisioner.worker WHERE state = 'running'")
@@ -119,9 +119,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:4])
 
 
-async def _store(deployment: Deployment, key: str) -> None:
-    """Store workers and their workspaces as they are once they run."""
+async def _store(deployment: Deployment, place: Place, key: str) -> None:
+    """Store workers and their workspaces as they are once they run, so that a refresh of them would run Terraform."""
     keys = ring(key)
+    inputs = msgspec.json.encode({"config": {"settings": launch_settings(place)}})
     ids = [new_id() for _ in range(WORKERS)]
     instances = [f"m-{number:04d}" for number in range(WORKERS)]
     config_id = (await fetch(deployment, CONFIG))[0]["id"]
@@ -139,6 +140,7 @@ async def _store(deployment: Deployment, key: str) -> None:
                 await workspaces.insert(session, [made])
                 content = state(1, made.id, worker=instance)
                 await workspaces.put(session, made.id, Kind.STATE, content, keys, version=version_of(content))
+                await workspaces.put(session, made.id, Kind.INPUTS, inputs, keys)
                 await session.execute(
                     "UPDATE workspace SET phase = $2, instance_id = $3 WHERE id = $1", made.id, Phase.READY, instance
                 )

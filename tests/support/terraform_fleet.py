@@ -13,8 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.ids import new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.topics import DECODERS
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workspaces import Kind, Phase, Workspace
@@ -37,6 +40,10 @@ from tests.support.workspaces import NEW, OLD, ring
 
 SERVICE: Final = "provisioner"
 CONFIG: Final = "zone-a@3f2c9a"
+STOPPING: Final = """
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, instance_id,
+    requested_at, launched_at, stopping_at, traceparent)
+SELECT $1, 'linux', $2, $3, 'linux-1', 'stopping', $1, $4, at, at, at, '' FROM (SELECT slipway_clock() AS at)"""
 ROW: Final = f"SELECT {', '.join(Workspace.__struct_fields__)} FROM workspace ORDER BY id"
 
 
@@ -128,6 +135,19 @@ class Fleet:
         (row,) = await self.rows()
         async with self.database.acquire() as db:
             return await workspaces.document(db, row.id, kind, ring(NEW, OLD))
+
+    async def stopping(self, instance_id: str) -> str:
+        """Worker of an instance, which is terminated from now on."""
+        await self.database.execute("UPDATE deployment SET id = $1", self.account.deployment)
+        worker_id = new_id()
+        await self.database.execute(STOPPING, worker_id, CONFIG, self.account.id, instance_id)
+        return worker_id
+
+    async def alerts(self) -> list[AlertRaised | AlertResolved]:
+        """Alerts that were raised and resolved, in their order."""
+        rows = await self.database.fetch("SELECT type, value FROM outbox WHERE value IS NOT NULL ORDER BY id")
+        events = [DECODERS[row["type"]].decode(row["value"]) for row in rows]
+        return [event for event in events if isinstance(event, AlertRaised | AlertResolved)]
 
     async def due(self) -> None:
         """Let no pause between runs keep a workspace waiting."""

@@ -7,11 +7,12 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec import structs
 
+from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.worker import Scope
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
@@ -20,8 +21,11 @@ from slipway_provisioner.domain.declaration import NewLaunch
 from slipway_provisioner.domain.encryption import NONCE_BYTES
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
+from slipway_provisioner.loops.expire import terminate_instances
+from slipway_provisioner.loops.reap import reap_next
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused, TerminationRefused
 from slipway_provisioner.providers.terraform.runs import resources_of
+from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.workspaces import identity
 from tests.support.harness import WAITING, until
 from tests.support.provisioner import Cloud
@@ -324,6 +328,86 @@ async def test_a_destruction_that_fails_ten_times(fleet: Fleet) -> None:
         await fleet.due()
         await fleet.until_phase(Phase.GONE)
         assert fleet.machines == []
+
+
+async def test_a_destruction_that_fails_ten_times_is_one_alert(fleet: Fleet) -> None:
+    """It names the instance, the cause and what to do, until the instance is gone. Nothing is lost meanwhile."""
+    times = {"reap_seconds": 0.001, "call_timeout_seconds": 0.001, "visibility_seconds": 0.001}
+    settings = Settings(database_url="", kafka="", registration_key="r" * 32, **times)
+    async with working(fleet.replica()) as provider:
+        loops: dict[str, Any] = {"settings": settings, "providers": {"terraform": provider}}
+        await fleet.create()
+        machine = await one_machine(fleet)
+        worker_id = await fleet.stopping(machine)
+        fleet.place.ledger.inject(Fault(kind="error", at="destroy", text="Forbidden: locked"))
+
+        async def stuck() -> bool:
+            await fleet.due()
+            await terminate_instances(fleet.database, **loops)
+            return bool(await fleet.alerts())
+
+        await until(stuck, "an alert is raised")
+        (row,) = await fleet.rows()
+        assert row.attempts >= STUCK_ATTEMPTS
+        for _ in range(3):
+            await stuck()
+            await reap_next(fleet.database, **loops)
+        (alert,) = await fleet.alerts()
+        assert isinstance(alert, AlertRaised)
+        assert (alert.kind, alert.subject_id, alert.evidence) == ("termination-refused", "tf", (machine,))
+        assert "Forbidden: locked" in alert.cause
+        assert alert.command.startswith("slipway worker unlock")
+        assert fleet.machines == [machine]
+        fleet.place.ledger.inject()
+        await fleet.due()
+        await fleet.until_phase(Phase.GONE)
+        assert (fleet.machines, fleet.creations) == ([], 1)
+        await until(lambda: reap_next(fleet.database, **loops), "the account is listed")
+        assert [type(each) for each in await fleet.alerts()] == [AlertRaised, AlertResolved]
+        states = await fleet.database.fetch("SELECT id::text, state FROM worker")
+        assert [(each["id"], each["state"]) for each in states] == [(worker_id, "stopped")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error configuring Terraform AWS Provider: error validating provider credentials: error calling "
+        "sts:GetCallerIdentity: ExpiredToken: The security token included in the request is expired",
+        "error configuring Terraform AWS Provider: error validating provider credentials: error calling "
+        "sts:GetCallerIdentity: InvalidClientTokenId: The security token included in the request is invalid.",
+    ],
+    ids=["ExpiredToken", "InvalidClientTokenId"],
+)
+async def test_a_credential_that_expires_while_workers_exist(
+    postgres: EmbeddedPostgres, tmp_path: Path, text: str, request: pytest.FixtureRequest
+) -> None:
+    """It is charged to its account, and a destruction fails. With a renewed one all goes on, without a person."""
+    file = tmp_path / "credential"
+    file.write_text("LEDGER_TOKEN=old\n")
+    async with fleet_on(postgres, credential={"file": str(file)}) as fleet, working(fleet.replica()) as provider:
+        await fleet.database.execute("UPDATE account SET credential = $1", dict(fleet.account.credential))
+        await fleet.create()
+        machine = await one_machine(fleet)
+        expired = [Fault(kind="error", at=at, token="old", text=text) for at in ("configure", "create", "destroy")]
+        fleet.place.ledger.inject(*expired)
+        refused = await fleet.resolved(await fleet.create())
+        assert isinstance(refused, Refused)
+        outcome = refused.outcome
+        assert (outcome.scope, outcome.scope_key) == (Scope.CREDENTIAL, "tf")
+        assert outcome.code in request.node.callspec.id
+        await provider.terminate(fleet.account, [machine])
+
+        async def fails() -> bool:
+            return any(row.instance_id == machine and outcome.code in row.problem for row in await fleet.rows())
+
+        await until(fails, "the destruction fails")
+        assert fleet.machines == [machine]
+        file.write_text("LEDGER_TOKEN=new\n")
+        await fleet.due()
+        await until(lambda: not fleet.machines, "the machine is destroyed")
+        made = await fleet.resolved(await fleet.create())
+        assert made == fleet.machines
+        assert fleet.creations == 2
 
 
 async def test_a_credential_that_expires(postgres: EmbeddedPostgres, tmp_path: Path) -> None:

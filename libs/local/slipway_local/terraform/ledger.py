@@ -18,7 +18,8 @@ At = Literal["configure", "create", "read", "update", "destroy", "list"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of every call `at`, or only of the n-th `call` in a process, of calls in a region, or of one (`once`).
+    """A fault of every call `at`, or only of the n-th `call` in a process, of calls in a region, of processes with a
+    `token` as their credential, or of one call (`once`).
 
     `kind`: `hang` for `seconds`, `crash` (exit 13), `error` with `text` and `detail`, in which {secret} is replaced by
     the configured one, `leak` of resident `bytes`, `stderr` of `bytes`, `secret` on stderr. `done`: after the effect of
@@ -29,6 +30,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     at: At
     call: int | None = None
     region: str | None = None
+    token: str | None = None
     seconds: float = 3600.0
     bytes: int = 0
     text: str = ""

@@ -165,6 +165,8 @@ class LedgerProvider(iface.Provider):
         for number, fault in enumerate(self.ledger.faults()):
             if fault["at"] != at or fault["done"] != done or fault["region"] not in (None, self.region):
                 continue
+            if fault["token"] not in (None, os.environ.get("LEDGER_TOKEN")):
+                continue
             if fault["call"] in (None, self.calls[at]) and (not fault["once"] or self.ledger.is_first(number)):
                 failed |= self.play(fault, diags)
         return failed
