@@ -111,8 +111,16 @@ async def _measured(deployment: Deployment) -> Usage:
     began, runs, before = monotonic_seconds(), 0, _cpu_seconds(provisioner)
     while monotonic_seconds() < began + SECONDS:
         await asyncio.sleep(SAMPLE_SECONDS)
-        runs = max(runs, sum("guard.py" not in " ".join(child.cmdline()) for child in provisioner.children(True)))
+        runs = max(runs, sum(map(_is_run, provisioner.children(True))))
     return Usage((_cpu_seconds(provisioner) - before) / (monotonic_seconds() - began), runs)
+
+
+def _is_run(child: psutil.Process) -> bool:
+    """True for a process of Terraform or of a plugin. The guard of the provisioner's children is neither."""
+    try:
+        return "guard.py" not in " ".join(child.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return False
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

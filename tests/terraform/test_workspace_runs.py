@@ -332,7 +332,7 @@ async def test_a_destruction_that_fails_ten_times(fleet: Fleet) -> None:
 
 async def test_a_destruction_that_fails_ten_times_is_one_alert(fleet: Fleet) -> None:
     """It names the instance, the cause and what to do, until the instance is gone. Nothing is lost meanwhile."""
-    times = {"reap_seconds": 0.001, "call_timeout_seconds": 0.001, "visibility_seconds": 0.001}
+    times: dict[str, Any] = {"reap_seconds": 0.001, "call_timeout_seconds": 0.001, "visibility_seconds": 0.001}
     settings = Settings(database_url="", kafka="", registration_key="r" * 32, **times)
     async with working(fleet.replica()) as provider:
         loops: dict[str, Any] = {"settings": settings, "providers": {"terraform": provider}}
