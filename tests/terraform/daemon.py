@@ -69,7 +69,7 @@ async def share(daemon: DaemonProcess, plugin: Plugin, folder: Path) -> dict[str
     return {
         "two clients share one plugin": shared == same == next_to_it,
         "a third waits for a place": waited,
-        f"the lease of a client killed by -9 ends within {LEASE_END_SECONDS:g} s ({lease_end_seconds:.2f} s)": (
+        f"the lease of a client killed by -9 ends within {LEASE_END_SECONDS:g} s ({1000 * lease_end_seconds:.0f} ms)": (
             lease_end_seconds <= LEASE_END_SECONDS
         ),
         "the other client goes on": [each["code"] for each in (applied, went_on, still)] == [0, 0, 0]

@@ -56,6 +56,7 @@ async def test_replaced_while_it_starts(sockets: Path, tmp_path: Path) -> None:
     program = f"#!/bin/sh\nexec {plugin().binary} {PROGRAM} late=1\n"
     spec, other = binary(tmp_path / "plugin", program.encode()), tmp_path / "other"
     other.write_text(f"{program}# of another release\n")
+    other.chmod(0o755)
     async with shared(sockets) as scheduler:
         caller = asyncio.create_task(scheduler.acquire([spec], owner="one", deadline=soon()))
         await until(lambda: plugins_in(sockets) != [])
