@@ -24,9 +24,10 @@ from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.roll_out import roll_out_next
 from tests.support.harness import Place, enqueue, member, publisher, report, until
 from tests.support.lease_broker import acquire_request, broker_on, release, terms
-from tests.support.provisioner import declared, provisioner_on, revision_id, weight
+from tests.support.provisioner import START, declared, provisioner_on, revision_id, weight
 from tests.support.provisioner import report as demand
 from tests.support.tools import run
+from tests.support.workspaces import OLD, ring, stored
 
 A, B = revision_id("zone-a"), revision_id("zone-b")
 
@@ -69,6 +70,25 @@ async def test_pools_and_configs(postgres: EmbeddedPostgres) -> None:
         await measure(lambda _: 0.0).step(provisioner.database)
         assert current("slipway_reaper_pass_age_seconds") == {("sim-a",): 0}
         run("promtool", "check", "metrics", given=generate_latest().decode())
+
+
+async def test_workspaces(postgres: EmbeddedPostgres) -> None:
+    """By phase, and their runs: one that has lost its lock waits for another one."""
+    async with provisioner_on(postgres) as provisioner:
+        await measure(lambda _: 0.0).step(provisioner.database)
+        assert set(current("slipway_workspaces").values()) == {0}
+        assert current("slipway_workspace_run_wait_seconds") == {(): 0}
+        async with provisioner.database.acquire() as db:
+            made = [await stored(db, ring(OLD), due_at=START) for _ in range(3)]
+        run_ = "UPDATE workspace SET holder = 'one', locked_until = slipway_clock() + $2 * interval '1 s' WHERE id = $1"
+        await provisioner.set_clock(60)
+        await provisioner.database.execute(run_, made[0].id, 60.0)
+        await provisioner.database.execute(run_, made[1].id, -1.0)
+        await measure(lambda _: 0.0).step(provisioner.database)
+        phases = current("slipway_workspaces")
+        assert (phases.pop(("queued",)), set(phases.values())) == (3, {0})
+        assert current("slipway_workspace_runs") == {("running",): 1, ("waiting",): 2}
+        assert current("slipway_workspace_run_wait_seconds") == {(): 60}
 
 
 async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:

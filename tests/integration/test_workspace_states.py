@@ -79,6 +79,25 @@ async def test_a_state_that_was_not_saved_is_exported(postgres: EmbeddedPostgres
         assert beside.json() == {"state": foreign.decode(), "rejected": 1}
 
 
+async def test_a_worker_is_shown_with_its_workspace(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Its run, the last problem, and the addresses of its resources; nothing secret of its state."""
+    async with running(postgres, tmp_path, OLD, scopes=("read",)) as (provisioner, client):
+        id_ = new_id()
+        worker_id, _ = await worker_with(provisioner, state(1, id_, machine="i-1"), id=id_)
+        failed = "UPDATE workspace SET phase = 'destroying', attempts = 3, problem = 'Forbidden: no', holder = 'one'"
+        await provisioner.database.execute(failed)
+        answer = await client.get(f"/workers/{worker_id}")
+        shown = answer.json()["workspace"]
+        assert [shown[name] for name in ("id", "phase", "run", "attempts", "problem", "resources")] == [
+            *(id_, "destroying", "destroy", 3, "Forbidden: no", ["thing.machine"]),
+        ]
+        assert shown["saved_at"] is not None
+        assert SECRET not in answer.text
+        await provisioner.database.execute("UPDATE workspace_document SET key_id = 'lost'")
+        lost = (await client.get(f"/workers/{worker_id}")).json()["workspace"]
+        assert (lost["phase"], lost["resources"], "lost" in lost["state_problem"]) == ("destroying", [], True)
+
+
 async def test_an_export_needs_its_scope(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     async with running(postgres, tmp_path, OLD, scopes=("read", "workers:terminate")) as (provisioner, client):
         worker_id, _ = await worker_with(provisioner)

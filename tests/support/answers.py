@@ -60,6 +60,7 @@ def worker(id_: str, **fields: Any) -> dict[str, Any]:
 
 
 WORKER_DETAILS: dict[str, Any] = {
+    "workspace": None,
     "timeline": [{"at": AT, "what": "requested", "detail": f"on {CONFIG_ID}"}],
     "decision": {"id": DECISION, "at": AT, "reason": "2 needed", "launched": 2},
     "batch": {

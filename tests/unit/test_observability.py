@@ -35,6 +35,7 @@ BOUNDED = {
     "topic",
     "stage",
     "state",
+    "phase",
     "result",
     "scope",
     "kind",

@@ -242,6 +242,23 @@ def test_an_accepted_call_is_shown_until_it_is_resolved(
     assert ("apply-7" in shown) is is_shown
 
 
+def test_the_workspace_of_a_worker_is_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what is empty."""
+    workspace = {"id": TWIN, "phase": "destroying", "run": None, "attempts": 3, "problem": "no", "saved_at": AT}
+    shown = {"workspace": workspace | {"resources": ["aws_instance.worker", "aws_eip.worker"]}}
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", ANSWERS[f"workers/{ID}"] | shown)
+    lines = slipway("worker", "show", ID, url=url).stdout.splitlines()
+    named = dict(line.split("  ", 1) for line in lines if line.startswith("workspace"))
+    assert {name: value.strip() for name, value in named.items()} == {
+        "workspace": TWIN,
+        "workspace phase": "destroying",
+        "workspace attempts": "3",
+        "workspace problem": "no",
+        "workspace saved at": named["workspace saved at"].strip(),
+        "workspace resources": "aws_instance.worker, aws_eip.worker",
+    }
+
+
 def test_an_ambiguous_id_terminates_no_worker(services: Services, url: str) -> None:
     both = slipway("worker", "terminate", "f9a12cd", "--reason", "hung", url=url)
     none = slipway("worker", "terminate", "abcdef00", "--reason", "hung", url=url)

@@ -12,6 +12,7 @@ from slipway_provisioner.domain.workspaces import (
     Operation,
     Phase,
     Version,
+    addresses_of,
     empty_state,
     rejection,
     version_of,
@@ -24,6 +25,17 @@ versions = st.builds(Version, st.sampled_from(["ours", "foreign"]), st.integers(
 def test_the_version_of_a_state() -> None:
     assert version_of(empty_state("ours")) == Version("ours", 0)
     assert version_of(state(7, "ours", machine="i-1")) == Version("ours", 7)
+
+
+def test_addresses_of_resources() -> None:
+    """Those in the user's module, which is one of the root, without data."""
+
+    def resource(module: str, instances: int, mode: str = "managed") -> dict[str, object]:
+        return {"module": module, "mode": mode, "type": "thing", "name": "one", "instances": [{}] * instances}
+
+    listed = [resource("module.worker", 1), resource("module.worker.module.inner", 2), resource("", 1, "data")]
+    content = msgspec.json.encode(msgspec.json.decode(empty_state("ours")) | {"resources": listed})
+    assert addresses_of(content) == ["thing.one", "module.inner.thing.one (2)"]
 
 
 BAD = {

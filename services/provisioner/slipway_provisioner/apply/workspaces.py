@@ -1,17 +1,20 @@
 """States of Terraform workspaces: saved by runs, exported and unlocked by people, encrypted with another key."""
 
-from typing import Final
+from typing import Any, Final
 
 from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply.reports import UnknownWorker
-from slipway_provisioner.domain.encryption import KeyRing
+from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
+from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.domain.workspaces import (
     ABANDONED,
+    NEXT,
     Kind,
     NotAState,
     Phase,
     Version,
     Workspace,
+    addresses_of,
     rejection,
     version_of,
 )
@@ -44,6 +47,35 @@ async def of_worker(db: Connection, worker_id: str) -> Workspace:
     if found is None:
         raise NoWorkspace(worker_id)
     return found
+
+
+async def shown(db: Connection, worker: Worker, keys: KeyRing) -> dict[str, Any] | None:
+    """Workspace of a worker as shown beside it, without anything secret of its state; None if it has none."""
+    found = await workspaces.of_worker(
+        db, account_id=worker.account_id, batch_id=worker.batch_id, instance_id=worker.instance_id
+    )
+    if found is None:
+        return None
+    state_problem, resources = "", list[str]()
+    try:
+        document = await workspaces.document(db, found.id, Kind.STATE, keys)
+        resources = [] if document is None else addresses_of(document.content)
+    except (KeyMissing, NotAuthentic, NotAState) as error:
+        state_problem = str(error)
+    return {
+        "id": found.id,
+        "phase": found.phase,
+        "run": NEXT[found.phase] if found.holder else None,
+        "locked_until": found.locked_until,
+        "next_run_at": found.due_at,
+        "attempts": found.attempts,
+        "problem": found.problem,
+        "saved_at": await workspaces.saved_at(db, found.id),
+        "refreshed_at": found.refreshed_at,
+        "resources": resources,
+        "rejected_states": await workspaces.count(db, found.id, Kind.REJECTED),
+        "state_problem": state_problem,
+    }
 
 
 async def exported(

@@ -123,6 +123,20 @@ def version_of(state: bytes) -> Version:
     return Version(lineage, serial)
 
 
+def addresses_of(state: bytes) -> list[str]:
+    """Addresses of the managed resources of a state in the user's module, which is a module of the root. Raises
+    NotAState."""
+    version_of(state)
+    found = []
+    for resource in msgspec.json.decode(state).get("resources", []):
+        if resource.get("mode") == "managed":
+            _, _, inner = resource.get("module", "").removeprefix("module.").partition(".")
+            address = ".".join(part for part in (inner, resource["type"], resource["name"]) if part)
+            number = len(resource.get("instances", []))
+            found.append(address if number <= 1 else f"{address} ({number})")
+    return found
+
+
 def empty_state(lineage: str) -> bytes:
     """First state of a workspace. Its lineage is given, so that no run can begin another one unnoticed."""
     state = {"version": 4, "serial": 0, "lineage": lineage, "outputs": {}, "resources": []}

@@ -13,7 +13,8 @@ from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Reason
-from slipway_provisioner.apply import termination
+from slipway_provisioner.apply import termination, workspaces
+from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.timeline import timeline
 from slipway_provisioner.domain.workers import AlreadyStopped
@@ -52,8 +53,8 @@ async def list_workers(
 
 
 @router.get("/{worker_id:id}", dependencies=[READ])
-async def get_worker(worker_id: Name, db: DatabaseDep) -> dict[str, Any]:
-    """Show one worker with its timeline, decision, launch batch and lease."""
+async def get_worker(worker_id: Name, request: Request, db: DatabaseDep) -> dict[str, Any]:
+    """Show one worker with its timeline, decision, launch batch, lease and Terraform workspace."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
     if worker is None:
         raise no_worker(worker_id)
@@ -61,11 +62,14 @@ async def get_worker(worker_id: Name, db: DatabaseDep) -> dict[str, Any]:
     batch = await batches.get(db, worker.batch_id) if worker.batch_id else None
     lease = await leases.get(db, worker.lease_id) if worker.lease_id else None
     moments = timeline(worker, await demand.claims_of(db, worker_id), batch.started_at if batch else None)
+    async with db.acquire() as connection:
+        workspace = await workspaces.shown(connection, worker, KeyRing(request.app.state.settings.state_keys))
     return workers.described(worker) | {
         "timeline": [msgspec.structs.asdict(moment) for moment in moments],
         "decision": decision and {name: decision[name] for name in OF_DECISION},
         "batch": batch and batches.described(batch),
         "lease": lease and leases.described(lease),
+        "workspace": workspace,
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ENDED, LIVE
 from slipway_common.observability.metrics import Readings
+from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store import summaries
 from slipway_provisioner.store.columns import states
 
@@ -21,6 +22,9 @@ NAMES: Final = (
     "slipway_launch_config_tripped",
     "slipway_launch_config_paused",
     "slipway_reaper_pass_age_seconds",
+    "slipway_workspaces",
+    "slipway_workspace_runs",
+    "slipway_workspace_run_wait_seconds",
 )
 LIVE_STATES: Final = sorted(state.value for state in LIVE)
 WORKERS: Final = f"""
@@ -41,6 +45,17 @@ REAPER: Final = """
 SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS age_seconds FROM account
 WHERE EXISTS (SELECT FROM launch_config c WHERE c.account_id = account.id AND c.state <> 'archived')"""
 
+PHASES: Final = [phase.value for phase in Phase if phase is not Phase.GONE]
+# A run whose lock has lapsed waits for another one.
+WORKSPACES: Final = f"""
+SELECT phase, count(*)::int AS number, count(*) FILTER (WHERE runs)::int AS running,
+    count(*) FILTER (WHERE waits)::int AS waiting,
+    coalesce(extract(epoch FROM slipway_clock() - min(due_at) FILTER (WHERE waits)), 0)::float8 AS wait_seconds
+FROM (SELECT phase, due_at, holder <> '' AND locked_until >= slipway_clock() AS runs,
+        due_at <= slipway_clock() AND (holder = '' OR locked_until < slipway_clock()) AS waits
+    FROM workspace WHERE phase <> '{Phase.GONE}') AS w
+GROUP BY phase"""
+
 
 async def read(db: Connection) -> Readings:
     """Readings of the gauges in NAMES."""
@@ -48,6 +63,7 @@ async def read(db: Connection) -> Readings:
     pools = await summaries.pools(db)
     configs = await db.fetch(CONFIGS)
     reaper = await db.fetch(REAPER)
+    workspaces = await db.fetch(WORKSPACES)
 
     def of_pools(column: str) -> dict[tuple[str, ...], Any]:
         return {(pool["id"],): pool[column] or 0 for pool in pools}
@@ -71,4 +87,8 @@ async def read(db: Connection) -> Readings:
         "slipway_launch_config_tripped": of_configs("tripped"),
         "slipway_launch_config_paused": of_configs("paused"),
         "slipway_reaper_pass_age_seconds": {(row["id"],): row["age_seconds"] for row in reaper},
+        "slipway_workspaces": {(phase,): 0 for phase in PHASES}
+        | {(row["phase"],): row["number"] for row in workspaces},
+        "slipway_workspace_runs": {(state,): sum(row[state] for row in workspaces) for state in ("running", "waiting")},
+        "slipway_workspace_run_wait_seconds": {(): max((row["wait_seconds"] for row in workspaces), default=0.0)},
     }

@@ -4,6 +4,7 @@ A document changes under the lock of its workspace's row, except for a change of
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -93,6 +94,7 @@ PUT: Final = Statement(
         },
     )
 )
+SAVED: Final = Statement(sa.select(D.saved_at).where(_OF, D.kind == Kind.STATE))
 VERSION: Final = Statement(sa.select(D.lineage, D.serial).where(_OF, D.kind == Kind.STATE))
 DROP: Final = Statement(sa.delete(workspace_document).where(_OF, _KIND))
 COUNT: Final = Statement(sa.select(sa.func.count()).where(_OF, _KIND))
@@ -216,6 +218,12 @@ async def version(db: Connection, workspace_id: str) -> Version | None:
     """Version of the stored state; None if there is none."""
     row = await db.fetchrow(VERSION.text, *VERSION.arguments(workspace_id=workspace_id))
     return None if row is None else Version(row["lineage"], row["serial"])
+
+
+async def saved_at(db: Connection, workspace_id: str) -> datetime | None:
+    """Time at which a run last saved the state; None if there is none."""
+    at: datetime | None = await db.fetchval(SAVED.text, *SAVED.arguments(workspace_id=workspace_id))
+    return at
 
 
 async def put(

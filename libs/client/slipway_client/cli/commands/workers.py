@@ -68,9 +68,9 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
     if output is Output.JSON:
         as_json(row)
         return
-    nested = ("timeline", "decision", "batch", "lease")
+    nested = ("timeline", "decision", "batch", "lease", "workspace")
     shown = {name: value for name, value in row.items() if name not in nested and value not in (None, "")}
-    pairs(shown | _accepted_call(row), now())
+    pairs(shown | _accepted_call(row) | _workspace(row), now())
     print()
     timeline: tuple[Field, ...] = (
         ("at", lambda event: moments.clock(moments.at(event["at"]), now())),
@@ -91,6 +91,16 @@ def _accepted_call(row: Mapping[str, Any]) -> dict[str, Any]:
         "call_deadline": batch["call_deadline"],
     }
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _workspace(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Terraform workspace of a worker that a module has made, without what is empty."""
+    workspace = dict(row.get("workspace") or {})
+    if not workspace:
+        return {}
+    workspace["resources"] = ", ".join(workspace["resources"])
+    named = {"workspace": workspace.pop("id")} | {f"workspace_{name}": value for name, value in workspace.items()}
+    return {name: value for name, value in named.items() if value not in (None, "", 0)}
 
 
 @app.command("terminate")
