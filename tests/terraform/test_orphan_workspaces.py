@@ -9,26 +9,20 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
-from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Phase
-from slipway_provisioner.loops import reap
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, TerminationRefused
+from slipway_provisioner.providers.port import CreateRequest, TerminationRefused
 from slipway_provisioner.providers.terraform import queue
 from slipway_provisioner.providers.terraform.adapter import Terraform
-from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import orphans
 from slipway_terraform.runs.modules import module_digest
 from tests.support.harness import until
+from tests.support.orphans import alerts, confirmed, not_listed_yet, reaped, restored, until_listed
 from tests.support.terraform_fleet import CONFIG, Fleet, fleet_on
 from tests.support.terraform_provider import launch_settings, working
 
-SETTINGS: Final = Settings(database_url="", kafka="", registration_key="k" * 32, call_timeout_seconds=5.0)
-LOST: Final = ("workspace", "workspace_document", "workspace_listing")
 BATCH: Final = """
 INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, outcome, call_deadline,
     known_at) VALUES ($1, $2, 'tf', 'none', '', '{}', 1, 'known', 'failed', slipway_clock(), slipway_clock())"""
@@ -52,35 +46,6 @@ async def made(fleet: Fleet, provider: Terraform, **settings: Any) -> CreateRequ
     return asked
 
 
-async def restored(fleet: Fleet) -> None:
-    """Lose all rows of workspaces, as if the database had been restored from before them."""
-    for table in LOST:
-        await fleet.database.execute(f"DELETE FROM {table}")
-    renewal = Incarnation("new", "restored", ("old",), 2**50, None)
-    async with fleet.database.acquire() as db, db.transaction():
-        await recovery.stop_until_confirmed(db, renewal)
-
-
-async def reaped(fleet: Fleet, provider: Terraform) -> list[str]:
-    """Pass over the account; returns the orphans that wait for a person, with the reasons."""
-    await reap.pass_over(fleet.database, fleet.account, settings=SETTINGS, providers={"terraform": provider})
-    async with fleet.database.acquire() as db:
-        return [f"{each.instance_id}: {each.reason}" for each in await orphans.of_account(db, fleet.account.id)]
-
-
-async def confirmed(fleet: Fleet, action: Action) -> None:
-    async with fleet.database.acquire() as db, db.transaction():
-        chosen = {(each.account_id, each.instance_id): action for each in await orphans.listed(db)}
-        await recovery.confirm(db, chosen, by="ann")
-
-
-async def until_listed(fleet: Fleet) -> None:
-    """Until a listing has ended that begins now at the earliest."""
-    await fleet.database.execute("UPDATE workspace_listing SET listed_at = NULL, due_at = slipway_clock()")
-    ended = "SELECT listed_at FROM workspace_listing"
-    await until(lambda: fleet.database.fetchval(ended), "the account is listed")
-
-
 async def test_a_machine_that_a_restored_database_does_not_know(fleet: Fleet) -> None:
     """It is an orphan that waits for a person, whose decision destroys it with all of its resources. Before that
     nothing is done, and the account counts as not listed until its resources are."""
@@ -88,10 +53,11 @@ async def test_a_machine_that_a_restored_database_does_not_know(fleet: Fleet) ->
         asked = await made(fleet, provider, variables={"more": 1})
         (row,) = await fleet.rows()
         await restored(fleet)
-        with pytest.raises(OutcomeUnknown, match="not been listed since the restore"):
-            await provider.instances(fleet.account)
+        await not_listed_yet(fleet, provider)
         await until_listed(fleet)
-        (waiting,) = await reaped(fleet, provider)
+        asks = await reaped(fleet, provider)
+        assert len(asks) == 1
+        waiting = asks[0]
         first, more = sorted(fleet.machines)
         assert waiting.startswith(
             f"workspace-{row.id}: its launch batch is unknown to this database; workspace {row.id}: "
@@ -101,6 +67,8 @@ async def test_a_machine_that_a_restored_database_does_not_know(fleet: Fleet) ->
         assert more in waiting
         await reaped(fleet, provider)
         assert await fleet.rows() == []
+        (alert,) = await alerts(fleet, "orphans-kept")
+        assert waiting.partition(": ")[2] in alert["summary"]
         await confirmed(fleet, Action.TERMINATE)
         await reaped(fleet, provider)
         await fleet.until_phase(Phase.GONE)
@@ -127,8 +95,8 @@ async def test_late_effects_of_a_run(fleet: Fleet) -> None:
         assert await provider.instances(fleet.account) == []
         await fleet.database.execute(EARLIER, 7200.0)
         await until_listed(fleet)
-        (orphan,) = await provider.instances(fleet.account)
-        assert (orphan.id, orphan.batch_id) == (f"workspace-{row.id}", asked.batch_id)
+        listed = [(orphan.id, orphan.batch_id) for orphan in await provider.instances(fleet.account)]
+        assert listed == [(f"workspace-{row.id}", asked.batch_id)]
         # The reaper judges what is a few seconds old in a later pass.
         await fleet.database.execute("UPDATE workspace_listing SET listed_at = listed_at - interval '1 h'")
         assert await reaped(fleet, provider) == []
@@ -165,7 +133,7 @@ async def test_machines_of_another_deployment(fleet: Fleet) -> None:
         await fleet.database.execute("UPDATE account SET settings = $1", settings)
         fleet.account = msgspec.structs.replace(fleet.account, settings=settings)
         await restored(fleet)
-        await provider_asks(fleet, provider)
+        await not_listed_yet(fleet, provider)
         await until_listed(fleet)
         (waiting,) = await reaped(fleet, provider)
         assert "m-foreign" not in waiting
@@ -175,12 +143,6 @@ async def test_machines_of_another_deployment(fleet: Fleet) -> None:
         assert fleet.machines == ["m-foreign"]
 
 
-async def provider_asks(fleet: Fleet, provider: Terraform) -> None:
-    """Ask for a listing, which there is none of yet."""
-    with pytest.raises(OutcomeUnknown):
-        await provider.instances(fleet.account)
-
-
 async def test_an_orphan_whose_module_is_unknown(fleet: Fleet) -> None:
     """A person is told what to delete by hand."""
     async with working(fleet.replica()) as provider:
@@ -188,7 +150,7 @@ async def test_an_orphan_whose_module_is_unknown(fleet: Fleet) -> None:
         (row,) = await fleet.rows()
         await restored(fleet)
         await fleet.database.execute("UPDATE launch_config SET id = 'other'")
-        await provider_asks(fleet, provider)
+        await not_listed_yet(fleet, provider)
         await until_listed(fleet)
         with pytest.raises(TerminationRefused) as refused:
             await provider.terminate(fleet.account, [f"workspace-{row.id}"])
@@ -205,7 +167,7 @@ async def test_an_orphan_that_cannot_be_destroyed(fleet: Fleet) -> None:
         await made(fleet, provider)
         (row,) = await fleet.rows()
         await restored(fleet)
-        await provider_asks(fleet, provider)
+        await not_listed_yet(fleet, provider)
         await until_listed(fleet)
         await reaped(fleet, provider)
         fleet.place.ledger.inject(Fault(kind="error", at="destroy", text="Forbidden: locked"))
