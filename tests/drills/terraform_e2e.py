@@ -79,8 +79,8 @@ data "aws_resourcegroupstaggingapi_resources" "found" {
 output "identity" { value = data.aws_caller_identity.own.account_id }
 output "resources" {
   value = [for found in data.aws_resourcegroupstaggingapi_resources.found.resource_tag_mapping_list : {
-    workspace = found.tags["slipway-workspace"]
-    address   = found.tags["address"]
+    workspace = lookup(found.tags, "slipway-workspace", "")
+    address   = lookup(found.tags, "address", "")
     id        = split("/", found.resource_arn)[1]
     tags      = found.tags
   }]

@@ -54,8 +54,8 @@ data "ledger_machines" "found" { tags = var.tags }
 output "identity" { value = data.ledger_machines.found.identity }
 output "resources" {
   value = [for found in jsondecode(data.ledger_machines.found.json) : {
-    workspace = found.tags["slipway-workspace"]
-    address   = found.tags["address"]
+    workspace = lookup(found.tags, "slipway-workspace", "")
+    address   = lookup(found.tags, "address", "")
     id        = found.id
     tags      = found.tags
   }]

@@ -11,9 +11,10 @@ import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
+from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
-from slipway_provisioner.domain.workspaces import Phase
+from slipway_provisioner.domain.workspaces import Kind, Phase
 from slipway_provisioner.providers.port import CreateRequest, TerminationRefused
 from slipway_provisioner.providers.terraform import queue
 from slipway_provisioner.providers.terraform.adapter import Terraform
@@ -26,6 +27,9 @@ from tests.support.terraform_provider import launch_settings, working
 BATCH: Final = """
 INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, outcome, call_deadline,
     known_at) VALUES ($1, $2, 'tf', 'none', '', '{}', 1, 'known', 'failed', slipway_clock(), slipway_clock())"""
+FENCED: Final = """
+UPDATE workspace SET phase = 'gone', holder = '', fence = fence + 1, locked_until = NULL, due_at = NULL,
+    ended_at = slipway_clock()"""
 EARLIER: Final = """
 UPDATE workspace SET created_at = created_at - $1 * interval '1 s', ended_at = ended_at - $1 * interval '1 s',
     effects_until = effects_until - $1 * interval '1 s'"""
@@ -79,17 +83,18 @@ async def test_a_machine_that_a_restored_database_does_not_know(fleet: Fleet) ->
 
 
 async def test_late_effects_of_a_run(fleet: Fleet) -> None:
-    """The workspace is gone, and its launch known to have failed: what appears later is destroyed without a question,
-    once no run of it can have effects any more."""
+    """Its workspace is gone by then, and its launch known to have failed: what it creates is destroyed without a
+    question, once no run can have effects any more."""
+    fleet.place.ledger.inject(Fault(kind="hang", at="create", seconds=2.0))
     async with working(fleet.replica()) as provider:
-        asked = await made(fleet, provider)
-        (machine,) = fleet.place.ledger.machines()
-        await provider.terminate(fleet.account, fleet.machines)
-        row = await fleet.until_phase(Phase.GONE)
+        asked = await fleet.create()
         await fleet.database.execute(BATCH, asked.batch_id, CONFIG)
-        late = fleet.place.ledger.folder / "machines" / f"{machine['id']}.json"
-        late.write_bytes(msgspec.json.encode(machine))
-        await fleet.database.execute("UPDATE workspace SET effects_until = slipway_clock() + interval '1 h'")
+        await until(lambda: fleet.place.ledger.calls("configure"), "the run has begun")
+        await fleet.database.execute(FENCED)
+        await until(lambda: fleet.state(Kind.REJECTED), "the run has ended")
+        (row,) = await fleet.rows()
+        assert len(fleet.machines) == 1
+        fleet.place.ledger.inject()
         await provider.instances(fleet.account)
         await until_listed(fleet)
         assert await provider.instances(fleet.account) == []
@@ -102,6 +107,31 @@ async def test_late_effects_of_a_run(fleet: Fleet) -> None:
         assert await reaped(fleet, provider) == []
         await until(lambda: not fleet.machines, "the machine is destroyed")
         await fleet.until_phase(Phase.GONE)
+
+
+async def test_resources_with_other_tags_than_ours(fleet: Fleet) -> None:
+    """They are named to a person, hide no others, and are not touched."""
+    async with working(fleet.replica()) as provider:
+        await made(fleet, provider)
+        (machine,) = fleet.place.ledger.machines()
+        tags = {name: machine["tags"][name] for name in ("slipway-deployment", "slipway-account")}
+        for id_, own in (("m-bare", {}), ("m-odd", {"slipway-workspace": "w" * 9000, "slipway-batch": "b"})):
+            odd = dict(machine, id=id_, tags=tags | own)
+            (fleet.place.ledger.folder / "machines" / f"{id_}.json").write_bytes(msgspec.json.encode(odd))
+        await restored(fleet)
+        await not_listed_yet(fleet, provider)
+        await until_listed(fleet)
+        asks = await reaped(fleet, provider)
+        assert len(asks) == 2
+        unnamed, named = asks
+        assert unnamed == f"workspace-: {UNKNOWN_BATCH}; workspace unnamed: no address (m-bare), no address (m-odd)"
+        assert machine["id"] in named
+        await confirmed(fleet, Action.TERMINATE)
+        await reaped(fleet, provider)
+        await fleet.until_phase(Phase.GONE)
+        assert sorted(fleet.machines) == ["m-bare", "m-odd"]
+        (alert,) = await alerts(fleet, "termination-refused")
+        assert "its tags name no workspace" in alert["cause"]
 
 
 async def test_a_workspace_that_is_made_while_its_account_is_listed(fleet: Fleet) -> None:

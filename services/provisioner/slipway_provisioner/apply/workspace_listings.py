@@ -12,7 +12,6 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.orphan_workspaces import OrphanWorkspace, Resource, orphans
-from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.workspaces import Kind, Phase, Workspace, empty_state, version_of
 from slipway_provisioner.providers.workspaces import ListingClaim, ListingPending
 from slipway_provisioner.store import accounts, recovery, workspace_listings, workspace_runs, workspaces
@@ -24,6 +23,7 @@ RETRY_SECONDS: Final = 600.0
 LOCK_SECONDS: Final = 360.0
 """Time after which another replica begins a listing that has not ended: the deadline of a look-up, and a minute."""
 NO_WORKSPACE: Final = "its tags name no workspace"
+NO_LAUNCH: Final = "its tags name no launch batch, or its workspace is of another account"
 NO_CONFIG: Final = "the launch config of its workspace, and with it its module, is unknown here"
 
 
@@ -79,9 +79,9 @@ class AccountListings:
 
     async def _reclaim(self, tx: Connection, account: Account, orphan: OrphanWorkspace) -> str:
         """Have an orphan destroyed that has no row, or whose workspace is gone; returns the reason against it."""
-        await workspace_runs.lock_room(tx, account.id)  # since its ordinal is one below those of its batch
-        if not UUID.fullmatch(orphan.id):
+        if not orphan.id:
             return NO_WORKSPACE
+        await workspace_runs.lock_room(tx, account.id)  # since its ordinal is one below those of its batch
         row = await workspaces.lock(tx, orphan.id)
         if row is None:
             row = Workspace(
@@ -95,8 +95,8 @@ class AccountListings:
                 phase=Phase.ORPHAN,
                 effects_seconds=0.0,  # nothing is applied
             )
-        if row.deployment != account.deployment or row.account_id != account.id or not UUID.fullmatch(row.batch_id):
-            return NO_WORKSPACE
+        if row.deployment != account.deployment or row.account_id != account.id or not row.batch_id:
+            return NO_LAUNCH
         if not await workspace_listings.is_known(tx, account.id, row.launch_config_id):
             return NO_CONFIG
         if await workspace_listings.reclaim(tx, row):
@@ -114,4 +114,4 @@ class AccountListings:
 
 
 def _ids(found: Sequence[Resource]) -> list[str]:
-    return sorted({each.workspace for each in found if UUID.fullmatch(each.workspace)})
+    return sorted({each.workspace for each in found if each.workspace})

@@ -14,7 +14,8 @@ NAMED_MAX: Final = 5
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """A resource of a listing: the workspace in its tags, its address in the module of that workspace, its id as
-    `terraform import` takes it, and what else its tags say, empty if they lack it."""
+    `terraform import` takes it, and what else its tags say, each empty if they lack it. `workspace` and `batch_id` are
+    UUIDs."""
 
     workspace: str
     address: str
@@ -47,9 +48,9 @@ class OrphanWorkspace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def note(self) -> str:
         """The resources by their addresses and ids, for people."""
-        named = [f"{each.address} ({each.id})" for each in self.resources[:NAMED_MAX]]
+        named = [f"{each.address or 'no address'} ({each.id})" for each in self.resources[:NAMED_MAX]]
         more = len(self.resources) - len(named)
-        return f"workspace {self.id}: {', '.join(named)}{f' and {more} more' if more else ''}"
+        return f"workspace {self.id or 'unnamed'}: {', '.join(named)}{f' and {more} more' if more else ''}"
 
 
 def orphans(

@@ -10,6 +10,7 @@ import msgspec
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.orphan_workspaces import Resource
+from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.domain.workspaces import Operation
 from slipway_provisioner.providers.port import Provider
@@ -113,18 +114,7 @@ class Runs:
     async def listed(self, account: Account, name: str) -> list[Resource]:
         """Resources of the workspaces of an account. Raises LookUpFailed, NoCredential, TerraformError."""
         own = {DEPLOYMENT: account.deployment, ACCOUNT: account.id}
-        looked = await self.look_up(account, own, name)
-        return [
-            Resource(
-                workspace=found.workspace,
-                address=found.address,
-                id=found.id,
-                batch_id=found.tags.get(BATCH, ""),
-                launch_config_id=found.tags.get(LAUNCH_CONFIG, ""),
-                incarnation=found.tags.get(INCARNATION, ""),
-            )
-            for found in looked.resources
-        ]
+        return [_resource(found) for found in (await self.look_up(account, own, name)).resources]
 
     async def look_up(self, account: Account, tags: dict[str, str], name: str) -> Looked:
         """Resources with these tags, in a workspace of its own. Raises LookUpFailed, NoCredential, TerraformError."""
@@ -277,6 +267,19 @@ class Runs:
             return operation.result
         finally:
             self._driver.forget(name)
+
+
+def _resource(found: Found) -> Resource:
+    """Resource of a listing, as it can be stored: with empty text for what cannot be, or is no id of ours."""
+    workspace, batch_id = found.workspace, found.tags.get(BATCH, "")
+    return Resource(
+        workspace=workspace if UUID.fullmatch(workspace) else "",
+        address=_text(found.address),
+        id=_text(found.id),
+        batch_id=batch_id if UUID.fullmatch(batch_id) else "",
+        launch_config_id=_text(found.tags.get(LAUNCH_CONFIG, "")),
+        incarnation=_text(found.tags.get(INCARNATION, "")),
+    )
 
 
 def resources_of(state: bytes | None) -> int:
