@@ -1,6 +1,8 @@
 """Check 31, for the CLI: an interrupted run gets SIGINT, then SIGKILL, and its process serves no other run."""
 
 import json
+import os
+import signal
 
 import psutil
 import pytest
@@ -76,3 +78,37 @@ async def test_a_hanging_run_is_killed_and_its_outcome_is_unknown(
         assert not run.failure.retryable
         assert len(place.ledger.machines()) == 1
     assert place.secrets_on_disk() == []
+
+
+async def test_a_run_that_the_kernel_does_not_end(
+    place: Place, shared: SharedScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one in uninterruptible sleep: its outcome is unknown, and neither it nor its slot is waited for."""
+    tool, kill_group = place.folder / "stuck", os.killpg
+    stuck = f"trap '' INT; echo $$ >{place.folder}/pid; while :; do sleep 0.1; done"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in apply) {stuck} ;; esac\nexec {place.settings().tool} "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr("slipway_terraform.runs.process.KILL_SECONDS", 0.2)
+
+    def killpg(group: int, signum: int) -> None:
+        if signum != signal.SIGKILL:
+            kill_group(group, signum)
+
+    async with driver(place, shared, tool=tool, grace_seconds=0.2, max_runs=1) as runs:
+        job = place.job()
+        await runs.run(Command.PLAN, "w-0", job, state=None, deadline=soon())
+        operation = runs.start(Command.APPLY, "w-1", job, state=None, deadline=soon())
+        await until(lambda: (place.folder / "pid").is_file() and (place.folder / "pid").read_text())
+        pid = int((place.folder / "pid").read_text())
+        monkeypatch.setattr("os.killpg", killpg)
+        try:
+            operation.interrupt("not needed")
+            await until(lambda: not operation.is_running)
+            run = await operation.wait()
+            assert run.failure is not None
+            assert run.failure.message == "not needed"
+            assert f"process {pid} does not end by SIGKILL; look at its state" in caplog.text
+            assert (await runs.run(Command.PLAN, "w-2", job, state=None, deadline=soon())).failure is None
+            assert psutil.pid_exists(pid)
+        finally:
+            kill_group(pid, signal.SIGKILL)

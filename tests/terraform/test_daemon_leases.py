@@ -98,6 +98,22 @@ async def test_a_crash_is_the_clients_error(daemon: DaemonProcess, plugin: Plugi
         assert plugin_pid(lease.env) in running(plugin.binary)
 
 
+async def test_a_cancelled_run_stays_cancelled(daemon: DaemonProcess, plugin: Plugin) -> None:
+    """Also if its plugin has crashed."""
+    scheduler = DaemonScheduler(daemon.socket)
+    deadline = asyncio.get_running_loop().time() + 60
+    async with await scheduler.acquire([plugin.spec()], owner="one", deadline=deadline) as lease:
+
+        async def run_that_is_cancelled() -> None:
+            async with lease.invocation():
+                os.kill(plugin_pid(lease.env), signal.SIGKILL)
+                await until(lambda: has_ended(plugin_pid(lease.env)), "the plugin is gone")
+                raise asyncio.CancelledError
+
+        (error,) = await asyncio.gather(run_that_is_cancelled(), return_exceptions=True)
+        assert isinstance(error, asyncio.CancelledError)
+
+
 async def test_a_cancelled_wait_leaves_the_queue(daemon: DaemonProcess, plugin: Plugin) -> None:
     scheduler = DaemonScheduler(daemon.socket)
     deadline = asyncio.get_running_loop().time() + 60

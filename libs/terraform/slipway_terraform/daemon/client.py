@@ -132,7 +132,8 @@ class DaemonLease:
             raise
         except BaseException:
             self.taint("interrupted")
-            await self._end_invocation(failed=True)
+            with contextlib.suppress(OutcomeUnknown):  # the cancellation says more
+                await self._end_invocation(failed=True)
             raise
         else:
             await self._end_invocation(failed=False)

@@ -25,6 +25,7 @@ from slipway_terraform.domain.errors import (
 )
 from slipway_terraform.domain.output import Output
 from slipway_terraform.domain.port import ProviderLease, ProviderScheduler
+from slipway_terraform.domain.reattach import VARIABLE
 from slipway_terraform.domain.results import SHARED_UNSAFELY, STATE_LOST, Command, Failure, Plugins, Run, Scope
 from slipway_terraform.domain.root import FILE, MODULE, root_module
 from slipway_terraform.domain.sensitive import secrets_of
@@ -38,7 +39,6 @@ from slipway_terraform.runs.process import Ended, Interruption, run_process
 from slipway_terraform.scheduler.noop import NoOpLease
 
 LOG = logging.getLogger(__name__)
-REATTACH: Final = "TF_REATTACH_PROVIDERS"
 VERSION_SECONDS: Final = 20.0
 LEASES_MAX: Final = 3
 """Leases on processes that ended before they were used; the next crash is the caller's."""
@@ -253,7 +253,7 @@ class Driver:
                 undeclared(prepared.needs, job.providers, self.tool)
                 lease = await self.scheduler.acquire(job.providers, owner=workspace, deadline=request.deadline)
             await stack.enter_async_context(lease)
-            if job.providers and not lease.env.get(REATTACH):
+            if job.providers and not lease.env.get(VARIABLE):
                 unshared = unshared or "the scheduler shares nothing"
                 if self.settings.mirror is None:
                     raise SharingUnsafe(f"{unshared}, and there is no mirror to install plugins from; set one")

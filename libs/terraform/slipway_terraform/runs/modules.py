@@ -1,6 +1,5 @@
 """Modules on disk: the user's files, read and checked, and a copy of them that no later change reaches."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -62,8 +61,3 @@ def configuration(folders: Mapping[str, Path]) -> dict[str, str]:
                 except UnicodeDecodeError as error:
                     raise ModuleInvalid(f"{name}/{file.name} is not UTF-8; save it as UTF-8") from error
     return texts
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder and all in it, also if parts are gone already."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,9 @@ import msgspec
 from slipway_terraform.plugins import launch
 from slipway_terraform.plugins.guard import Guard
 
+LOG = logging.getLogger(__name__)
+KILL_SECONDS: Final = 5.0
+"""Time from SIGKILL to the end of a process that the kernel can end."""
 LINE_BYTES_MAX: Final = 64 * 2**20
 """Longer lines are dropped. The longest are states that the CLI could write to no file."""
 CHUNK_BYTES: Final = 64 * 2**10
@@ -55,7 +59,8 @@ async def run_process(
     """Run a program to its end and `feed` each line that it prints, also those of stderr.
 
     When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
-    all that it leaves behind. `guard` kills the group if we are killed. Raises OSError if it cannot be started.
+    all that it leaves behind. One that the kernel does not end even then is reported, and counts as killed. `guard`
+    kills the group if we are killed. Raises OSError if it cannot be started.
     """
     status, inherited = os.pipe()
     try:
@@ -93,15 +98,22 @@ async def _follow(
     assert process.stderr is not None
     reading = [asyncio.ensure_future(_lines(stream, feed)) for stream in (process.stdout, process.stderr)]
     interrupting = asyncio.ensure_future(_interrupt(process, interruption, grace_seconds))
+    ending = asyncio.ensure_future(process.wait())
     try:
-        return await process.wait()
+        await asyncio.wait({ending, interrupting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         interrupting.cancel()
         with contextlib.suppress(ProcessLookupError):  # its children, who may also hold the pipes open
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        guard.remove(process.pid)
-        await asyncio.gather(*reading, interrupting, return_exceptions=True)
+        await asyncio.wait({ending}, timeout=KILL_SECONDS)
+        if ending.done():
+            guard.remove(process.pid)
+        else:  # in uninterruptible sleep: it does nothing more, but only the kernel can end it
+            LOG.error("process %d does not end by SIGKILL; look at its state and its disks", process.pid)
+            for task in (ending, *reading):
+                task.cancel()
+        await asyncio.gather(ending, *reading, interrupting, return_exceptions=True)
+    return -signal.SIGKILL if ending.cancelled() else ending.result()
 
 
 async def _interrupt(process: asyncio.subprocess.Process, interruption: Interruption, grace_seconds: float) -> None:
