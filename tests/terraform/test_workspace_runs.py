@@ -29,6 +29,7 @@ from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.workspaces import identity
 from tests.support.harness import WAITING, until
 from tests.support.provisioner import Cloud
+from tests.support.terraform import installed
 from tests.support.terraform_fleet import Fleet, fleet_on
 from tests.support.terraform_provider import working
 from tests.support.terraform_runs import SECRET
@@ -158,6 +159,25 @@ async def test_a_crash_before_anything_exists(fleet: Fleet) -> None:
         await fleet.until_phase(Phase.UNKNOWN)
         fleet.place.ledger.inject()
         await one_machine(fleet)
+
+
+async def test_a_run_that_fails_together_with_its_plugin(fleet: Fleet) -> None:
+    """The plugin has crashed, and what the CLI has left is no state: the machine is looked up, not made again."""
+    tool, once = fleet.place.folder / "broken", fleet.place.folder / "once"
+    machines = fleet.place.ledger.folder / "machines"
+    pid = "pid=$(echo $TF_REATTACH_PROVIDERS | sed 's/.*\"Pid\":\\([0-9]*\\).*/\\1/')"
+    crash = f"{pid}; kill -9 $pid; while kill -0 $pid; do sleep 0.02; done"
+    break_ = f"touch {once}; {crash}; echo '{{\"outputs\": []}}' >terraform.tfstate; exit 1"
+    when = f'[ "$1" = apply ] && [ ! -e {once} ] && [ -n "$(ls {machines} 2>/dev/null)" ]'
+    real = installed().terraform
+    tool.write_text(f'#!/bin/sh\n{real} "$@"; code=$?\nif {when}; then {break_}; fi\nexit $code\n')
+    tool.chmod(0o755)
+    settings = {**fleet.account.settings, "tool": str(tool)}
+    await fleet.database.execute("UPDATE account SET settings = $1", settings)
+    async with working(fleet.replica()):
+        await fleet.create()
+        await one_machine(fleet)
+    assert once.exists()
 
 
 async def test_a_shutdown_saves_what_runs_have_made(fleet: Fleet) -> None:
