@@ -15,7 +15,7 @@ from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase
-from slipway_provisioner.providers.port import CreateRequest, TerminationRefused
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, TerminationRefused
 from slipway_provisioner.providers.terraform import queue
 from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_terraform.runs.modules import module_digest
@@ -220,6 +220,19 @@ async def test_an_orphan_that_cannot_be_destroyed(fleet: Fleet) -> None:
         await fleet.until_phase(Phase.GONE)
         await until_listed(fleet)
         assert await provider.instances(fleet.account) == []
+
+
+async def test_a_credential_of_another_account(fleet: Fleet) -> None:
+    """It finds nothing there, which proves nothing about this one."""
+    async with working(fleet.replica()) as provider:
+        await made(fleet, provider)
+        await restored(fleet)
+        await fleet.database.execute("UPDATE account SET identity = 'declared'")
+        await not_listed_yet(fleet, provider)
+        ended = "SELECT problem <> '' OR listed_at IS NOT NULL FROM workspace_listing"
+        await until(lambda: fleet.database.fetchval(ended), "the listing has ended")
+        with pytest.raises(OutcomeUnknown, match="the credential belongs to ledger, and declared is declared"):
+            await provider.instances(fleet.account)
 
 
 async def test_accounts_are_listed_in_turn_with_refreshes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,8 @@ class Engine:
     async def _look_up_identity(self, account: Account) -> _Identity:
         tags = {ACCOUNT: NOBODY}
         try:
-            looked = await (await self._runs(account)).look_up(account, tags, f"identity-{os.urandom(4).hex()}")
+            runs = await self._runs(account)
+            looked = await runs.look_up_anywhere(account, tags, f"identity-{os.urandom(4).hex()}")
         except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
             raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
         return _Identity(looked.identity, monotonic_seconds())

@@ -117,7 +117,17 @@ class Runs:
         return [_resource(found) for found in (await self.look_up(account, own, name)).resources]
 
     async def look_up(self, account: Account, tags: dict[str, str], name: str) -> Looked:
-        """Resources with these tags, in a workspace of its own. Raises LookUpFailed, NoCredential, TerraformError."""
+        """Resources with these tags in the account. Raises LookUpFailed, also if its credential belongs to another one,
+        where it would find nothing; NoCredential, TerraformError."""
+        looked = await self.look_up_anywhere(account, tags, name)
+        if looked.identity not in ("", account.identity):
+            found = f"the credential belongs to {looked.identity}, and {account.identity} is declared"
+            raise LookUpFailed(f"look-up in {account.id}: {found}")
+        return looked
+
+    async def look_up_anywhere(self, account: Account, tags: dict[str, str], name: str) -> Looked:
+        """Resources with these tags in the account that the credential belongs to, in a workspace of its own. Raises
+        LookUpFailed, NoCredential, TerraformError."""
         settings = account_settings(account.settings)
         folder = Path(settings.modules_folder) / settings.lookup.module
         job = Job(
