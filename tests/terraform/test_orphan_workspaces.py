@@ -211,8 +211,9 @@ async def test_an_orphan_that_cannot_be_destroyed(fleet: Fleet) -> None:
         await fleet.database.execute("UPDATE workspace SET attempts = $1", STUCK_ATTEMPTS - 1)
         await fleet.due()
         await until(lambda: failed(STUCK_ATTEMPTS), "it has failed ten times")
-        with pytest.raises(TerminationRefused, match="Forbidden"):
+        with pytest.raises(TerminationRefused, match="Forbidden") as refused:
             await provider.terminate(fleet.account, [f"workspace-{row.id}"])
+        assert f"ledger_machine.worker ({row.instance_id})" in str(refused.value)
         assert [each.id for each in await provider.instances(fleet.account)] == [f"workspace-{row.id}"]
         fleet.place.ledger.remove(fleet.machines[0])
         fleet.place.ledger.inject()

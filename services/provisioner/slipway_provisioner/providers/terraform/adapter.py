@@ -163,11 +163,13 @@ class Terraform(Provider):
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         rows = list(await self._workspaces().destroy(account, instance_ids))
         refused: dict[str, Protected] = {}
+        found: dict[str, OrphanWorkspace] = {}
         if any(id_.startswith(WITHOUT_ID) for id_ in instance_ids):
             found = {_left(orphan).id: orphan for orphan in await self._orphans(account)}
             rows += [row for row in await self._workspaces().live(account, None) if _instance(row).id in instance_ids]
             refused = await self._reclaim(account, [found[id_] for id_ in instance_ids if id_ in found])
-        if refused := refused | {_instance(row).id: _protected(row) for row in rows if _is_stuck(row)}:
+        stuck = {_instance(row).id: row for row in rows if _is_stuck(row)}
+        if refused := refused | {id_: _protected(row, found.get(id_)) for id_, row in stuck.items()}:
             raise TerminationRefused(refused)
 
     async def _orphans(self, account: Account) -> Sequence[OrphanWorkspace]:
@@ -241,10 +243,10 @@ def _left(orphan: OrphanWorkspace) -> Instance:
     )
 
 
-def _protected(row: Workspace) -> Protected:
+def _protected(row: Workspace, orphan: OrphanWorkspace | None) -> Protected:
     reason = f"terraform destroy has failed {row.attempts} times: {row.problem}"
     if row.phase is Phase.ORPHAN:
-        return Protected(reason, BY_HAND)
+        return Protected(f"{reason}; {orphan.note}" if orphan else reason, BY_HAND)
     return Protected(
         reason, "slipway worker unlock WORKER  # once the cause is removed; else it is retried every 10 min"
     )
