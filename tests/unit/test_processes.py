@@ -6,6 +6,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,6 +17,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.base.processes import alive, identity, own_identity, tagged
 from tests.support.linux import needs_linux
 
+ROOT: Final = Path(__file__).parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 TAG = "SLIPWAY_TEST_TAG"
 
@@ -206,3 +209,12 @@ def test_without_proc_the_listing_fails(monkeypatch: pytest.MonkeyPatch) -> None
         tagged(TAG)
     with pytest.raises(processes.Unsupported):
         own_identity()
+
+
+@pytest.mark.parametrize("folder", ["libs/local", "libs/terraform", "services"])
+def test_no_code_runs_between_fork_and_exec(folder: str) -> None:
+    """These processes have threads of gRPC, whose locks may be held at a fork."""
+    unsafe = ("preexec_fn", "os.fork(", "multiprocessing")
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert len(files) > 10
+    assert [path.name for path in files if any(text in path.read_text() for text in unsafe)] == []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from slipway_local.ec2.boot import Boot
-from slipway_local.servers.guard import guard, signal_group
+from slipway_local.servers.guard import Held, guard, signal_group
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 STATE: Final = "SLIPWAY_STATE_DIRECTORY"
@@ -48,17 +48,21 @@ class Machines:
         """Start a machine's process. Raises OSError."""
         home = self.home(instance_id)
         _prepare(home, boot)
-        with self.console(instance_id).open("ab") as console, _filled_pipe(boot.standard_input) as standard_input:
+        with (
+            self.console(instance_id).open("ab") as console,
+            _filled_pipe(boot.standard_input) as standard_input,
+            Held(boot.argv, over=2) as held,
+        ):
             process = await asyncio.create_subprocess_exec(
-                *boot.argv,
+                *held.argv,
                 stdin=standard_input,
                 stdout=console,
-                stderr=console,
+                stderr=held.descriptor,
                 cwd=home,
                 env=self._environment(instance_id, os.environ),
                 start_new_session=True,
-                preexec_fn=guard().pledge(signal.SIGKILL),  # a single write(2), which is safe after a fork
             )
+            held.go(process.pid, signal.SIGKILL)
         return Machine(process, home, powers_off=boot.agent_is_service)
 
     def _environment(self, instance_id: str, own: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ registered with the guard, which ends them if the parent is killed.
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from slipway_local.servers.guard import guard, signal_group
+from slipway_local.servers.guard import Held, guard, signal_group
 
 STOP_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.02
@@ -72,10 +73,14 @@ class Child:
                 self.log.parent.mkdir(parents=True, exist_ok=True)
                 output = stack.enter_context(self.log.open("ab"))
                 self._log_start = output.tell()
+            program = self.argv[0]
+            if shutil.which(program, path=(os.environ if self._env is None else self._env).get("PATH")) is None:
+                raise StartFailed(f"{self.name} cannot be started: {program} is no program")
+            held = stack.enter_context(Held(self.argv, over=0))
             try:
                 self._process = subprocess.Popen(
-                    self.argv,
-                    stdin=subprocess.DEVNULL,
+                    held.argv,
+                    stdin=held.descriptor,
                     stdout=output,
                     stderr=output,
                     env=self._env,
@@ -84,12 +89,10 @@ class Child:
                     user=account.uid if account else None,
                     group=account.gid if account else None,
                     extra_groups=[] if account else None,
-                    preexec_fn=guard().pledge(
-                        self._orphan_signal
-                    ),  # a single write(2), which is safe after a fork with threads
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise StartFailed(f"{self.name} cannot be started: {error}") from error
+            held.go(self._process.pid, self._orphan_signal)
 
     @property
     def pid(self) -> int | None:

@@ -13,12 +13,42 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, Self
 
 GRACE_SECONDS: Final = 5.0  # between an orphan's own signal and SIGKILL
+
+
+AFTERWARDS: Final = {0: "</dev/null", 2: "2>&1"}
+
+
+class Held:
+    """A command whose process becomes its program once the guard knows it, and ends if its owner does so before.
+
+    A shell waits for a line: a function between fork and exec is unsafe in a parent with threads, such as those of
+    gRPC, and Python may be out of reach for a child of another user.
+    """
+
+    def __init__(self, argv: Sequence[str], *, over: Literal[0, 2]) -> None:
+        """The process gets `descriptor` as its standard input (0) or error (2). Its program has an empty input, or
+        writes its errors to its output."""
+        self.argv = ["/bin/sh", "-c", f'read -r go <&{over} && exec "$@" {AFTERWARDS[over]}', "sh", *argv]
+        self.descriptor, self._go = os.pipe()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def go(self, pid: int, orphan_signal: int) -> None:
+        """Register the process with the guard, and let it go on."""
+        guard().add(pid, orphan_signal)
+        with suppress(BrokenPipeError):  # it was killed
+            os.write(self._go, b"go\n")
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+        os.close(self._go)
 
 
 class Guard:
@@ -36,13 +66,9 @@ class Guard:
         )
         os.close(read_end)
 
-    def pledge(self, orphan_signal: int) -> Callable[[], None]:
-        """Function for a child to run between fork and exec, which registers it before it can do anything else."""
-
-        def register() -> None:
-            os.write(self._write_end, b"process %d %d\n" % (os.getpid(), orphan_signal))
-
-        return register
+    def add(self, pid: int, orphan_signal: int) -> None:
+        """Register a child, which leads a process group."""
+        self._send(f"process {pid} {orphan_signal}")
 
     def forget(self, pid: int) -> None:
         """Remove a child that has been waited for, because the kernel may reuse its process id."""
