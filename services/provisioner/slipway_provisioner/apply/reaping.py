@@ -110,13 +110,13 @@ def protected_alert(account_id: str, instances: Mapping[str, Protected]) -> Aler
 def kept_alert(account_id: str, waiting: int, kept: Sequence[Kept] = ()) -> Alert:
     """Alert on the number of orphan instances that wait for a person; resolved if none does."""
     number = "1 orphan instance" if waiting == 1 else f"{waiting} orphan instances"
-    reasons = listed(sorted({each.reason for each in kept}), NAMED_MAX)
+    reasons = listed(sorted({each.reason for each in kept}))
     return (AlertRaised if waiting else AlertResolved)(
         dedup_key=alert_key("provisioner", "orphans-kept", account_id),
         subject_kind="account",
         subject_id=account_id,
         kind="orphans-kept",
-        summary=NOTE.cut(f"{number} in {account_id}: {reasons}") if waiting else "",
+        summary=f"{number} in {account_id}: {reasons}" if waiting else "",
         effect="they run and cost money, and their tasks may be started again elsewhere",
         doing="terminates none of them before a person has decided",
         command="slipway db confirm",
