@@ -265,6 +265,26 @@ async def test_a_run_that_has_lost_its_lock_saves_nothing_over_its_successor(
     assert again.operation is Operation.APPLY
 
 
+@locking("store.workspace_runs.BEGIN", "store.workspaces.LOCK")
+async def test_a_claim_whose_lock_has_lapsed_before_its_apply_begins(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """As of a process that was suspended meanwhile: the apply is that of its successor, and does not begin twice."""
+    one, two = replicas(provisioner)
+    await provisioner.database.execute("UPDATE workspace SET due_at = NULL WHERE id <> $1", queued[0].id)
+    async with provisioner.database.acquire() as db, db.transaction():
+        await db.execute("LOCK TABLE launch_config IN ACCESS EXCLUSIVE MODE")
+        late = provisioner.start(one.claim("one", 1))
+        await provisioner.until_waiting(late)
+        await provisioner.set_clock(61)
+        (successor,) = await two.claim("two", 9)
+        assert (successor.workspace.id, successor.operation) == (queued[0].id, Operation.LOOK_UP)
+    assert await late == []
+    assert await two.renew([successor]) == []
+    assert await two.finish(successor, saved(successor), Next(phase=Phase.QUEUED, due_seconds=0.0)) == ""
+    assert [claim.operation for claim in await two.claim("two", 9)] == [Operation.APPLY]
+
+
 @locking("store.workspace_runs.FINISH")
 async def test_a_lock_that_is_claimed_while_its_run_saves(provisioner: Provisioner, queued: list[Workspace]) -> None:
     """The end of a run and a claim after its lock has lapsed wait for each other; one of them wins."""

@@ -172,7 +172,11 @@ class WorkspaceRuns:
             return msgspec.structs.replace(claim, problem="the inputs of its launch are missing; restore them")
         if operation is Operation.APPLY:
             async with db.transaction():
-                if await configs.startable(db, row.launch_config_id) is None:
+                may_start = await configs.startable(db, row.launch_config_id) is not None
+                held = await workspaces.lock(db, row.id)
+                if held is None or held.fence != row.fence:
+                    return None  # another replica has claimed it since, as while this process was suspended
+                if not may_start:
                     put_back = Next(phase=Phase.GONE, problem=NOT_STARTABLE, put_back=True)
                     if _has_resources(state.content):
                         put_back = msgspec.structs.replace(put_back, phase=Phase.DESTROYING, due_seconds=0.0)

@@ -53,6 +53,10 @@ DESTROY: Final = Statement(
     .values(phase=Phase.DESTROYING, due_at=NOW, attempts=0)
 )
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
+# A run whose lock has lapsed may still go on elsewhere; only its own replica could prove its end. Its workspace
+# can be claimed safely: an apply becomes a look-up, which waits until that run can have no more effects before
+# anything is applied; look-ups and refreshes create nothing; of two destructions one finds nothing left. What the
+# other run saves is fenced, and it begins no apply, since that checks the fence again under the row lock.
 # Nothing is run while the database may be a restored one or is unconfirmed: what it has queued may have been applied
 # since. Nor in an account that is retired.
 CLAIM: Final = f"""
