@@ -83,7 +83,7 @@ def claims(results: Results, max_processes: int) -> dict[str, bool]:
     for cell in results.cells:
         ratio = results.ratio(cell)
         if cell.mode == "shared" and cell.concurrency in (1, 4) and ratio is not None:
-            size = f"{cell.applies} by {cell.concurrency}"
+            size = f"{cell.applies} by {cell.concurrency}: {ratio:.2f}"
             found[f"shared takes at most {SHARED_RATIO_MAX:.2f} of the CPU time of noop ({size})"] = (
                 ratio <= SHARED_RATIO_MAX
             )

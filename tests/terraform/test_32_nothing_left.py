@@ -1,6 +1,7 @@
 """Check 32: no process, zombie, socket or secret is left: after a close, by force, and after a kill of ours."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -177,8 +178,11 @@ async def test_parent_killed(sockets: Path) -> None:
 
 def guard_of(process: subprocess.Popen[str]) -> psutil.Process | None:
     """The guard of an owner; None while it has none."""
-    children = psutil.Process(process.pid).children()
-    return next((each for each in children if "guard.py" in " ".join(each.cmdline())), None)
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if "guard.py" in " ".join(child.cmdline()):
+                return child
+    return None
 
 
 async def test_a_killed_guard_has_a_successor(sockets: Path) -> None:

@@ -39,7 +39,7 @@ async def raised(error, awaitable):
 async def runs_on(small, place, shared):
     ballast = small / "ballast"
     async with driver(place, shared, folder=small / "runs") as runs:
-        place.ledger.inject(Fault(kind="hang", at="create", seconds=2.0, done=True))
+        place.ledger.inject(Fault(kind="hang", at="create", seconds=1.0, done=True))
         operation = runs.start(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())
         await until(lambda: place.ledger.machines(), "the machine exists")
         fill(ballast)

@@ -69,18 +69,16 @@ class Guard:
                 try:
                     self._start()
                     os.close(former)
-                    for group in self._groups:
-                        self._write(b"+%d\n" % group)
                 except OSError as error:
                     LOG.error("no guard of plugins in %s: %s; it is tried again", self._folder, error.strerror)
             time.sleep(RESTART_SECONDS)
 
     def _start(self) -> None:
-        """Start a process with a pipe of its own. Raises OSError."""
+        """Start a process that knows all groups from its start, with a pipe of its own. Raises OSError."""
         read_end, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(self._folder)],
+                [sys.executable, "-I", "-S", __file__, str(self._folder), *map(str, self._groups)],
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -96,15 +94,14 @@ class Guard:
         self._write_end = write_end
 
     def _write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # the guard was killed: its successor learns all groups
+        with contextlib.suppress(OSError):  # the guard was killed: its successor knows all groups
             os.write(self._write_end, line)
 
 
-def watch(folder: str) -> None:
+def watch(folder: str, groups: set[int]) -> None:
     """Main function of the guard: read until the owner has ended, then clean up."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    groups: set[int] = set()
     for line in sys.stdin:
         group = int(line[1:])
         if line.startswith("+"):
@@ -118,4 +115,4 @@ def watch(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    watch(sys.argv[1])
+    watch(sys.argv[1], set(map(int, sys.argv[2:])))
