@@ -155,8 +155,8 @@ async def _play(harness: Harness, folder: Path, size: Size, *, kill: str) -> Ver
         seconds={name: seconds * harness.speed for name, seconds in REAL_SECONDS.items()},
         environment={"provisioner": environment},
     )
-    await deployment.start(cloud.moto.start())
     try:
+        await deployment.start(cloud.moto.start())
         await harness.play(deployment, _declared(folder, cloud, size, size.workers))
         if kill:
             await _kill_in_the_middle(harness, deployment, cloud, size)
@@ -178,6 +178,7 @@ async def _play(harness: Harness, folder: Path, size: Size, *, kill: str) -> Ver
         problems = [row["problem"] for row in await fetch(deployment, PROBLEMS)]
         return Verdict("", [str(error), *problems])
     finally:
+        await harness.supervisor.stop()  # before moto: runs would wait for its answers
         await cloud.moto.stop()
     return _verdict(folder, size, found, [row for row in made if row["phase"] == "ready"], left)
 
