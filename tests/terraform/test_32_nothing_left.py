@@ -205,8 +205,10 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
     assert guard is not None
     guard.suspend()  # a killed one would have a successor
     kill(process)
-    await until(lambda: plugins_in(sockets) == [], 5)
-    guard.kill()
+    try:
+        await until(lambda: plugins_in(sockets) == [], 5)
+    finally:
+        guard.kill()
     (orphan,) = sockets.iterdir()
     async with shared(sockets) as scheduler:  # the next owner removes what is left, and nothing of those who live
         (await scheduler.acquire([plugin()], owner="one", deadline=soon())).release()
