@@ -104,6 +104,19 @@ async def test_many_runs_save_one_after_another(provisioner: Provisioner) -> Non
     assert len(await rejected(provisioner, workspace)) == 19
 
 
+async def test_a_run_that_is_rejected_again_and_again(provisioner: Provisioner) -> None:
+    """Its first states and the newest one are stored, since it is repeated without end."""
+    workspace = await made(provisioner)
+    states = [state(9, "another", machine=f"i-{n}") for n in range(apply.REJECTED_MAX + 5)]
+    for each in states:
+        assert await saving(provisioner, workspace, each, 0)
+    assert len(await rejected(provisioner, workspace)) == apply.REJECTED_MAX
+    async with provisioner.database.acquire() as db:
+        newest = await workspaces.document(db, workspace.id, Kind.REJECTED, KEYS)
+    assert newest is not None
+    assert newest.content == states[-1]
+
+
 @locking("store.workspaces.TAKE_ENCRYPTED_WITHOUT", "store.workspaces.REENCRYPT", "store.workspaces.PUT")
 async def test_a_state_that_is_saved_while_keys_are_rotated(provisioner: Provisioner) -> None:
     """The rotation skips it or goes first; the new state is stored either way, and opens."""

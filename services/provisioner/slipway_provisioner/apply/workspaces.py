@@ -24,6 +24,8 @@ VISIBILITY_SECONDS: Final = 30.0
 """Longest time until a new resource is found by its tags, for accounts that say nothing else."""
 REENCRYPTED_AT_ONCE: Final = 100
 """Documents of one transaction: some 10 ms of encryption, and row locks that a run may wait for."""
+REJECTED_MAX: Final = 50
+"""Rejected states of a workspace, since a run whose state is rejected each time is repeated without end."""
 
 
 class NoWorkspace(LookupError):
@@ -123,7 +125,8 @@ async def save(
 ) -> str:
     """Save the state of a run over the one that it began with. The row of the workspace is locked; the run is fenced
     by its caller, who gives the `reason` if it has lost the lock. Returns the reason for which the state was stored as
-    a rejected one instead; empty if it was saved. Raises KeyMissing."""
+    a rejected one instead; empty if it was saved. Of many rejected ones the first and the newest are stored. Raises
+    KeyMissing."""
     try:
         new = version_of(state)
     except NotAState as error:
@@ -131,7 +134,7 @@ async def save(
     stored = await workspaces.version(tx, workspace.id)
     reason = reason or rejection(stored, base, new)
     if reason:
-        number = await workspaces.count(tx, workspace.id, Kind.REJECTED) + 1
+        number = min(await workspaces.count(tx, workspace.id, Kind.REJECTED) + 1, REJECTED_MAX)
         await workspaces.put(tx, workspace.id, Kind.REJECTED, state, keys, version=new, number=number, reason=reason)
     else:
         await workspaces.put(tx, workspace.id, Kind.STATE, state, keys, version=new)
