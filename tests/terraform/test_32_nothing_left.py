@@ -209,6 +209,8 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
         await until(lambda: plugins_in(sockets) == [], 5)
     finally:
         guard.kill()
+        for left in plugins_in(sockets):
+            os.kill(left, signal.SIGKILL)
     (orphan,) = sockets.iterdir()
     async with shared(sockets) as scheduler:  # the next owner removes what is left, and nothing of those who live
         (await scheduler.acquire([plugin()], owner="one", deadline=soon())).release()
