@@ -8,12 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from slipway_provisioner.main import _terraform
+from slipway_provisioner.settings import Settings
 from slipway_terraform.domain.errors import (
     HandshakeTimeout,
     ProviderCrashed,
@@ -22,6 +25,7 @@ from slipway_terraform.domain.errors import (
     SchedulerClosed,
 )
 from slipway_terraform.domain.policy import Policy
+from slipway_terraform.plugins.folders import NAME, sweep
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.plugins import assert_nothing_left, plugin, plugins_in, shared, soon, until
@@ -220,6 +224,18 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
             (await other.acquire([plugin()], owner="one", deadline=soon())).release()
             assert own in sockets.iterdir()
             assert len(plugins_in(sockets)) == 2
+
+
+def test_a_sweep_leaves_the_runs_of_a_provisioner(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default folder of its runs is beside the folders of sockets, and another process locks it in another way."""
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
+    settings = Settings(database_url="", kafka="", registration_key="r" * 32)
+    runs = Path(_terraform(settings).folder)
+    runs.mkdir()
+    stale = sockets / f"{NAME}12345678"
+    stale.mkdir()
+    sweep(sockets)
+    assert [runs] == list(sockets.iterdir())
 
 
 async def test_no_secret_in_output(sockets: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -144,7 +144,7 @@ def build(settings: Settings) -> Service:
 
 def _terraform(settings: Settings) -> TerraformSettings:
     return TerraformSettings(
-        folder=settings.terraform_folder or f"{tempfile.gettempdir()}/slipway-tf-{settings.port}",
+        folder=settings.terraform_folder or f"{tempfile.gettempdir()}/slipway-terraform-{settings.port}",
         runs_max=settings.terraform_runs_max,
         shares=settings.terraform_shares_plugins,
         refresh_after_seconds=settings.unresponsive_timeout_seconds / 2,

@@ -93,8 +93,8 @@ class Settings(SignalSettings):
     accounts_listed_at_once: Annotated[int, Field(ge=1)] = 2
     """Accounts that the instance reaper of one replica lists at the same time."""
     terraform_folder: str = ""
-    """Folder of Terraform's runs, for this process alone, with a short path [default: one in the system's temporary
-    folder, by the port]. What a killed process leaves there is saved by its successor."""
+    """Folder of this process for runs of Terraform, with a short path [default: slipway-terraform-PORT in the system's
+    temporary folder]. A process that starts with the folder of a killed one releases its locks at once."""
     terraform_runs_max: Annotated[int, Field(ge=1)] = 4
     """Largest number of concurrent runs of Terraform of one replica. A run takes about a core for seconds."""
     terraform_shares_plugins: bool = False

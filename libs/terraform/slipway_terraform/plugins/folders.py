@@ -11,6 +11,7 @@ from typing import Final
 from slipway_terraform import metrics
 from slipway_terraform.plugins.guard import Guard
 
+# Every folder with this prefix may be removed by `sweep`: give no other folder such a name.
 NAME: Final = "slipway-tf-"
 
 
