@@ -486,7 +486,7 @@ async def test_an_apply_is_a_start(provisioner: Provisioner, queued: list[Worksp
     assert await one.claim("one", 9) == []
     assert await phases(provisioner) == {"gone": 3}
     rows = await one.of_batch(ACCOUNT, queued[0].batch_id)
-    assert [row.outcome for row in rows] == [{"put_back": "launching was stopped or paused before it began"}]
+    assert [row.outcome for row in rows] == [{"put_back": "launching was stopped or paused before the apply began"}]
     left = await provisioner.database.fetchval("SELECT count(*) FROM workspace_document WHERE kind = 'inputs'")
     assert left == 0
 

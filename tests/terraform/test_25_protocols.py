@@ -16,7 +16,7 @@ from tests.support.terraform import installed
 @pytest.mark.parametrize(
     ("fault", "reason", "text"),
     [
-        ("tls", "tls", "insists on TLS and cannot be reattached; start it in debug mode"),
+        ("tls", "tls", "requires TLS and cannot be reattached; start it in debug mode"),
         ("netrpc", "netrpc", "speaks netrpc, not gRPC, and cannot be shared; use a newer release"),
         ("protocol=4", "version", "speaks protocol 4 of Terraform; 5 and 6 can be shared"),
         ("protocol=7", "version", "speaks protocol 7 of Terraform; 5 and 6 can be shared"),
@@ -52,7 +52,7 @@ async def test_served(sockets: Path, faults: tuple[str, ...], mode: Mode, protoc
 
 
 async def test_real_providers(sockets: Path, tmp_path: Path) -> None:
-    """The provider for AWS speaks protocol 5; one written in Python insists on TLS, and speaks 6 in debug mode."""
+    """The provider for AWS speaks protocol 5; one written in Python requires TLS, and speaks 6 in debug mode."""
     programs = installed()
     aws = ProviderSpec(
         source=packages.AWS.source,

@@ -58,7 +58,7 @@ async def test_two_crashes_before_a_run_are_not_seen(place: Place, shared: Share
 async def test_the_third_says_what_to_do(place: Place, shared: SharedScheduler) -> None:
     scheduler = Counted(shared, 99)
     async with driver(place, scheduler) as runs:
-        with pytest.raises(ProviderCrashed, match=r"w-1: 3 plugins in a row exited .*; nothing was run.*; mend or"):
+        with pytest.raises(ProviderCrashed, match=r"w-1: 3 plugins in a row exited .*; nothing was run.*; fix or"):
             await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())
     assert (len(scheduler.leases), place.ledger.calls()) == (3, [])
 
@@ -92,6 +92,6 @@ async def test_a_run_that_has_begun_is_not_repeated(place: Place, shared: Shared
     tool.write_text(f'#!/bin/sh\ncase "$1" in apply) {broken} ;; esac\nexec {real} "$@"\n')
     tool.chmod(0o755)
     async with driver(place, shared, tool=tool) as runs:
-        with pytest.raises(OutcomeUnknown, match="look for what it has created"):
+        with pytest.raises(OutcomeUnknown, match="look up what it has created"):
             await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())
     assert count.read_text().split() == ["run"]

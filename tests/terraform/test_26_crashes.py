@@ -44,7 +44,7 @@ async def test_busy(sockets: Path) -> None:
     async with shared(sockets) as scheduler, await scheduler.acquire([plugin()], owner="1", deadline=soon()) as lease:
         (unknown,) = await asyncio.gather(crash(lease), return_exceptions=True)
         assert isinstance(unknown, OutcomeUnknown)
-        assert "look for what it has created" in str(unknown)
+        assert "look up what it has created" in str(unknown)
         assert isinstance(unknown.__cause__, RuntimeError)
         with pytest.raises(ProviderCrashed, match="nothing was run: acquire another lease") as before:
             await crash(lease)

@@ -107,7 +107,7 @@ async def test_a_run_that_the_kernel_does_not_end(
             run = await operation.wait()
             assert run.failure is not None
             assert run.failure.message == "not needed"
-            assert f"process {pid} does not end by SIGKILL; look at its state" in caplog.text
+            assert f"process {pid} did not end after SIGKILL; check its state" in caplog.text
             assert (await runs.run(Command.PLAN, "w-2", job, state=None, deadline=soon())).failure is None
             assert psutil.pid_exists(pid)
         finally:

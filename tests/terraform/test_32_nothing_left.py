@@ -136,7 +136,7 @@ async def test_a_process_that_the_kernel_does_not_end(sockets: Path, caplog: pyt
         await scheduler.acquire([plugin()], owner="one", deadline=soon(3))
     assert plugins_in(sockets) == [pid]
     assert f"process {pid} of " in caplog.text
-    assert "does not end by SIGKILL; look at its state" in caplog.text
+    assert "did not end after SIGKILL; check its state" in caplog.text
     closing = asyncio.create_task(scheduler.aclose(0))
     await asyncio.wait({closing}, timeout=10)
     assert closing.done()
@@ -152,7 +152,7 @@ async def test_a_start_that_the_kernel_does_not_end(sockets: Path, caplog: pytes
     await asyncio.wait({caller}, timeout=10)
     assert caller.done()
     assert isinstance(caller.exception(), HandshakeTimeout)
-    assert "does not end by SIGKILL" in caplog.text
+    assert "did not end after SIGKILL" in caplog.text
     await scheduler.aclose(0)
     await until(lambda: plugins_in(sockets) == [], 5)
 

@@ -42,10 +42,10 @@ def test_all_are_served(seed: int) -> None:
 def test_impossible_wishes() -> None:
     async def work() -> None:
         scheduler = SharedScheduler(World(random.Random(1)), Policy(max_processes=2))
-        with pytest.raises(Unschedulable, match="3 providers are wanted at once and max_processes is 2; raise it"):
+        with pytest.raises(Unschedulable, match="3 providers are requested at once and max_processes is 2; raise it"):
             await scheduler.acquire([spec(name) for name in "abc"], owner="one", deadline=9.0)
         twice = [spec("a", source="registry.example/x/y"), spec("b", source="registry.example/x/y")]
-        with pytest.raises(Unschedulable, match=r"registry.example/x/y is wanted in two configurations"):
+        with pytest.raises(Unschedulable, match=r"registry.example/x/y is requested in two configurations"):
             await scheduler.acquire(twice, owner="one", deadline=9.0)
         await scheduler.aclose(0)
 

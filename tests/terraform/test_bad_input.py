@@ -94,7 +94,7 @@ async def test_own_plugins_for_a_module_with_a_provider_block(place: Place) -> N
 
 async def test_own_plugins_without_a_mirror(place: Place) -> None:
     job = place.job(place.module(PROVIDER), when_unsafe=WhenUnsafe.OWN_PLUGINS)
-    assert "there is no mirror to install plugins from; set one" in await refused(
+    assert "there is no mirror to install plugins from; set `mirror`" in await refused(
         place, job, SharingUnsafe, mirror=None
     )
 
@@ -102,7 +102,7 @@ async def test_own_plugins_without_a_mirror(place: Place) -> None:
 async def test_a_folder_of_runs_that_cannot_be_made(place: Place) -> None:
     file = place.folder / "file"
     file.touch()
-    with pytest.raises(SpecInvalid, match="file cannot be the folder of runs: File exists; set one"):
+    with pytest.raises(SpecInvalid, match="file cannot be used as the folder of runs: File exists; set a folder"):
         async with driver(place, folder=file):
             pass
 
@@ -193,7 +193,7 @@ async def test_a_folder_that_is_in_use(place: Place) -> None:
 async def test_a_folder_whose_sockets_would_have_too_long_a_path(place: Place) -> None:
     folder = place.folder / ("x" * 60)
     message = await refused(place, place.job(), SpecInvalid, folder=folder)
-    assert message == f"sockets in {folder} would have too long a path; choose one of at most 54 bytes"
+    assert message == f"paths of sockets in {folder} would be too long; choose a folder of at most 54 bytes"
 
 
 async def test_a_disk_without_room_for_the_module(place: Place) -> None:
@@ -203,7 +203,7 @@ async def test_a_disk_without_room_for_the_module(place: Place) -> None:
         await runs.run(Command.PLAN, "w-1", place.job(), state=None, deadline=soon())
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
         try:
-            with pytest.raises(DiskFull, match="no room on the disk for the workspace w-2: File too large; free some"):
+            with pytest.raises(DiskFull, match="no space on the disk for the workspace w-2: File too large; free some"):
                 await runs.run(Command.APPLY, "w-2", job, state=None, deadline=soon())
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -214,7 +214,7 @@ async def test_a_disk_without_room_for_the_module(place: Place) -> None:
 async def test_no_slot_before_the_deadline(place: Place) -> None:
     async with driver(place, max_runs=1) as runs:
         async with runs._slots:
-            with pytest.raises(QueueTimeout, match="no run was possible in time"):
+            with pytest.raises(QueueTimeout, match="no run could begin before the deadline"):
                 await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon(0.1))
         assert (await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())).failure is None
 

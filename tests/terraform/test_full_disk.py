@@ -51,7 +51,7 @@ async def runs_on(small, place, shared):
         assert resource["instances"][0]["attributes"]["id"] == machine["id"]
         again = runs.run(Command.APPLY, "w-2", place.job(), state=run.newest_state, deadline=soon())
         refused = await raised(DiskFull, again)
-        assert refused.startswith("no room on the disk for the workspace w-2: No space left on device; free"), refused
+        assert refused.startswith("no space on the disk for the workspace w-2: No space left on device; free"), refused
         assert list((small / "runs" / "files" / "workspaces").iterdir()) == []
         ballast.unlink()
         destroyed = await runs.run(Command.DESTROY, "w-1", place.job(), state=run.newest_state, deadline=soon())

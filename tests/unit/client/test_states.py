@@ -68,6 +68,6 @@ def test_a_document_that_cannot_be_decrypted_holds_up_no_rotation() -> None:
     with serving(app_) as url:
         done = slipway(url, "state-key", "rotate")
     assert (asked, done.exit_code, done.stdout) == ([None, after], 1, "198 documents encrypted with the first key\n")
-    assert "state of worker w-1 not encrypted: it was changed, or is that of another row" in done.stderr
+    assert "state of worker w-1 not encrypted: it was changed, or belongs to another row" in done.stderr
     assert "rotate again" in done.stderr
     assert "in use by a run" not in done.stderr

@@ -1,7 +1,7 @@
 """Terraform provider `ledger`: its machines are files of a folder, and faults can be injected into its calls.
 
 It runs with the interpreter of `.venv-terraform`, as a copy of this file (`ledger.write_executable`), and imports only
-`tf` and the standard library. It speaks protocol 6, and insists on TLS unless it is started with `--dev`.
+`tf` and the standard library. It speaks protocol 6, and requires TLS unless it is started with `--dev`.
 
 The folder (`folder` of its configuration) outlives every process and is what checks compare with:
 

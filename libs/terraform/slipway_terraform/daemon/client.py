@@ -145,7 +145,9 @@ class DaemonLease:
             raise error from cause
         except DaemonUnavailable as error:
             if failed:
-                text = "the daemon went away during the run, and its plugins with it; look for what was created"
+                text = (
+                    "the daemon ended during the run, and its plugins with it; look up what was created before a repeat"
+                )
                 raise OutcomeUnknown(text) from (cause or error)
 
     def taint(self, reason: str) -> None:

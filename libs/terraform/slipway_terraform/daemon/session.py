@@ -90,13 +90,13 @@ class Session:
                     continue
                 return b""
             except ValueError:
-                text = f"a line exceeds {protocol.MESSAGE_BYTES_MAX} bytes"
+                text = f"a line exceeds {protocol.MESSAGE_BYTES_MAX} bytes; send a smaller request"
                 await self._write(protocol.write_refused(None, Refused("ParseError", text, code=protocol.PARSE_ERROR)))
                 return b""
             return line if line.endswith(b"\n") else b""
 
     async def _reply_busy(self) -> None:
-        text = f"{self._settings.requests_max} requests of this connection wait already; read their replies first"
+        text = f"{self._settings.requests_max} requests of this connection are waiting; read their replies first"
         await self._write(protocol.write_refused(None, Refused("TooManyRequests", text, retryable=True)))
 
     async def _serve_request(self, line: bytes) -> None:
@@ -118,7 +118,7 @@ class Session:
             # Its text may quote a configuration, so only its type is logged.
             LOG.error("terraform_request_failed", error=type(error).__name__)
             details = ErrorDetails(name="InternalError", retryable=False)
-            reply = protocol.write_error(id_, "the daemon failed; its log has the kind of error", details)
+            reply = protocol.write_error(id_, "internal error of the daemon; its log has the type", details)
         with contextlib.suppress(OSError):  # the reader notices a lost connection
             await self._write(reply)
 

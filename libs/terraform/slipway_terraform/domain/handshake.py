@@ -1,4 +1,4 @@
-"""Handshake of go-plugin: the line by which a plugin says where it listens. Pure.
+"""Handshake of go-plugin: the line in which a plugin prints its address. Pure.
 
 Source: hashicorp/go-plugin, docs/internals.md: CORE|APP|NETWORK|ADDRESS|PROTOCOL|CERTIFICATE[|MULTIPLEXING].
 """
@@ -46,12 +46,12 @@ def parse(line: str) -> Address | None:
         )
     if certificate:
         raise ProviderIncompatible(
-            "the plugin insists on TLS and cannot be reattached; start it in debug mode, if it has one (mode=debug)",
+            "the plugin requires TLS and cannot be reattached; start it in debug mode, if it has one (mode=debug)",
             reason="tls",
         )
     if int(app) not in VERSIONS:
         raise ProviderIncompatible(
-            f"the plugin speaks protocol {app} of Terraform; 5 and 6 can be shared: use another release of the provider"
+            f"the plugin speaks protocol {app} of Terraform; 5 and 6 can be shared: use another release"
         )
     return Address(_path(network, address), int(app))
 
@@ -66,12 +66,18 @@ def parse_debug(line: str) -> Address | None:
     try:
         (entry,) = msgspec.json.decode(found[1], type=dict[str, _Reattach]).values()
     except (msgspec.MsgspecError, ValueError):
-        raise ProviderIncompatible("the plugin's debug mode printed no JSON of one provider; use mode=cookie") from None
+        raise ProviderIncompatible(
+            "the plugin's debug mode printed no TF_REATTACH_PROVIDERS of one provider; use mode=cookie"
+        ) from None
     version = entry.ProtocolVersion or VERSIONS[0]
     if entry.Protocol != "grpc":
-        raise ProviderIncompatible(f"the plugin speaks {entry.Protocol}, not gRPC", reason="netrpc")
+        raise ProviderIncompatible(
+            f"the plugin speaks {entry.Protocol}, not gRPC; use a newer release of the provider", reason="netrpc"
+        )
     if version not in VERSIONS:
-        raise ProviderIncompatible(f"the plugin speaks protocol {version} of Terraform; 5 and 6 can be shared")
+        raise ProviderIncompatible(
+            f"the plugin speaks protocol {version} of Terraform; 5 and 6 can be shared: use another release"
+        )
     return Address(_path(entry.Addr.Network, entry.Addr.String), version)
 
 

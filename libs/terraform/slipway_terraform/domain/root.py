@@ -29,7 +29,9 @@ def root_module(specs: Sequence[ProviderSpec], variables: Mapping[str, Any]) -> 
     for spec in specs:
         name = local_name(spec.source)
         if name in required:
-            raise SpecInvalid(f"two providers are named {name}: {required[name]['source']} and {spec.source}")
+            raise SpecInvalid(
+                f"two providers are named {name}: {required[name]['source']} and {spec.source}; use one of them"
+            )
         if reserved := sorted(PROVIDER_META_ARGUMENTS & set(spec.configuration)):
             raise SpecInvalid(f"the configuration of {spec.source} contains {', '.join(reserved)}; remove it")
         required[name] = {"source": spec.source, "version": f"= {spec.version}"}
@@ -54,4 +56,6 @@ def literal(value: Any) -> Any:
         return [literal(each) for each in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise SpecInvalid(f"a {type(value).__name__} cannot be a variable or a setting; use text, numbers, lists, objects")
+    raise SpecInvalid(
+        f"a {type(value).__name__} cannot be a variable or a setting; use strings, numbers, lists, objects"
+    )

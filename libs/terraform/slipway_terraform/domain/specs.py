@@ -13,7 +13,7 @@ class Mode(StrEnum):
     COOKIE = "cookie"
     """By go-plugin's handshake: a magic cookie in its environment, one line on its standard output."""
     DEBUG = "debug"
-    """By its debug mode, which prints TF_REATTACH_PROVIDERS: for plugins that insist on TLS in cookie mode."""
+    """By its debug mode, which prints TF_REATTACH_PROVIDERS: for plugins that require TLS in cookie mode."""
 
 
 class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,13 +64,15 @@ class Guard:
             with self._lock:
                 if self._is_closed:
                     return
-                LOG.warning("the guard of plugins in %s was killed; another one is started", self._folder)
+                LOG.warning("the guard of plugins in %s was killed; a successor is started", self._folder)
                 former = self._write_end
                 try:
                     self._start()
                     os.close(former)
                 except OSError as error:
-                    LOG.error("no guard of plugins in %s: %s; it is tried again", self._folder, error.strerror)
+                    LOG.error(
+                        "the guard of plugins in %s cannot be started: %s; retrying", self._folder, error.strerror
+                    )
             time.sleep(RESTART_SECONDS)
 
     def _start(self) -> None:

@@ -122,7 +122,7 @@ class PluginProcess:
             await self.exited()
         else:
             LOG.error(
-                "process %d of %s does not end by SIGKILL; look at its state (ps -o stat,wchan -p %d) and its disks",
+                "process %d of %s did not end after SIGKILL; check its state (ps -o stat,wchan -p %d) and its disks",
                 self.pid,
                 self._command[0],
                 self.pid,

@@ -173,12 +173,12 @@ class Driver:
         if self._closed:
             raise SchedulerClosed("the driver is shutting down; retry on another replica")
         if (command is Command.IMPORT) != (imported is not None):
-            raise SpecInvalid("an import needs the address and id of a resource, and nothing else takes them")
+            raise SpecInvalid("an import needs the address and id of a resource, and no other command takes them")
         checked_name(workspace)
         root = root_module(job.providers, job.variables)
         last = self.operations.get(workspace)
         if last is not None and last.is_running:
-            raise OperationInProgress(f"{last.command} of workspace {workspace} runs already; wait for it")
+            raise OperationInProgress(f"{last.command} of workspace {workspace} is running already; wait for it")
         operation = self.operations[workspace] = Operation(command, workspace)
         operation.begin(self._run(operation, _Request(job, root, state, deadline, imported)))
         return operation
@@ -218,7 +218,9 @@ class Driver:
             async with asyncio.timeout_at(request.deadline) as waiting:
                 run = await self._run_leased(operation, request, waiting)
         except TimeoutError as error:
-            raise QueueTimeout(f"{operation.workspace}: no run was possible in time; raise max_runs or wait") from error
+            raise QueueTimeout(
+                f"{operation.workspace}: no run could begin before the deadline; raise it or max_runs"
+            ) from error
         return msgspec.structs.replace(run, seconds=loop.time() - begin)
 
     async def _run_leased(self, operation: Operation, request: _Request, waiting: asyncio.Timeout) -> Run:
@@ -234,7 +236,7 @@ class Driver:
                 if crashes == LEASES_MAX:
                     raise ProviderCrashed(
                         f"{operation.workspace}: {crashes} plugins in a row exited before they were used; nothing was "
-                        "run. The log has their last output; mend or replace the provider, or retry"
+                        "run. The log has their last output; fix or replace the provider, or retry"
                     ) from error
             except OutcomeUnknown as error:
                 if operation.is_in_cli or error.__cause__ is None:
@@ -256,7 +258,7 @@ class Driver:
             if job.providers and not lease.env.get(VARIABLE):
                 unshared = unshared or "the scheduler shares nothing"
                 if self.settings.mirror is None:
-                    raise SharingUnsafe(f"{unshared}, and there is no mirror to install plugins from; set one")
+                    raise SharingUnsafe(f"{unshared}, and there is no mirror to install plugins from; set `mirror`")
                 self._folder.check_sockets()
                 installed = self._preparing.use(job.module, job.module_digest, job.providers)
                 prepared = await stack.enter_async_context(installed)
@@ -332,7 +334,7 @@ class Driver:
             return Failure(
                 scope=Scope.OUTCOME_UNKNOWN,
                 code=STATE_LOST,
-                message="the state of the run is unreadable; see the file descriptors and the disk of this host",
+                message="the state of the run is unreadable; check the file descriptors and the disk of this host",
                 unresolved=tuple(output.begun),
             )
         if ended.exit_code == 0:

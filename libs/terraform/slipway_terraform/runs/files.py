@@ -42,7 +42,7 @@ def disk_full(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise DiskFull(f"no room on the disk for {what}: {error.strerror}; free some, nothing was run") from error
+        raise DiskFull(f"no space on the disk for {what}: {error.strerror}; free some. Nothing was run") from error
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -72,8 +72,8 @@ class RunFolder:
             except OSError as error:
                 if error.errno in _FULL:
                     raise
-                reason = f"{self.path} cannot be the folder of runs: {error.strerror}"
-                raise SpecInvalid(f"{reason}; set one that belongs to this user") from error
+                reason = f"{self.path} cannot be used as the folder of runs: {error.strerror}"
+                raise SpecInvalid(f"{reason}; set a folder that belongs to this user") from error
             undo.callback(os.close, self._lock)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +125,9 @@ class RunFolder:
         """Raise SpecInvalid if sockets of the CLI's own plugins would have too long a path here."""
         room = SOCKET_BYTES_MAX - SOCKET_NAME_BYTES - TEMPORARY_BYTES
         if len(os.fsencode(self.path)) > room:
-            raise SpecInvalid(f"sockets in {self.path} would have too long a path; choose one of at most {room} bytes")
+            raise SpecInvalid(
+                f"paths of sockets in {self.path} would be too long; choose a folder of at most {room} bytes"
+            )
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:

@@ -24,7 +24,9 @@ def read_module(folder: Path) -> dict[str, bytes]:
             continue
         size += path.stat().st_size
         if len(files) == FILES_MAX or size > BYTES_MAX:
-            raise ModuleInvalid(f"{folder} has more than {FILES_MAX} files or {BYTES_MAX >> 20} MiB; point to a module")
+            raise ModuleInvalid(
+                f"{folder} has more than {FILES_MAX} files or {BYTES_MAX >> 20} MiB; name the folder of a module"
+            )
         files[relative.as_posix()] = path.read_bytes()
     if not any(is_configuration(path) for path in files if "/" not in path):
         raise ModuleMissing(f"there is no module at {folder}: it has no .tf or .tf.json file; check the path")

@@ -95,7 +95,7 @@ class Preparing:
         if ended.exit_code != 0:
             reason = text_error(output.text) or f"{command[0]} printed nothing and ended with {ended.exit_code}"
             if is_disk_full(reason):
-                raise DiskFull(f"no room on the disk to install what {module} needs: {reason}; free some")
+                raise DiskFull(f"no space on the disk to install what {module} needs: {reason}; free some")
             raise InitFailed(
                 f"{command[0]} of {module} failed: {reason.rstrip('.')}; {REMEDIES[command[0]]}",
                 output="\n".join(output.text),
@@ -130,7 +130,8 @@ def _check_digests(folder: Path, specs: Sequence[ProviderSpec]) -> None:
         if spec.digest not in found.values():
             there = ", ".join(f"{name} {digest}" for name, digest in sorted(found.items())) or "nothing"
             raise DigestMismatch(
-                f"{spec.source} {spec.version}: the mirror has {there}, expected SHA-256 {spec.digest}"
+                f"{spec.source} {spec.version}: the mirror has {there}, expected SHA-256 {spec.digest}; "
+                "put that release into the mirror, or approve this one"
             )
 
 

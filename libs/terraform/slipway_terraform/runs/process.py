@@ -109,7 +109,7 @@ async def _follow(
         if ending.done():
             guard.remove(process.pid)
         else:  # in uninterruptible sleep: it does nothing more, but only the kernel can end it
-            LOG.error("process %d does not end by SIGKILL; look at its state and its disks", process.pid)
+            LOG.error("process %d did not end after SIGKILL; check its state and its disks", process.pid)
             for task in (ending, *reading):
                 task.cancel()
         await asyncio.gather(ending, *reading, interrupting, return_exceptions=True)

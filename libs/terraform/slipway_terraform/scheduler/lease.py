@@ -60,7 +60,7 @@ class SharedLease:
             except Exception as error:
                 if self.crashed:
                     raise OutcomeUnknown(
-                        "a plugin exited during the run; look for what it has created before the run is repeated"
+                        "a plugin exited during the run; look up what it has created before the run is repeated"
                     ) from error
                 raise
             except BaseException:

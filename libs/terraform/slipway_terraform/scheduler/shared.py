@@ -132,7 +132,7 @@ class SharedScheduler:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
-            LOG.warning("leases still held after %g s; their plugins are stopped", drain_seconds)
+            LOG.warning("leases were still held after %g s; their plugins are stopped", drain_seconds)
         for process in self._processes.values():
             if process.generation.state is State.DRAINING:
                 self._stop(process.generation)
@@ -327,7 +327,7 @@ class SharedScheduler:
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
         """Forget a process once its task has ended: by itself, or cancelled by `aclose`, even before its first step."""
         if not task.cancelled() and (error := task.exception()):
-            LOG.error("plugin %s lost by an error of ours", shown(process.generation.handle), exc_info=error)
+            LOG.error("plugin %s lost by an internal error", shown(process.generation.handle), exc_info=error)
         if process.generation.state is State.STARTING:
             process.advance(Event.START_FAILED)
         del self._processes[process.generation.id]
@@ -353,7 +353,7 @@ class SharedScheduler:
     def _failed(self, process: Process, error: Exception) -> None:
         """Record a failed start and refuse the callers that wait for it."""
         if not isinstance(error, TerraformError):
-            LOG.error("plugin %s not started", shown(process.generation.handle), exc_info=error)
+            LOG.error("plugin %s not started: internal error", shown(process.generation.handle), exc_info=error)
             error = ProviderStartError(f"{process.spec.source} {process.spec.version}: {type(error).__name__}")
         if self._policy.compatible:
             error = compatibility.start_failed(error, shown(process.generation.handle))
@@ -415,12 +415,12 @@ def _check(specs: Sequence[ProviderSpec], policy: Policy) -> None:
     sources = [spec.source for spec in specs]
     if twice := {source for source in sources if sources.count(source) > 1}:
         raise Unschedulable(
-            f"{', '.join(sorted(twice))} is wanted in two configurations; a run reattaches one process per source: "
+            f"{', '.join(sorted(twice))} is requested in two configurations; a run reattaches one process per source: "
             "split the module, or use the NoOp scheduler"
         )
     if len(specs) > policy.max_processes:
         raise Unschedulable(
-            f"{len(specs)} providers are wanted at once and max_processes is {policy.max_processes}; raise it"
+            f"{len(specs)} providers are requested at once and max_processes is {policy.max_processes}; raise it"
         )
 
 

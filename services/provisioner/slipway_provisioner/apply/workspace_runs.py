@@ -31,8 +31,8 @@ from slipway_provisioner.store import accounts, configs, pools, workspace_runs, 
 LOG = logger(__name__)
 LOCK_SECONDS: Final = 60.0
 """Time for which a lock is held after its last renewal, three times the interval of renewals."""
-TAKEN: Final = "another worker has the instance that the module outputs; output an id that only this one has"
-NOT_STARTABLE: Final = "launching was stopped or paused before it began"
+TAKEN: Final = "another worker has the instance id that the module outputs; output an id that is unique to each worker"
+NOT_STARTABLE: Final = "launching was stopped or paused before the apply began"
 
 
 class WorkspaceRuns:
@@ -122,7 +122,7 @@ class WorkspaceRuns:
         async with self._connected().acquire() as db, db.transaction():
             row = await workspaces.lock(db, workspace.id)
             if row is None:
-                return "its workspace does not exist any more"
+                return "its workspace no longer exists"
             lost = "" if row.fence == workspace.fence and row.holder else "its run had lost the lock"
             rejected = lost
             if state is not None:

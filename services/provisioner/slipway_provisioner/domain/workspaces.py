@@ -150,7 +150,7 @@ def rejection(stored: Version | None, base: Version, new: Version) -> str:
     lock over, or behind Slipway's back.
     """
     if stored is None:
-        return "the workspace has no state any more"
+        return "the workspace no longer has a state"
     if new.lineage != stored.lineage:
         return f"its lineage is {new.lineage}, that of the workspace is {stored.lineage}"
     if stored != base:

@@ -36,7 +36,12 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
         "The worker has no workspace",
         "worker {} was not made by a Terraform module, or its launch has not begun",
     ),
-    apply.NoState: (409, "no-state", "There is no such state", "the workspace of worker {} has no such state"),
+    apply.NoState: (
+        409,
+        "no-state",
+        "There is no such state",
+        "worker {} has no such state; `slipway worker show` has the number of rejected ones",
+    ),
     KeyMissing: (409, "state-key-missing", "The key of the state is missing", "{}. Nothing was changed"),
     NotAuthentic: (
         500,
@@ -48,7 +53,7 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
 
 
 class Export(BaseModel):
-    """Request for a state. `rejected`: the newest one that was not saved over another one."""
+    """Request for a state. `rejected`: the newest rejected state, in place of the stored one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -98,7 +103,7 @@ async def export_state(worker_id: Name, body: Export, request: Request, by: Call
 
 @router.post("/workers/{worker_id:id}/unlock")
 async def unlock(worker_id: Name, body: Unlocking, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
-    """Unlock the workspace of a worker, whose run has ended, as the caller asserts. Its outcome is looked up now."""
+    """Unlock the workspace of a worker. The caller asserts that its run has ended; what it created is looked up."""
     try:
         async with db.acquire() as connection, connection.transaction():
             unlocked = await apply.unlock(connection, _uuid(worker_id), by=by, reason=body.reason)
@@ -111,7 +116,7 @@ async def unlock(worker_id: Name, body: Unlocking, request: Request, by: Caller,
 @router.get("/state-keys", dependencies=[READ])
 async def list_keys(request: Request, db: DatabaseDep) -> dict[str, Any]:
     """List the keys of states by id, with the number of documents encrypted with each. The first one encrypts new
-    documents; an unavailable one has documents, and is not among the keys of this service."""
+    documents; an unavailable one is not among the keys of this service, but documents are encrypted with it."""
     ids = _keys(request).ids
     encrypts = next(iter(ids), "")
     async with db.acquire() as connection:

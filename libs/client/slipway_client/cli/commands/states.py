@@ -17,7 +17,7 @@ from slipway_client.view.phrases import count
 app = noun("Manage the keys of Terraform states")
 
 MODE: Final = 0o600
-Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit")]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason for the audit")]
 
 
 def _use(row: Mapping[str, Any]) -> str:
@@ -40,7 +40,7 @@ def export_state(
 ) -> None:
     """Export the Terraform state of a worker
 
-    As Terraform reads it, decrypted: it may contain secrets. Only for workers made by a module. Audited.
+    Decrypted, in Terraform's own format: it may contain secrets. Only workers made by a module have one. Audited.
 
     \b
     Examples:
@@ -69,8 +69,8 @@ def export_state(
 def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
     """Release the lock of a worker's Terraform workspace
 
-    Only if its run has certainly ended, as on a host that is gone: two runs at once may create resources twice. What
-    the run has created is looked up at once. Audited.
+    Use it only after its run has certainly ended, for example with its host: two concurrent runs may create resources
+    twice. What the run created is looked up at once. Audited.
 
     \b
     Example:
@@ -85,8 +85,8 @@ def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
 def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List the keys of Terraform states
 
-    By id, with the number of documents encrypted with each. The keys themselves are in SLIPWAY_STATE_KEYS of the
-    provisioner; an unavailable key is missing there.
+    With the number of documents encrypted with each. The keys themselves are in SLIPWAY_STATE_KEYS of the provisioner;
+    an unavailable key is missing there.
 
     \b
     Example:
@@ -100,8 +100,8 @@ def rotate(context: typer.Context) -> None:
     """Encrypt all Terraform states with the first key
 
     Write the new key as the first line of SLIPWAY_STATE_KEYS, keep the old one as the second, restart every
-    provisioner, and rotate. Then the old key can go. Repeatable. What cannot be decrypted is skipped and named, with
-    exit code 1.
+    provisioner, and rotate; then remove the old key. May be repeated. Documents that cannot be decrypted are skipped
+    and named, with exit code 1.
 
     \b
     Example:
@@ -129,7 +129,7 @@ def _changed(document: Mapping[str, Any]) -> str:
     """Problem with a document that no key can decrypt."""
     whose = f"worker {document['worker_id']}" if document["worker_id"] else f"workspace {document['workspace_id']}"
     return (
-        f"{document['kind']} of {whose} not encrypted: it was changed, or is that of another row. Restore its row of "
+        f"{document['kind']} of {whose} not encrypted: it was changed, or belongs to another row. Restore its row of "
         f"workspace_document ({document['workspace_id']}, {document['kind']}, {document['number']}) from a backup, and "
         "rotate again; keep the old key until then"
     )

@@ -49,7 +49,7 @@ GRACE_SECONDS: Final = 60.0
 QUEUED_PER_RUN: Final = 50
 """Workspaces that may wait for each run at a time: at a minute a run less than an hour."""
 FULL_SECONDS: Final = 30.0
-BY_HAND: Final = "delete its resources by hand; they are those with its id in the tag slipway-workspace"
+BY_HAND: Final = "delete its resources by hand: they have its id in the tag slipway-workspace"
 ENDING: Final = frozenset({Phase.DESTROYING, Phase.ORPHAN})
 PENDING: Final = frozenset({Phase.QUEUED, Phase.UNKNOWN})
 

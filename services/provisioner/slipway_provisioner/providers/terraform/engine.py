@@ -191,7 +191,7 @@ class Engine:
             except OperationInProgress as error:
                 raise OutcomeUnknown(str(error)) from error
             except (TerraformError, OSError) as error:
-                LOG.error("terraform cannot be run", tool=tool, error=str(error))
+                LOG.error("terraform cannot run", tool=tool, error=str(error))
         number = await self._workspaces.release(holder)
         if number:
             LOG.warning("runs of an earlier process were interrupted", workspaces=number)

@@ -65,7 +65,7 @@ class RunQueue:
                 if task is self._listing:
                     self._listing = None
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    LOG.error("the end of a run was lost", workspace=workspace, exc_info=error)
+                    LOG.error("internal error in a run of terraform", workspace=workspace, exc_info=error)
         except asyncio.CancelledError:
             await self._stop()
             raise
@@ -96,7 +96,7 @@ class RunQueue:
         began = monotonic_seconds()
         if claim.problem:
             ended = Ended(Result(failure=claim.problem, nothing=True))
-            LOG.error("a workspace cannot be run", workspace=claim.workspace.id, problem=claim.problem)
+            LOG.error("terraform cannot run for a workspace", workspace=claim.workspace.id, problem=claim.problem)
         else:
             ended = await self._ended(claim)
         if claim.operation is Operation.REFRESH and self._settings.sweep_share > 0:
@@ -139,11 +139,15 @@ class RunQueue:
             try:
                 rejected = await self._workspaces.finish(claim, ended.state, next_)
             except Exception as error:
-                LOG.error("the state of a run is not saved yet", workspace=claim.workspace.id, error=repr(error))
+                LOG.error("saving the state of a run failed; retrying", workspace=claim.workspace.id, error=repr(error))
                 await asyncio.sleep(SAVE_AGAIN_SECONDS)
                 continue
             if rejected:
-                LOG.error("a state was stored beside another one", workspace=claim.workspace.id, reason=rejected)
+                LOG.error(
+                    "the state of a run was rejected and stored beside the current one",
+                    workspace=claim.workspace.id,
+                    reason=rejected,
+                )
             LOG.info(
                 "ran terraform",
                 workspace=claim.workspace.id,
@@ -161,7 +165,7 @@ class RunQueue:
         for task, claim in self._running.items():
             # One that has just been saved has released its lock.
             if claim.workspace.id in lost and not task.done() and claim.workspace.id not in self._saving:
-                LOG.error("the lock of a workspace was lost while it ran", workspace=claim.workspace.id)
+                LOG.error("a run lost the lock of its workspace", workspace=claim.workspace.id)
 
     async def _make_due(self) -> None:
         now = monotonic_seconds()

@@ -121,7 +121,9 @@ class Runs:
         where it would find nothing; NoCredential, TerraformError."""
         looked = await self.look_up_anywhere(account, tags, name)
         if looked.identity not in ("", account.identity):
-            found = f"the credential belongs to {looked.identity}, and {account.identity} is declared"
+            found = (
+                f"the credential belongs to {looked.identity}, and {account.identity} is declared; correct one of them"
+            )
             raise LookUpFailed(f"look-up in {account.id}: {found}")
         return looked
 

@@ -29,7 +29,7 @@ class Module(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Plugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Installed provider plugin: its fully qualified source, its version, and its executable with its SHA-256.
-    `mode`: debug for plugins that insist on TLS."""
+    `mode`: debug for plugins that require TLS."""
 
     source: str
     version: str
