@@ -112,3 +112,21 @@ async def test_a_run_that_the_kernel_does_not_end(
             assert psutil.pid_exists(pid)
         finally:
             kill_group(pid, signal.SIGKILL)
+
+
+async def test_a_daemon_that_a_module_starts(
+    place: Place, shared: SharedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left the process group and holds the output open; the run ends without it."""
+    tool, noted = place.folder / "daemon", place.folder / "pid"
+    start = f"setsid sh -c 'echo $$ >{noted}; exec sleep 15' & until [ -s {noted} ]; do sleep 0.05; done"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in apply) {start} ;; esac\nexec {place.settings().tool} "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr("slipway_terraform.runs.process.DRAIN_SECONDS", 0.2)
+    async with driver(place, shared, tool=tool) as runs:
+        run = await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())
+        assert run.failure is None
+        assert run.outputs["id"] == place.ledger.machines()[0]["id"]
+    daemon = int(noted.read_text())
+    assert [each.status() for each in psutil.process_iter() if each.pid == daemon] == [psutil.STATUS_SLEEPING]
+    os.kill(daemon, signal.SIGKILL)

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from slipway_terraform.plugins.guard import Guard
 LOG = logging.getLogger(__name__)
 KILL_SECONDS: Final = 5.0
 """Time from SIGKILL to the end of a process that the kernel can end."""
+DRAIN_SECONDS: Final = 5.0
+"""Time from the end of a process to that of its output, which is in our pipes then."""
 LINE_BYTES_MAX: Final = 64 * 2**20
 """Longer lines are dropped. The longest are states that the CLI could write to no file."""
 CHUNK_BYTES: Final = 64 * 2**10
@@ -59,60 +62,56 @@ async def run_process(
     """Run a program to its end and `feed` each line that it prints, also those of stderr.
 
     When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
-    all that it leaves behind. One that the kernel does not end even then is reported, and counts as killed. `guard`
-    kills the group if we are killed. Raises OSError if it cannot be started.
+    all that it leaves behind there. What has left the group, as a daemon that a module starts, holds nobody up. A
+    process that the kernel does not end is reported, and counts as killed. `guard` kills the group if we are killed.
+    Raises OSError if the program cannot be started.
     """
-    status, inherited = os.pipe()
-    try:
-        try:
+    read_end, write_end = os.pipe()
+    with FileIO(read_end) as status, FileIO(write_end, "w") as inherited:
+        async with _output(feed) as (stdout, printed), _output(feed) as (stderr, complained):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", launch.__file__, str(inherited), str(os.getpid()), "", *argv),
+                *(sys.executable, "-I", "-S", launch.__file__, str(write_end), str(os.getpid()), "", *argv),
                 cwd=folder,
                 env=dict(environment),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
-                pass_fds=(inherited,),
+                pass_fds=(write_end,),
             )
-        finally:
-            os.close(inherited)
-        code = await _follow(process, feed, interruption, grace_seconds, guard)
-        if error := os.read(status, CHUNK_BYTES):
+            for ours in (inherited, stdout, stderr):
+                ours.close()
+            code = await _follow(process, {printed, complained}, interruption, grace_seconds, guard)
+        if error := status.read(CHUNK_BYTES):
             raise OSError(int(error), os.strerror(int(error)), argv[0])
-    finally:
-        os.close(status)
     return Ended(code, interruption.reason)
 
 
 async def _follow(
     process: asyncio.subprocess.Process,
-    feed: Callable[[bytes], None],
+    reading: set[asyncio.Task[None]],
     interruption: Interruption,
     grace_seconds: float,
     guard: Guard,
 ) -> int:
-    """Read what a process prints until it ends and nothing of its group is left; its exit code."""
+    """Wait until a process ends, nothing of its group is left, and what it printed is read; its exit code."""
     guard.add(process.pid)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = [asyncio.ensure_future(_lines(stream, feed)) for stream in (process.stdout, process.stderr)]
     interrupting = asyncio.ensure_future(_interrupt(process, interruption, grace_seconds))
     ending = asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait({ending, interrupting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         interrupting.cancel()
-        with contextlib.suppress(ProcessLookupError):  # its children, who may also hold the pipes open
+        with contextlib.suppress(ProcessLookupError):  # its children
             os.killpg(process.pid, signal.SIGKILL)
         await asyncio.wait({ending}, timeout=KILL_SECONDS)
         if ending.done():
             guard.remove(process.pid)
+            await asyncio.wait(reading, timeout=DRAIN_SECONDS)
         else:  # in uninterruptible sleep: it does nothing more, but only the kernel can end it
             LOG.error("process %d did not end after SIGKILL; check its state and its disks", process.pid)
-            for task in (ending, *reading):
-                task.cancel()
-        await asyncio.gather(ending, *reading, interrupting, return_exceptions=True)
+            ending.cancel()
+        await asyncio.gather(ending, interrupting, return_exceptions=True)
     return -signal.SIGKILL if ending.cancelled() else ending.result()
 
 
@@ -122,6 +121,25 @@ async def _interrupt(process: asyncio.subprocess.Process, interruption: Interrup
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does; plugins of the CLI ignore it
         await asyncio.sleep(grace_seconds)
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
+async def _output(feed: Callable[[bytes], None]) -> AsyncIterator[tuple[FileIO, asyncio.Task[None]]]:
+    """Write end of a pipe for output, and the task that reads it. A pipe of ours, since asyncio would take the end of
+    its own for that of the process, and whatever has inherited it may live on."""
+    read_end, write_end = os.pipe()
+    reader = asyncio.StreamReader()
+    with FileIO(read_end) as source, FileIO(write_end, "w") as sink:
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), source
+        )
+        reading = asyncio.create_task(_lines(reader, feed))
+        try:
+            yield sink, reading
+        finally:
+            reading.cancel()
+            transport.close()
+            await asyncio.wait({reading})
 
 
 async def _lines(stream: asyncio.StreamReader, feed: Callable[[bytes], None]) -> None:
