@@ -144,6 +144,19 @@ async def test_a_module_that_calls_one_that_is_not_there(place: Place) -> None:
     assert message.endswith("; correct the module, and put the modules that it calls where it names them")
 
 
+async def test_a_module_that_calls_one_on_a_server_that_does_not_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its installation gives up its slot, which other runs need."""
+    tool, began = place.folder / "silent", place.folder / "began"
+    silent = f"[ -e {began} ] || {{ touch {began}; sleep 20; exit 1; }}"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in get) {silent} ;; esac\nexec {place.settings().tool} "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr("slipway_terraform.runs.driver.INSTALL_SECONDS", 0.5)
+    message = await refused(place, place.job(), InitFailed, tool=tool, max_runs=1)
+    assert f"get of {place.job().module} failed: no end within 0.5 s; correct the module" in message
+
+
 async def test_a_module_that_is_no_hcl(place: Place) -> None:
     message = await refused(place, place.job(place.module('locals {\n  a = "b\n}\n')), TerraformError)
     assert "main.tf" in message

@@ -40,6 +40,8 @@ from slipway_terraform.scheduler.noop import NoOpLease
 
 LOG = logging.getLogger(__name__)
 VERSION_SECONDS: Final = 20.0
+INSTALL_SECONDS: Final = 300.0
+"""Longest time for the installation of a module, which may come from a server that does not answer."""
 LEASES_MAX: Final = 3
 """Leases on processes that ended before they were used; the next crash is the caller's."""
 
@@ -356,11 +358,17 @@ class Driver:
 
     async def _install(self, arguments: Sequence[str], folder: Path, output: Output) -> Ended:
         """Run the CLI for an installation, in one of the slots."""
+        interruption = Interruption()
+        reason = f"no end within {INSTALL_SECONDS:g} s"
         with self._folder.temporary() as temporary:
             async with self._slots:
-                return await self._run_tool(
-                    arguments, folder, output, self.settings.environment, temporary, Interruption()
-                )
+                timer = asyncio.get_running_loop().call_later(INSTALL_SECONDS, interruption.request, reason)
+                try:
+                    return await self._run_tool(
+                        arguments, folder, output, self.settings.environment, temporary, interruption
+                    )
+                finally:
+                    timer.cancel()
 
     async def _run_tool(
         self,

@@ -93,7 +93,8 @@ class Preparing:
         output = Output()
         ended = await self._run(command, folder, output)
         if ended.exit_code != 0:
-            reason = text_error(output.text) or f"{command[0]} printed nothing and ended with {ended.exit_code}"
+            reason = ended.interrupted or text_error(output.text)
+            reason = reason or f"{command[0]} printed nothing and ended with {ended.exit_code}"
             if is_disk_full(reason):
                 raise DiskFull(f"no space on the disk to install what {module} needs: {reason}; free some")
             raise InitFailed(
