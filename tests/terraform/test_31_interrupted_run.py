@@ -1,5 +1,6 @@
 """Check 31, for the CLI: an interrupted run gets SIGINT, then SIGKILL, and its process serves no other run."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import pytest
 
 from slipway_local.terraform.ledger import Fault
 from slipway_terraform.domain.results import Changes, Command, Scope
+from slipway_terraform.plugins.guard import Guard
+from slipway_terraform.runs.process import Ended, Interruption, run_process
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.harness import until
 from tests.support.terraform_runs import Place, driver, soon
@@ -112,6 +115,36 @@ async def test_a_run_that_the_kernel_does_not_end(
             assert psutil.pid_exists(pid)
         finally:
             kill_group(pid, signal.SIGKILL)
+
+
+async def test_a_program_whose_start_the_kernel_does_not_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a binary on a file server that is gone: only its own run is given up."""
+    stuck, noted, kill_group = place.folder / "stuck.py", place.folder / "pid", os.killpg
+    stuck.write_text(f"import os, time\nopen({str(noted)!r}, 'w').write(str(os.getpid()))\ntime.sleep(15)\n")
+    monkeypatch.setattr("slipway_terraform.plugins.launch.__file__", str(stuck))
+    monkeypatch.setattr("slipway_terraform.runs.process.KILL_SECONDS", 0.2)
+    monkeypatch.setattr("os.killpg", lambda group, signum: None)
+    interruption, guard = Interruption(), Guard(place.folder / "guarded")
+    run = asyncio.ensure_future(
+        run_process(
+            ["/bin/true"],
+            folder=place.folder,
+            environment={},
+            feed=lambda line: None,
+            interruption=interruption,
+            grace_seconds=0.2,
+            guard=guard,
+        )
+    )
+    await until(lambda: noted.is_file() and noted.read_text())
+    interruption.request("not needed")
+    ended, pid = await run, int(noted.read_text())
+    try:
+        assert ended == Ended(-signal.SIGKILL, "not needed")
+        assert [each.status() for each in psutil.process_iter() if each.pid == pid] == [psutil.STATUS_SLEEPING]
+    finally:
+        kill_group(pid, signal.SIGKILL)
+        await asyncio.to_thread(guard.close)
 
 
 async def test_a_daemon_that_a_module_starts(

@@ -67,6 +67,7 @@ async def run_process(
     Raises OSError if the program cannot be started.
     """
     read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)  # what the kernel does not end may hold it open
     with FileIO(read_end) as status, FileIO(write_end, "w") as inherited:
         async with _output(feed) as (stdout, printed), _output(feed) as (stderr, complained):
             process = await asyncio.create_subprocess_exec(
