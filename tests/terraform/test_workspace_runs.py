@@ -66,6 +66,7 @@ async def test_a_worker_is_made_and_destroyed(fleet: Fleet) -> None:
         assert machine["tags"]["slipway-batch"] == asked.batch_id
         assert machine["user_data"] == asked.user_data
         assert (await fleet.rows())[0].address == machine["address"]
+        fleet.place.ledger.inject(Fault(kind="error", at="list", text="nothing is missing, so nothing is looked up"))
         await provider.terminate(fleet.account, [machine["id"]])
         await fleet.until_phase(Phase.GONE)
         assert (fleet.machines, fleet.creations) == ([], 1)
@@ -310,6 +311,37 @@ async def test_a_machine_that_was_deleted_by_hand(fleet: Fleet) -> None:
         await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock()")
         await fleet.until_phase(Phase.GONE)
         assert await provider.gone(fleet.account, {machine: None}) == [machine]
+
+
+@pytest.mark.parametrize("is_terminated", [False, True])
+async def test_a_credential_of_another_account(fleet: Fleet, is_terminated: bool) -> None:
+    """It finds nothing there: neither is a worker gone, nor has its destruction succeeded."""
+    async with working(fleet.replica()) as provider:
+        await fleet.create()
+        machine = await one_machine(fleet)
+        file = fleet.place.ledger.folder / "machines" / f"{machine}.json"
+        elsewhere = file.rename(fleet.place.folder / file.name)
+        await fleet.database.execute("UPDATE account SET identity = 'declared'")
+        if is_terminated:
+            await provider.terminate(fleet.account, [machine])
+        else:
+            await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock()")
+        ended = "SELECT phase = 'gone' OR problem <> '' FROM workspace"
+        await until(lambda: fleet.database.fetchval(ended), "the run has ended")
+        (row,) = await fleet.rows()
+        assert row.phase is (Phase.DESTROYING if is_terminated else Phase.READY)
+        problem = "look-up in tf: the credential belongs to ledger, and declared is declared; correct one of them"
+        assert row.problem == problem
+        elsewhere.rename(file)
+        await fleet.database.execute("UPDATE account SET identity = 'ledger'")
+        await fleet.due()
+        if is_terminated:
+            await fleet.until_phase(Phase.GONE)
+            assert fleet.machines == []
+        else:
+            done = "SELECT problem = '' AND refreshed_at IS NOT NULL FROM workspace"
+            await until(lambda: fleet.database.fetchval(done), "the workspace is refreshed")
+            await one_machine(fleet)
 
 
 async def test_a_refresh_of_what_is_there_changes_nothing(fleet: Fleet) -> None:

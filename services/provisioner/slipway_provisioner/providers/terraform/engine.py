@@ -24,7 +24,7 @@ from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Terrafo
 from slipway_provisioner.providers.terraform.credentials import NoCredential
 from slipway_provisioner.providers.terraform.outcomes import CODES
 from slipway_provisioner.providers.terraform.queue import INTERRUPT_SECONDS, RunQueue
-from slipway_provisioner.providers.terraform.runs import ACCOUNT, Ended, LookUpFailed, Runs, resources_of
+from slipway_provisioner.providers.terraform.runs import ACCOUNT, NOBODY, Ended, LookUpFailed, Runs, resources_of
 from slipway_provisioner.providers.terraform.settings import account_settings
 from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
 from slipway_terraform.domain.errors import OperationInProgress, TerraformError
@@ -37,8 +37,6 @@ LOG = logger(__name__)
 IDENTITY_SECONDS: Final = 3600.0
 """Time for which the identity of an account is not looked up again, unless its settings change."""
 DRAIN_SECONDS: Final = 5.0
-NOBODY: Final = "-"
-"""Value of a tag that no resource has."""
 
 
 class _Identity(msgspec.Struct, frozen=True):

@@ -33,6 +33,8 @@ from slipway_terraform.runs.modules import module_digest
 
 DEPLOYMENT, INCARNATION, ACCOUNT = "slipway-deployment", "slipway-incarnation", "slipway-account"
 BATCH, LAUNCH_CONFIG, WORKSPACE = "slipway-batch", "slipway-launch-config", "slipway-workspace"
+NOBODY: Final = "-"
+"""Value of a tag that no resource has."""
 DESTROY_SECONDS: Final = 1800.0
 LOOK_UP_SECONDS: Final = 300.0
 OUTPUT_CHARACTERS_MAX: Final = 500
@@ -200,6 +202,8 @@ class Runs:
         before, after = resources_of(claim.state), resources_of(run.newest_state)
         # The id of an instance need not be that of a resource.
         is_left = id_ in _ids_in(run.newest_state) if id_ in _ids_in(claim.state) else after == before
+        if not (after and is_left):
+            await self._confirm(claim)
         result = Result(resources=after, instance_id=id_ if is_left else None, address=claim.workspace.address)
         return Ended(result, run.newest_state)
 
@@ -211,7 +215,14 @@ class Runs:
         run = await self._run(Command.DESTROY, claim.workspace.id, job, claim.state, DESTROY_SECONDS)
         if run.failure is not None:
             return self._failed(claim, run)
+        if run.changes is None or run.changes.remove < _instances_of(claim.state):  # some were missing
+            await self._confirm(claim)
         return Ended(Result(resources=resources_of(run.newest_state)), run.newest_state)
+
+    async def _confirm(self, claim: RunClaim) -> None:
+        """Check that the credential is one of the account, since it finds nothing in another one. Raises LookUpFailed,
+        TerraformError."""
+        await self.look_up(claim.account, {ACCOUNT: NOBODY}, f"identity-{claim.workspace.id}")
 
     async def _reclaim(self, claim: RunClaim) -> Ended:
         """Import what the tags of an orphan show, and destroy it."""
@@ -302,6 +313,11 @@ def resources_of(state: bytes | None) -> int:
 def _resources(state: bytes | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = msgspec.json.decode(state).get("resources", []) if state else []
     return found
+
+
+def _instances_of(state: bytes | None) -> int:
+    """Number of instances of the managed resources in a state."""
+    return sum(len(each.get("instances", [])) for each in _resources(state) if each.get("mode") == "managed")
 
 
 def _ids_in(state: bytes | None) -> set[str]:
