@@ -238,7 +238,7 @@ async def test_a_credential_of_another_account(fleet: Fleet) -> None:
 
 async def test_accounts_are_listed_in_turn_with_refreshes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both within the share of the sweep; an account without anything new is listed again after an hour."""
-    monkeypatch.setattr(queue, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(queue, "SEARCH_SECONDS", 0.05)
     async with working(fleet.replica(sweep_share=1.0, sweep_seconds=0.0)) as provider:
         await made(fleet, provider)
         await provider.instances(fleet.account)

@@ -99,7 +99,7 @@ class Connection:
             while (line := await reader.readline()).endswith(b"\n"):
                 reply = msgspec.json.decode(line, type=Reply)
                 if reply.id is None and isinstance(reply.error, protocol.ErrorObject):
-                    lost = reply.error.message  # said before the daemon closes a connection that it does not serve
+                    lost = reply.error.message  # sent before the daemon closes a connection
                 elif (future := self._waiting.pop(reply.id or 0, None)) is not None and not future.done():
                     future.set_result(reply)
         except (OSError, ValueError, msgspec.DecodeError):
@@ -132,7 +132,7 @@ class DaemonLease:
             raise
         except BaseException:
             self.taint("interrupted")
-            with contextlib.suppress(OutcomeUnknown):  # the cancellation says more
+            with contextlib.suppress(OutcomeUnknown):  # the cancellation is the cause
                 await self._end_invocation(failed=True)
             raise
         else:
@@ -153,7 +153,9 @@ class DaemonLease:
     def taint(self, reason: str) -> None:
         """Replace the processes: they take no new leases."""
         reply = self._connection.send("v1.taint", Taint(reason=reason))
-        reply.add_done_callback(lambda done: done.cancelled() or done.exception())  # a lost daemon has no processes
+        reply.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # without a daemon there is no process to taint
 
     async def __aenter__(self) -> Self:
         return self

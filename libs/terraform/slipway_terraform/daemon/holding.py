@@ -77,8 +77,8 @@ class Holding:
         await self._end_lease.aclose()
 
     async def lose(self) -> None:
-        """End everything after the client went away. A CLI that it has left may still use the processes, or was
-        interrupted, so that they are replaced."""
+        """End everything after the client went away. During an invocation the processes are tainted too, since its CLI
+        may still use them or was interrupted."""
         if self._lease is not None and self._invocation is not None:
             self._lease.taint(LOST)
             with contextlib.suppress(TerraformError):

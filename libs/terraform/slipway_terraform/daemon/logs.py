@@ -28,7 +28,7 @@ def configure() -> None:
 
 
 def _without_texts(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Write of an exception its class and where it was raised: its text may quote a configuration."""
+    """Replace an exception by its class and its frames: its text may quote a configuration."""
     error = event.pop("exc_info", None)
     if isinstance(error, tuple):
         error = error[1]

@@ -31,7 +31,7 @@ class InvalidSettings(ValueError):
 
 
 class SchedulerKind(StrEnum):
-    """Schedulers."""
+    """Kind of scheduler."""
 
     NOOP = "noop"
     WORKSPACE = "workspace"
@@ -120,7 +120,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
-    """A path; the only type that msgspec does not know."""
+    """Decode a path, the only type that msgspec does not know."""
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise TypeError(f"expected a string, got {type(value).__name__}")
@@ -145,7 +145,7 @@ def _variables(kind: type[msgspec.Struct], names: frozenset[str], environment: M
 
 
 def _check(settings: Settings) -> None:
-    """Report what types do not. Raises ValueError."""
+    """Check what types do not express. Raises ValueError."""
     if not settings.socket.is_absolute() or len(os.fsencode(settings.socket)) > SOCKET_BYTES_MAX:
         raise ValueError(f"socket {settings.socket}: expected an absolute path of at most {SOCKET_BYTES_MAX} bytes")
     for name in ("connections_max", "requests_max"):

@@ -18,7 +18,7 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failed(before: Breaker | None, error: TerraformError, policy: Policy, *, now: float, rng: random.Random) -> Breaker:
-    """Breaker after another failed start. An error that no repeat can mend trips at once.
+    """Breaker after another failed start. An error that is not retryable trips at once.
 
     Backoff doubles up to its maximum, less a random part of up to a half, so that handles that failed together are not
     tried together.
@@ -34,5 +34,5 @@ def failed(before: Breaker | None, error: TerraformError, policy: Policy, *, now
 
 
 def expired(breaker: Breaker, policy: Policy, *, now: float) -> bool:
-    """True if nobody has tried this handle for so long that its failures say nothing any more."""
+    """True if the handle was not tried for so long that its failures no longer matter."""
     return now >= breaker.retry_at + 10 * policy.max_backoff_seconds

@@ -34,5 +34,5 @@ def start_failed(error: TerraformError, handle: str) -> TerraformError:
 
 
 def is_retry_error(error: BaseException) -> bool:
-    """True for the error that asks the caller to come again later."""
+    """True for the error after which upjet retries."""
     return isinstance(error, ReuseBudgetExceeded)

@@ -1,7 +1,7 @@
-"""Classification of failed runs: what a failure says something about. Pure.
+"""Classification of failed runs by the scope of their failure. Pure.
 
-Codes of a cloud stand inside the texts of its provider, so that the caller gives the table of its cloud's codes. The
-phrases here are Terraform's own, and those that mean the same in every cloud.
+The error codes of a cloud appear in texts of its provider: callers pass a table of them. The phrases here are
+Terraform's own, and those that mean the same in every cloud.
 """
 
 import re
@@ -88,12 +88,12 @@ def failure_of(output: Output, exit_code: int, *, interrupted: str, codes: Codes
 
 
 def is_disk_full(text: str) -> bool:
-    """True for the words of an operating system without room on its disk."""
+    """True if a text contains an operating system's error for a full disk."""
     return FULL.search(text) is not None
 
 
 def _ended_early(output: Output) -> bool:
-    """True if nothing can have been changed: the CLI had not begun with a resource, nor planned to."""
+    """True if nothing can have been changed: the CLI ended before it began or planned to change a resource."""
     return not output.begun and output.changes is None
 
 
@@ -115,7 +115,7 @@ def _is_configuration(diagnostic: Diagnostic) -> bool:
 
 
 def _guess(errors: Sequence[Diagnostic]) -> str:
-    """A text that looks like a code, for people; else the beginning of the first summary."""
+    """Code of an unclassified failure, for people: a text that looks like one, or the start of the first summary."""
     for diagnostic in errors:
         if found := _CODE.search(f"{diagnostic.summary}\n{diagnostic.detail}"):
             return found[1][:CODE_CHARACTERS_MAX]

@@ -18,7 +18,7 @@ class Unschedulable(TerraformError):
 
 
 class ProviderIncompatible(TerraformError):
-    """The plugin speaks what a shared process cannot: net/rpc, TLS, or another version of the protocol."""
+    """The plugin cannot be shared: it speaks net/rpc or another protocol version, requires TLS, or listens on TCP."""
 
     def __init__(self, text: str, *, reason: Literal["netrpc", "tls", "version", "network"] = "version") -> None:
         super().__init__(text)
@@ -95,7 +95,7 @@ class ModuleInvalid(TerraformError):
 
 
 class DigestMismatch(TerraformError):
-    """Files are not those that were asked for."""
+    """A module or a provider does not have the digest that the job names."""
 
 
 class OperationInProgress(TerraformError):

@@ -1,4 +1,4 @@
-"""Generations: the processes that serve a handle one after another, each with a life of its own. Pure."""
+"""Generations: the successive processes of a handle, and the states of each. Pure."""
 
 from collections import Counter
 from enum import StrEnum
@@ -47,7 +47,7 @@ LIVE: Final = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOP
 
 
 class IllegalTransition(Exception):
-    """An event that cannot happen in this state: a mistake of ours."""
+    """An event that cannot happen in this state: a defect of the scheduler."""
 
 
 class Reason(StrEnum):
@@ -57,23 +57,23 @@ class Reason(StrEnum):
     AGE = "age"
     IDLE = "idle"
     EVICTED = "evicted"
-    """Another handle needs its room under the cap."""
+    """Stopped to make room under the cap for another handle."""
     MEMORY = "memory"
     MEMORY_HARD = "memory_hard"
     HEALTH = "health"
     TAINTED = "tainted"
     DIGEST = "digest"
-    """The binary on disk is another one now."""
+    """The binary on disk was replaced."""
     ROTATED = "rotated"
-    """Its owners come with another configuration."""
+    """All its owners have acquired another configuration: credentials were rotated."""
     CLOSED = "closed"
 
 
 class Generation(msgspec.Struct, kw_only=True):
     """One process of a handle. Times are those of one monotonic clock, in seconds.
 
-    `family` names tenant and source. `owners` have used it and not come with another configuration since; `holders`
-    counts the leases of each. `pending` leases have run no invocation yet.
+    `family` names tenant and source. `owners` have used it, and not acquired another configuration since; `holders`
+    counts the current leases of each. `pending` counts leases that have run no invocation yet.
     """
 
     id: int

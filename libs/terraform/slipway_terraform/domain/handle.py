@@ -1,6 +1,6 @@
-"""Handles: keyed hashes of all that makes two providers interchangeable. Pure.
+"""Handles: keyed hashes of everything that must be equal for two specifications to share a process. Pure.
 
-The key belongs to one process, so that a handle in a log is no fingerprint by which a secret could be guessed.
+Each scheduler draws a key of its own, so that no secret can be guessed by comparing hashes with a handle in a log.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def base_of(handle: str) -> str:
 
 
 def shown(handle: str) -> str:
-    """A handle for people: its first characters."""
+    """First characters of a handle, for people."""
     return handle[:SHOWN_CHARACTERS]
 
 

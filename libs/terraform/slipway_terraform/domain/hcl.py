@@ -1,8 +1,8 @@
 """Structure of Terraform's configuration files: blocks, their labels and the attributes in them. Pure.
 
 Values of attributes are tokens, since nothing here evaluates an expression. The grammar is HCL's native syntax
-(https://github.com/hashicorp/hcl/blob/main/hclsyntax/spec.md); a text that breaks it raises Unreadable, because what
-cannot be read cannot be known to be safe.
+(https://github.com/hashicorp/hcl/blob/main/hclsyntax/spec.md); a text that breaks it raises Unreadable, since a
+module that cannot be read cannot be checked for provider blocks.
 """
 
 import re

@@ -12,7 +12,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     Replacement: a process that has served `ttl_invocations` (None: no limit) is replaced; while its successor starts it
     serves on, up to `margin` beyond. `max_age_seconds` is shortened by a random part of up to `age_jitter`, so that
     processes that began together do not end together. An unused process stops after `idle_seconds`. One with more
-    memory than `soft_memory_bytes` is replaced; `hard_memory_bytes` raises an alarm as well.
+    memory than `soft_memory_bytes` is replaced; beyond `hard_memory_bytes` an error is logged too.
 
     Use: at most `max_processes` exist, starting and stopping ones included; one serves at most `max_concurrency` leases
     at a time; at most `max_waiters` callers wait, each of which costs up to 2 µs of CPU time at each event. At the cap,

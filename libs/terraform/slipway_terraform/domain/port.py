@@ -62,7 +62,7 @@ class ProviderScheduler(Protocol):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of resources by a process: resident memory now, CPU time since its start."""
+    """Resource usage of a process: resident memory now, and CPU time since its start."""
 
     memory_bytes: int
     cpu_seconds: float
@@ -92,7 +92,7 @@ class Plugin(Protocol):
         ...
 
     async def replaced_on_disk(self) -> bool:
-        """True if its binary is another one now."""
+        """True if its binary on disk was replaced since its start."""
         ...
 
     def sample(self) -> Sample: ...

@@ -20,7 +20,7 @@ class Plugins(StrEnum):
 
 
 class Scope(StrEnum):
-    """Resource that a failure says something about."""
+    """Subject to which a failure is attributed."""
 
     CONFIG, CAPACITY, QUOTA, IMAGE = "config", "capacity", "quota", "image"
     CREDENTIAL, LIMITER = "credential", "limiter"
@@ -76,8 +76,8 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run failed. `unresolved` are addresses of resources whose creation, change or destruction began and has no
-    known end."""
+    """Reason why a run failed. `unresolved` are addresses of resources whose creation, change or destruction began and
+    has no known end."""
 
     scope: Scope
     code: str

@@ -1,8 +1,8 @@
 """Decision of the scheduler: facts about processes and callers in, steps out. Pure; executing a step takes no choices.
 
-Callers are served in the order of their arrival, each for what it needs: one that waits for a start, or for room, holds
-back nobody who needs neither, but what it needs is not given to callers after it. A caller gets all of its processes at
-once or none, so that callers who need several never wait for each other.
+Callers are served in the order of their arrival. A caller that waits for a start, or for room under the cap, delays no
+later caller that needs neither, but a slot that it needs is not given to later callers. A caller gets all of its
+processes at once or none, so that callers that need several never wait for each other.
 """
 
 from collections import Counter
@@ -90,7 +90,7 @@ def decide(facts: Facts, policy: Policy) -> Decision:
 
 
 class _Round:
-    """One decision in the making."""
+    """State of one call of `decide`."""
 
     def __init__(self, facts: Facts, policy: Policy) -> None:
         self._facts, self._policy = facts, policy
@@ -242,8 +242,8 @@ class _Round:
             self._retire(victim, Reason.EVICTED)
 
     def _victim(self, *, patient: bool) -> Generation | None:
-        """Process that has to make room: the one unused for longest and needed by nobody. Without patience also one
-        that callers wait for, or else one in use by the fewest."""
+        """Process to retire for another handle: the one idle for longest that no caller needs. Unless `patient`, also
+        one that callers wait for, or else the one with the fewest leases."""
         candidates = [each for each in self._ready.values() if not self._claimed[each.handle]]
         idle = [each for each in candidates if not each.in_use and not (patient and each.handle in self._wanted_alone)]
         if idle:

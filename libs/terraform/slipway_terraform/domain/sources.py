@@ -1,4 +1,4 @@
-"""Source addresses of providers: one value makes the root module's source and the key of the reattach JSON. Pure."""
+"""Source addresses of providers, which must be equal in the root module and in the reattach JSON. Pure."""
 
 from typing import Final
 

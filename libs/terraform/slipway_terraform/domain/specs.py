@@ -8,7 +8,7 @@ import msgspec
 
 
 class Mode(StrEnum):
-    """How a plugin is started."""
+    """Way to start a plugin."""
 
     COOKIE = "cookie"
     """By go-plugin's handshake: a magic cookie in its environment, one line on its standard output."""
@@ -21,7 +21,7 @@ class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `source` is fully qualified ("registry.terraform.io/hashicorp/aws"). `binary` is the path of the plugin executable
     and `digest` its SHA-256 in hex, checked before a start. `environment` is all that the plugin gets beside what the
-    handshake needs. Configurations of different tenants never share a process, however equal they are.
+    handshake needs. Configurations of different tenants never share a process, even if they are equal.
     """
 
     source: str

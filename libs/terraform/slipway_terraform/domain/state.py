@@ -1,4 +1,4 @@
-"""State files: outputs, and resources of provider configurations that nobody should have made. Pure."""
+"""State files: outputs, and resources of provider configurations that the root module does not have. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def is_state(content: bytes) -> bool:
 
 
 def outputs(state: bytes | None) -> Mapping[str, Any]:
-    """Outputs of the user's module; empty without a state. Raises SpecInvalid for a state that is none."""
+    """Outputs of the user's module; empty without a state. Raises SpecInvalid for content that is not a state."""
     found = _decoded(state).get("outputs", {}).get(MODULE, {}).get("value")
     return found if isinstance(found, dict) else {}
 

@@ -1,7 +1,7 @@
-"""Thrash: plugins that are replaced although somebody needs them, per run of the CLI. Pure.
+"""Thrash: replacements of plugins that are still needed, per run of the CLI. Pure.
 
-Sharing saves nothing once most runs wait for a start. Counts are halved every five minutes, so that they tell about the
-recent past, and a few runs tell nothing.
+Sharing saves nothing once most runs wait for a start. Counts are halved every five minutes, so that they describe the
+recent past; a ratio needs at least RUNS_MIN runs.
 """
 
 from typing import Final
@@ -35,6 +35,6 @@ class Thrash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after(thrash: Thrash, *, replacements: int = 0, runs: int = 0, now: float) -> Thrash:
-    """Add what has just happened."""
+    """Thrash after these replacements and runs."""
     left = 0.5 ** ((now - thrash.at) / HALF_LIFE_SECONDS)
     return Thrash(replacements=thrash.replacements * left + replacements, runs=thrash.runs * left + runs, at=now)

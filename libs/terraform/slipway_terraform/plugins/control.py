@@ -7,7 +7,7 @@ from typing import Final
 
 from slipway_terraform.domain.handshake import Address
 
-# Otherwise gRPC notes on our standard error that a plugin which we stop has closed its connection.
+# Otherwise gRPC writes to our standard error that a stopped plugin has closed its connection.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
@@ -17,15 +17,15 @@ CHECK_PLUGIN: Final = b"\x0a\x06plugin"  # HealthCheckRequest{service: "plugin"}
 NOT_SERVING: Final = b"\x08\x02"  # HealthCheckResponse{status: NOT_SERVING}
 SHUTDOWN: Final = "/plugin.GRPCController/Shutdown"
 EMPTY: Final = b""
-SILENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
 async def check(address: Address, timeout_seconds: float) -> bool:
-    """True if the plugin answers and does not say that it is unhealthy. One without a health service answers so."""
+    """True if the plugin answers anything but NOT_SERVING, also that it has no health service."""
     try:
         return await _call(address, CHECK, CHECK_PLUGIN, timeout_seconds) != NOT_SERVING
     except grpc.aio.AioRpcError as error:
-        return error.code() not in SILENT
+        return error.code() not in NO_ANSWER
     except TimeoutError:
         return False
 

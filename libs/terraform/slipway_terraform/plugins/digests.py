@@ -8,7 +8,7 @@ import stat
 
 
 class Digests:
-    """Digests by path, kept while size, times and inode of the file stay the same."""
+    """Digests by path, cached while size, times and inode of the file stay the same."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}

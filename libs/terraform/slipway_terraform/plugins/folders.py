@@ -50,7 +50,7 @@ class SocketFolders:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.is_dir():
                 break
-            os.close(lock)  # taken for an orphan before it was locked
+            os.close(lock)  # removed by the sweep of another owner before it was locked
         try:
             self._owned.append((Guard(folder), lock))
         except OSError:

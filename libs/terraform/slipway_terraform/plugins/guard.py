@@ -55,7 +55,7 @@ class Guard:
                 os.close(self._write_end)
                 self._write_end = -1
         self._keeper.join()
-        shutil.rmtree(self._folder, ignore_errors=True)  # if it was killed just now
+        shutil.rmtree(self._folder, ignore_errors=True)  # in case the guard was killed before it did so
 
     def _keep(self) -> None:
         """Start another process for each that ends, until the guard is closed."""

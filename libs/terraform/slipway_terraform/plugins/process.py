@@ -1,4 +1,4 @@
-"""A plugin's process: started and awaited by a thread of its own, drained, its descendants killed with it."""
+"""Process of a plugin, started and awaited by a thread of its own, which kills its descendants after its end."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ LINE_CHARACTERS_MAX: Final = 500
 # The part of a longer line beyond this is dropped, so that no output fills our memory.
 LINE_BYTES_MAX: Final = 64 * 1024
 DRAIN_SECONDS: Final = 2.0
-# Killed descendants are gone within milliseconds; their zombies may stay, where the system's first process is careless.
+# Killed descendants end within milliseconds; zombies may stay where the system's first process does not reap them.
 GROUP_SECONDS: Final = 0.5
 KILL_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.02
@@ -62,7 +62,7 @@ class PluginProcess:
         self.pid = 0
 
     async def spawn(self) -> None:
-        """Start the process. Raises one of NOT_EXECUTED if the command cannot be. Call `kill` after any error."""
+        """Start the process. Raises one of NOT_EXECUTED. Call `kill` after any error."""
         try:
             threading.Thread(target=self._live, name="terraform-plugin", daemon=True).start()
         except RuntimeError as error:
@@ -114,7 +114,7 @@ class PluginProcess:
         """
         while not (self.pid or self._started.done()):
             await asyncio.wait([self._started], timeout=POLL_SECONDS)
-        self.send(signal.SIGKILL)  # also in the middle of its execution, which may wait for a disk
+        self.send(signal.SIGKILL)  # also while its execution waits for a disk
         await asyncio.wait([self._started], timeout=KILL_SECONDS)
         if self._started.done() and self._started.exception() is not None:
             return  # never executed
@@ -158,7 +158,7 @@ class PluginProcess:
         ring.append(text)
 
     def _redacted(self, lines: Iterable[str]) -> str:
-        """Lines for people. Redaction takes longer than to read a line, so that it is only for those that are shown."""
+        """Lines for people. Redacting a line takes longer than reading it, so that only lines to show are redacted."""
         return "\n".join(redacted(line, self._secrets)[:LINE_CHARACTERS_MAX] for line in lines)
 
     def _live(self) -> None:

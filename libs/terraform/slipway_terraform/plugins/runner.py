@@ -205,7 +205,7 @@ class RunningPlugin:
 
 
 def environment(spec: ProviderSpec, folder: Path) -> dict[str, str]:
-    """Environment of a plugin: what its specification gives and the handshake needs, and nothing of ours."""
+    """Environment of a plugin: variables of its specification and of the handshake, and none of this process."""
     given = {name: value for name, value in spec.environment.items() if not name.startswith(RESERVED)}
     handshake = {COOKIE_NAME: COOKIE, VERSIONS_NAME: ",".join(map(str, VERSIONS))}
     if spec.mode == Mode.DEBUG:
@@ -266,8 +266,8 @@ def _ended(code: int, stderr: str) -> str:
 
 
 def _not_executed(spec: ProviderSpec, error: Exception) -> ProviderStartError:
-    """Error of a binary that cannot be executed; a file in the middle of being written, or a full process table, may
-    be better soon."""
+    """Error of a binary that cannot be executed. It is retryable if the cause may pass: the file is being written, or
+    the process table is full."""
     number = error.errno if isinstance(error, OSError) else None
     passing = number in (errno.ETXTBSY, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
     return ProviderStartError(

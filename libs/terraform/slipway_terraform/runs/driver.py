@@ -43,7 +43,7 @@ VERSION_SECONDS: Final = 20.0
 INSTALL_SECONDS: Final = 300.0
 """Longest time for the installation of a module, which may come from a server that does not answer."""
 LEASES_MAX: Final = 3
-"""Leases on processes that ended before they were used; the next crash is the caller's."""
+"""Leases to try if processes exit before they are used; the last error is raised."""
 
 _COMMON: Final = ("-input=false", "-lock=false")  # the caller fences its states
 ARGUMENTS: Final[Mapping[Command, tuple[str, ...]]] = {
@@ -106,7 +106,7 @@ class _Leased(msgspec.Struct, frozen=True):
 
 
 class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a driver. `tool` is the path of Terraform or OpenTofu, `folder` is for this driver alone.
+    """Settings of a driver. `tool` is the path of Terraform or OpenTofu, `folder` is used by this driver alone.
 
     `mirror` is a filesystem mirror of providers, from which the CLI's own plugins are installed. `codes` are the scopes
     of the cloud's error codes. `environment` is added to that of each CLI.
@@ -405,8 +405,8 @@ class Driver:
 
 
 def _state(path: Path) -> bytes | None:
-    """Content of a state file; None if there is none, or one that was not written to its end. One that is unreadable,
-    as without free file descriptors, is lost: an error would say that nothing was run."""
+    """Content of a state file; None if it is missing, truncated or unreadable, as without free file descriptors. No
+    error is raised, since that would mean that nothing was run."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

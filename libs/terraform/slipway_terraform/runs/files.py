@@ -1,4 +1,4 @@
-"""Folders of runs: one per driver, a short-lived one per run. What they hold is secret: 0700 and 0600."""
+"""Folders of runs: one per driver, and a short-lived one per run. They hold secrets: modes 0700 and 0600."""
 
 import contextlib
 import errno
@@ -106,7 +106,7 @@ class RunFolder:
         os.close(self._lock)
 
     def environment(self, temporary: Path) -> dict[str, str]:
-        """All that the CLI gets of us: no TF_VAR_*, no settings or plugins of a home folder."""
+        """Environment of the CLI: nothing of this process, as TF_VAR_*, and no settings or plugins of a home folder."""
         return {
             "PATH": os.defpath,
             "HOME": str(self._files / HOME),
@@ -175,7 +175,7 @@ def remove(path: Path) -> None:
 
 
 def _cli_config(mirror: Path | None) -> str:
-    """Configuration of the CLI: providers come from the mirror or from nowhere, whatever a registry offers."""
+    """Configuration of the CLI: providers are installed from the mirror only, never from a registry."""
     method = f"filesystem_mirror {{\n    path = {json.dumps(str(mirror))}\n  }}\n  " if mirror else ""
     return (
         f'provider_installation {{\n  {method}direct {{\n    exclude = ["*/*/*"]\n  }}\n}}\ndisable_checkpoint = true\n'

@@ -1,4 +1,4 @@
-"""Modules on disk: the user's files, read and checked, and a copy of them that no later change reaches."""
+"""Modules on disk: the user's files are read, checked and copied, so that a later change affects no run."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -24,7 +24,7 @@ from slipway_terraform.runs.modules import configuration, copy_module
 from slipway_terraform.runs.process import Ended
 
 KEPT_MAX: Final = 50
-"""Folders that are kept for later although no run uses them, the latest."""
+"""Number of unused folders that are kept for later runs, the latest ones."""
 GET: Final = ("get", "-no-color")
 INIT: Final = ("init", "-backend=false", "-input=false", "-no-color")
 REMEDIES: Final = {
@@ -103,7 +103,7 @@ class Preparing:
             )
 
     async def aclose(self) -> None:
-        """End what is being prepared."""
+        """Cancel what is being prepared."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

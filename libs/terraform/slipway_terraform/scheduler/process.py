@@ -1,4 +1,4 @@
-"""A generation of a scheduler with what runs it."""
+"""A generation of a scheduler, with its plugin and its task."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from slipway_terraform.domain.specs import ProviderSpec
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A process for people and metrics. `handle` is shortened, `age_seconds` counts from its first answer."""
+    """Status of a process, for people. `handle` is shortened, `age_seconds` counts from its first answer."""
 
     handle: str
     source: str

@@ -1,4 +1,4 @@
-"""Schedulers whose processes serve many leases: takes the steps that `domain.scheduling` decides.
+"""Schedulers whose processes serve many leases, by the steps that `domain.scheduling` decides.
 
 Nothing is locked: decisions are taken and applied without a pause, and each process has a task that starts it, watches
 it and stops it.
@@ -53,8 +53,8 @@ class _Caller:
 class SharedScheduler:
     """One process per configuration, for all owners of its tenant. Times are those of the running event loop's clock.
 
-    Belongs to one event loop. `rng` gives the jitter of ages and backoffs, `key` the handles; both are drawn unless
-    they are given.
+    Belongs to one event loop. `rng` gives the jitter of ages and backoffs, `key` the handles; both are random by
+    default.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class SharedScheduler:
         process.task.add_done_callback(functools.partial(self._ended, process))
 
     async def _run(self, process: Process) -> None:
-        """The life of one process."""
+        """Start, watch and stop one process."""
         generation, began = process.generation, self._now()
         try:
             plugin = process.plugin = await self._runner.start(process.spec)

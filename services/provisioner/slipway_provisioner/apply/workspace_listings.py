@@ -1,4 +1,4 @@
-"""Listings of the resources of accounts by their tags, and what is done about orphans among them.
+"""Listings of the resources of accounts by their tags, and the destruction of orphans among them.
 
 Lock order: room of the account, workspace, document.
 """

@@ -22,7 +22,7 @@ NOW: Final = sa.func.slipway_clock()
 _ID: Final = C.id == sa.bindparam("workspace_id", type_=C.id.type)
 _LIVE: Final = C.phase != Phase.GONE
 _HERE: Final = sa.and_(C.account_id == sa.bindparam("account_id"), C.deployment == sa.bindparam("deployment"))
-# One at a time adds workspaces to an account, so that their number is that of all committed ones.
+# One transaction at a time adds workspaces to an account, so that it counts all committed ones.
 ROOM: Final = "SELECT pg_advisory_xact_lock(hashtextextended('workspaces/' || $1, 0))"
 COUNT_LIVE: Final = Statement(sa.select(sa.func.count()).where(C.account_id == sa.bindparam("account_id"), _LIVE))
 COUNT_WAITING: Final = Statement(sa.select(sa.func.count()).where(C.due_at.is_not(None), C.holder == "", _LIVE))
@@ -122,7 +122,7 @@ RETURNING id"""
 
 
 async def lock_room(tx: Connection, account_id: str) -> None:
-    """Let nobody else add workspaces to an account until the end of the transaction."""
+    """Prevent other transactions from adding workspaces to an account until this one ends."""
     await tx.execute(ROOM, account_id)
 
 

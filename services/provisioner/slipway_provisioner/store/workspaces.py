@@ -29,7 +29,7 @@ _DOCUMENT: Final = D["kind", "number", "lineage", "serial", "key_id", "encrypted
 
 GET: Final = Statement(sa.select(*FIELDS).where(_ID))
 LOCK: Final = Statement(sa.select(*FIELDS).where(_ID).with_for_update())
-# Of a worker whose instance is not bound yet there is the batch only; it has one intent.
+# A worker whose instance is not bound yet is found by its batch, which has one intent.
 OF_WORKER: Final = Statement(
     sa.select(*FIELDS)
     .where(

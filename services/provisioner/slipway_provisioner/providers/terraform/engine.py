@@ -45,7 +45,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """Everything of this replica that runs."""
+    """Plugins, drivers and queue of this replica."""
 
     def __init__(self, provider: Provider, workspaces: Workspaces, settings: TerraformSettings) -> None:
         self._provider, self._workspaces, self._settings = provider, workspaces, settings
@@ -83,7 +83,7 @@ class Engine:
         await self._scheduler.aclose(DRAIN_SECONDS)
 
     async def identity(self, account: Account) -> str:
-        """Identity of an account's credential, as its look-up module says; that which is declared if it says none.
+        """Identity of an account's credential, as its look-up module outputs it; the declared one if it outputs none.
         Raises OutcomeUnknown."""
         key = hashlib.sha256(repr((account.id, account.settings, account.credential)).encode()).hexdigest()
         task = self._identities.get(key)
@@ -156,7 +156,7 @@ class Engine:
         )
 
     def _identify(self) -> str:
-        """Id of the folder, drawn once: no other replica has it, whatever hosts are named. Raises OSError."""
+        """Random id of the folder, stored in it: unique also among hosts of one name. Raises OSError."""
         path = self._folder / "id"
         self._make_folder()
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Outcomes of runs of Terraform: what a failed apply says about its launch. Pure."""
+"""Results of failed runs of Terraform, with scope and code for the launch. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from slipway_terraform.domain import results
 from slipway_terraform.domain.results import Failure
 
 _WORD: Final = re.compile(r"[A-Za-z][\w.-]*\w")
-# Scopes of the driver that are scopes of events. Of the others, an outcome is unknown, or says nothing.
+# Scopes of the driver that are scopes of events; the others are unknown outcomes, `nothing` and unclassified.
 _SCOPES: Final = {
     results.Scope.CONFIG: Scope.CONFIG,
     results.Scope.CAPACITY: Scope.CAPACITY,

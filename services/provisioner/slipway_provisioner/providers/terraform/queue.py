@@ -17,7 +17,7 @@ from slipway_provisioner.providers.workspaces import ListingClaim, RunClaim, Wor
 LOG = logger(__name__)
 RENEW_SECONDS: Final = 20.0
 SAVE_AGAIN_SECONDS: Final = 1.0
-SILENCE_SECONDS: Final = 15.0
+SEARCH_SECONDS: Final = 15.0
 """Interval between two searches for unresponsive workers."""
 # Each limit of a shutdown is longer than the one inside it: Terraform has its grace to end by itself, then it is
 # killed, and what it wrote is read and saved. With the end of the plugins (engine.py) this stays below the 30 s that
@@ -92,7 +92,7 @@ class RunQueue:
         LOG.info("listed an account", account=claim.account.id, resources=len(found), orphans=orphans)
 
     async def _ran(self, claim: RunClaim) -> None:
-        """Run a claimed workspace and save what follows, however often that takes: nobody else has its new state."""
+        """Run a claimed workspace and save its result, after errors again: only this process has its new state."""
         began = monotonic_seconds()
         if claim.problem:
             ended = Ended(Result(failure=claim.problem, nothing=True))
@@ -169,7 +169,7 @@ class RunQueue:
 
     async def _make_due(self) -> None:
         now = monotonic_seconds()
-        if now - self._looked_at >= SILENCE_SECONDS:
+        if now - self._looked_at >= SEARCH_SECONDS:
             self._looked_at = now
             await self._workspaces.refresh_unresponsive(self._settings.refresh_after_seconds)
             if self._settings.sweep_share > 0 and now - self._swept_at >= self._sweep_pause:
@@ -200,7 +200,7 @@ class RunQueue:
         return (monotonic_seconds() - began) / share if share > 0 else 0.0
 
     async def _stop(self) -> None:
-        """Interrupt all runs, and save what they leave, as long as that takes seconds."""
+        """Interrupt all runs, and save their states, for at most STOP_SECONDS."""
         for task, claim in self._running.items():
             if claim.workspace.id not in self._saving:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Runs of one claimed workspace: what the driver does, and what that shows."""
+"""Runs of claimed workspaces: jobs for the driver, and the results of what it ran."""
 
 import asyncio
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ NOBODY: Final = "-"
 DESTROY_SECONDS: Final = 1800.0
 LOOK_UP_SECONDS: Final = 300.0
 OUTPUT_CHARACTERS_MAX: Final = 500
-# Errors after which nothing was run, by what they say: a module or plugin that cannot be used concerns its config, all
-# others our own machine.
+# Errors before a run that are charged to the launch config: its module or plugin cannot be used. Others concern this
+# host.
 REFUSED: Final = (
     errors.SharingUnsafe,
     errors.SpecInvalid,
@@ -194,7 +194,7 @@ class Runs:
         return Ended(Result(resources=resources_of(state)), state)
 
     async def _refresh(self, claim: RunClaim) -> Ended:
-        """Without the module, which may have changed since: a refresh only reads what is in the state."""
+        """Refresh without the module, which may have changed: a refresh only reads what is in the state."""
         job, id_ = self._without_module(claim), claim.workspace.instance_id
         run = await self._run(Command.REFRESH, claim.workspace.id, job, claim.state, DESTROY_SECONDS)
         if run.failure is not None:
@@ -208,7 +208,7 @@ class Runs:
         return Ended(result, run.newest_state)
 
     async def _destroy(self, claim: RunClaim) -> Ended:
-        """Without the module: what to destroy is in the state, so that no change of the module stands in the way."""
+        """Destroy without the module, whose changes must not prevent it: the state contains what to destroy."""
         if not resources_of(claim.state):
             return Ended(Result())
         job = self._without_module(claim)
