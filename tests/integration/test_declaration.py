@@ -437,6 +437,18 @@ async def test_documents_of_one_request(provisioner: Provisioner, tmp_path: Path
             assert twice.json()["errors"][0]["reason"] == "'sim-a' is already used by accounts[0]"
 
 
+async def test_launches_of_a_changed_account_are_previewed(provisioner: Provisioner) -> None:
+    """Its launch configs stay as they are, but what they launch with does not; removed ones launch nothing."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    async with provisioner.database.acquire() as db:
+        changed = await apply_body(db, declared("zone-a", "zone-b", settings={"url": "http://other"}), dry_run=True)
+        assert [each.config["id"] for each in changed.launches] == [revision_id("zone-a"), revision_id("zone-b")]
+        assert {each.account.settings["url"] for each in changed.launches} == {"http://other"}
+        fewer = await apply_body(db, declared("zone-a", settings={"url": "http://other"}), dry_run=True)
+        assert [each.config["id"] for each in fewer.launches] == [revision_id("zone-a")]
+        assert (await apply_body(db, declared("zone-a", "zone-b"), dry_run=True)).launches == []
+
+
 async def test_removed_accounts(provisioner: Provisioner) -> None:
     """An account that a launch config needs is not removed; a removed one stays until it is unused, and may return."""
     await provisioner.declare()

@@ -495,8 +495,26 @@ async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> 
         bad = fleet.call(variables={"colour": "red"}).config
         assert await provider.preview(fleet.account, good) == ""
         assert "colour" in await provider.preview(fleet.account, bad)
+        for outputs in ({"instance_id": "iid"}, {"address": "adress"}):
+            assert 'does not have an attribute named "' in await provider.preview(
+                fleet.account, fleet.call(outputs=outputs).config
+            )
+        # Its digest was prepared before; the folder is not there all the same.
+        for elsewhere in (fleet.call(module="nowhere").config, fleet.call(digest="0" * 64).config):
+            assert await provider.preview(fleet.account, elsewhere)
+        missing = structs.replace(fleet.account, settings={**fleet.account.settings, "modules_folder": "/nowhere"})
+        assert "there is no module at /nowhere/worker" in await provider.preview(missing, good)
     assert fleet.creations == 0
     assert await fleet.rows() == []
+
+
+async def test_a_module_without_the_output_of_its_id_makes_nothing(fleet: Fleet) -> None:
+    """Terraform refuses it before it creates anything that nobody could name."""
+    async with working(fleet.replica()):
+        refused = await fleet.resolved(await fleet.create(outputs={"instance_id": "iid"}))
+    assert isinstance(refused, Refused)
+    assert refused.outcome.scope is Scope.CONFIG
+    assert fleet.creations == 0
 
 
 async def test_a_declaration_is_planned_once(fleet: Fleet) -> None:

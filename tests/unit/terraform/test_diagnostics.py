@@ -15,6 +15,7 @@ CODES = {
     "InvalidAMIID.NotFound": Scope.IMAGE,
     "AuthFailure": Scope.CREDENTIAL,
     "RequestLimitExceeded": Scope.LIMITER,
+    "Unsupported": Scope.CAPACITY,
 }
 AWS = "error launching: {}: some text\n\tstatus code: 400, request id: 1-2"
 
@@ -146,6 +147,18 @@ CASES: list[tuple[str, Failure, Scope, str]] = [
         failed(diagnostic("Could not load plugin", **IN_ROOT)),
         Scope.CONFIG,
         "ProviderNotInstalled",
+    ),
+    (
+        "a code of one word",
+        failed(BEGUN, ERRORED, diagnostic(AWS.format("Unsupported"))),
+        Scope.CAPACITY,
+        "Unsupported",
+    ),
+    (
+        "a word of Terraform that is also a code",
+        failed(diagnostic("Unsupported argument", 'An argument named "instance_typ" is not expected', **IN_ROOT)),
+        Scope.CONFIG,
+        "InvalidConfiguration",
     ),
     ("text alone", failed("Error: Cannot import non-existent remote object"), Scope.UNCLASSIFIED, "Unknown"),
 ]

@@ -37,6 +37,13 @@ def test_the_root_module_without_providers() -> None:
     assert json.loads(root_module([], {})).keys() == {"module", "output"}
 
 
+def test_required_outputs() -> None:
+    """The root module refers to each, so that a plan fails without it; a name cannot be an expression."""
+    assert json.loads(root_module([], {}, ["id"]))["locals"] == [{"required": ["${module.worker.id}"]}]
+    with pytest.raises(SpecInvalid, match="write the names of the module's outputs"):
+        root_module([], {}, ["id} ${file(1)"])
+
+
 def test_values_are_literal() -> None:
     """No variable and no setting can refer to anything, or run a function."""
     given = {'${file("/etc/passwd")}': ["%{if true}", "$${a", "$", {"k": "a${b}%{c}"}]}

@@ -56,6 +56,8 @@ PHRASES: Final = (
 )
 # A code as SDKs print it: "error launching: InvalidAMIID.NotFound: the image …".
 _WORD: Final = re.compile(r"[A-Za-z][\w.-]*[\w]")
+# Terraform's own errors begin with words that are codes elsewhere: "Unsupported argument", "Unsupported attribute".
+_PROSE: Final = re.compile(r"[A-Z][a-z]+ [a-z]")
 _CODE: Final = re.compile(r"(?:^|[\s:(\"'])([A-Z][a-z0-9]*(?:[A-Z][A-Za-z0-9]*)(?:\.[A-Z][A-Za-z0-9]*)*)(?=: )")
 
 
@@ -100,8 +102,8 @@ def _ended_early(output: Output) -> bool:
 def _known(diagnostic: Diagnostic, codes: Codes) -> tuple[Scope, str] | None:
     """Scope and code of a diagnostic: the first code of the caller's table, else the first phrase."""
     text = f"{diagnostic.summary}\n{diagnostic.detail}"
-    for word in _WORD.findall(text):
-        if word in codes:
+    for match in _WORD.finditer(text):
+        if (word := match[0]) in codes and not _PROSE.match(text, match.start()):
             return codes[word], word
     for phrase in PHRASES:
         if phrase.pattern.search(text):

@@ -17,10 +17,13 @@ FOLDER: Final = "module"
 META_ARGUMENTS: Final = frozenset({"source", "version", "providers", "count", "for_each", "depends_on", "lifecycle"})
 """Arguments of a module block that are not variables."""
 PROVIDER_META_ARGUMENTS: Final = frozenset({"alias", "version", "for_each"})
+_NAME: Final = re.compile(r"[A-Za-z_][\w-]*")
 _TEMPLATE: Final = re.compile(r"([$%])\{")
 
 
-def root_module(specs: Sequence[ProviderSpec], variables: Mapping[str, Any]) -> bytes:
+def root_module(
+    specs: Sequence[ProviderSpec], variables: Mapping[str, Any], required_outputs: Sequence[str] = ()
+) -> bytes:
     """Text of main.tf.json. Raises SpecInvalid for names that would change what the root module means."""
     if reserved := sorted(META_ARGUMENTS & set(variables)):
         raise SpecInvalid(f"variables of a module cannot be named {', '.join(reserved)}; rename them in the module")
@@ -36,13 +39,18 @@ def root_module(specs: Sequence[ProviderSpec], variables: Mapping[str, Any]) -> 
             raise SpecInvalid(f"the configuration of {spec.source} contains {', '.join(reserved)}; remove it")
         required[name] = {"source": spec.source, "version": f"= {spec.version}"}
         providers[name] = [literal(spec.configuration)]
-    document = {
+    if invalid := [name for name in required_outputs if not _NAME.fullmatch(name)]:
+        raise SpecInvalid(f"no output can be named {', '.join(invalid)}; write the names of the module's outputs")
+    document: dict[str, Any] = {
         # Terraform refuses empty ones, and a module of terraform_data alone needs no provider.
         **({"terraform": [{"required_providers": [required]}], "provider": providers} if specs else {}),
         "module": {MODULE: [{"source": f"./{FOLDER}", **literal(variables)}]},
         # All outputs at once, so that the module need not be parsed; sensitive, since some may be.
         "output": {MODULE: [{"value": f"${{module.{MODULE}}}", "sensitive": True}]},
     }
+    if required_outputs:
+        # Without one of them a plan fails, before anything is created.
+        document["locals"] = [{"required": [f"${{module.{MODULE}.{name}}}" for name in required_outputs]}]
     return json.dumps(document, indent=1, ensure_ascii=False).encode()
 
 

@@ -65,13 +65,14 @@ class WhenUnsafe(StrEnum):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A module, its variables and its providers. `secrets` are texts that must appear in no message, beside the
-    sensitive settings of the providers."""
+    """A module, its variables and its providers. `outputs` are those that it must have: without one no run begins.
+    `secrets` are texts that must appear in no message, beside the sensitive settings of the providers."""
 
     module: Path
     module_digest: str
     variables: Mapping[str, Any] = {}
     providers: tuple[ProviderSpec, ...] = ()
+    outputs: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     when_unsafe: WhenUnsafe = WhenUnsafe.REFUSE
 
@@ -177,7 +178,7 @@ class Driver:
         if (command is Command.IMPORT) != (imported is not None):
             raise SpecInvalid("an import needs the address and id of a resource, and no other command takes them")
         checked_name(workspace)
-        root = root_module(job.providers, job.variables)
+        root = root_module(job.providers, job.variables, job.outputs)
         last = self.operations.get(workspace)
         if last is not None and last.is_running:
             raise OperationInProgress(f"{last.command} of workspace {workspace} is running already; wait for it")

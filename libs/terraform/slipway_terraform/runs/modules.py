@@ -38,15 +38,20 @@ def module_digest(folder: Path) -> str:
     return digest(read_module(folder))
 
 
-def copy_module(folder: Path, expected: str, target: Path) -> None:
-    """Copy the module with this digest to `target`. Raises ModuleMissing, ModuleInvalid, DigestMismatch."""
+def checked_module(folder: Path, expected: str) -> dict[str, bytes]:
+    """Files of the module with this digest. Raises ModuleMissing, ModuleInvalid, DigestMismatch."""
     files = read_module(folder)
     if (found := digest(files)) != expected:
         raise DigestMismatch(
             f"module {folder}: SHA-256 is {found}, expected {expected}; "
             "restore the module, or give the new digest if its change is wanted"
         )
-    for path, content in files.items():
+    return files
+
+
+def copy_module(folder: Path, expected: str, target: Path) -> None:
+    """Copy the module with this digest to `target`. Raises as `checked_module`."""
+    for path, content in checked_module(folder, expected).items():
         file = target / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)

@@ -38,19 +38,16 @@ async def check_users(db: Connection, writes: Writes, providers: Providers) -> N
     """Check declared launch configs that stay as they are while their accounts change, since the settings of an account
     and its provider decide which of theirs are usable. Raises DeclarationRefused."""
     changed = {row.id: row for row in writes.accounts}
-    if not changed:
-        return
-    gone = {*writes.removed_names, *(revision.name for revision in writes.new_revisions)}
-    for user in await provider_keys.of_accounts(db, changed):
-        if user.name not in gone and user.pool_id not in writes.removed_pools:
-            row = changed[user.account_id]
-            _check(user, row.provider, row.settings, providers)
+    for user in await _users(db, writes):
+        row = changed[user.account_id]
+        _check(user, row.provider, row.settings, providers)
 
 
 async def launches(db: Connection, writes: Writes, declared: Mapping[str, AccountRow]) -> list[NewLaunch]:
-    """Launches of the new revisions."""
-    known = await _accounts(db, {revision.account_id for revision in writes.new_revisions}, declared)
-    return [NewLaunch(known[revision.account_id], _config(revision)) for revision in writes.new_revisions]
+    """Launches of the new revisions, and of those that stay as they are while their accounts change."""
+    revisions = [*writes.new_revisions, *await _users(db, writes)]
+    known = await _accounts(db, {revision.account_id for revision in revisions}, declared)
+    return [NewLaunch(known[revision.account_id], _config(revision)) for revision in revisions]
 
 
 async def refresh(db: Connection, pool_id: str, providers: Providers) -> int:
@@ -69,6 +66,15 @@ async def refresh(db: Connection, pool_id: str, providers: Providers) -> int:
         async with db.transaction():
             await provider_keys.put(db, Name(pool_id=pool_id, name=name), of_name)
     return sum(map(len, changed.values()))
+
+
+async def _users(db: Connection, writes: Writes) -> list[StoredUser]:
+    """Declared launch configs that stay as they are while their accounts change."""
+    if not writes.accounts:
+        return []
+    gone = {*writes.removed_names, *(revision.name for revision in writes.new_revisions)}
+    users = await provider_keys.of_accounts(db, [row.id for row in writes.accounts])
+    return [user for user in users if user.name not in gone and user.pool_id not in writes.removed_pools]
 
 
 async def _accounts(db: Connection, ids: Iterable[str], declared: Mapping[str, AccountRow]) -> dict[str, Account]:
@@ -115,8 +121,8 @@ def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Provi
     )
 
 
-def _config(revision: RevisionRow | StoredKeys) -> dict[str, Any]:
-    """NewLaunch config as providers are given it."""
+def _config(revision: RevisionRow | StoredKeys | StoredUser) -> dict[str, Any]:
+    """Launch config as providers are given it."""
     return {
         "id": revision.id,
         "zone": revision.zone,

@@ -133,7 +133,7 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewLaunch(msgspec.Struct, frozen=True):
-    """NewLaunch of a new revision of a launch config, as its provider is called for it."""
+    """Launch of a launch config that is new or whose account changes, as its provider is called for it."""
 
     account: Account
     config: Mapping[str, Any]

@@ -116,9 +116,13 @@ class StoredKeys(RevisionKeys, frozen=True, kw_only=True):
 class StoredUser(msgspec.Struct, frozen=True, kw_only=True):
     """Current revision of a declared launch config, and the account that it launches in."""
 
+    id: str
     name: str
     pool_id: str
     account_id: str
+    zone: str
+    instance_type: str
+    image_revision: str
     settings: dict[str, Any]
 
 

@@ -29,7 +29,7 @@ from slipway_terraform.domain import errors
 from slipway_terraform.domain.results import Command, Run
 from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.runs.driver import Driver, Imported, Job
-from slipway_terraform.runs.modules import module_digest
+from slipway_terraform.runs.modules import checked_module, module_digest
 
 DEPLOYMENT, INCARNATION, ACCOUNT = "slipway-deployment", "slipway-incarnation", "slipway-account"
 BATCH, LAUNCH_CONFIG, WORKSPACE = "slipway-batch", "slipway-launch-config", "slipway-workspace"
@@ -155,6 +155,8 @@ class Runs:
         """Problem with the plan of a launch config; empty if there is none. Raises TerraformError, NoCredential."""
         inputs = {"config": config, "batch_id": name, "incarnation": "plan", "user_data": ""}
         job = self._job(account, inputs, name)
+        # A digest that was prepared before would hide that its module is not, or no longer, at this place.
+        await asyncio.to_thread(checked_module, job.module, job.module_digest)
         run = await self._run(Command.PLAN, name, job, None, LOOK_UP_SECONDS)
         return "" if run.failure is None else f"{run.failure.code}: {run.failure.message}"
 
@@ -259,6 +261,7 @@ class Runs:
             module=Path(settings.modules_folder) / launch.module,
             module_digest=launch.digest,
             variables=launch.variables | {WORKER: worker},
+            outputs=tuple(filter(None, (launch.outputs.instance_id, launch.outputs.address))),
             providers=_specs(account, settings, launch),
             secrets=(user_data,) if user_data else (),
         )
