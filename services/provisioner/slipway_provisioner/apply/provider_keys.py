@@ -45,7 +45,7 @@ async def check_users(db: Connection, writes: Writes, providers: Providers) -> N
 
 async def launches(db: Connection, writes: Writes, declared: Mapping[str, AccountRow]) -> list[NewLaunch]:
     """Launches of the new revisions, and of those that stay as they are while their accounts change."""
-    revisions = [*writes.new_revisions, *await _users(db, writes)]
+    revisions: list[RevisionRow | StoredUser] = [*writes.new_revisions, *await _users(db, writes)]
     known = await _accounts(db, {revision.account_id for revision in revisions}, declared)
     return [NewLaunch(known[revision.account_id], _config(revision)) for revision in revisions]
 
