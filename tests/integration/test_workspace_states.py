@@ -88,7 +88,7 @@ async def test_a_worker_is_shown_with_its_workspace(postgres: EmbeddedPostgres, 
         await provisioner.database.execute(failed)
         answer = await client.get(f"/workers/{worker_id}")
         shown = answer.json()["workspace"]
-        assert [shown[name] for name in ("id", "phase", "run", "attempts", "problem", "resources")] == [
+        assert [shown[name] for name in ("id", "phase", "run", "failed_runs", "problem", "resources")] == [
             *(id_, "destroying", "destroy", 3, "Forbidden: no", ["thing.machine"]),
         ]
         assert shown["saved_at"] is not None

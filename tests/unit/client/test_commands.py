@@ -244,7 +244,7 @@ def test_an_accepted_call_is_shown_until_it_is_resolved(
 
 def test_the_workspace_of_a_worker_is_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what is empty."""
-    workspace = {"id": TWIN, "phase": "destroying", "run": None, "attempts": 3, "problem": "no", "saved_at": AT}
+    workspace = {"id": TWIN, "phase": "destroying", "run": None, "failed_runs": 3, "problem": "no", "saved_at": AT}
     shown = {"workspace": workspace | {"resources": ["aws_instance.worker", "aws_eip.worker"]}}
     monkeypatch.setitem(ANSWERS, f"workers/{ID}", ANSWERS[f"workers/{ID}"] | shown)
     lines = slipway("worker", "show", ID, url=url).stdout.splitlines()
@@ -252,7 +252,7 @@ def test_the_workspace_of_a_worker_is_shown(url: str, monkeypatch: pytest.Monkey
     assert {name: value.strip() for name, value in named.items()} == {
         "workspace": TWIN,
         "workspace phase": "destroying",
-        "workspace attempts": "3",
+        "workspace failed runs": "3",
         "workspace problem": "no",
         "workspace saved at": named["workspace saved at"].strip(),
         "workspace resources": "aws_instance.worker, aws_eip.worker",

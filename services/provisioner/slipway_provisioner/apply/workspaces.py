@@ -70,7 +70,7 @@ async def shown(db: Connection, worker: Worker, keys: KeyRing) -> dict[str, Any]
         "run": NEXT[found.phase] if found.holder else None,
         "locked_until": found.locked_until,
         "next_run_at": found.due_at,
-        "attempts": found.attempts,
+        "failed_runs": found.attempts,
         "problem": found.problem,
         "saved_at": await workspaces.saved_at(db, found.id),
         "refreshed_at": found.refreshed_at,
