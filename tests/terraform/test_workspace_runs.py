@@ -80,6 +80,36 @@ async def test_a_worker_is_made_and_destroyed(fleet: Fleet) -> None:
 # Kills and lost locks
 
 
+@pytest.mark.parametrize(("file", "content"), [("id", ""), ("tools.json", ""), ("tools.json", '["')])
+async def test_a_file_that_a_power_failure_has_cut_off(fleet: Fleet, file: str, content: str) -> None:
+    """It is written anew. Without an id a run would have no lock, and be begun again and again."""
+    folder = fleet.place.folder / "runs"
+    folder.mkdir(mode=0o700)
+    (folder / file).write_text(content)
+    async with working(fleet.replica()):
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+        assert len((folder / "id").read_text()) == len(fleet.call().batch_id)
+        await one_machine(fleet)
+
+
+async def test_two_replicas_in_one_folder(fleet: Fleet) -> None:
+    """The second one says so, and claims nothing that it could not run."""
+    await fleet.create()
+    await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock() + interval '1 h'")
+    first, second = fleet.replica(), fleet.replica()
+    for replica in (first, second):
+        await replica.open()
+    assert not await first.work()
+    await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock()")
+    with pytest.raises(OutcomeUnknown, match="another process runs Terraform in"):
+        await second.work()
+    assert [row.fence for row in await fleet.rows()] == [0]
+    await first.close()
+    async with working(second):
+        await one_machine(fleet)
+
+
 async def test_a_kill_between_apply_and_save(fleet: Fleet) -> None:
     """The machine exists, and no state has it: its successor finds it by its tags and adopts it."""
     fleet.place.ledger.inject(SLOW)

@@ -4,6 +4,7 @@ Imported when the provider is opened, since what it needs is an extra.
 """
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.orphan_workspaces import Resource
+from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, TerraformSettings
 from slipway_provisioner.providers.terraform.credentials import NoCredential
@@ -37,6 +39,7 @@ LOG = logger(__name__)
 IDENTITY_SECONDS: Final = 3600.0
 """Time for which the identity of an account is not looked up again, unless its settings change."""
 DRAIN_SECONDS: Final = 5.0
+TOOLS: Final = "tools.json"
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -58,6 +61,7 @@ class Engine:
         self._scheduler = scheduler(PluginRunner(), policy)
         self._drivers: dict[str, Driver] = {}
         self._opening = asyncio.Lock()
+        self._lock: int | None = None
         self._queue: RunQueue | None = None
         self._identities: dict[str, asyncio.Task[_Identity]] = {}
 
@@ -81,13 +85,16 @@ class Engine:
         for driver in self._drivers.values():
             await driver.aclose()
         await self._scheduler.aclose(DRAIN_SECONDS)
+        if self._lock is not None:
+            os.close(self._lock)
 
     async def identity(self, account: Account) -> str:
         """Identity of an account's credential, as its look-up module outputs it; the declared one if it outputs none.
         Raises OutcomeUnknown."""
         key = hashlib.sha256(repr((account.id, account.settings, account.credential)).encode()).hexdigest()
-        task = self._identities.get(key)
-        if task is None or (task.done() and not _is_fresh(task)):
+        kept = {key: task for key, task in self._identities.items() if not task.done() or _is_fresh(task)}
+        self._identities = kept  # settings that have changed are asked for no more
+        if (task := self._identities.get(key)) is None:
             task = self._identities[key] = asyncio.create_task(self._look_up_identity(account))
         found = await asyncio.shield(task)
         return found.value or account.identity
@@ -137,12 +144,10 @@ class Engine:
 
     def _new_driver(self, tool: str) -> Driver:
         """Driver of a tool, in a folder with a short name, since sockets are in it."""
-        listed = self._folder / "tools.json"
         self._make_folder()
-        tools: list[str] = json.loads(listed.read_text()) if listed.exists() else []
-        if tool not in tools:
+        if tool not in (tools := self._tools()):
             tools.append(tool)
-            _write(listed, json.dumps(tools))
+            _write(self._folder / TOOLS, json.dumps(tools))
         folder = self._folder / str(tools.index(tool))
         return Driver(
             DriverSettings(
@@ -155,11 +160,21 @@ class Engine:
             self._scheduler,
         )
 
+    def _tools(self) -> list[str]:
+        """Tools that have run in this folder; none if a power failure has cut off the list."""
+        try:
+            return msgspec.json.decode((self._folder / TOOLS).read_bytes(), type=list[str])
+        except (FileNotFoundError, msgspec.DecodeError):
+            return []
+
     def _identify(self) -> str:
-        """Random id of the folder, stored in it: unique also among hosts of one name. Raises OSError."""
+        """Random id of the folder, stored in it: unique also among hosts of one name. The folder is locked from now on.
+        An empty id, as after a power failure, would lock no workspace. Raises OSError."""
         path = self._folder / "id"
         self._make_folder()
-        if not path.exists():
+        if self._lock is None:
+            self._lock = _locked(self._folder)
+        if not path.exists() or not UUID.fullmatch(path.read_text()):
             _write(path, new_id())
         return path.read_text()
 
@@ -182,8 +197,7 @@ class Engine:
     async def _release(self, holder: str) -> None:
         """Release the locks that a predecessor held in this folder. Its runs have ended: the folder is locked, and the
         guard of a killed process ends its runs at once."""
-        listed = self._folder / "tools.json"
-        for tool in json.loads(listed.read_text()) if listed.exists() else []:
+        for tool in self._tools():
             try:
                 await self._driver(tool)
             except OperationInProgress as error:
@@ -195,10 +209,27 @@ class Engine:
             LOG.warning("runs of an earlier process were interrupted", workspaces=number)
 
 
+def _locked(folder: Path) -> int:
+    """Lock a folder; returns its file descriptor. Raises OSError, BlockingIOError if another process has the lock."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            reason = f"another process runs Terraform in {folder}; set SLIPWAY_TERRAFORM_FOLDER to another one"
+            raise BlockingIOError(reason) from None
+        raise
+    return lock
+
+
 def _write(path: Path, text: str) -> None:
-    """Write a file at once: a kill leaves it as it was."""
+    """Write a file at once: a kill or a power failure leaves it as it was."""
     new = path.with_suffix(".new")
-    new.write_text(text)
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     new.replace(path)
 
 
