@@ -28,6 +28,8 @@ def test_another_starts_and_ends_meanwhile() -> None:
         late = asyncio.create_task(scheduler.acquire([spec("a")], owner="late", deadline=20.0))
         (ended,) = await asyncio.gather(late, return_exceptions=True)
         assert isinstance(ended, QueueTimeout)
+        assert "is starting; raise the deadline" in str(ended)
+        assert "max_processes" not in str(ended)
         assert virtual_time.now() == 20.0
         (await slow).release()
         assert virtual_time.now() == 50.0

@@ -211,5 +211,16 @@ async def test_metrics_are_served_and_logs_have_no_secret(folder: Path, plugin: 
     assert secret not in (home / "daemon.log").read_text() + metrics
 
 
+async def test_an_unusable_plugin_is_logged_at_the_start(folder: Path, plugin: Plugin) -> None:
+    """Before anybody asks for it; the daemon serves, since it may list others."""
+    home = folder / "daemon"
+    settings = plugin.settings(home / "run" / "daemon.sock", "shared").replace(plugin.spec().digest, "0" * 64)
+    async with DaemonProcess(home, settings) as daemon, connected(daemon.socket) as client:
+        await until(lambda: any("unusable" in event["event"] for event in logged(home)), "the problem is logged")
+        (found,) = [event for event in logged(home) if event["event"] == "terraform_plugin_unusable"]
+        assert f"not {'0' * 64}; install the release that was approved" in found["error"]
+        assert "result" in await client.call("v1.ls")
+
+
 def logged(home: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (home / "daemon.log").read_text().splitlines()]

@@ -13,7 +13,8 @@ import typer
 from slipway_terraform.daemon import logs
 from slipway_terraform.daemon.endpoint import EndpointUnavailable
 from slipway_terraform.daemon.server import Daemon
-from slipway_terraform.daemon.settings import InvalidSettings, SchedulerKind, Settings, load
+from slipway_terraform.daemon.settings import Executable, InvalidSettings, SchedulerKind, Settings, load
+from slipway_terraform.domain.errors import ProviderStartError
 from slipway_terraform.domain.port import ProviderScheduler
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.noop import NoOpScheduler
@@ -65,16 +66,32 @@ async def _serve(settings: Settings) -> None:
             text = f"metrics_port {settings.metrics_port}: {error.strerror}; set a free one"
             raise EndpointUnavailable(text) from None
         LOG.info("terraform_metrics_served", port=server.server_port)
-    scheduler, processes = composed(settings)
-    await Daemon(scheduler, processes, settings).run(stop, stop_now)
+    runner = PluginRunner()
+    checking = asyncio.create_task(_check(settings.provider, runner))
+    scheduler, processes = composed(settings, runner)
+    try:
+        await Daemon(scheduler, processes, settings).run(stop, stop_now)
+    finally:
+        checking.cancel()
 
 
-def composed(settings: Settings) -> tuple[ProviderScheduler, Callable[[], Sequence[ProcessStatus]]]:
+async def _check(executables: Sequence[Executable], runner: PluginRunner) -> None:
+    """Log which plugins cannot start, as they are now. The others serve: one may also be installed later."""
+    for executable in executables:
+        try:
+            await runner.check(executable.spec({}, {}, ""))
+        except ProviderStartError as error:
+            LOG.warning("terraform_plugin_unusable", error=str(error))
+
+
+def composed(
+    settings: Settings, runner: PluginRunner
+) -> tuple[ProviderScheduler, Callable[[], Sequence[ProcessStatus]]]:
     """The scheduler that the settings choose, and its list of processes."""
     if settings.scheduler is SchedulerKind.NOOP:
         return NoOpScheduler(), list
     kind = SharedScheduler if settings.scheduler is SchedulerKind.SHARED else WorkspaceScheduler
-    scheduler = kind(PluginRunner(), settings.policy)
+    scheduler = kind(runner, settings.policy)
     return scheduler, scheduler.processes
 
 

@@ -69,7 +69,8 @@ def _private_folder(path: Path) -> int:
         os.close(folder)
         raise EndpointUnavailable(
             f"folder {path} has mode {stat.S_IMODE(found.st_mode):03o} and user {found.st_uid}; expected 700 and "
-            f"{os.geteuid()}: run `chmod 700 {path}`, or set `socket` to a path in another folder"
+            f"{os.geteuid()}: set `socket` to a path in a folder of its own, which the daemon makes, as "
+            f"{path / 'slipway-terraform' / 'daemon.sock'}"
         )
     return folder
 

@@ -161,9 +161,11 @@ class Session:
         """The specification of an allowed executable. Raises Refused."""
         allowed = self._settings.executable(wanted.source, wanted.version)
         if allowed is None:
+            listed = ", ".join(f"{each.source} {each.version}" for each in self._settings.provider)
             raise Refused(
                 "UnknownProvider",
-                f"provider {wanted.source} {wanted.version} is not in the daemon's settings; add a [[provider]] there",
+                f"provider {wanted.source} {wanted.version} is not in the daemon's settings, which list {listed}; ask "
+                "for one of them by its full source, or add a [[provider]] there",
             )
         if wanted.digest not in ("", allowed.digest):
             raise Refused(
@@ -177,17 +179,7 @@ class Session:
                 f"provider {wanted.source} {wanted.version}: a client may not set {', '.join(refused)}; list it in "
                 "client_environment of the daemon's settings, or leave it out",
             )
-        return ProviderSpec(
-            source=allowed.source,
-            version=allowed.version,
-            binary=str(allowed.binary),
-            digest=allowed.digest,
-            arguments=allowed.arguments,
-            mode=allowed.mode,
-            configuration=wanted.configuration,
-            environment=allowed.environment | wanted.environment,
-            tenant=wanted.tenant,
-        )
+        return allowed.spec(wanted.configuration, wanted.environment, wanted.tenant)
 
 
 def _check(wanted: Acquire) -> None:

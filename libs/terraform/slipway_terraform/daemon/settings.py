@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_terraform.domain.policy import Policy
-from slipway_terraform.domain.specs import Mode
+from slipway_terraform.domain.specs import Mode, ProviderSpec
 
 PREFIX: Final = "SLIPWAY_TERRAFORM_"
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
@@ -53,6 +53,20 @@ class Executable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mode: Mode = Mode.COOKIE
     environment: dict[str, str] = {}
     client_environment: tuple[str, ...] = ()
+
+    def spec(self, configuration: Mapping[str, Any], environment: Mapping[str, str], tenant: str) -> ProviderSpec:
+        """Specification of a process for what a client asks for."""
+        return ProviderSpec(
+            source=self.source,
+            version=self.version,
+            binary=str(self.binary),
+            digest=self.digest,
+            arguments=self.arguments,
+            mode=self.mode,
+            configuration=configuration,
+            environment={**self.environment, **environment},
+            tenant=tenant,
+        )
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,8 +120,15 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> Sett
         place = "settings"  # of the file or a variable
         _check(settings)
     except (msgspec.ValidationError, ValueError) as error:
-        raise InvalidSettings(f"{place}: {error}") from None
+        raise InvalidSettings(f"{place}: {error}{_choices(str(error))}") from None
     return settings
+
+
+def _choices(problem: str) -> str:
+    """Usable values, for a problem with a setting that has a list of them."""
+    if "Invalid enum value" not in problem:
+        return ""
+    return f"; write {', '.join(SchedulerKind if 'scheduler' in problem.lower() else Mode)}"
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -146,8 +167,10 @@ def _variables(kind: type[msgspec.Struct], names: frozenset[str], environment: M
 
 def _check(settings: Settings) -> None:
     """Check what types do not express. Raises ValueError."""
-    if not settings.socket.is_absolute() or len(os.fsencode(settings.socket)) > SOCKET_BYTES_MAX:
-        raise ValueError(f"socket {settings.socket}: expected an absolute path of at most {SOCKET_BYTES_MAX} bytes")
+    length = len(os.fsencode(settings.socket))
+    if not settings.socket.is_absolute() or length > SOCKET_BYTES_MAX:
+        expected = f"expected an absolute path of at most {SOCKET_BYTES_MAX} bytes, found {length}"
+        raise ValueError(f"socket {settings.socket}: {expected}; set `socket` to another path")
     for name in ("connections_max", "requests_max"):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1")

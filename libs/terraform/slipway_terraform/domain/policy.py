@@ -53,7 +53,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is {getattr(self, name):g}; set it to more than 0")
         if self.ttl_invocations is not None and self.ttl_invocations < 1:
             raise ValueError(
-                f"ttl_invocations is {self.ttl_invocations}; set it to at least 1, or to None for no limit"
+                f"ttl_invocations is {self.ttl_invocations}; set it to at least 1, or for no limit to None, which the "
+                "variable of the daemon writes as null"
             )
         if self.hard_memory_bytes < self.soft_memory_bytes:
             raise ValueError("hard_memory_bytes is less than soft_memory_bytes; raise it")

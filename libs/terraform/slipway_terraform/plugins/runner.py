@@ -63,7 +63,7 @@ class PluginRunner:
 
         Raises ProviderStartError, HandshakeTimeout, ProviderIncompatible.
         """
-        await self._check(spec)
+        await self.check(spec)
         return await self._start(spec, *self._new_folder(spec))
 
     async def aclose(self) -> None:
@@ -77,7 +77,7 @@ class PluginRunner:
         except OSError:
             return False
 
-    async def _check(self, spec: ProviderSpec) -> None:
+    async def check(self, spec: ProviderSpec) -> None:
         """Raises ProviderStartError unless the binary is there and has its digest."""
         try:
             async with asyncio.timeout(self._start_seconds):
@@ -148,7 +148,7 @@ class PluginRunner:
                     "to use TMPDIR",
                     reason="network",
                 )
-            await self._check(spec)  # again: it may have been replaced between the first check and its execution
+            await self.check(spec)  # again: it may have been replaced between the first check and its execution
             return RunningPlugin(self, spec, process, found)
         except BaseException as error:
             await _uninterrupted(process.kill())

@@ -260,6 +260,15 @@ class SharedScheduler:
         caller = self._callers[refused.waiter]
         names = ", ".join(spec.source for spec in caller.specs.values())
         if refused.refusal is Refusal.DEADLINE:
+            if starting := [
+                process.spec.source
+                for process in self._processes.values()
+                if process.generation.handle in caller.waiter.handles and process.generation.state is State.STARTING
+            ]:
+                return QueueTimeout(
+                    f"no plugin of {names} was ready within {self._now() - caller.since:.1f} s: that of "
+                    f"{', '.join(starting)} is starting; raise the deadline. The log says if it fails to start"
+                )
             busy = sum(process.generation.in_use > 0 for process in self._processes.values())
             return QueueTimeout(
                 f"no plugin of {names} was free within {self._now() - caller.since:.1f} s: {len(self._processes)} of "

@@ -23,7 +23,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     "in_use",
     ("age", lambda row: moments.spelled(row["age_seconds"])),
     "invocations",
-    ("memory", lambda row: f"{row['memory_bytes'] / MEBIBYTE:.0f} MiB"),
+    ("memory", lambda row: f"{row['memory_bytes'] / MEBIBYTE:.0f} MiB" if row["memory_bytes"] else "-"),
 )
 
 
