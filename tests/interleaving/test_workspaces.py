@@ -434,7 +434,7 @@ async def test_an_unresponsive_worker_has_its_workspace_refreshed_once(
     assert await two.refresh_unresponsive(60) == 0
 
 
-async def test_a_state_that_is_none(provisioner: Provisioner, queued: list[Workspace]) -> None:
+async def test_content_that_is_not_a_state(provisioner: Provisioner, queued: list[Workspace]) -> None:
     """It is stored beside the other one, and the resources are looked up: nobody could save it later."""
     one, _ = replicas(provisioner)
     (claim,) = await one.claim("one", 1)

@@ -49,7 +49,7 @@ async def test_new_binary(sockets: Path, tmp_path: Path) -> None:
             await scheduler.acquire([wanted], owner="two", deadline=soon())
 
 
-async def test_ill_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unhealthy_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway_terraform.plugins.runner.HEALTH_SECONDS", 0.3)
     async with (
         shared(sockets, Policy(sample_seconds=0.1)) as scheduler,
@@ -58,7 +58,7 @@ async def test_ill_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         await until(lambda: [each.reason for each in scheduler.processes()] == ["health"])
 
 
-async def test_a_stalled_loop_is_no_illness(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_loop_makes_no_plugin_unhealthy(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own stall makes one check late; a process is ill only if the next one fails as well."""
     monkeypatch.setattr("slipway_terraform.plugins.runner.HEALTH_SECONDS", 0.5)
     async with (

@@ -101,7 +101,7 @@ async def test_no_guard(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_nothing_left(sockets)
 
 
-async def test_deaf_plugin(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plugin_that_ignores_signals(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shutdown, then SIGTERM, then SIGKILL."""
     monkeypatch.setattr("slipway_terraform.plugins.runner.TERMINATE_SECONDS", 0.5)
     scheduler = SharedScheduler(PluginRunner(sockets))

@@ -39,7 +39,7 @@ def test_all_are_served(seed: int) -> None:
     assert world.most_processes == 2
 
 
-def test_impossible_wishes() -> None:
+def test_requests_that_never_fit() -> None:
     async def work() -> None:
         scheduler = SharedScheduler(World(random.Random(1)), Policy(max_processes=2))
         with pytest.raises(Unschedulable, match="3 providers are requested at once and max_processes is 2; raise it"):

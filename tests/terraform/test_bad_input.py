@@ -232,7 +232,7 @@ async def test_no_slot_before_the_deadline(place: Place) -> None:
         assert (await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())).failure is None
 
 
-async def test_a_state_that_is_none(place: Place) -> None:
+async def test_content_that_is_not_a_state(place: Place) -> None:
     async with driver(place) as runs:
         run = await runs.run(Command.APPLY, "w-1", place.job(), state=b"{", deadline=soon())
     assert run.failure is not None

@@ -100,8 +100,8 @@ class Settings(SignalSettings):
     terraform_shares_plugins: bool = False
     """True: one plugin process serves all workspaces of an account; else each workspace has its own."""
     terraform_sweep_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of a core for refreshes of Terraform workspaces and listings of accounts in turn, of those without one for
-    an hour; 0: none."""
+    """Share of a core for refreshing Terraform workspaces and listing accounts, in turn, once an hour at most.
+    0: none, except listings of accounts that have not been listed yet, or not since a restore."""
     calls_in_flight_max: int = 64
     """Largest number of concurrent provider calls of one replica."""
     starts_at_once: Annotated[int, Field(ge=1)] = 4

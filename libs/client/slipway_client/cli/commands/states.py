@@ -70,7 +70,7 @@ def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
     """Release the lock of a worker's Terraform workspace
 
     Use it only after its run has certainly ended, for example with its host: two concurrent runs may create resources
-    twice. What the run created is looked up at once. Audited.
+    twice. What the run created is looked up at once, and a failed destruction is retried at once. Audited.
 
     \b
     Example:

@@ -33,8 +33,8 @@ from slipway_terraform.runs.modules import checked_module, module_digest
 
 DEPLOYMENT, INCARNATION, ACCOUNT = "slipway-deployment", "slipway-incarnation", "slipway-account"
 BATCH, LAUNCH_CONFIG, WORKSPACE = "slipway-batch", "slipway-launch-config", "slipway-workspace"
-NOBODY: Final = "-"
-"""Value of a tag that no resource has."""
+NOBODY: Final = "nobody"
+"""Account in a look-up for its identity alone. Letters, since label values of some clouds allow little else."""
 DESTROY_SECONDS: Final = 1800.0
 LOOK_UP_SECONDS: Final = 300.0
 OUTPUT_CHARACTERS_MAX: Final = 500
