@@ -84,11 +84,15 @@ async def test_workspaces(postgres: EmbeddedPostgres) -> None:
         await provisioner.set_clock(60)
         await provisioner.database.execute(run_, made[0].id, 60.0)
         await provisioner.database.execute(run_, made[1].id, -1.0)
+        failed = "UPDATE workspace SET phase = 'unknown', attempts = 12 WHERE id = $1"
+        await provisioner.database.execute(failed, made[2].id)
         await measure(lambda _: 0.0).step(provisioner.database)
         phases = current("slipway_workspaces")
-        assert (phases.pop(("queued",)), set(phases.values())) == (3, {0})
+        assert (phases.pop(("queued",)), phases.pop(("unknown",)), set(phases.values())) == (2, 1, {0})
         assert current("slipway_workspace_runs") == {("running",): 1, ("waiting",): 2}
         assert current("slipway_workspace_run_wait_seconds") == {(): 60}
+        failures = current("slipway_workspace_failed_runs")
+        assert (failures.pop(("unknown",)), set(failures.values())) == (12, {0})
 
 
 async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:

@@ -462,6 +462,27 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
+        name="slipway_workspace_failed_runs",
+        kind="gauge",
+        services=PROVISIONER,
+        labels=("phase",),
+        whole=True,
+        help="Largest number of failed runs in a row of a Terraform workspace, by phase; 0 if none fails",
+        alerts=(
+            AlertRule(
+                name="SlipwayTerraformRunsFail",
+                # A failed destruction raises the alert termination-refused.
+                expr='max by (phase) (slipway_workspace_failed_runs{phase!~"destroying|orphan"}) >= 10',
+                for_seconds=60,
+                severity="warning",
+                summary="the runs of a workspace that is {{ $labels.phase }} have failed 10 times in a row",
+                effect="its launch or its loss is not resolved; what it may have created costs money",
+                doing="retries with pauses of up to 10 minutes",
+                command="slipway worker ls  # then slipway worker show WORKER, whose workspace has the problem",
+            ),
+        ),
+    ),
+    Metric(
         name="slipway_worker_timestamps_clamped_total",
         kind="counter",
         services=PROVISIONER,

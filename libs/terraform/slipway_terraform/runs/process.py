@@ -19,7 +19,7 @@ from slipway_terraform.plugins.guard import Guard
 LOG = logging.getLogger(__name__)
 KILL_SECONDS: Final = 5.0
 """Time from SIGKILL to the end of a process that the kernel can end."""
-DRAIN_SECONDS: Final = 5.0
+DRAIN_SECONDS: Final = 2.0
 """Time from the end of a process to that of its output, which is in our pipes then."""
 LINE_BYTES_MAX: Final = 64 * 2**20
 """Longer lines are dropped. The longest are states that the CLI could write to no file."""

@@ -25,6 +25,7 @@ NAMES: Final = (
     "slipway_workspaces",
     "slipway_workspace_runs",
     "slipway_workspace_run_wait_seconds",
+    "slipway_workspace_failed_runs",
 )
 LIVE_STATES: Final = sorted(state.value for state in LIVE)
 WORKERS: Final = f"""
@@ -50,8 +51,9 @@ PHASES: Final = [phase.value for phase in Phase if phase is not Phase.GONE]
 WORKSPACES: Final = f"""
 SELECT phase, count(*)::int AS number, count(*) FILTER (WHERE runs)::int AS running,
     count(*) FILTER (WHERE waits)::int AS waiting,
-    coalesce(extract(epoch FROM slipway_clock() - min(due_at) FILTER (WHERE waits)), 0)::float8 AS wait_seconds
-FROM (SELECT phase, due_at, holder <> '' AND locked_until >= slipway_clock() AS runs,
+    coalesce(extract(epoch FROM slipway_clock() - min(due_at) FILTER (WHERE waits)), 0)::float8 AS wait_seconds,
+    max(attempts) AS failed_runs
+FROM (SELECT phase, due_at, attempts, holder <> '' AND locked_until >= slipway_clock() AS runs,
         due_at <= slipway_clock() AND (holder = '' OR locked_until < slipway_clock()) AS waits
     FROM workspace WHERE phase <> '{Phase.GONE}') AS w
 GROUP BY phase"""
@@ -91,4 +93,6 @@ async def read(db: Connection) -> Readings:
         | {(row["phase"],): row["number"] for row in workspaces},
         "slipway_workspace_runs": {(state,): sum(row[state] for row in workspaces) for state in ("running", "waiting")},
         "slipway_workspace_run_wait_seconds": {(): max((row["wait_seconds"] for row in workspaces), default=0.0)},
+        "slipway_workspace_failed_runs": {(phase,): 0 for phase in PHASES}
+        | {(row["phase"],): row["failed_runs"] for row in workspaces},
     }
