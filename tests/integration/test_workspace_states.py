@@ -132,6 +132,7 @@ async def test_unlocking_a_workspace(
         answer = (await client.post(f"/workers/{worker_id}/unlock", json={"reason": "host gone"})).json()
         fence = 3 if phase == "gone" else 4
         assert (answer["phase"], answer["holder"], answer["fence"]) == (after, "", fence)
+        assert answer["was_locked"] is bool(holder)
         assert await audited(client, worker_id) == [("unlocked", "host gone")]
 
 

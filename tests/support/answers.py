@@ -440,6 +440,7 @@ class Services:
                 "may_still_run": 2,
                 "stopped": 11,
                 "phase": "unknown",
+                "was_locked": True,
                 "rejected": 1,
                 "encrypted": 0,
                 "changed": [],

@@ -305,7 +305,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"accounts": [ACCOUNT | {"unreachable": True, "unanswered_since": at(-300), "unknown_calls": 3}]},
         FAIL,
         "accounts sim-a has not answered since 14:25:00: 3 unknown calls, 1 worker to terminate",
-        "if it will never answer again: slipway account retire sim-a",
+        "`slipway account check sim-a` says why; if it will never answer again: slipway account retire sim-a",
     ),
     (
         "silent workers",

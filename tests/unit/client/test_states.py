@@ -37,20 +37,22 @@ def test_a_state_is_exported_to_a_new_private_file(server: tuple[Services, str],
 
 def test_a_state_is_printed_as_it_is(server: tuple[Services, str]) -> None:
     services, url = server
-    assert slipway(url, "worker", "state", ID, "--rejected").stdout == "stopping\n"
+    assert slipway(url, "worker", "state", ID, "--rejected", "--export", "-").stdout == "stopping\n"
+    assert not Path("-").exists()
     assert services.received == [(f"workers/{ID}/state", {"reason": "", "rejected": True})]
 
 
 def test_a_workspace_is_unlocked(server: tuple[Services, str]) -> None:
     _, url = server
-    assert slipway(url, "worker", "unlock", ID).stdout == f"workspace of worker {ID} unlocked; its phase is unknown\n"
+    printed = f"workspace of worker {ID} unlocked; its phase is unknown, and its next run is due now\n"
+    assert slipway(url, "worker", "unlock", ID).stdout == printed
 
 
 def test_keys_are_listed_and_rotated(server: tuple[Services, str]) -> None:
     _, url = server
     listed = slipway(url, "state-key", "ls").stdout.splitlines()
     assert listed[1].split() == [STATE_KEY["id"], "encrypts", "3"]
-    assert slipway(url, "state-key", "rotate").stdout == "0 documents encrypted with the first key\n"
+    assert slipway(url, "state-key", "rotate").stdout == "0 documents encrypted with the first key; all were already\n"
 
 
 def test_a_document_that_cannot_be_decrypted_holds_up_no_rotation() -> None:

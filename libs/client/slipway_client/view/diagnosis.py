@@ -325,7 +325,8 @@ def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding
         began = account["unanswered_since"]
         since = f" since {moments.clock(moments.at(began), now)}" if began else ""
         open_ = f"{count(account['unknown_calls'], 'unknown call')}, {count(account['leaving'], 'worker')} to terminate"
-        remedy = f"if it will never answer again: slipway account retire {id_} --reason …"
+        never = f"if it will never answer again: slipway account retire {id_} --reason …"
+        remedy = f"`slipway account check {id_}` says why; {never}"
         yield Finding(FAIL, "accounts", f"{id_} has not answered{since}: {open_}", remedy)
     elif account["problems"]:
         checked = moments.clock(moments.at(account["checked_at"]), now)

@@ -97,16 +97,17 @@ async def exported(
     return found.content, await workspaces.count(tx, workspace.id, Kind.REJECTED)
 
 
-async def unlock(tx: Connection, worker_id: str, *, by: str, reason: str) -> Workspace:
+async def unlock(tx: Connection, worker_id: str, *, by: str, reason: str) -> tuple[Workspace, bool]:
     """Take the lock of a worker's workspace from its run, as a person asserts that the run has ended. What an apply may
-    have created is looked up at once. Raises UnknownWorker, NoWorkspace."""
+    have created is looked up at once. Returns the workspace, and True if it was locked. Raises UnknownWorker,
+    NoWorkspace."""
     workspace = await workspaces.lock(tx, (await of_worker(tx, worker_id)).id)
     if workspace is None:
         raise NoWorkspace(worker_id)
     if workspace.phase is not Phase.GONE:
         await unlock_row(tx, workspace)
     await audit.command(tx, "worker", worker_id, "unlocked", by=by, reason=reason, holder=workspace.holder)
-    return await workspaces.lock(tx, workspace.id) or workspace
+    return await workspaces.lock(tx, workspace.id) or workspace, bool(workspace.holder)
 
 
 async def unlock_row(tx: Connection, workspace: Workspace) -> None:

@@ -67,7 +67,7 @@ def raised(account_id: str, *, calls: int, now: datetime) -> AlertRaised:
         summary=f"account {account_id} does not answer",
         effect=f"{calls} {'call has' if calls == 1 else 'calls have'} an unknown outcome; leaving workers still count",
         doing="launches in other accounts, and lists this one again until it answers",
-        command=f"slipway account retire {account_id} --reason …  # if it will not answer again",
+        command=f"slipway account check {account_id}  # says why; if it never answers again: slipway account retire",
         since=now,
     )
 

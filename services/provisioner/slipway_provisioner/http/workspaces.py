@@ -103,14 +103,15 @@ async def export_state(worker_id: Name, body: Export, request: Request, by: Call
 
 @router.post("/workers/{worker_id:id}/unlock")
 async def unlock(worker_id: Name, body: Unlocking, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
-    """Unlock the workspace of a worker. The caller asserts that its run has ended; what it created is looked up."""
+    """Unlock the workspace of a worker. The caller asserts that its run has ended; what it created is looked up.
+    Without a run, the next one is due now."""
     try:
         async with db.acquire() as connection, connection.transaction():
-            unlocked = await apply.unlock(connection, _uuid(worker_id), by=by, reason=body.reason)
+            unlocked, was_locked = await apply.unlock(connection, _uuid(worker_id), by=by, reason=body.reason)
     except tuple(REFUSALS) as error:
         raise _refused(error) from error
     wake(request)
-    return workspaces.described(unlocked)
+    return workspaces.described(unlocked) | {"was_locked": was_locked}
 
 
 @router.get("/state-keys", dependencies=[READ])

@@ -17,6 +17,8 @@ from slipway_client.view.phrases import count
 app = noun("Manage the keys of Terraform states")
 
 MODE: Final = 0o600
+STDOUT: Final = Path("-")
+GONE: Final = "gone"
 Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason for the audit")]
 
 
@@ -48,6 +50,7 @@ def export_state(
       slipway worker state 3f9a12cd | jq .resources
     """
     id_ = full_id(context.obj, worker)
+    export = None if export == STDOUT else export
     if export is not None and export.exists():
         raise Failed(f"{export} exists already, and nothing was exported; choose another file")
     answer = context.obj.post("provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected})
@@ -78,15 +81,19 @@ def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
     """
     id_ = full_id(context.obj, worker)
     answer = context.obj.post("provisioner", path("workers", id_, "unlock"), {"reason": reason})
-    print(f"workspace of worker {id_} unlocked; its phase is {answer['phase']}")
+    if answer["phase"] == GONE:
+        print(f"workspace of worker {id_} is gone; there is nothing to unlock")
+        return
+    done = "unlocked" if answer["was_locked"] else "was not locked"
+    print(f"workspace of worker {id_} {done}; its phase is {answer['phase']}, and its next run is due now")
 
 
 @app.command("ls")
 def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List the keys of Terraform states
 
-    With the number of documents encrypted with each. The keys themselves are in SLIPWAY_STATE_KEYS of the provisioner;
-    an unavailable key is missing there.
+    With the number of documents encrypted with each: states, rejected states, and inputs of launches. The keys
+    themselves are in SLIPWAY_STATE_KEYS of the provisioner; an unavailable key is missing there.
 
     \b
     Example:
@@ -114,13 +121,14 @@ def rotate(context: typer.Context) -> None:
         changed += answer["changed"]
         if (after := answer["after"]) is None:
             break
-    print(f"{count(encrypted, 'document')} encrypted with the first key")
     problems = [_changed(document) for document in changed]
     if (left := answer["left"] - len(changed)) > 0:
         problems.append(f"{count(left, 'document')} not encrypted yet, in use by a run; rotate again")
     if answer["unavailable"]:
         lost = count(answer["unavailable"], "document")
         problems.append(f"{lost} not encrypted: the key is unavailable. `slipway state-key ls` names it; add it again")
+    already = "" if encrypted or problems else "; all were already"
+    print(f"{count(encrypted, 'document')} encrypted with the first key{already}")
     if problems:
         raise Failed("\n".join(problems))
 
