@@ -165,7 +165,7 @@ ec2-codes: $(READY) ## Every error code of EC2 through the SDK's client, the pro
 	@$(RUN) -m $(BROKEN) tests.tools.ec2_codes
 
 .PHONY: terraform-state
-terraform-state: $(READY) $(TERRAFORM) ## States of workers made by modules, under kills, late writers, lost and rotated keys, and changes behind our back: MUTANT=
+terraform-state: $(READY) $(TERRAFORM) ## States of workers made by modules, under kills, late writers, lost and rotated keys, and changes made outside of Slipway: MUTANT=
 	@$(RUN) -m $(BROKEN) pytest -q tests/terraform/test_workspace_runs.py tests/interleaving/test_workspaces.py \
 		tests/integration/test_workspace_states.py
 
@@ -177,7 +177,7 @@ terraform-e2e: $(READY) $(TERRAFORM) ## Workers made by a module of AWS in two r
 terraform-idle: $(READY) $(TERRAFORM) ## Cost of 500 ready workers made by modules, in CPU time and processes: MUTANT=
 	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
 
-terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients in several processes on one slipway-terraform serve, some of them killed, and the example for upjet: MUTANT=
+terraform-daemon: $(READY) $(TERRAFORM) $(UPJET) ## Clients of one slipway-terraform serve, some of them killed, and the example for upjet: MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform.daemon
 
 terraform-faults: $(READY) $(TERRAFORM) ## Faults of a Terraform provider: outcome, scope, replaced process, served waiters, what is left: ONLY=crash MUTANT=
@@ -222,7 +222,7 @@ bench-ec2: $(READY) ## Benchmark of EC2 launches: CPU time, calls and memory per
 bench-terraform: $(READY) $(TERRAFORM) ## Benchmark of Terraform applies by scheduler: CPU time, p50, p95, memory, processes: CELL=shared/20/4, FULL=1 KEEP=1
 	@$(RUN) -m bench.terraform
 
-soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destroyed in turns on shared plugins, then a look for what is left: SECONDS=40, FULL=1 KEEP=1
+soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destroyed in turns on shared plugins, and what they leave: SECONDS=40, FULL=1 KEEP=1
 	@$(RUN) -m $(BROKEN) bench.terraform.soak
 
 ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts: time, memory, launches beside it: N=10000 ACCOUNTS=50 SEED=1 KEEP=1

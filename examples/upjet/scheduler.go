@@ -25,7 +25,7 @@ type Scheduler struct {
 var _ terraform.ProviderScheduler = (*Scheduler)(nil)
 
 // Start waits for a process of this configuration and returns its reattach JSON. Its lease lasts until Stop, and until
-// the last CLI that uses it has ended. The handle as tenant keeps apart whatever upjet keeps apart.
+// the last CLI that uses it has ended. With the handle as tenant, what upjet keeps apart stays apart.
 func (s *Scheduler) Start(h terraform.ProviderHandle) (terraform.InUse, string, error) {
 	conn, err := net.Dial("unix", s.Socket)
 	if err != nil {
@@ -78,7 +78,7 @@ func (l *lease) Increment() {
 	_, _ = l.call("v1.begin_invocation", map[string]any{})
 }
 
-// Decrement passes the turn on.
+// Decrement ends the turn of a CLI.
 func (l *lease) Decrement() {
 	_, _ = l.call("v1.end_invocation", map[string]any{})
 	<-l.turn

@@ -71,7 +71,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "ec2-check": Drill(ec2_check.play, 20.0, "ec2-denial-unread", asked=True),
     "ec2-limits": Drill(ec2_limits.play, 240.0, "known-launches-uncounted", asked=True),
     "ec2-spot": Drill(ec2_spot.play, 20.0, "notice-raises-no-signal", asked=True),
-    "terraform-idle": Drill(terraform_idle.play, 1.0, "heard-is-unresponsive", asked=True),
+    "terraform-idle": Drill(terraform_idle.play, 1.0, "contact-is-unresponsive", asked=True),
     "terraform-e2e": Drill(terraform_e2e.play, 10.0, "found-not-imported", asked=True),
     "ec2-storm": Drill(ec2_storm.play, 20.0, "not-looked-up", asked=True),
 }

@@ -1,4 +1,4 @@
-"""Ready workers made by Terraform modules cost nothing: 500 of them, beside none, in the same provisioner.
+"""Cost of 500 ready workers made by Terraform modules, against none in the same provisioner.
 
 Their rows are stored as runs leave them, with states, since 500 applies would take minutes. Judged by the CPU time of
 the provisioner and all its children in the process table, and by the processes of Terraform and of its plugins there.
