@@ -23,6 +23,7 @@ from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
 from slipway_provisioner.loops.expire import terminate_instances
 from slipway_provisioner.loops.reap import reap_next
+from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused, TerminationRefused
 from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.settings import Settings
@@ -107,6 +108,30 @@ async def test_two_replicas_in_one_folder(fleet: Fleet) -> None:
     assert [row.fence for row in await fleet.rows()] == [0]
     await first.close()
     async with working(second):
+        await one_machine(fleet)
+
+
+async def test_a_graceful_shutdown_of_the_service(fleet: Fleet) -> None:
+    """A run in progress is interrupted, and its state saved while the database is still connected."""
+    fleet.place.ledger.inject(SLOW)
+    settings = Settings(
+        database_url=fleet.url,
+        kafka="127.0.0.1:9",
+        registration_key="k" * 32,
+        state_keys=OLD,
+        terraform_folder=str(fleet.place.folder / "runs"),
+    )
+    app = build(settings).app()
+    async with app.router.lifespan_context(app):
+        await fleet.create()
+        await until(lambda: fleet.machines, "the machine exists")
+    (row,) = await fleet.rows()
+    stored = await fleet.state()
+    assert stored is not None
+    assert fleet.machines[0] in stored.content.decode()
+    assert (row.holder, row.phase) == ("", Phase.QUEUED)
+    await fleet.due()
+    async with working(fleet.replica()):
         await one_machine(fleet)
 
 

@@ -79,11 +79,13 @@ class ServiceSettings(EnvironmentSettings):
 
 class Loop(msgspec.Struct, frozen=True):
     """Periodic work. `step(database)` does one piece and returns true if there may be more; otherwise the loop waits
-    until it is woken or the tick has passed."""
+    until it is woken or the tick has passed. `stop` is called after the last step, to end what steps have begun while
+    the database is still connected."""
 
     name: str
     step: Callable[[Database], Awaitable[bool]]
     tick_seconds: float = 1.0
+    stop: Callable[[], Awaitable[None]] | None = None
 
 
 class Service:
@@ -238,6 +240,7 @@ class Service:
                     runtime.leader_loop.stop()
                 await asyncio.wait(loops, timeout=5)
                 await _cancel(loops)
+                await asyncio.gather(*(_stopped(loop) for loop in self.loops))
 
     async def _start_database(self, stack: contextlib.AsyncExitStack) -> Database:
         while True:
@@ -411,6 +414,15 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _stopped(loop: Loop) -> None:
+    """End what a loop has begun. An error must not keep the rest from being closed."""
+    try:
+        if loop.stop is not None:
+            await loop.stop()
+    except Exception:
+        LOG.exception("loop failed to stop", loop=loop.name)
 
 
 async def _close_database(database: Database) -> None:

@@ -204,9 +204,10 @@ class Provider(Declarations, LookUps, Protocol):
         """Release connections and threads. Instances continue."""
         return
 
-    async def work(self) -> bool:
+    async def work(self, *, stop: bool = False) -> bool:
         """Do a step of work that no call waits for, such as runs of a queue; False if there is none. Called by every
-        replica in turn with itself; a cancelled step ends within seconds, and leaves the rest to another replica."""
+        replica in turn with itself; a cancelled step ends within seconds, and leaves the rest to another replica.
+        `stop`: end and record within seconds what earlier steps have begun, before the database is disconnected."""
         return False
 
     def units_max(self, account: Account) -> int | None:

@@ -72,8 +72,13 @@ class Terraform(Provider):
             await self._engine.aclose()
             self._engine = None
 
-    async def work(self) -> bool:
-        return self._engine is not None and await self._engine.step()
+    async def work(self, *, stop: bool = False) -> bool:
+        if self._engine is None:
+            return False
+        if stop:
+            await self._engine.stop()
+            return False
+        return await self._engine.step()
 
     # Declarations
 

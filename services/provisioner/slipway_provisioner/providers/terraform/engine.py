@@ -78,6 +78,11 @@ class Engine:
             self._queue = RunQueue(holder, self._workspaces, self._settings, self._run, _visibility, self._list)
         return await self._queue.step()
 
+    async def stop(self) -> None:
+        """Interrupt all runs of the queue, and save their states."""
+        if self._queue is not None:
+            await self._queue.stop()
+
     async def aclose(self) -> None:
         """Stop plugins and runs, whose queue has stopped."""
         for task in self._identities.values():

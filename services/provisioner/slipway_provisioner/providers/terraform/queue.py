@@ -67,7 +67,7 @@ class RunQueue:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     LOG.error("internal error in a run of terraform", workspace=workspace, exc_info=error)
         except asyncio.CancelledError:
-            await self._stop()
+            await self.stop()
             raise
         return True
 
@@ -199,8 +199,8 @@ class RunQueue:
         share = self._settings.sweep_share
         return (monotonic_seconds() - began) / share if share > 0 else 0.0
 
-    async def _stop(self) -> None:
-        """Interrupt all runs, and save their states, for at most STOP_SECONDS."""
+    async def stop(self) -> None:
+        """Interrupt all runs, and save their states, for at most STOP_SECONDS. The database must be connected."""
         for task, claim in self._running.items():
             if claim.workspace.id not in self._saving:
                 task.cancel()
