@@ -227,7 +227,7 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
 
 
 def test_a_sweep_leaves_the_runs_of_a_provisioner(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default folder of its runs is beside the folders of sockets, and another process locks it in another way."""
+    """Their default folder is beside the folders of sockets, and unlocked while no provisioner runs."""
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
     settings = Settings(database_url="", kafka="", registration_key="r" * 32)
     runs = Path(_terraform(settings).folder)

@@ -154,7 +154,7 @@ async def test_a_module_that_calls_one_on_a_server_that_does_not_answer(
     tool.chmod(0o755)
     monkeypatch.setattr("slipway_terraform.runs.driver.INSTALL_SECONDS", 0.5)
     message = await refused(place, place.job(), InitFailed, tool=tool, max_runs=1)
-    assert f"get of {place.job().module} failed: no end within 0.5 s; correct the module" in message
+    assert f"get of {place.job().module} failed: not finished within 0.5 s; correct the module" in message
 
 
 async def test_a_module_that_is_no_hcl(place: Place) -> None:

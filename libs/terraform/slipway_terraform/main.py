@@ -76,7 +76,7 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _check(executables: Sequence[Executable], runner: PluginRunner) -> None:
-    """Log which plugins cannot start, as they are now. The others serve: one may also be installed later."""
+    """Log which plugins cannot be started now. The daemon serves nevertheless: a plugin may be installed later."""
     for executable in executables:
         try:
             await runner.check(executable.spec({}, {}, ""))

@@ -360,7 +360,7 @@ class Driver:
     async def _install(self, arguments: Sequence[str], folder: Path, output: Output) -> Ended:
         """Run the CLI for an installation, in one of the slots."""
         interruption = Interruption()
-        reason = f"no end within {INSTALL_SECONDS:g} s"
+        reason = f"not finished within {INSTALL_SECONDS:g} s"
         with self._folder.temporary() as temporary:
             async with self._slots:
                 timer = asyncio.get_running_loop().call_later(INSTALL_SECONDS, interruption.request, reason)

@@ -50,7 +50,7 @@ def checked_module(folder: Path, expected: str) -> dict[str, bytes]:
 
 
 def copy_module(folder: Path, expected: str, target: Path) -> None:
-    """Copy the module with this digest to `target`. Raises as `checked_module`."""
+    """Copy the module with this digest to `target`. Raises the errors of `checked_module`."""
     for path, content in checked_module(folder, expected).items():
         file = target / path
         file.parent.mkdir(parents=True, exist_ok=True)

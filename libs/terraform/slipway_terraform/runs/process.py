@@ -62,7 +62,7 @@ async def run_process(
     """Run a program to its end and `feed` each line that it prints, also those of stderr.
 
     When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
-    all that it leaves behind there. What has left the group, as a daemon that a module starts, holds nobody up. A
+    all that it leaves behind there. A process that has left the group, such as a daemon of a module, delays nothing. A
     process that the kernel does not end is reported, and counts as killed. `guard` kills the group if we are killed.
     Raises OSError if the program cannot be started.
     """
@@ -126,8 +126,8 @@ async def _interrupt(process: asyncio.subprocess.Process, interruption: Interrup
 
 @contextlib.asynccontextmanager
 async def _output(feed: Callable[[bytes], None]) -> AsyncIterator[tuple[FileIO, asyncio.Task[None]]]:
-    """Write end of a pipe for output, and the task that reads it. A pipe of ours, since asyncio would take the end of
-    its own for that of the process, and whatever has inherited it may live on."""
+    """Write end of a pipe for output, and the task that reads it. The pipe is ours, since asyncio reports the end
+    of a process only after that of its own pipes, which a descendant may hold open."""
     read_end, write_end = os.pipe()
     reader = asyncio.StreamReader()
     with FileIO(read_end) as source, FileIO(write_end, "w") as sink:

@@ -98,7 +98,7 @@ class Engine:
         Raises OutcomeUnknown."""
         key = hashlib.sha256(repr((account.id, account.settings, account.credential)).encode()).hexdigest()
         kept = {key: task for key, task in self._identities.items() if not task.done() or _is_fresh(task)}
-        self._identities = kept  # settings that have changed are asked for no more
+        self._identities = kept  # identities of former settings are dropped
         if (task := self._identities.get(key)) is None:
             task = self._identities[key] = asyncio.create_task(self._look_up_identity(account))
         found = await asyncio.shield(task)

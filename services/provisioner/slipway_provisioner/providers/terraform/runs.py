@@ -155,7 +155,7 @@ class Runs:
         """Problem with the plan of a launch config; empty if there is none. Raises TerraformError, NoCredential."""
         inputs = {"config": config, "batch_id": name, "incarnation": "plan", "user_data": ""}
         job = self._job(account, inputs, name)
-        # A digest that was prepared before would hide that its module is not, or no longer, at this place.
+        # A module that was prepared before runs without its folder; a plan has to tell that the folder lacks it.
         await asyncio.to_thread(checked_module, job.module, job.module_digest)
         run = await self._run(Command.PLAN, name, job, None, LOOK_UP_SECONDS)
         return "" if run.failure is None else f"{run.failure.code}: {run.failure.message}"

@@ -41,8 +41,8 @@ class Plugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TerraformAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of an account. `tool` is the path of terraform or tofu, `configuration` the provider block without
-    secrets, `lookup` the module that finds resources by their tags. `errors` adds codes with their scope. At most
-    `workspaces_max` workers exist. A new resource is found after at most `visibility_seconds`."""
+    secrets, `lookup` the module that finds resources by their tags. `errors` adds codes with scopes, `queue_url` is
+    for the workers. At most `workspaces_max` workers exist. A new resource is found after `visibility_seconds`."""
 
     tool: str
     plugins: tuple[Plugin, ...]
