@@ -596,6 +596,15 @@ def test_pool_at_a_safety_limit() -> None:
     assert found.remedy == "`slipway account limits` shows what is left; the declaration raises it"
 
 
+def test_an_account_that_does_not_answer_is_a_cause() -> None:
+    """A pool is not called healthy while its launches have nowhere to go."""
+    zones = {"zone-a": {"weight": 1, "room": 3, "launched": 0, "reason": "account sim-a does not answer"}}
+    unanswered = DECISION | {"details": DECISION["details"] | {"configs": zones}}
+    found = of_pool(POOL, [unanswered], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW)
+    assert found.cause == "account sim-a does not answer"
+    assert found.remedy == "`slipway account check sim-a` says why"
+
+
 def test_pool_without_a_decision() -> None:
     pool = POOL | {"wanted": None, "needed": None, "pending": 0, "claimed": 0, "leaving": 0, "backlog_seconds": None}
     assert of_pool(pool, [], [], [], [], sources=[], calculator="", now=NOW).sentences(NOW) == [

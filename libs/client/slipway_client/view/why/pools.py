@@ -55,6 +55,7 @@ def of_pool(
     config is tripped. At its maximum, that is the first cause: a healthy pool would be no larger."""
     used = lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
+    limits[:0] = _unanswered(decisions, configs)
     if broker:
         text = f"{broker}: launches wait for its leases"
         limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
@@ -127,6 +128,15 @@ def _limits(
         if config["state"] == "active" and not is_tripped(config) and (full := full_window(config)):
             yield Cause(text=f"{config['id']}: {full}", remedy=f"{NOTHING}: a window grows with each success")
     yield from queues(configs, used, now)
+
+
+def _unanswered(decisions: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
+    """Accounts in which the last decision launched nothing since they do not answer."""
+    notes = decisions[0]["details"].get("configs", {}) if decisions else {}
+    for id_ in sorted({config["account_id"] for config in configs}):
+        text = f"account {id_} does not answer"
+        if any(note.get("reason") == text for note in notes.values()):
+            yield Cause(text=text, remedy=f"`slipway account check {id_}` says why")
 
 
 def _demand(pool: Facts, sources: Sequence[Facts], now: datetime) -> Iterator[Cause]:
