@@ -25,6 +25,7 @@ from slipway_provisioner.loops.expire import terminate_instances
 from slipway_provisioner.loops.reap import reap_next
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused, TerminationRefused
+from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.workspaces import identity
@@ -32,7 +33,7 @@ from tests.support.harness import WAITING, until
 from tests.support.provisioner import Cloud
 from tests.support.terraform import installed
 from tests.support.terraform_fleet import Fleet, fleet_on
-from tests.support.terraform_provider import working
+from tests.support.terraform_provider import settings_on, working
 from tests.support.terraform_runs import SECRET
 from tests.support.workspaces import NEW, OLD, ring, state
 
@@ -561,6 +562,15 @@ async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> 
         assert "there is no module at /nowhere/worker" in await provider.preview(missing, good)
     assert fleet.creations == 0
     assert await fleet.rows() == []
+
+
+async def test_a_provisioner_without_a_key_says_so(fleet: Fleet) -> None:
+    """In a diff and in the check of an account, before a launch has an unknown outcome."""
+    async with working(Terraform(settings_on(fleet.database, fleet.place.folder / "runs", keys=()))) as provider:
+        (found,) = await preview([NewLaunch(fleet.account, fleet.call().config)], {"terraform": provider})
+        assert found.problem.startswith("not planned: the provisioner has no state keys; set SLIPWAY_STATE_KEYS")
+        with pytest.raises(OutcomeUnknown, match="set SLIPWAY_STATE_KEYS"):
+            await provider.identity(fleet.account)
 
 
 async def test_a_module_without_the_output_of_its_id_makes_nothing(fleet: Fleet) -> None:

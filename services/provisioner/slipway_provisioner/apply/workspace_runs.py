@@ -44,6 +44,10 @@ class WorkspaceRuns:
         self._keys = keys
         self.listings = AccountListings(self._connected, keys)
 
+    @property
+    def problem(self) -> str:
+        return "" if self._keys.ids else str(KeyMissing(""))
+
     async def add(self, account: Account, batch_id: str, inputs: Sequence[Mapping[str, Any]], room: Room) -> None:
         async with self._connected().acquire() as db, db.transaction():
             await workspace_runs.lock_room(db, account.id)

@@ -84,6 +84,11 @@ class Workspaces(Protocol):
     """Workspaces of a deployment. Every method is a transaction of its own."""
 
     @property
+    def problem(self) -> str:
+        """Reason why no workspace can be stored, and the remedy; empty if there is none."""
+        ...
+
+    @property
     def listings(self) -> Listings:
         """Listings of resources in the same database."""
         ...

@@ -213,6 +213,8 @@ class Terraform(Provider):
     def _opened(self) -> "Engine":
         if self._engine is None:
             raise OutcomeUnknown(NOT_OPENED if is_installed() else MISSING)
+        if problem := self._workspaces().problem:
+            raise OutcomeUnknown(problem)
         return self._engine
 
 
