@@ -39,7 +39,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave fairness adaptive clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Virtual environment with the locked dependencies; done by every other target when needed
 

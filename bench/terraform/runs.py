@@ -113,7 +113,11 @@ async def main() -> int:
     if reason := packages.missing():
         print(reason, file=sys.stderr)
         return 2
-    total, is_full = int(os.environ.get("N", "500")), os.environ.get("FULL", "0") not in ("", "0")
+    number, is_full = os.environ.get("N", "500"), os.environ.get("FULL", "0") not in ("", "0")
+    if not number.isdecimal() or not int(number):
+        print(f"N={number}: expected a number of applies, such as 500", file=sys.stderr)
+        return 2
+    total = int(number)
     print("mode        applies  failed  misplaced   wall s   ms an apply   processes   looks")
     rows = {}
     for mode, share in SHARES.items():

@@ -8,6 +8,7 @@ test to fail. The product contains no switches for this.
 import argparse
 import asyncio
 import contextlib
+import difflib
 import os
 import re
 import shutil
@@ -298,7 +299,9 @@ def chosen(rows: Mapping[str, Mutant], names: Sequence[str], *, fast: bool) -> l
         known = ", ".join(sorted({row.group for row in rows.values()}))
         raise LookupError(f"no group {', '.join(sorted(unknown))}; there is {known}")
     if unknown := wanted - set(rows):
-        raise LookupError(f"no mutant {', '.join(sorted(unknown))}; there is {', '.join(rows)}")
+        similar = sorted({near for name in unknown for near in difflib.get_close_matches(name, rows, n=5)})
+        there_is = f"did you mean {', '.join(similar)}?" if similar else "their names are in tests/*/mutants.toml"
+        raise LookupError(f"no mutant {', '.join(sorted(unknown))}; {there_is}")
     return [
         row
         for row in rows.values()

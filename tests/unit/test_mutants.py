@@ -78,11 +78,11 @@ async def test_children_of_a_broken_copy_import_the_copy(tmp_path: Path) -> None
 
 
 def test_names_and_groups_choose() -> None:
-    """Unknown ones are refused with what there is."""
+    """Unknown ones are refused with similar ones, and unknown groups with what there is."""
     assert [mutant.name for mutant in chosen(ROWS, ["no-lookup"], fast=False)] == ["no-lookup"]
     assert {mutant.group for mutant in chosen(ROWS, ["ONLY=leases"], fast=False)} == {"leases"}
     assert all(mutant.fast for mutant in chosen(ROWS, [], fast=True))
-    with pytest.raises(LookupError, match=r"no mutant no-such; there is .*no-lookup"):
-        chosen(ROWS, ["no-such"], fast=False)
+    with pytest.raises(LookupError, match=r"no mutant no-lookups; did you mean .*no-lookup"):
+        chosen(ROWS, ["no-lookups"], fast=False)
     with pytest.raises(LookupError, match=r"no group nothing; there is .*common"):
         chosen(ROWS, ["ONLY=nothing"], fast=False)
