@@ -179,7 +179,7 @@ async def test_documents_that_cannot_be_decrypted_hold_up_no_rotation(
         change = "UPDATE workspace_document SET encrypted = 'changed' WHERE workspace_id = ANY($1::uuid[])"
         await provisioner.database.execute(change, [workspace.id for workspace in broken])
         answers = await rotated(client)
-        named = {place["workspace_id"]: place["worker_id"] for answer in answers for place in answer["changed"]}
+        named = {place["workspace_id"]: place["worker_id"] for answer in answers for place in answer["not_authentic"]}
         assert named == {workspace.id: worker_id if workspace is first else None for workspace in broken}
         assert [answers[-1][field] for field in ("left", "unavailable")] == [3, 0]
         async with provisioner.database.acquire() as db:
@@ -197,7 +197,7 @@ async def test_a_lost_key_loses_nothing(postgres: EmbeddedPostgres, tmp_path: Pa
         refused = await client.post(f"/workers/{worker_id}/state", json={})
         assert (refused.status_code, KEYS.current_id in refused.json()["detail"]) == (409, True)
         (answer,) = await rotated(client)
-        assert answer == {"encrypted": 0, "changed": [], "after": None, "left": 0, "unavailable": 1}
+        assert answer == {"encrypted": 0, "not_authentic": [], "after": None, "left": 0, "unavailable": 1}
         assert await provisioner.database.fetchrow("SELECT * FROM workspace_document") == before
         assert await audited(client, worker_id) == []
         async with provisioner.database.acquire() as db:

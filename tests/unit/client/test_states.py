@@ -58,14 +58,14 @@ def test_keys_are_listed_and_rotated(server: tuple[Services, str]) -> None:
 def test_a_document_that_cannot_be_decrypted_holds_up_no_rotation() -> None:
     """It is named with its worker, and the command fails once all others are encrypted."""
     app_, asked = FastAPI(), list[Any]()
-    changed = {"workspace_id": ID, "kind": "state", "number": 0}
-    after = changed | {"number": 7}
+    not_authentic = {"workspace_id": ID, "kind": "state", "number": 0}
+    after = not_authentic | {"number": 7}
 
     @app_.post("/provisioner/state-keys/rotate")
     async def rotate(body: dict[str, Any]) -> dict[str, Any]:
         asked.append(body["after"])
-        found = {"changed": [changed | {"worker_id": "w-1"}], "after": after} if len(asked) == 1 else {}
-        return {"encrypted": 99, "changed": [], "after": None, "left": 1, "unavailable": 0} | found
+        found = {"not_authentic": [not_authentic | {"worker_id": "w-1"}], "after": after} if len(asked) == 1 else {}
+        return {"encrypted": 99, "not_authentic": [], "after": None, "left": 1, "unavailable": 0} | found
 
     with serving(app_) as url:
         done = slipway(url, "state-key", "rotate")

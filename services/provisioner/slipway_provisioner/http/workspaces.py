@@ -144,21 +144,21 @@ async def rotate(
     body: Rotation = Rotation(),  # frozen
 ) -> dict[str, Any]:
     """Encrypt a chunk of documents with the current key. `after` is for the next request; it is null after the last
-    chunk. `changed` are documents of the chunk that no key can decrypt any more, and which stay as they are. `left`
+    chunk. `not_authentic` are documents of the chunk that no key decrypts any more, and which stay as they are. `left`
     counts those with another available key, `unavailable` those whose key is unavailable."""
     keys = _keys(request)
     try:
         async with db.acquire() as connection, connection.transaction():
             done = await apply.reencrypt(connection, keys, body.place(), by=by)
             documents = await workspaces.encrypted_with(connection)
-            named = await workspaces.workers_of(connection, [place.workspace_id for place in done.changed])
+            named = await workspaces.workers_of(connection, [place.workspace_id for place in done.not_authentic])
     except tuple(REFUSALS) as error:
         raise _refused(error) from error
     available = {id_: number for id_, number in documents.items() if id_ in keys.ids}
     return {
         "encrypted": done.encrypted,
-        "changed": [
-            msgspec.structs.asdict(place) | {"worker_id": named.get(place.workspace_id)} for place in done.changed
+        "not_authentic": [
+            msgspec.structs.asdict(place) | {"worker_id": named.get(place.workspace_id)} for place in done.not_authentic
         ],
         "after": None if done.after is None else msgspec.structs.asdict(done.after),
         "left": sum(available.values()) - available.get(keys.current_id, 0),

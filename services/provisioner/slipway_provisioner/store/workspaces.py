@@ -161,7 +161,7 @@ class Reencrypted(msgspec.Struct, frozen=True):
     and the place after which the next chunk begins; None if there is none."""
 
     encrypted: int
-    changed: list[Place]
+    not_authentic: list[Place]
     after: Place | None
 
 
@@ -276,20 +276,20 @@ async def reencrypt(tx: Connection, keys: KeyRing, after: Place, *, most: int) -
         after_number=after.number,
     )
     rows = await tx.fetch(TAKE_ENCRYPTED_WITHOUT.text, *arguments)
-    changed: list[Place] = []
+    not_authentic: list[Place] = []
     for row in rows:
         place = Place(str(row["workspace_id"]), row["kind"], row["number"])
         about = identity(place.workspace_id, place.kind, place.number, Version(row["lineage"], row["serial"]))
         try:
             document = keys.decrypt(Encrypted(row["key_id"], row["encrypted"]), about)
         except NotAuthentic:
-            changed.append(place)
+            not_authentic.append(place)
             continue
         encrypted = keys.encrypt(document, about, random_bytes(NONCE_BYTES))
         values = REENCRYPT.arguments(**msgspec.structs.asdict(place), new_id=encrypted.key_id, data=encrypted.data)
         await tx.execute(REENCRYPT.text, *values)
     last = Place(str(rows[-1]["workspace_id"]), rows[-1]["kind"], rows[-1]["number"]) if len(rows) == most else None
-    return Reencrypted(len(rows) - len(changed), changed, last)
+    return Reencrypted(len(rows) - len(not_authentic), not_authentic, last)
 
 
 async def workers_of(db: Connection, workspace_ids: Sequence[str]) -> dict[str, str]:

@@ -114,15 +114,15 @@ def rotate(context: typer.Context) -> None:
     Example:
       slipway state-key rotate
     """
-    encrypted, changed, after = 0, [], None
+    encrypted, not_authentic, after = 0, [], None
     while True:
         answer = context.obj.post("provisioner", "/state-keys/rotate", {"after": after})
         encrypted += answer["encrypted"]
-        changed += answer["changed"]
+        not_authentic += answer["not_authentic"]
         if (after := answer["after"]) is None:
             break
-    problems = [_changed(document) for document in changed]
-    if (left := answer["left"] - len(changed)) > 0:
+    problems = [_not_authentic(document) for document in not_authentic]
+    if (left := answer["left"] - len(not_authentic)) > 0:
         problems.append(f"{count(left, 'document')} not encrypted yet, in use by a run; rotate again")
     if answer["unavailable"]:
         lost = count(answer["unavailable"], "document")
@@ -133,7 +133,7 @@ def rotate(context: typer.Context) -> None:
         raise Failed("\n".join(problems))
 
 
-def _changed(document: Mapping[str, Any]) -> str:
+def _not_authentic(document: Mapping[str, Any]) -> str:
     """Problem with a document that no key can decrypt."""
     whose = f"worker {document['worker_id']}" if document["worker_id"] else f"workspace {document['workspace_id']}"
     return (
