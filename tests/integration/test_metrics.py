@@ -93,6 +93,11 @@ async def test_workspaces(postgres: EmbeddedPostgres) -> None:
         assert current("slipway_workspace_run_wait_seconds") == {(): 60}
         failures = current("slipway_workspace_failed_runs")
         assert (failures.pop(("unknown",)), set(failures.values())) == (12, {0})
+        await provisioner.declare(declared("zone-a"))
+        listing = "INSERT INTO workspace_listing (account_id, problem) SELECT id, 'Forbidden' FROM account"
+        await provisioner.database.execute(listing)
+        await measure(lambda _: 0.0).step(provisioner.database)
+        assert current("slipway_workspace_listing_failed") == {("sim-a",): 1}
 
 
 async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:

@@ -462,6 +462,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
+        name="slipway_workspace_listing_failed",
+        kind="gauge",
+        services=PROVISIONER,
+        labels=("account",),
+        whole=True,
+        help="1 if the last listing of the resources that Terraform has created in an account failed, else 0",
+        alerts=(
+            AlertRule(
+                name="SlipwayTerraformListingFails",
+                expr="max by (account) (slipway_workspace_listing_failed) > 0",
+                for_seconds=7200,
+                severity="warning",
+                summary="the resources of {{ $labels.account }} could not be listed by their tags for 2 hours",
+                effect="resources that belong to no workspace are not found, and cost money",
+                doing="lists the account again every 10 minutes at most",
+                command="slipway account check {{ $labels.account }}  # then correct its credential or look-up module",
+            ),
+        ),
+    ),
+    Metric(
         name="slipway_workspace_failed_runs",
         kind="gauge",
         services=PROVISIONER,

@@ -26,6 +26,7 @@ NAMES: Final = (
     "slipway_workspace_runs",
     "slipway_workspace_run_wait_seconds",
     "slipway_workspace_failed_runs",
+    "slipway_workspace_listing_failed",
 )
 LIVE_STATES: Final = sorted(state.value for state in LIVE)
 WORKERS: Final = f"""
@@ -58,6 +59,10 @@ FROM (SELECT phase, due_at, attempts, holder <> '' AND locked_until >= slipway_c
     FROM workspace WHERE phase <> '{Phase.GONE}') AS w
 GROUP BY phase"""
 
+LISTINGS: Final = """
+SELECT l.account_id, l.problem <> '' AS failed FROM workspace_listing l JOIN account a ON a.id = l.account_id
+WHERE NOT a.retired"""
+
 
 async def read(db: Connection) -> Readings:
     """Readings of the gauges in NAMES."""
@@ -66,6 +71,7 @@ async def read(db: Connection) -> Readings:
     configs = await db.fetch(CONFIGS)
     reaper = await db.fetch(REAPER)
     workspaces = await db.fetch(WORKSPACES)
+    listings = await db.fetch(LISTINGS)
 
     def of_pools(column: str) -> dict[tuple[str, ...], Any]:
         return {(pool["id"],): pool[column] or 0 for pool in pools}
@@ -95,4 +101,5 @@ async def read(db: Connection) -> Readings:
         "slipway_workspace_run_wait_seconds": {(): max((row["wait_seconds"] for row in workspaces), default=0.0)},
         "slipway_workspace_failed_runs": {(phase,): 0 for phase in PHASES}
         | {(row["phase"],): row["failed_runs"] for row in workspaces},
+        "slipway_workspace_listing_failed": {(row["account_id"],): row["failed"] for row in listings},
     }
