@@ -443,7 +443,7 @@ class Services:
                 "was_locked": True,
                 "rejected": 1,
                 "encrypted": 0,
-                "changed": [],
+                "not_authentic": [],
                 "after": None,
                 "left": 0,
                 "unavailable": 0,
