@@ -22,6 +22,7 @@ from slipway_lease_broker.store import gauges as broker_gauges
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.roll_out import roll_out_next
+from slipway_provisioner.store import workspace_runs
 from tests.support.harness import Place, enqueue, member, publisher, report, until
 from tests.support.lease_broker import acquire_request, broker_on, release, terms
 from tests.support.provisioner import START, declared, provisioner_on, revision_id, weight
@@ -98,6 +99,22 @@ async def test_workspaces(postgres: EmbeddedPostgres) -> None:
         await provisioner.database.execute(listing)
         await measure(lambda _: 0.0).step(provisioner.database)
         assert current("slipway_workspace_listing_failed") == {("sim-a",): 1}
+        async with provisioner.database.acquire() as db:
+            assert await workspace_runs.waiting_number(db) == 1
+            await db.execute(
+                "UPDATE workspace SET due_at = slipway_clock() + interval '1 min' WHERE id = $1", made[2].id
+            )
+            assert await workspace_runs.waiting_number(db) == 0
+            await db.execute("UPDATE workspace SET due_at = slipway_clock(), holder = ''")
+            assert await workspace_runs.waiting_number(db) == 3
+            await db.execute("UPDATE account SET retired = true")
+            assert await workspace_runs.waiting_number(db) == 0
+        await provisioner.set_clock(120)
+        await measure(lambda _: 0.0).step(provisioner.database)
+        assert current("slipway_workspace_runs") == {("running",): 0, ("waiting",): 0}
+        assert current("slipway_workspace_run_wait_seconds") == {(): 0}
+        assert set(current("slipway_workspace_failed_runs").values()) == {0}
+        assert current("slipway_workspace_listing_failed") == {}
 
 
 async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:

@@ -48,15 +48,16 @@ SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS age_second
 WHERE EXISTS (SELECT FROM launch_config c WHERE c.account_id = account.id AND c.state <> 'archived')"""
 
 PHASES: Final = [phase.value for phase in Phase if phase is not Phase.GONE]
-# A run whose lock has lapsed waits for another one.
+# A run whose lock has lapsed waits for another one. In a retired account nothing is run.
 WORKSPACES: Final = f"""
 SELECT phase, count(*)::int AS number, count(*) FILTER (WHERE runs)::int AS running,
     count(*) FILTER (WHERE waits)::int AS waiting,
     coalesce(extract(epoch FROM slipway_clock() - min(due_at) FILTER (WHERE waits)), 0)::float8 AS wait_seconds,
-    max(attempts) AS failed_runs
-FROM (SELECT phase, due_at, attempts, holder <> '' AND locked_until >= slipway_clock() AS runs,
-        due_at <= slipway_clock() AND (holder = '' OR locked_until < slipway_clock()) AS waits
-    FROM workspace WHERE phase <> '{Phase.GONE}') AS w
+    coalesce(max(attempts) FILTER (WHERE NOT retired), 0) AS failed_runs
+FROM (SELECT phase, due_at, attempts, retired, holder <> '' AND locked_until >= slipway_clock() AS runs,
+        due_at <= slipway_clock() AND (holder = '' OR locked_until < slipway_clock()) AND NOT retired AS waits
+    FROM workspace, coalesce((SELECT a.retired FROM account a WHERE a.id = account_id), false) AS retired
+    WHERE phase <> '{Phase.GONE}') AS w
 GROUP BY phase"""
 
 LISTINGS: Final = """

@@ -14,7 +14,7 @@ from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.tables import workspace, workspace_listing
+from slipway_provisioner.store.tables import account, workspace, workspace_listing
 from slipway_provisioner.store.workspaces import FIELDS, from_row
 
 C: Final = workspace.c
@@ -25,7 +25,15 @@ _HERE: Final = sa.and_(C.account_id == sa.bindparam("account_id"), C.deployment 
 # One transaction at a time adds workspaces to an account, so that it counts all committed ones.
 ROOM: Final = "SELECT pg_advisory_xact_lock(hashtextextended('workspaces/' || $1, 0))"
 COUNT_LIVE: Final = Statement(sa.select(sa.func.count()).where(C.account_id == sa.bindparam("account_id"), _LIVE))
-COUNT_WAITING: Final = Statement(sa.select(sa.func.count()).where(C.due_at.is_not(None), C.holder == "", _LIVE))
+# Not those between two attempts, nor those of a retired account, which may wait for ever: launches are refused by it.
+COUNT_WAITING: Final = Statement(
+    sa.select(sa.func.count()).where(
+        C.due_at <= NOW,
+        C.holder == "",
+        _LIVE,
+        C.account_id.not_in(sa.select(account.c.id).where(account.c.retired)),
+    )
+)
 EXIST: Final = Statement(sa.select(sa.exists().where(_LIVE) | sa.exists(sa.select(workspace_listing.c.account_id))))
 OF_BATCH: Final = Statement(
     sa.select(*FIELDS)
