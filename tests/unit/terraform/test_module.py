@@ -71,6 +71,7 @@ def test_a_module_without_provider_configuration_is_safe() -> None:
         ("providers.tofu", 'provider "aws" { for_each = {} }\n', "providers.tofu:1: provider aws is configured"),
         ("p.tf.json", '{"provider": {"aws": {"region": "x"}}}', "p.tf.json: provider aws is configured"),
         ("p.tf.json", '[{"provider": [{"aws": [{"alias": "x"}]}]}]', "p.tf.json: provider aws is configured"),
+        ("p.tf.json", '{"provider": {"aws": {}}, "provider": []}', "p.tf.json: provider aws is configured"),
         (
             "main.tf",
             "terraform {\n required_providers {\n  aws = {\n   configuration_aliases = [aws.east]\n  }\n }\n}\n",

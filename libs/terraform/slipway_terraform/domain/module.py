@@ -85,17 +85,28 @@ def _required(block: hcl.Block) -> Iterator[Finding]:
 
 
 def _json(text: str) -> Iterator[Finding]:
-    for document in _listed(json.loads(text)):
+    for document in _listed(json.loads(text, object_pairs_hook=_object)):
         for providers in _listed(document.get("provider")):
             for name in providers:
                 yield "", name, ""
         for terraform in _listed(document.get("terraform")):
             for required in _listed(terraform.get("required_providers")):
-                for name, value in required.items():
-                    if isinstance(value, dict) and (source := value.get("source")):
-                        yield "", name, str(source)
-                    if isinstance(value, dict) and "configuration_aliases" in value:
-                        yield "alias", name, ""
+                for name, given in required.items():
+                    for value in given if isinstance(given, list) else [given]:
+                        if isinstance(value, dict) and (source := value.get("source")):
+                            yield "", name, str(source)
+                        if isinstance(value, dict) and "configuration_aliases" in value:
+                            yield "alias", name, ""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which Terraform reads a name that stands there twice as two blocks: a list of both."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        both = [found[name], value] if name in found else [value]
+        parts = [part for each in both for part in (each if isinstance(each, list) else [each])]
+        found[name] = parts if name in found else value
+    return found
 
 
 def _listed(value: Any) -> Iterable[dict[str, Any]]:
