@@ -70,7 +70,7 @@ def _private_folder(path: Path) -> int:
         raise EndpointUnavailable(
             f"folder {path} has mode {stat.S_IMODE(found.st_mode):03o} and user {found.st_uid}; expected 700 and "
             f"{os.geteuid()}: set `socket` to a path in a folder of its own, which the daemon makes, as "
-            f"{path / 'slipway-terraform' / 'daemon.sock'}"
+            f"{path / 'slipway-terraform' / 'daemon.sock'}. A folder that is its own already needs mode 700"
         )
     return folder
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 from typing import Final
 
@@ -36,7 +37,15 @@ async def shut_down(address: Address, timeout_seconds: float) -> None:
         await _call(address, SHUTDOWN, EMPTY, timeout_seconds)
 
 
+@functools.cache
+def _keep_open() -> None:
+    """Initialize gRPC for the life of the process. It would otherwise be shut down with each channel, since there is
+    seldom another one, and a shutdown that races with the end of a call can abort the process by a failed check."""
+    grpc.aio.init_grpc_aio()
+
+
 async def _call(address: Address, method: str, request: bytes, timeout_seconds: float) -> bytes:
+    _keep_open()
     async with grpc.aio.insecure_channel(f"unix:{address.path}") as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
         async with asyncio.timeout(timeout_seconds + 1):  # gRPC keeps its own deadline
