@@ -65,8 +65,8 @@ def export_state(
             raise Failed(f"{export}: {error.strerror}; choose another file") from None
         print(f"state of worker {id_} written to {export}")
     if answer["rejected"] and not rejected:
-        other = count(answer["rejected"], "state")
-        print(f"{other} of this worker could not be saved; --rejected exports the newest", file=sys.stderr)
+        other = count(answer["rejected"], "rejected state")
+        print(f"this worker also has {other}; --rejected exports the newest", file=sys.stderr)
 
 
 def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
