@@ -53,7 +53,7 @@ async def test_a_workspace_has_one_operation_at_a_time(place: Place, shared: Sha
     async with driver(place, shared) as runs:
         first = runs.start(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())
         for command in (Command.APPLY, Command.REFRESH, Command.DESTROY, Command.PLAN):
-            with pytest.raises(OperationInProgress, match="apply of workspace w-1 runs"):
+            with pytest.raises(OperationInProgress, match="apply of workspace w-1 is running already"):
                 runs.start(command, "w-1", place.job(), state=None, deadline=soon())
         other = await runs.run(Command.APPLY, "w-2", place.job(), state=None, deadline=soon())
         run = await first.wait()

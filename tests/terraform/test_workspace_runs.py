@@ -560,6 +560,9 @@ async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> 
             assert await provider.preview(fleet.account, elsewhere)
         missing = structs.replace(fleet.account, settings={**fleet.account.settings, "modules_folder": "/nowhere"})
         assert "there is no module at /nowhere/worker" in await provider.preview(missing, good)
+        lookup = {"module": "look-up", "digest": "0" * 64}
+        changed = structs.replace(fleet.account, settings={**fleet.account.settings, "lookup": lookup})
+        assert "look-up: SHA-256 is " in await provider.preview(changed, good)
     assert fleet.creations == 0
     assert await fleet.rows() == []
 

@@ -133,9 +133,8 @@ class Runs:
         """Resources with these tags in the account that the credential belongs to, in a workspace of its own. Raises
         LookUpFailed, NoCredential, TerraformError."""
         settings = account_settings(account.settings)
-        folder = Path(settings.modules_folder) / settings.lookup.module
         job = Job(
-            module=folder,
+            module=_look_up_folder(settings),
             module_digest=settings.lookup.digest,
             variables={"tags": tags},
             providers=_specs(account, settings, None),
@@ -157,6 +156,8 @@ class Runs:
         job = self._job(account, inputs, name)
         # A module that was prepared before runs without its folder; a plan has to tell that the folder lacks it.
         await asyncio.to_thread(checked_module, job.module, job.module_digest)
+        settings = account_settings(account.settings)
+        await asyncio.to_thread(checked_module, _look_up_folder(settings), settings.lookup.digest)
         run = await self._run(Command.PLAN, name, job, None, LOOK_UP_SECONDS)
         return "" if run.failure is None else f"{run.failure.code}: {run.failure.message}"
 
@@ -293,6 +294,10 @@ class Runs:
             return operation.result
         finally:
             self._driver.forget(name)
+
+
+def _look_up_folder(settings: TerraformAccount) -> Path:
+    return Path(settings.modules_folder) / settings.lookup.module
 
 
 def _resource(found: Found) -> Resource:
