@@ -114,9 +114,12 @@ async def test_a_listing_that_fails_withdraws_nothing(provisioner: Provisioner, 
     first = await claimed(listings, all_=True)
     await provisioner.set_clock(20_000 + LOCK_SECONDS + 1)
     second = await claimed(listings, all_=True)
-    await listings.fail(second, "Unavailable")
+    await listings.fail(second, "Unavailable\0")
     await listings.fail(first, "late")
-    assert await provisioner.database.fetchval("SELECT problem FROM workspace_listing") == "Unavailable"
+    assert (
+        await provisioner.database.fetchval("SELECT problem FROM workspace_listing")
+        == "Unavailable\N{REPLACEMENT CHARACTER}"
+    )
     assert await listings.orphans(ACCOUNT, visibility_seconds=0) == [orphan]
     assert await listings.claim(all_=True) is None
     await provisioner.set_clock(20_000 + LOCK_SECONDS + RETRY_SECONDS + 2)

@@ -235,6 +235,24 @@ async def test_a_call_that_is_repeated_at_the_same_time(provisioner: Provisioner
     assert [row.ordinal for row in await one.of_batch(ACCOUNT, batch_id)] == [1, 2]
 
 
+@pytest.mark.parametrize("put_back", [False, True])
+async def test_a_problem_that_cannot_be_stored(
+    provisioner: Provisioner, queued: list[Workspace], put_back: bool
+) -> None:
+    """A character that PostgreSQL rejects must not keep a state from being saved, again and again."""
+    runs, _ = replicas(provisioner)
+    (claim,) = await runs.claim("one", 1)
+    problem = "the plugin printed \0 and \ud800" + "!" * 9_000
+    next_ = Next(phase=Phase.UNKNOWN, due_seconds=0.0, problem=problem, put_back=put_back)
+    assert await runs.finish(claim, saved(claim), next_) == ""
+    row = await provisioner.database.fetchrow(
+        "SELECT problem, outcome FROM workspace WHERE id = $1", claim.workspace.id
+    )
+    assert row["problem"].startswith("the plugin printed \N{REPLACEMENT CHARACTER} and \N{REPLACEMENT CHARACTER}!")
+    assert len(row["problem"]) < 5_000
+    assert row["outcome"] == ({"put_back": row["problem"]} if put_back else None)
+
+
 @locking("store.workspace_runs.CLAIM", "store.workspace_runs.BEGIN")
 async def test_replicas_claim_different_workspaces(provisioner: Provisioner, queued: list[Workspace]) -> None:
     """Neither waits for the other, and no workspace has two runs."""

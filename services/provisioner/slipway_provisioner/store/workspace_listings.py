@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from slipway_common.base.text import NOTE
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, seconds
 from slipway_provisioner.domain.orphan_workspaces import Resource, Row
@@ -141,7 +142,7 @@ async def finish(
 
 async def fail(db: Connection, account_id: str, fence: int, problem: str, *, due_seconds: float) -> None:
     """Record that a listing has failed; the one before stays."""
-    arguments = FAIL.arguments(account_id=account_id, token=fence, reason=problem, due=due_seconds)
+    arguments = FAIL.arguments(account_id=account_id, token=fence, reason=NOTE.cut(problem), due=due_seconds)
     await db.execute(FAIL.text, *arguments)
 
 

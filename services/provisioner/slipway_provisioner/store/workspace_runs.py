@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_common.base.text import NOTE
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
 from slipway_common.events.lifecycle import REGISTERED
@@ -207,7 +208,7 @@ async def finish(tx: Connection, workspace_id: str, next_: Next, *, refreshed_at
         instance_id=next_.instance_id,
         address=next_.address,
         outcome=_outcome(next_),
-        problem=next_.problem,
+        problem=NOTE.cut(next_.problem),
         refreshed_at=refreshed_at,
     )
     await tx.execute(FINISH.text, *arguments)
@@ -215,7 +216,7 @@ async def finish(tx: Connection, workspace_id: str, next_: Next, *, refreshed_at
 
 def _outcome(next_: Next) -> dict[str, Any] | None:
     if next_.put_back:
-        return {"put_back": next_.problem}
+        return {"put_back": NOTE.cut(next_.problem)}
     return None if next_.outcome is None else dict(msgspec.to_builtins(next_.outcome))
 
 
