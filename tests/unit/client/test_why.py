@@ -144,6 +144,17 @@ WORKERS: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         [ADMITTED, "Provider called at 14:28:30, with 1 other worker: no answer for 1 min 30 s."],
     ),
     (
+        "run failed",
+        CALLED | {"state": "launching", "workspace": {"problem": "cannot run /t: missing; set the path of terraform."}},
+        [
+            "launching, the last run of its workspace failed: cannot run /t: missing; set the path of terraform.",
+            "Since 14:28:30, 1 min 30 s ago.",
+            "Effect: no known instance yet.",
+            "Remedy: remove the cause; the run is repeated by itself, or at once by `slipway worker unlock`.",
+        ],
+        [ADMITTED, "Provider called at 14:28:30, with 1 other worker: no answer for 1 min 30 s."],
+    ),
+    (
         "accepted",
         CALLED
         | {

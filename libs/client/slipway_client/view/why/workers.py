@@ -56,6 +56,10 @@ def _requested(worker: Facts, lease_pool: Facts | None) -> Meaning:
 
 def _launching(worker: Facts, _: Facts | None) -> Meaning:
     since = _at(worker.get("batch") or {}, "started_at") or _at(worker, "requested_at")
+    if problem := (worker.get("workspace") or {}).get("problem"):
+        remedy = "remove the cause; the run is repeated by itself, or at once by `slipway worker unlock`"
+        text = f"launching, the last run of its workspace failed: {problem.rstrip('.')}"
+        return Cause(text=text, since=since, remedy=remedy), "no known instance yet"
     return Cause(text="launching, waits for the provider's answer", since=since), "no known instance yet"
 
 
