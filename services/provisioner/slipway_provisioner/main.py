@@ -39,7 +39,7 @@ from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
-from slipway_provisioner.loops.work import stop_work, work
+from slipway_provisioner.loops.work import work
 from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.port import ProviderSettings, TerraformSettings
 from slipway_provisioner.settings import Settings
@@ -108,7 +108,7 @@ def build(settings: Settings) -> Service:
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),
             *(
-                Loop(f"work-{name}", partial(work, provider=provider), stop=partial(stop_work, provider=provider))
+                Loop(f"work-{name}", partial(work, provider=provider), stop=provider.stop)
                 for name, provider in providers.items()
             ),
             Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),

@@ -187,14 +187,8 @@ class Declarations(Protocol):
         return ""
 
 
-class Provider(Declarations, LookUps, Protocol):
-    """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably.
-
-    A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
-    """
-
-    real: bool = True
-    """Its machines cost money: new pools that declare no mode begin in mode observe."""
+class Lifecycle(Protocol):
+    """Life of a provider in one process, in this order: open, work, stop, close."""
 
     async def open(self) -> None:
         """Make what calls need, before the first one. Makes no call itself."""
@@ -204,11 +198,24 @@ class Provider(Declarations, LookUps, Protocol):
         """Release connections and threads. Instances continue."""
         return
 
-    async def work(self, *, stop: bool = False) -> bool:
+    async def work(self) -> bool:
         """Do a step of work that no call waits for, such as runs of a queue; False if there is none. Called by every
-        replica in turn with itself; a cancelled step ends within seconds, and leaves the rest to another replica.
-        `stop`: end and record within seconds what earlier steps have begun, before the database is disconnected."""
+        replica in turn with itself; a cancelled step ends within seconds, and leaves the rest to another replica."""
         return False
+
+    async def stop(self) -> None:
+        """End and record within seconds what steps of `work` have begun, while the database is still connected."""
+        return
+
+
+class Provider(Lifecycle, Declarations, LookUps, Protocol):
+    """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably.
+
+    A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
+    """
+
+    real: bool = True
+    """Its machines cost money: new pools that declare no mode begin in mode observe."""
 
     def units_max(self, account: Account) -> int | None:
         """Most instances of one call; None: any number."""

@@ -72,13 +72,12 @@ class Terraform(Provider):
             await self._engine.aclose()
             self._engine = None
 
-    async def work(self, *, stop: bool = False) -> bool:
-        if self._engine is None:
-            return False
-        if stop:
+    async def work(self) -> bool:
+        return self._engine is not None and await self._engine.step()
+
+    async def stop(self) -> None:
+        if self._engine is not None:
             await self._engine.stop()
-            return False
-        return await self._engine.step()
 
     # Declarations
 
