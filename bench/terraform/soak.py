@@ -32,6 +32,7 @@ from slipway_local.servers.supervisor import run
 from slipway_local.terraform import packages
 from slipway_terraform.domain.policy import Policy
 from slipway_terraform.domain.results import Command
+from slipway_terraform.plugins.control import keep_open
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.runs.driver import Driver, DriverSettings
 from slipway_terraform.scheduler.shared import SharedScheduler
@@ -200,6 +201,7 @@ async def soak(seconds: float, pause_seconds: float, command: str) -> int:
         stack.push_async_callback(aws.server.stop)
         soaked = Soak(folder, aws.port, Random(1))
         others = len(psutil.Process().children(recursive=True))
+        keep_open()  # the files of gRPC, which stay
         open_files = psutil.Process().num_fds()
         began = monotonic_seconds()
         async with soaked.driver:

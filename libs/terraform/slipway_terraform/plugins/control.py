@@ -38,14 +38,15 @@ async def shut_down(address: Address, timeout_seconds: float) -> None:
 
 
 @functools.cache
-def _keep_open() -> None:
-    """Initialize gRPC for the life of the process. It would otherwise be shut down with each channel, since there is
-    seldom another one, and a shutdown that races with the end of a call can abort the process by a failed check."""
+def keep_open() -> None:
+    """Initialize gRPC for the life of the process, which keeps its few files open. It would otherwise be shut down with
+    each channel, since there is seldom another one, and a shutdown that races with the end of a call can abort the
+    process by a failed check."""
     grpc.aio.init_grpc_aio()
 
 
 async def _call(address: Address, method: str, request: bytes, timeout_seconds: float) -> bytes:
-    _keep_open()
+    keep_open()
     async with grpc.aio.insecure_channel(f"unix:{address.path}") as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
         async with asyncio.timeout(timeout_seconds + 1):  # gRPC keeps its own deadline
