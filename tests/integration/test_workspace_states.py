@@ -217,4 +217,4 @@ async def test_a_state_that_was_moved_to_another_row_is_refused(postgres: Embedd
         )
         refused = await client.post(f"/workers/{worker_id}/state", json={})
         assert refused.status_code == 500, "another state was shown"
-        assert refused.json()["type"].endswith(":state-changed")
+        assert refused.json()["type"].endswith(":state-not-authentic")

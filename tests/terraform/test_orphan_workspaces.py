@@ -174,7 +174,7 @@ async def test_machines_of_another_deployment(fleet: Fleet) -> None:
 
 
 async def test_an_orphan_whose_module_is_unknown(fleet: Fleet) -> None:
-    """A person is told what to delete by hand."""
+    """The refusal names the resources to delete by hand."""
     async with working(fleet.replica()) as provider:
         await made(fleet, provider)
         (row,) = await fleet.rows()

@@ -555,7 +555,7 @@ async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> 
             assert 'does not have an attribute named "' in await provider.preview(
                 fleet.account, fleet.call(outputs=outputs).config
             )
-        # Its digest was prepared before; the folder is not there all the same.
+        # A module of this digest is installed already, but its folder does not exist.
         for elsewhere in (fleet.call(module="nowhere").config, fleet.call(digest="0" * 64).config):
             assert await provider.preview(fleet.account, elsewhere)
         missing = structs.replace(fleet.account, settings={**fleet.account.settings, "modules_folder": "/nowhere"})

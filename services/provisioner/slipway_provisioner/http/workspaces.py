@@ -45,7 +45,7 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
     KeyMissing: (409, "state-key-missing", "The key of the state is missing", "{}. Nothing was changed"),
     NotAuthentic: (
         500,
-        "state-changed",
+        "state-not-authentic",
         "The stored state was changed",
         "{}; restore its row of workspace_document from a backup",
     ),

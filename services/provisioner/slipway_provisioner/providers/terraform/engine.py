@@ -115,7 +115,7 @@ class Engine:
         tags = {ACCOUNT: NOBODY}
         try:
             runs = await self._runs(account)
-            looked = await runs.look_up_anywhere(account, tags, f"identity-{os.urandom(4).hex()}")
+            looked = await runs.look_up_anywhere(account, tags, f"identity-{new_id()}")
         except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
             raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
         return _Identity(looked.identity, monotonic_seconds())

@@ -154,7 +154,7 @@ class Runs:
         """Problem with the plan of a launch config; empty if there is none. Raises TerraformError, NoCredential."""
         inputs = {"config": config, "batch_id": name, "incarnation": "plan", "user_data": ""}
         job = self._job(account, inputs, name)
-        # A module that was prepared before runs without its folder; a plan has to tell that the folder lacks it.
+        # A module that is installed already runs without its folder, but a plan has to fail if the folder is missing.
         await asyncio.to_thread(checked_module, job.module, job.module_digest)
         settings = account_settings(account.settings)
         await asyncio.to_thread(checked_module, _look_up_folder(settings), settings.lookup.digest)
