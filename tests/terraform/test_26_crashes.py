@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway_terraform.domain.errors import OutcomeUnknown, ProviderCrashed
+from slipway_terraform.plugins.process import is_exiting
 from slipway_terraform.scheduler.lease import SharedLease
 from tests.support.plugins import plugin, plugins_in, runs, shared, soon, until
 
@@ -51,6 +52,15 @@ async def test_busy(sockets: Path) -> None:
         assert before.value.retryable
         async with await scheduler.acquire([plugin()], owner="two", deadline=soon()) as other, other.invocation():
             assert len(plugins_in(sockets)) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "exiting"),
+    [("S", 0x400000, False), ("R", 0x40040C, True), ("D", 0x400004, True), ("Z", 0x400000, True)],
+)
+def test_exiting(state: str, flags: int, exiting: bool) -> None:
+    """A killed process that still gives back its memory serves nobody, though it is no zombie yet; proc_pid_stat(5)."""
+    assert is_exiting(f"4711 (of Z) R (x) {state} 1 4711 4711 0 -1 {flags} 99 0 3 0".encode()) is exiting
 
 
 async def test_a_run_that_succeeded_has_its_outcome(sockets: Path) -> None:

@@ -30,6 +30,8 @@ DRAIN_SECONDS: Final = 2.0
 GROUP_SECONDS: Final = 0.5
 KILL_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.02
+# Flag of a process that is being shut down: linux/sched.h.
+PF_EXITING: Final = 0x4
 # ValueError: an argument or a variable with a zero byte.
 NOT_EXECUTED: Final = (OSError, ValueError, subprocess.SubprocessError)
 
@@ -81,12 +83,11 @@ class PluginProcess:
         try:
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return False
-            # A killed process is a zombie, and serves nobody, before its last thread ends and it can be awaited.
-            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z"
-        except ChildProcessError:
+            return not is_exiting(Path(f"/proc/{self.pid}/stat").read_bytes())
+        except (ChildProcessError, ProcessLookupError):
             return False
-        except FileNotFoundError:  # no /proc
-            return True
+        except FileNotFoundError:  # its thread has just awaited it, or there is no /proc
+            return not Path("/proc/self").exists()
 
     async def exited(self) -> int:
         """Wait for its end and the end of its output; its exit code, negative for a signal."""
@@ -222,6 +223,16 @@ class PluginProcess:
 
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends with us
             self._loop.call_soon_threadsafe(settle)
+
+
+def is_exiting(stat: bytes) -> bool:
+    """True if a process serves nobody any more, by its /proc/PID/stat, even if it cannot be awaited yet.
+
+    A killed process gives up its memory and its sockets first, becomes a zombie then, and can be awaited once its last
+    thread has ended. A run on it fails from the first of these moments on.
+    """
+    fields = stat.rpartition(b") ")[2].split()  # from the third on, see proc_pid_stat(5)
+    return fields[0] == b"Z" or bool(int(fields[6]) & PF_EXITING)
 
 
 def _wait_for_group(group: int) -> None:
