@@ -141,20 +141,20 @@ async def test_a_process_that_the_kernel_does_not_end(sockets: Path, caplog: pyt
     await asyncio.wait({closing}, timeout=10)
     assert closing.done()
     await closing
-    await until(lambda: plugins_in(sockets) == [], 5)
+    await until(lambda: plugins_in(sockets) == [])
 
 
 @pytest.mark.usefixtures("unkillable")
 async def test_a_start_that_the_kernel_does_not_end(sockets: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The caller is refused, and nobody waits for ever."""
-    scheduler = SharedScheduler(PluginRunner(sockets, start_seconds=0.5))
+    scheduler = SharedScheduler(PluginRunner(sockets, start_seconds=2))
     caller = asyncio.create_task(scheduler.acquire([plugin("silent", "deaf")], owner="one", deadline=soon()))
     await asyncio.wait({caller}, timeout=10)
     assert caller.done()
     assert isinstance(caller.exception(), HandshakeTimeout)
     assert "did not end after SIGKILL" in caplog.text
     await scheduler.aclose(0)
-    await until(lambda: plugins_in(sockets) == [], 5)
+    await until(lambda: plugins_in(sockets) == [])
 
 
 def owner(sockets: Path, *faults: Sequence[str]) -> subprocess.Popen[str]:
@@ -177,7 +177,7 @@ async def test_parent_killed(sockets: Path) -> None:
     process = owner(sockets, ["child"], ["deaf", "protocol=6"])
     await until(lambda: len(plugins_in(sockets)) == 4)
     kill(process)
-    await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [], 5)
+    await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [])
 
 
 def guard_of(process: subprocess.Popen[str]) -> psutil.Process | None:
@@ -196,9 +196,9 @@ async def test_a_killed_guard_has_a_successor(sockets: Path) -> None:
     guard = guard_of(process)
     assert guard is not None
     guard.kill()
-    await until(lambda: guard_of(process) not in (None, guard), 5)
+    await until(lambda: guard_of(process) not in (None, guard))
     kill(process)
-    await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [], 5)
+    await until(lambda: plugins_in(sockets) == [] and list(sockets.iterdir()) == [])
 
 
 async def test_guard_killed_as_well(sockets: Path) -> None:
@@ -210,7 +210,7 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
     guard.suspend()  # a killed one would have a successor
     kill(process)
     try:
-        await until(lambda: plugins_in(sockets) == [], 5)
+        await until(lambda: plugins_in(sockets) == [])
     finally:
         guard.kill()
         for left in plugins_in(sockets):
