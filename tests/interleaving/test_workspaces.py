@@ -1,6 +1,7 @@
 """Terraform workspaces, saved, unlocked and encrypted again at the same time: two sessions per locking statement."""
 
 import asyncio
+from itertools import count
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from slipway_provisioner.apply import workspaces as apply
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.encryption import KeyRing
+from slipway_provisioner.domain.workspace_locks import GAP_SECONDS_MAX, LOST_SECONDS
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Kind, Operation, Phase, Version, Workspace
 from slipway_provisioner.providers.workspaces import NoRoom, Room, RunClaim
@@ -193,7 +195,17 @@ async def queued(provisioner: Provisioner) -> list[Workspace]:
 
 
 def replicas(provisioner: Provisioner) -> tuple[WorkspaceRuns, WorkspaceRuns]:
-    return WorkspaceRuns(lambda: provisioner.database, KEYS), WorkspaceRuns(lambda: provisioner.database, KEYS)
+    """Two replicas, each with a clock of its own that goes on at each look."""
+    one, two = (
+        WorkspaceRuns(lambda: provisioner.database, KEYS, clock=count(0.0, GAP_SECONDS_MAX).__next__) for _ in range(2)
+    )
+    return one, two
+
+
+async def seen_lapsed(replica: WorkspaceRuns) -> None:
+    """Let a replica see for long enough which locks have lapsed; it claims nothing meanwhile."""
+    for _ in range(int(LOST_SECONDS / GAP_SECONDS_MAX)):
+        assert await replica.claim("", 0) == []
 
 
 def ready(claim: RunClaim, instance_id: str = "i-1") -> Next:
@@ -284,6 +296,7 @@ async def test_a_run_that_has_lost_its_lock_saves_nothing_over_its_successor(
     (late,) = await one.claim("one", 1)
     assert await one.renew([late]) == []
     await provisioner.set_clock(61)
+    await seen_lapsed(two)
     (successor,) = [claim for claim in await two.claim("two", 9) if claim.workspace.id == late.workspace.id]
     assert (successor.operation, successor.unsettled_seconds) == (Operation.LOOK_UP, 39.0)
     assert await one.renew([late]) == [late.workspace.id]
@@ -294,6 +307,38 @@ async def test_a_run_that_has_lost_its_lock_saves_nothing_over_its_successor(
     assert await rejected(provisioner, late.workspace) == ["its run had lost the lock"]
     (again,) = [claim for claim in await two.claim("two", 9) if claim.workspace.id == late.workspace.id]
     assert again.operation is Operation.APPLY
+
+
+@locking("store.workspace_runs.CLAIM", "store.workspace_runs.RENEW")
+async def test_a_run_keeps_its_workspace_through_an_outage_and_a_jump_of_the_clock(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """Every lock has lapsed then, and no earlier run could have effects by that clock. Whatever replica looks first
+    takes over nothing whose run goes on: its state would be rejected, and its machine made again."""
+    one, two = replicas(provisioner)
+    (running,) = await one.claim("one", 1)
+    await provisioner.database.execute("UPDATE workspace SET due_at = NULL WHERE id <> $1", running.workspace.id)
+    await provisioner.jump_clock(7200)
+    assert await two.claim("two", 9) == []
+    assert await one.renew([running]) == []
+    await seen_lapsed(two)
+    assert await two.claim("two", 9) == []
+    assert await one.finish(running, saved(running), ready(running)) == ""
+    assert (await phases(provisioner))["ready"] == 1
+
+
+@locking("store.workspace_runs.CLAIM", "store.workspace_runs.RENEW")
+async def test_a_lock_that_is_renewed_while_it_is_taken_over(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """A claim takes no lock that is being renewed, or was since it was seen."""
+    one, two = replicas(provisioner)
+    (running,) = await one.claim("one", 1)
+    await provisioner.database.execute("UPDATE workspace SET due_at = NULL WHERE id <> $1", running.workspace.id)
+    await provisioner.set_clock(61)
+    await seen_lapsed(two)
+    async with provisioner.database.acquire() as db, db.transaction():
+        assert await workspace_runs.renew(db, [(running.workspace.id, running.workspace.fence)], lock_seconds=60)
+        assert await two.claim("two", 9) == []
+    assert await two.claim("two", 9) == []
 
 
 @locking("store.workspace_runs.BEGIN", "store.workspaces.LOCK")
@@ -308,6 +353,7 @@ async def test_a_claim_whose_lock_has_lapsed_before_its_apply_begins(
         late = provisioner.start(one.claim("one", 1))
         await provisioner.until_waiting(late)
         await provisioner.set_clock(61)
+        await seen_lapsed(two)
         (successor,) = await two.claim("two", 9)
         assert (successor.workspace.id, successor.operation) == (queued[0].id, Operation.LOOK_UP)
     assert await late == []
@@ -322,6 +368,7 @@ async def test_a_lock_that_is_claimed_while_its_run_saves(provisioner: Provision
     one, two = replicas(provisioner)
     (claim,) = await one.claim("one", 1)
     await provisioner.set_clock(61)
+    await seen_lapsed(two)
     async with stopped_at(provisioner, "workspace_document", one.finish(claim, saved(claim), ready(claim))) as saving:
         others = await two.claim("two", 9)
         assert claim.workspace.id not in [other.workspace.id for other in others]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
@@ -16,6 +17,7 @@ from slipway_provisioner.apply import workspaces as states
 from slipway_provisioner.apply.workspace_listings import AccountListings
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
+from slipway_provisioner.domain.workspace_locks import LapsedLocks
 from slipway_provisioner.domain.workspace_runs import Next, after_rejection, operation_of
 from slipway_provisioner.domain.workspaces import (
     Kind,
@@ -38,10 +40,18 @@ NOT_STARTABLE: Final = "launching was stopped or paused before the apply began"
 class WorkspaceRuns:
     """Workspaces in the database."""
 
-    def __init__(self, database: Callable[[], Database | None], keys: KeyRing) -> None:
+    def __init__(
+        self,
+        database: Callable[[], Database | None],
+        keys: KeyRing,
+        *,
+        clock: Callable[[], float] = monotonic_seconds,
+    ) -> None:
         """`database` is None until the service has connected, before which nothing is called."""
         self._database = database
         self._keys = keys
+        self._clock = clock
+        self._lapsed = LapsedLocks()
         self.listings = AccountListings(self._connected, keys)
 
     @property
@@ -111,8 +121,11 @@ class WorkspaceRuns:
 
     async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
         async with self._connected().acquire() as db:
+            lost = self._lapsed.seen(await workspace_runs.lapsed(db), at=self._clock())
+            if most <= 0:
+                return []
             async with db.transaction():
-                found = await workspace_runs.claim(db, holder, lock_seconds=LOCK_SECONDS, most=most)
+                found = await workspace_runs.claim(db, holder, lock_seconds=LOCK_SECONDS, most=most, lost=lost)
             return [claim for row, unsettled in found if (claim := await self._begun(db, row, unsettled)) is not None]
 
     async def renew(self, claims: Sequence[RunClaim]) -> Sequence[str]:

@@ -126,7 +126,8 @@ class Workspaces(Protocol):
 
     async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
         """Lock up to `most` workspaces that are due. An apply is claimed only where a launch may start now; its
-        workspace is gone otherwise, and its launch put back."""
+        workspace is gone otherwise, and its launch put back. The lock of another run is taken over once it was seen
+        lapsed for a while, for which this is called each second, also with 0."""
         ...
 
     async def renew(self, claims: Sequence[RunClaim]) -> Sequence[str]:

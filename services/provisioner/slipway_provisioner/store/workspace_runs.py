@@ -12,6 +12,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
 from slipway_common.events.lifecycle import REGISTERED
 from slipway_common.messaging.incarnation import TRUSTED
+from slipway_provisioner.domain.workspace_locks import Lock
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.store.columns import states
@@ -68,16 +69,25 @@ NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by
 # other run saves is fenced, and it begins no apply, since that checks the fence again under the row lock.
 # Nothing is run while the database may be a restored one or is unconfirmed: what it has queued may have been applied
 # since. Nor in an account that is retired.
+# The database's clock alone, which may jump, says of no lock that it has lapsed for long: its claimer has to have seen
+# it so for a while by its own clock, as one of those in $4, $5 and $6.
 CLAIM: Final = f"""
 UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_clock() + $2 * interval '1 s',
     phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
 WHERE id = ANY (ARRAY(
     SELECT w.id FROM workspace w
-    WHERE w.due_at <= slipway_clock() AND (w.holder = '' OR w.locked_until < slipway_clock())
+    WHERE w.due_at <= slipway_clock()
+        AND (w.holder = '' OR (w.id, w.fence, w.locked_until)
+            IN (SELECT * FROM unnest($4::uuid[], $5::bigint[], $6::timestamptz[])))
         AND NOT EXISTS (SELECT FROM launch_stop WHERE scope = 'restore') AND ({TRUSTED})
         AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
     ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED))
 RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
+LAPSED: Final = Statement(
+    sa.select(sa.cast(C.id, sa.Text).label("id"), *C["fence", "locked_until"]).where(
+        C.due_at <= NOW, C.holder != "", C.locked_until < NOW
+    )
+)
 _EFFECTS: Final = sa.text("effects_seconds * interval '1 s'")
 BEGIN: Final = Statement(sa.update(workspace).where(_ID).values(effects_until=NOW + _EFFECTS))
 RENEW: Final = """
@@ -175,11 +185,19 @@ async def named(db: Connection, *, account_id: str, deployment: str, instance_id
     return [from_row(row) for row in await db.fetch(NAMED.text, *arguments)]
 
 
-async def claim(tx: Connection, holder: str, *, lock_seconds: float, most: int) -> list[tuple[Workspace, float]]:
-    """Lock workspaces that are due, also those whose run has lost its lock, with the seconds for which earlier runs may
-    have effects."""
+async def lapsed(db: Connection) -> list[Lock]:
+    """Locks that have lapsed by the database's clock."""
+    return [Lock(**row) for row in await db.fetch(LAPSED.text, *LAPSED.arguments())]
+
+
+async def claim(
+    tx: Connection, holder: str, *, lock_seconds: float, most: int, lost: Sequence[Lock] = ()
+) -> list[tuple[Workspace, float]]:
+    """Lock workspaces that are due, also those with a `lost` lock that has not been renewed since, with the seconds for
+    which earlier runs may have effects."""
     found = []
-    for row in await tx.fetch(CLAIM, holder, lock_seconds, most):
+    columns = [[getattr(lock, name) for lock in lost] for name in Lock.__struct_fields__]
+    for row in await tx.fetch(CLAIM, holder, lock_seconds, most, *columns):
         values = dict(row)
         unsettled = values.pop("unsettled")
         found.append((from_row(values), unsettled or 0.0))

@@ -54,9 +54,9 @@ class RunQueue:
         try:
             await self._renew()
             await self._make_due()
-            if (free := self._settings.runs_max - len(self._tasks)) > 0:
-                for claim in await self._workspaces.claim(self._holder, free):
-                    self._running[asyncio.create_task(self._ran(claim))] = claim
+            free = self._settings.runs_max - len(self._tasks)
+            for claim in await self._workspaces.claim(self._holder, free):
+                self._running[asyncio.create_task(self._ran(claim))] = claim
             if not self._tasks:
                 return False
             done, _ = await asyncio.wait(self._tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
