@@ -9,7 +9,10 @@ from slipway_client.view.why.pools import of_pool
 from slipway_client.view.why.workers import of_worker
 from slipway_common.events.weight import StageHealth
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply import account_checks as apply
+from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.loops import plan
+from slipway_provisioner.store import account_checks
 from tests.support.provisioner import Provisioner, after, provisioner_on, report, revision_id, weight
 
 
@@ -90,3 +93,30 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
         f"Last decision at {after(0):%H:%M:%S}: {decision['reason']}.",
         f"  {revision_id()} got nothing: {note['reason']} (weight {note['weight']:.3g}, room for {note['room']}).",
     ]
+
+
+async def test_of_a_pool_whose_account_lacks_a_permission(provisioner: Provisioner) -> None:
+    """By the findings of the account's last check, as the provisioner answers them."""
+    await provisioner.declare()
+    denied = Finding(
+        kind="permission",
+        subject="ec2:RunInstances",
+        state=CheckState.PROBLEM,
+        message="denied",
+        remedy="allow ec2:RunInstances in the policy of the caller",
+    )
+    async with provisioner.database.acquire() as db:
+        begun = await account_checks.begin(db, "sim-a")
+        assert begun is not None
+        async with db.transaction():
+            await apply.record(db, "sim-a", [denied], begun.began_at)
+    (listed,) = (await read(provisioner, "/accounts"))["items"]
+    assert listed["problems"] == 1
+    account = await read(provisioner, "/accounts/sim-a")
+    pool = await read(provisioner, "/pools/linux")
+    configs = (await read(provisioner, "/launch-configs?pool=linux"))["items"]
+    found = of_pool(pool, [], configs, [], [], sources=[], calculator="", accounts=[account], now=after(2))
+    assert (found.cause, found.remedy) == (
+        "account sim-a, permission ec2:RunInstances: denied",
+        "allow ec2:RunInstances in the policy of the caller",
+    )

@@ -144,6 +144,12 @@ def test_a_tripped_pool_is_never_ok(pending: int, grade: str, tasks: str) -> Non
     assert not healthy(found)
 
 
+def test_a_refused_credential_is_explained() -> None:
+    """Probes alone mend neither a credential nor a missing permission."""
+    found = diagnose(msgspec.structs.replace(WELL, configs=[TRIPPED | {"tripped_by": "credential"}]))
+    assert [finding.remedy for finding in found if finding.grade == NOTE] == ["slipway why zone-b"]
+
+
 def test_the_leader_is_named() -> None:
     """Of a service with standbys; a standby is ok."""
     for role, words in (

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DECISIONS: Final = 1
+ACCOUNTS: Final = 5  # with problems, one request each
 ANSWER_SECONDS: Final = 5.0  # one service that hangs must not hide what the others know
 IMAGE: Final = "image/"
 LISTS: Final = (
@@ -146,6 +147,7 @@ class _Search:
             calculator=_calculator(self.api),
             broker=self.broker,
             rollback=self._rollback(self.subject, configs),
+            accounts=self._accounts(configs),
             now=now(),
         )
 
@@ -162,8 +164,16 @@ class _Search:
         name = name_of(config["id"])
         siblings = [row for row in self.configs if name_of(row["id"]) == name and row["id"] != config["id"]]
         rollback = self._rollback(config["pool_id"], [config])
-        stops = self._launch_stops()
-        return of_config(config, pool, stops, self.lease_pools, siblings=siblings, rollback=rollback, now=now())
+        return of_config(
+            config,
+            pool,
+            self._launch_stops(),
+            self.lease_pools,
+            siblings=siblings,
+            rollback=rollback,
+            accounts=self._accounts([config]),
+            now=now(),
+        )
 
     def image(self) -> "Explanation":
         from slipway_client.view.why.configs import of_image, repaired_pool
@@ -204,6 +214,13 @@ class _Search:
             return None
         preview: dict[str, Any] = self.api.get("provisioner", path("pools", pool_id, "rollback"))
         return preview
+
+    def _accounts(self, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Accounts of launch configs whose last check has found problems, with its findings."""
+        used = {config["account_id"] for config in configs}
+        rows = _items(self.api, "provisioner", "/accounts")
+        bad = [row["id"] for row in rows if row["id"] in used and row.get("problems")]
+        return [self.api.get("provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS]]
 
     def _consoles(self, image_revision: str) -> list[dict[str, Any]]:
         """Console output of a machine of an image that never registered; none of an older provisioner."""

@@ -20,6 +20,7 @@ from slipway_client.view.phrases import (
     tripped,
     unproven,
 )
+from slipway_client.view.why.accounts import account_problems, credential_failing, credential_remedy
 from slipway_client.view.why.causes import (
     bad_images,
     config_state,
@@ -48,11 +49,13 @@ def of_pool(
     calculator: str,
     broker: str = "",
     rollback: Facts | None = None,
+    accounts: Sequence[Facts] = (),
     now: datetime,
 ) -> Explanation:
     """Explain a pool. `decisions` are newest first; `sources` those of its demand; `calculator` and `broker` the errors
     of an unavailable weight-calculator and lease-broker; `rollback` the preview of a rollback, read where a launch
-    config is tripped. At its maximum, that is the first cause: a healthy pool would be no larger."""
+    config is tripped; `accounts` those that it uses, with problems and their findings. At its maximum, that is the
+    first cause: a healthy pool would be no larger."""
     used = lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
     limits[:0] = _unanswered(decisions, configs)
@@ -60,6 +63,7 @@ def of_pool(
         text = f"{broker}: launches wait for its leases"
         limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
     trips = [*bad_images(pool, configs, rollback), *_trips(configs, now)]
+    trips[:0] = account_problems(configs, accounts)
     full = pool["serving"] >= pool["max_capacity"] > 0
     causes = [
         *interventions(pool, configs, launch_stops, now),
@@ -85,7 +89,9 @@ def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
         text = f"{len(bad)} of {count(len(active), noun)} tripped: {named}"
         text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
         shows = f"`slipway lc show {bad[0]['id']}` lists the failures"
-        yield Cause(text=text, since=tripped_since(bad), remedy=f"{RECOVERS}; {shows}")
+        failing = [config for config in bad if credential_failing(config)]
+        remedy = credential_remedy(failing[0]) if failing else RECOVERS
+        yield Cause(text=text, since=tripped_since(bad), remedy=f"{remedy}; {shows}")
     paused = {name_of(config["id"]): config for config in configs if config["state"] == "paused"}
     for name, config in paused.items():
         yield Cause(text=f"{name} is {config_state(config, now)}", remedy=resume(config))

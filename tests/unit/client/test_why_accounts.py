@@ -1,0 +1,97 @@
+"""`slipway why` of a pool or a launch config whose account has problems that stop launches."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+
+from slipway_client.view.why.configs import of_config
+from slipway_client.view.why.explanation import Explanation
+from slipway_client.view.why.pools import of_pool
+from tests.support.answers import ACCOUNT as ANSWERED
+from tests.support.answers import ANSWERS, served
+from tests.unit.client.test_commands import slipway
+from tests.unit.client.test_why import CALM, NOW, POOL, SOURCE, config, tripped
+
+ALLOW: Final = "allow ec2:RunInstances in the policy of the caller"
+DENIED: Final = {
+    "kind": "permission",
+    "subject": "ec2:RunInstances",
+    "state": "problem",
+    "message": "denied; needed by launch config zone-a",
+    "remedy": ALLOW,
+}
+ACCOUNT: Final[dict[str, Any]] = {"id": "sim-a", "problems": 1, "findings": [DENIED]}
+REFUSED: Final = tripped(
+    "zone-a", tripped_by="credential", tripped_by_id="sim-a", reason="zone-a tripped: UnauthorizedOperation"
+)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with served() as (_, url):
+        yield url
+
+
+def pool(configs: list[dict[str, Any]], accounts: list[dict[str, Any]]) -> Explanation:
+    return of_pool(POOL, [CALM], configs, [], [], sources=[SOURCE], calculator="", accounts=accounts, now=NOW)
+
+
+def test_a_missing_permission_is_the_cause_of_a_pool() -> None:
+    """With what to do, as the alert on it says; the trip follows from it."""
+    found = pool([REFUSED], [ACCOUNT])
+    assert (found.cause, found.since, found.remedy) == (
+        "account sim-a, permission ec2:RunInstances: denied; needed by launch config zone-a",
+        NOW - timedelta(seconds=100),
+        ALLOW,
+    )
+    assert found.details[0].startswith("Also: its only active launch config is tripped: zone-a (UnauthorizedOperation")
+
+
+def test_a_missing_permission_is_the_cause_of_a_launch_config() -> None:
+    found = of_config(REFUSED, POOL, [], [], accounts=[ACCOUNT], now=NOW)
+    assert (found.cause, found.remedy) == (
+        "account sim-a, permission ec2:RunInstances: denied; needed by launch config zone-a",
+        ALLOW,
+    )
+
+
+def test_a_missing_permission_is_named_before_a_launch_has_failed() -> None:
+    """The hourly check has found it, and nothing was launched since."""
+    found = pool([config("zone-a")], [ACCOUNT])
+    assert (found.cause.partition(":")[0], found.since, found.remedy) == ("account sim-a, permission ec2", None, ALLOW)
+
+
+def test_a_refused_credential_asks_for_a_check() -> None:
+    """Its last check was before: probes alone mend neither the credential nor its policy."""
+    for found in (pool([REFUSED], []), of_config(REFUSED, POOL, [], [], now=NOW)):
+        assert found.remedy.startswith(
+            "correct what `slipway account check sim-a` names: the credential, or a permission that it lacks; "
+            "Slipway probes by itself and launches again after the first success"
+        )
+
+
+def test_other_problems_of_accounts_are_left_out() -> None:
+    """One of a subnet need not concern this pool, a warning stops no launch, and other accounts are not its own."""
+    others = [
+        DENIED | {"kind": "subnet", "subject": "subnet-1"},
+        DENIED | {"state": "warning"},
+        DENIED | {"state": "unknown"},
+    ]
+    accounts = [ACCOUNT | {"findings": others}, ACCOUNT | {"id": "sim-b"}]
+    assert pool([config("zone-a")], accounts).cause == "healthy, nothing limits its launches"
+    draining = config("zone-b", state="draining", account_id="sim-b")
+    assert pool([config("zone-a"), draining], accounts).cause == "healthy, nothing limits its launches"
+
+
+def test_the_command_reads_the_findings(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of accounts with problems alone."""
+    assert "Remedy: none needed" in slipway("why", "linux", url=url).stdout
+    bad = ANSWERED | {"problems": 1}
+    monkeypatch.setitem(ANSWERS, "accounts", {"items": [bad]})
+    monkeypatch.setitem(ANSWERS, "accounts/sim-a", bad | {"findings": [DENIED], "machines": []})
+    for subject in ("linux", "zone-a"):
+        printed = slipway("why", subject, url=url).stdout
+        assert "account sim-a, permission ec2:RunInstances: denied" in printed
+        assert f"Remedy: {ALLOW}." in printed
