@@ -21,6 +21,7 @@ from slipway_provisioner.domain.declaration import NewLaunch
 from slipway_provisioner.domain.encryption import NONCE_BYTES
 from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
+from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.loops.expire import terminate_instances
 from slipway_provisioner.loops.reap import reap_next
 from slipway_provisioner.main import build
@@ -539,6 +540,73 @@ async def test_a_credential_that_expires(postgres: EmbeddedPostgres, tmp_path: P
 
 async def _failed(fleet: Fleet, machine: str) -> bool:
     return any(row.instance_id == machine and "credential" in row.problem for row in await fleet.rows())
+
+
+async def test_a_credential_that_another_accounts_has_replaced(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Nothing is created, refreshed or destroyed with it, and one alert says so at once, not after the next check."""
+    file = tmp_path / "credential"
+    file.write_text("LEDGER_TOKEN=own\n")
+    settings = Settings(database_url="", kafka="", registration_key="r" * 32)
+    async with fleet_on(postgres, credential={"file": str(file)}) as fleet, working(fleet.replica()) as provider:
+        await fleet.database.execute("UPDATE account SET credential = $1", dict(fleet.account.credential))
+        await fleet.database.execute("UPDATE deployment SET id = $1", fleet.account.deployment)
+        checks = AccountChecks(settings, {"terraform": provider})
+        assert await checks.step(fleet.database), "a new account is checked"
+        await fleet.create()
+        machine = await one_machine(fleet)
+        assert not await AccountChecks(settings, {"terraform": provider}).step(fleet.database), "no check is due"
+        file.write_text("LEDGER_TOKEN=other\nLEDGER_IDENTITY=other\n")
+        refused = await fleet.resolved(await fleet.create())
+        assert isinstance(refused, Refused)
+        outcome = refused.outcome
+        assert (outcome.scope, outcome.scope_key, outcome.code) == (Scope.CREDENTIAL, "tf", "ForeignCredential")
+        await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock() WHERE phase = 'ready'")
+        await until(lambda: _failed(fleet, machine), "the refresh fails")
+        await fleet.database.execute("UPDATE workspace SET problem = ''")
+        await provider.terminate(fleet.account, [machine])
+        await until(lambda: _failed(fleet, machine), "the destruction fails")
+        assert (fleet.machines, fleet.creations, fleet.place.ledger.calls("destroy")) == ([machine], 1, [])
+        for _ in range(2):
+            assert await AccountChecks(settings, {"terraform": provider}).step(fleet.database)
+            await fleet.database.execute("UPDATE account SET check_began_at = NULL")
+        (alert,) = [each for each in await fleet.alerts() if "launch-config" not in each.dedup_key]
+        assert isinstance(alert, AlertRaised)
+        assert (alert.kind, alert.subject_id, alert.severity) == ("account-check", "tf", "page")
+        assert "the credential belongs to other, not to ledger" in alert.summary
+        assert alert.cause.startswith("correct the credential of the account")
+        file.write_text("LEDGER_TOKEN=new\n")
+        await fleet.due()
+        await until(lambda: not fleet.machines, "the machine is destroyed")
+        assert await fleet.resolved(await fleet.create()) == fleet.machines
+        assert fleet.creations == 2
+
+
+async def test_a_credential_that_cannot_be_looked_up(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Nothing is applied with one whose account is unknown. A refusal of it is charged to the account, any other
+    failure to nothing."""
+    file = tmp_path / "credential"
+    file.write_text("LEDGER_TOKEN=old\n")
+    async with fleet_on(postgres, credential={"file": str(file)}) as fleet, working(fleet.replica()):
+        await fleet.database.execute("UPDATE account SET credential = $1", dict(fleet.account.credential))
+        text = "error calling sts:GetCallerIdentity: ExpiredToken: The security token is expired"
+        fleet.place.ledger.inject(Fault(kind="error", at="list", token="old", text=text))
+        refused = await fleet.resolved(await fleet.create())
+        assert isinstance(refused, Refused)
+        assert (refused.outcome.scope, refused.outcome.code) == (Scope.CREDENTIAL, "ExpiredToken")
+        fleet.place.ledger.inject(Fault(kind="error", at="list", token="old", text="the listing is broken"))
+        asked = await fleet.create()
+
+        async def waits() -> bool:
+            return any(
+                row.phase is Phase.QUEUED and "the listing is broken" in row.problem for row in await fleet.rows()
+            )
+
+        await until(waits, "the apply waits for a look-up")
+        assert fleet.creations == 0
+        file.write_text("LEDGER_TOKEN=new\n")
+        await fleet.due()
+        assert await fleet.resolved(asked) == fleet.machines
+        assert fleet.creations == 1
 
 
 # Previews

@@ -294,7 +294,8 @@ class LedgerMachines(iface.DataSource):
             machine = json.loads(path.read_text())
             if wanted <= (machine["tags"] or {}).items():
                 found.append({"id": machine["id"], "name": machine["name"], "tags": machine["tags"]})
-        return {"tags": config["tags"], "json": json.dumps(found), "identity": self.provider.ledger.folder.name}
+        identity = os.environ.get("LEDGER_IDENTITY", self.provider.ledger.folder.name)
+        return {"tags": config["tags"], "json": json.dumps(found), "identity": identity}
 
 
 class Interceptor(runner._ShutdownInterceptor):

@@ -28,7 +28,7 @@ from slipway_provisioner.domain.workspaces import (
     version_of,
 )
 from slipway_provisioner.providers.workspaces import NoRoom, QueueFull, Room, RunClaim
-from slipway_provisioner.store import accounts, configs, pools, workspace_runs, workspaces
+from slipway_provisioner.store import account_checks, accounts, configs, pools, workspace_runs, workspaces
 
 LOG = logger(__name__)
 LOCK_SECONDS: Final = 60.0
@@ -158,6 +158,10 @@ class WorkspaceRuns:
             if next_.phase is Phase.GONE:
                 await workspaces.drop(db, workspace.id, Kind.INPUTS)
         return rejected
+
+    async def check_account(self, account: Account) -> None:
+        async with self._connected().acquire() as db:
+            await account_checks.make_due(db, account.id)
 
     async def exist(self) -> bool:
         async with self._connected().acquire() as db:

@@ -139,6 +139,10 @@ class Workspaces(Protocol):
         one instead, after which the workspace is unknown if it was applied; empty if it was saved."""
         ...
 
+    async def check_account(self, account: Account) -> None:
+        """Have an account checked now, since its credential belongs to another one, unless its check has found that."""
+        ...
+
     async def exist(self) -> bool:
         """True if there is a workspace that is not gone, in any account, or an account to list."""
         ...

@@ -29,6 +29,10 @@ UPDATE account SET check_began_at = slipway_clock() WHERE id = (
             AND c.state = 'active' AND c.declared_at > a.check_began_at))
     ORDER BY a.check_began_at NULLS FIRST LIMIT 1 FOR UPDATE OF a SKIP LOCKED)
 {_BEGUN}"""
+# Once: the check that follows finds the problem.
+MAKE_DUE: Final = """
+UPDATE account SET check_began_at = NULL
+WHERE id = $1 AND NOT findings @> '[{"kind": "identity", "state": "problem"}]'"""
 BEGIN: Final = f"UPDATE account SET check_began_at = slipway_clock() WHERE id = $1 AND NOT retired {_BEGUN}"
 USERS: Final = Statement(
     sa.select(C.id, C.name, C.zone, C.instance_type, C.image_revision.label("image"), C.settings)
@@ -72,6 +76,11 @@ class Begun(msgspec.Struct, frozen=True):
 async def due(db: Connection, every_seconds: float) -> Begun | None:
     """Begin the check of the account whose last one is longest ago; None if none is due."""
     return await _begun(db, await db.fetchrow(DUE, every_seconds))
+
+
+async def make_due(db: Connection, account_id: str) -> None:
+    """Have an account checked now, unless its last check has found that its credential belongs to another account."""
+    await db.execute(MAKE_DUE, account_id)
 
 
 async def begin(db: Connection, account_id: str) -> Begun | None:

@@ -5,7 +5,6 @@ Imported when the provider is opened, since what it needs is an extra.
 
 import asyncio
 import fcntl
-import hashlib
 import json
 import os
 import tempfile
@@ -15,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
@@ -24,9 +22,10 @@ from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, TerraformSettings
 from slipway_provisioner.providers.terraform.credentials import NoCredential
+from slipway_provisioner.providers.terraform.identities import Identities
 from slipway_provisioner.providers.terraform.outcomes import CODES
 from slipway_provisioner.providers.terraform.queue import INTERRUPT_SECONDS, RunQueue
-from slipway_provisioner.providers.terraform.runs import ACCOUNT, NOBODY, Ended, LookUpFailed, Runs, resources_of
+from slipway_provisioner.providers.terraform.runs import Ended, LookUpFailed, Runs, resources_of
 from slipway_provisioner.providers.terraform.settings import account_settings
 from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
 from slipway_terraform.domain.errors import OperationInProgress, TerraformError
@@ -36,15 +35,8 @@ from slipway_terraform.runs.driver import Driver, DriverSettings
 from slipway_terraform.scheduler.shared import SharedScheduler, WorkspaceScheduler
 
 LOG = logger(__name__)
-IDENTITY_SECONDS: Final = 3600.0
-"""Time for which the identity of an account is not looked up again, unless its settings change."""
 DRAIN_SECONDS: Final = 5.0
 TOOLS: Final = "tools.json"
-
-
-class _Identity(msgspec.Struct, frozen=True):
-    value: str
-    at: float
 
 
 class Engine:
@@ -63,7 +55,7 @@ class Engine:
         self._opening = asyncio.Lock()
         self._lock: int | None = None
         self._queue: RunQueue | None = None
-        self._identities: dict[str, asyncio.Task[_Identity]] = {}
+        self._identities = Identities(workspaces.check_account)
 
     async def step(self) -> bool:
         """Do a step of the queue. Makes no folder before there is a workspace, since most services have none."""
@@ -85,8 +77,7 @@ class Engine:
 
     async def aclose(self) -> None:
         """Stop plugins and runs, whose queue has stopped."""
-        for task in self._identities.values():
-            task.cancel()
+        self._identities.close()
         for driver in self._drivers.values():
             await driver.aclose()
         await self._scheduler.aclose(DRAIN_SECONDS)
@@ -96,13 +87,10 @@ class Engine:
     async def identity(self, account: Account) -> str:
         """Identity of an account's credential, as its look-up module outputs it; the declared one if it outputs none.
         Raises OutcomeUnknown."""
-        key = hashlib.sha256(repr((account.id, account.settings, account.credential)).encode()).hexdigest()
-        kept = {key: task for key, task in self._identities.items() if not task.done() or _is_fresh(task)}
-        self._identities = kept  # identities of former settings are dropped
-        if (task := self._identities.get(key)) is None:
-            task = self._identities[key] = asyncio.create_task(self._look_up_identity(account))
-        found = await asyncio.shield(task)
-        return found.value or account.identity
+        try:
+            return await (await self._runs(account)).identity(account)
+        except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
+            raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
 
     async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
         """Problem with the plan of a launch config; empty if there is none. Raises OutcomeUnknown."""
@@ -110,15 +98,6 @@ class Engine:
             return await (await self._runs(account)).plan(account, config, name)
         except (NoCredential, TerraformError, OSError) as error:
             return str(error)
-
-    async def _look_up_identity(self, account: Account) -> _Identity:
-        tags = {ACCOUNT: NOBODY}
-        try:
-            runs = await self._runs(account)
-            looked = await runs.look_up_anywhere(account, tags, f"identity-{new_id()}")
-        except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
-            raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
-        return _Identity(looked.identity, monotonic_seconds())
 
     async def _list(self, account: Account) -> tuple[list[Resource], float]:
         """Resources of an account, and the longest time until one is listed. Raises LookUpFailed."""
@@ -137,7 +116,8 @@ class Engine:
 
     async def _runs(self, account: Account) -> Runs:
         """Runs of the account's tool. Raises TerraformError, OSError."""
-        return Runs(self._provider, await self._driver(account_settings(account.settings).tool), self._empty())
+        driver = await self._driver(account_settings(account.settings).tool)
+        return Runs(self._provider, driver, self._empty(), self._identities)
 
     async def _driver(self, tool: str) -> Driver:
         async with self._opening:
@@ -236,12 +216,6 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-
-
-def _is_fresh(task: asyncio.Task[_Identity]) -> bool:
-    if task.cancelled() or task.exception() is not None:
-        return False
-    return monotonic_seconds() - task.result().at < IDENTITY_SECONDS
 
 
 def _visibility(claim: RunClaim) -> float:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.ids import new_id
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.orphan_workspaces import Resource
@@ -15,6 +16,7 @@ from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.domain.workspaces import Operation
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.providers.terraform.credentials import NoCredential, environment_of
+from slipway_provisioner.providers.terraform.identities import Identities, is_foreign
 from slipway_provisioner.providers.terraform.outcomes import failed
 from slipway_provisioner.providers.terraform.settings import (
     WORKER,
@@ -26,7 +28,7 @@ from slipway_provisioner.providers.terraform.settings import (
 )
 from slipway_provisioner.providers.workspaces import RunClaim
 from slipway_terraform.domain import errors
-from slipway_terraform.domain.results import Command, Run
+from slipway_terraform.domain.results import Command, Failure, Run
 from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.runs.driver import Driver, Imported, Job
 from slipway_terraform.runs.modules import checked_module, module_digest
@@ -70,7 +72,20 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class LookUpFailed(Exception):
-    """The look-up module failed, or has other outputs than a look-up needs; the message is redacted."""
+    """The look-up module failed, or has other outputs than a look-up needs; the message is redacted. `failure` is that
+    of its run, if there was one."""
+
+    def __init__(self, message: str, failure: Failure | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class ForeignCredential(LookUpFailed):
+    """The credential belongs to another account than the declared one."""
+
+    def __init__(self, account: Account, identity: str) -> None:
+        found = f"the credential belongs to {identity}, and {account.identity} is declared"
+        super().__init__(f"look-up in {account.id}: {found}; correct one of them")
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -81,11 +96,12 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Runs:
-    """Runs of a driver. `empty` is a folder with a module that has no resources."""
+    """Runs of a driver in one account. `empty` is a folder with a module that has no resources."""
 
-    def __init__(self, provider: Provider, driver: Driver, empty: Path) -> None:
-        self._provider, self._driver, self._empty = provider, driver, empty
+    def __init__(self, provider: Provider, driver: Driver, empty: Path, identities: Identities) -> None:
+        self._provider, self._driver, self._empty, self._identities = provider, driver, empty, identities
         self._empty_digest = module_digest(empty)
+        self._environment: dict[str, str] | None = None
 
     async def run(self, claim: RunClaim) -> Ended:
         """Do what a claimed workspace needs. Never raises, except for cancellation."""
@@ -110,7 +126,9 @@ class Runs:
             return Ended(Result(failure=str(error), outcome=outcome, resources=resources_of(claim.state)))
         except errors.OutcomeUnknown as error:
             return Ended(Result(failure=str(error), unknown=True, resources=resources_of(claim.state)))
-        except (errors.TerraformError, LookUpFailed, msgspec.ValidationError, OSError) as error:
+        except LookUpFailed as error:
+            return Ended(self._not_looked_up(claim, error))
+        except (errors.TerraformError, msgspec.ValidationError, OSError) as error:
             return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
 
     async def listed(self, account: Account, name: str) -> list[Resource]:
@@ -122,12 +140,18 @@ class Runs:
         """Resources with these tags in the account. Raises LookUpFailed, also if its credential belongs to another one,
         where it would find nothing; NoCredential, TerraformError."""
         looked = await self.look_up_anywhere(account, tags, name)
-        if looked.identity not in ("", account.identity):
-            found = (
-                f"the credential belongs to {looked.identity}, and {account.identity} is declared; correct one of them"
-            )
-            raise LookUpFailed(f"look-up in {account.id}: {found}")
+        if is_foreign(account, looked.identity):
+            raise ForeignCredential(account, looked.identity)
         return looked
+
+    async def identity(self, account: Account) -> str:
+        """Account that the credential belongs to, as the look-up module outputs it; the declared one if it outputs
+        none. Raises LookUpFailed, NoCredential, TerraformError."""
+
+        async def look_up() -> str:
+            return (await self.look_up_anywhere(account, {ACCOUNT: NOBODY}, f"identity-{new_id()}")).identity
+
+        return await self._identities.of(account, self._credential(account), look_up) or account.identity
 
     async def look_up_anywhere(self, account: Account, tags: dict[str, str], name: str) -> Looked:
         """Resources with these tags in the account that the credential belongs to, in a workspace of its own. Raises
@@ -137,11 +161,12 @@ class Runs:
             module=_look_up_folder(settings),
             module_digest=settings.lookup.digest,
             variables={"tags": tags},
-            providers=_specs(account, settings, None),
+            providers=self._specs(account, settings, None),
         )
         run = await self._run(Command.APPLY, name, job, None, LOOK_UP_SECONDS)
         if run.failure is not None:
-            raise LookUpFailed(f"look-up in {account.id}: {run.failure.code}: {run.failure.message}")
+            message = f"look-up in {account.id}: {run.failure.code}: {run.failure.message}"
+            raise LookUpFailed(message, run.failure)
         try:
             looked = msgspec.convert(dict(run.outputs), Looked)
         except msgspec.ValidationError as error:
@@ -163,9 +188,11 @@ class Runs:
 
     async def _apply(self, claim: RunClaim) -> Ended:
         assert claim.inputs is not None
-        settings = _launch(claim.inputs)
+        settings, now = _launch(claim.inputs), asyncio.get_running_loop().time
+        ends_at = now() + settings.apply_seconds  # afterwards nobody expects effects of this run
         job = self._job(claim.account, claim.inputs, claim.workspace.id)
-        run = await self._run(Command.APPLY, claim.workspace.id, job, claim.state, settings.apply_seconds)
+        await self._check_credential(claim.account)
+        run = await self._run(Command.APPLY, claim.workspace.id, job, claim.state, ends_at - now())
         resources = resources_of(run.newest_state)
         if run.failure is not None:
             return self._failed(claim, run)
@@ -199,6 +226,7 @@ class Runs:
     async def _refresh(self, claim: RunClaim) -> Ended:
         """Refresh without the module, which may have changed: a refresh only reads what is in the state."""
         job, id_ = self._without_module(claim), claim.workspace.instance_id
+        await self._check_credential(claim.account)
         run = await self._run(Command.REFRESH, claim.workspace.id, job, claim.state, DESTROY_SECONDS)
         if run.failure is not None:
             return self._failed(claim, run)
@@ -215,6 +243,7 @@ class Runs:
         if not resources_of(claim.state):
             return Ended(Result())
         job = self._without_module(claim)
+        await self._check_credential(claim.account)
         run = await self._run(Command.DESTROY, claim.workspace.id, job, claim.state, DESTROY_SECONDS)
         if run.failure is not None:
             return self._failed(claim, run)
@@ -222,9 +251,15 @@ class Runs:
             await self._confirm(claim)
         return Ended(Result(resources=resources_of(run.newest_state)), run.newest_state)
 
+    async def _check_credential(self, account: Account) -> None:
+        """Check that the credential of the next run is one of the account. In another one the run would create what
+        nobody finds, or destroy what has the same name. Raises LookUpFailed, NoCredential, TerraformError."""
+        if is_foreign(account, found := await self.identity(account)):
+            raise ForeignCredential(account, found)
+
     async def _confirm(self, claim: RunClaim) -> None:
-        """Check that the credential is one of the account, since it finds nothing in another one. Raises LookUpFailed,
-        TerraformError."""
+        """Check again that the credential is one of the account, since it finds nothing in another one. Raises
+        LookUpFailed, TerraformError."""
         await self.look_up(claim.account, {ACCOUNT: NOBODY}, f"identity-{claim.workspace.id}")
 
     async def _reclaim(self, claim: RunClaim) -> Ended:
@@ -239,6 +274,27 @@ class Runs:
         extra = account_settings(claim.account.settings).errors
         result = failed(self._provider, claim.account, _config(claim), run.failure, extra)
         return Ended(msgspec.structs.replace(result, resources=resources_of(run.newest_state)), run.newest_state)
+
+    def _not_looked_up(self, claim: RunClaim, error: LookUpFailed) -> Result:
+        """Result without a run, since a look-up before it has failed. A refused credential and a limit concern a launch
+        as well; any other failure is one of the look-up, and says nothing about it."""
+        result, resources = None, resources_of(claim.state)
+        if isinstance(error, ForeignCredential):
+            code = type(error).__name__
+            outcome = self._provider.failure(claim.account, _config(claim), code, Scope.CREDENTIAL)
+            return Result(failure=str(error), outcome=outcome, resources=resources)
+        if error.failure is not None:
+            extra = account_settings(claim.account.settings).errors
+            result = failed(self._provider, claim.account, _config(claim), error.failure, extra)
+        if result is None or result.outcome is None or result.outcome.scope not in (Scope.CREDENTIAL, Scope.LIMITER):
+            return Result(failure=str(error), nothing=True, resources=resources)
+        return msgspec.structs.replace(result, failure=str(error), resources=resources)
+
+    def _credential(self, account: Account) -> dict[str, str]:
+        """Variables of the account's credential, read once: a run has the one that was checked. Raises NoCredential."""
+        if self._environment is None:
+            self._environment = environment_of(account.credential)
+        return self._environment
 
     def _job(self, account: Account, inputs: Mapping[str, Any], workspace_id: str) -> Job:
         settings, launch = account_settings(account.settings), _launch(inputs)
@@ -263,14 +319,39 @@ class Runs:
             module_digest=launch.digest,
             variables=launch.variables | {WORKER: worker},
             outputs=tuple(filter(None, (launch.outputs.instance_id, launch.outputs.address))),
-            providers=_specs(account, settings, launch),
+            providers=self._specs(account, settings, launch),
             secrets=(user_data,) if user_data else (),
         )
 
     def _without_module(self, claim: RunClaim) -> Job:
         launch = None if claim.inputs is None else _launch(claim.inputs)
-        providers = _specs(claim.account, account_settings(claim.account.settings), launch)
+        providers = self._specs(claim.account, account_settings(claim.account.settings), launch)
         return Job(module=self._empty, module_digest=self._empty_digest, providers=providers)
+
+    def _specs(
+        self, account: Account, settings: TerraformAccount, launch: TerraformLaunch | None
+    ) -> tuple[ProviderSpec, ...]:
+        """The provider of a launch config; without one, the first plugin of each source."""
+        environment = self._credential(account)
+        chosen: dict[str, Plugin] = {}
+        for plugin in settings.plugins:
+            wanted = launch.provider if launch is not None else None
+            if wanted is None or (plugin.source, plugin.version) == (wanted.source, wanted.version):
+                chosen.setdefault(plugin.source, plugin)
+        return tuple(
+            ProviderSpec(
+                source=plugin.source,
+                version=plugin.version,
+                binary=plugin.binary,
+                digest=plugin.digest,
+                arguments=plugin.arguments,
+                mode=Mode(plugin.mode),
+                configuration=settings.configuration,
+                environment=environment,
+                tenant=account.id,
+            )
+            for plugin in chosen.values()
+        )
 
     async def _run(
         self,
@@ -362,27 +443,3 @@ def _config(claim: RunClaim) -> Mapping[str, Any]:
         return config
     id_ = claim.workspace.launch_config_id
     return {"id": id_, "zone": "", "instance_type": "", "image": "", "settings": {}}
-
-
-def _specs(account: Account, settings: TerraformAccount, launch: TerraformLaunch | None) -> tuple[ProviderSpec, ...]:
-    """The provider of a launch config; without one, the first plugin of each source."""
-    environment = environment_of(account.credential)
-    chosen: dict[str, Plugin] = {}
-    for plugin in settings.plugins:
-        wanted = launch.provider if launch is not None else None
-        if wanted is None or (plugin.source, plugin.version) == (wanted.source, wanted.version):
-            chosen.setdefault(plugin.source, plugin)
-    return tuple(
-        ProviderSpec(
-            source=plugin.source,
-            version=plugin.version,
-            binary=plugin.binary,
-            digest=plugin.digest,
-            arguments=plugin.arguments,
-            mode=Mode(plugin.mode),
-            configuration=settings.configuration,
-            environment=environment,
-            tenant=account.id,
-        )
-        for plugin in chosen.values()
-    )
