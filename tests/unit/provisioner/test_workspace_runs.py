@@ -15,6 +15,7 @@ from slipway_provisioner.domain.workspace_runs import (
     after,
     after_rejection,
     operation_of,
+    sweep_pause,
 )
 from slipway_provisioner.domain.workspaces import Operation, Phase, Workspace
 from tests.support.workspaces import row
@@ -134,3 +135,10 @@ def test_a_state_that_is_rejected_again_and_again(operation: Operation) -> None:
     last = after_rejection(row(phase=phase, instance_id="i-1", attempts=STUCK_ATTEMPTS - 1), operation, "no")
     assert (last.phase, last.instance_id, last.attempts) == (phase, "i-1", STUCK_ATTEMPTS)
     assert last.due_seconds == (None if operation is Operation.REFRESH else RETRY_SECONDS_MAX)
+
+
+def test_a_run_that_waits_for_its_provider_does_not_stop_the_sweep() -> None:
+    """A listing that hung for 300 s takes no core for 300 s."""
+    assert sweep_pause(4.0, 0.01) == pytest.approx(400)
+    assert sweep_pause(300.0, 0.01) == sweep_pause(10.0, 0.01) == pytest.approx(1000)
+    assert sweep_pause(300.0, 0.0) == 0

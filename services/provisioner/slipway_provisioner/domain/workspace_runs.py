@@ -13,6 +13,9 @@ APPLIES_MAX: Final = 3
 """Applies of one workspace that did nothing, after which its intent returns to the admission queue."""
 STUCK_ATTEMPTS: Final = 10
 """Failed runs in a row after which a person has to help."""
+COMPUTED_SECONDS_MAX: Final = 10.0
+"""Longest part of a run of the sweep that counts as computing. A refresh takes a core for a few seconds; one that lasts
+longer waits for its provider, which costs nothing: a listing that hung for 300 s would stop the sweep for 8 hours."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,3 +154,8 @@ def _destroyed(kept: Next, result: Result) -> Next:
 def operation_of(workspace: Workspace) -> Operation:
     """Operation of the next run of a workspace that is not gone."""
     return NEXT[workspace.phase]
+
+
+def sweep_pause(run_seconds: float, share: float) -> float:
+    """Time without another run of the sweep after one of this length, so that they take this share of a core."""
+    return min(run_seconds, COMPUTED_SECONDS_MAX) / share if share > 0 else 0.0

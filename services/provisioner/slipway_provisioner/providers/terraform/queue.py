@@ -8,7 +8,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.orphan_workspaces import Resource
-from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, Result, after
+from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, Result, after, sweep_pause
 from slipway_provisioner.domain.workspaces import Operation
 from slipway_provisioner.providers.port import TerraformSettings
 from slipway_provisioner.providers.terraform.runs import Ended, LookUpFailed
@@ -87,7 +87,7 @@ class RunQueue:
             await listings.fail(claim, str(error))
             return
         finally:
-            self._sweep_pause = self._pause_after(began)
+            self._sweep_pause = sweep_pause(monotonic_seconds() - began, self._settings.sweep_share)
         orphans = await listings.finish(claim, found, visibility_seconds=visibility)
         LOG.info("listed an account", account=claim.account.id, resources=len(found), orphans=orphans)
 
@@ -100,7 +100,7 @@ class RunQueue:
         else:
             ended = await self._ended(claim)
         if claim.operation is Operation.REFRESH and self._settings.sweep_share > 0:
-            self._sweep_pause = self._pause_after(began)
+            self._sweep_pause = sweep_pause(monotonic_seconds() - began, self._settings.sweep_share)
         next_ = after(
             claim.workspace,
             claim.operation,
@@ -193,11 +193,6 @@ class RunQueue:
             return False
         self._listing = asyncio.create_task(self._listed(claim))
         return True
-
-    def _pause_after(self, began: float) -> float:
-        """Time without another run of the sweep after one that `began` then."""
-        share = self._settings.sweep_share
-        return (monotonic_seconds() - began) / share if share > 0 else 0.0
 
     async def stop(self) -> None:
         """Interrupt all runs, and save their states, for at most STOP_SECONDS. The database must be connected."""
