@@ -59,6 +59,8 @@ async def test_put_and_get_a_pool(client: httpx2.AsyncClient) -> None:
         "digest": answer.json()["digest"],
         "dangers": [],
         "first_hours": [],
+        "first_hours_together": None,
+        "unpriced": [],
         "applied": True,
     }
     shown = await client.get(PATH)

@@ -122,6 +122,7 @@ class Provisioner:
             )
         self.received.append((path, body, given))
         answer = {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
+        answer["unpriced"] = [{"text": f"pool {POOL}: launches of m9.huge would be refused"}]
         return answer | {"first_hours": [{"text": f"the first hour of pool {POOL} may cost up to 2"}]}
 
 

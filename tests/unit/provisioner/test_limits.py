@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from slipway_provisioner.domain import capping, planning
-from slipway_provisioner.domain.first_hour import first_hour
 from slipway_provisioner.domain.limits import (
     PRICE,
     Downtime,
@@ -253,38 +252,6 @@ def test_the_check_of_a_plan_names_the_limit() -> None:
         "1.4 exceeds 1 per day of account a",
     ]
     assert capping.exceeded(given_observed.configs, given_observed.levels, {"a-large": 1}, TARIFF) == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "limits", "text"),
-    [
-        ("observe", [], "pool p launches nothing in mode observe: `slipway pool promote p` goes on"),
-        (
-            "canary",
-            [],
-            "the first hour of pool p may cost up to 0.7: 1 × 0.7 of large (aws, r, spot); no limit on launches",
-        ),
-        (
-            "enforce",
-            [Limit(scope="account", scope_id="a", launches_per_hour=4)],
-            "the first hour of pool p may cost up to 2.8: 4 × 0.7 of large (aws, r, spot); at most 4 launches",
-        ),
-        (
-            "enforce",
-            [Limit(scope="pool", scope_id="p", spend_per_day=Decimal("1.5"))],
-            "the first hour of pool p may cost up to 1.5, the spend per day that is allowed; no limit on launches",
-        ),
-    ],
-)
-def test_first_hours(mode: str, limits: Sequence[Limit], text: str) -> None:
-    kinds = {SMALL: "a", LARGE: "a"}
-    assert first_hour("p", mode, machines=10, kinds=kinds, limits=limits, tariff=TARIFF).text == text
-
-
-def test_a_first_hour_without_a_price() -> None:
-    found = first_hour("p", "enforce", machines=10, kinds={UNKNOWN: "a"}, limits=[], tariff=TARIFF)
-    assert (found.cost, found.unknown) == (None, ["huge (aws, r, on-demand)"])
-    assert "may cost an unknown amount, without a price of huge (aws, r, on-demand); no limit on launches" in found.text
 
 
 def test_prices_of_a_file() -> None:

@@ -13,17 +13,15 @@ import msgspec
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
-from slipway_common.events.scopes import lifecycle_of
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply import limiting, provider_keys
+from slipway_provisioner.apply.first_hours import Places, estimate
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership
 from slipway_provisioner.domain.comparison import AccountRow, Comparison, PoolRow, Snapshot, Writes
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
-from slipway_provisioner.domain.first_hour import FirstHour, first_hour
-from slipway_provisioner.domain.limits import Limit, Tariff
-from slipway_provisioner.domain.prices import MachineKind
+from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
 from slipway_provisioner.store.declarations import ChangedMeanwhile, User
 
@@ -87,6 +85,7 @@ async def apply(
     for _ in range(ATTEMPTS):
         prepared = await _prepared(db, declared, request, providers)
         writes = prepared.writes
+        places = Places(prepared.scope.providers, prepared.scope.regions)
         digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:
             check_confirmed(digest, writes.dangers, request.confirm, writes.changes)
@@ -97,7 +96,7 @@ async def apply(
             unchanged=_unchanged(declared, writes),
             digest=digest,
             dangers=writes.dangers,
-            first_hours=await _first_hours(db, declared, prepared, providers, tariff),
+            estimates=await estimate(db, declared, writes, places, providers, tariff),
             applied=not request.dry_run,
             launches=await provider_keys.launches(db, writes, declared.accounts) if request.dry_run else [],
         )
@@ -206,35 +205,6 @@ def _mode(given: GivenPool, seen: Snapshot, scope: Scope, providers: Providers) 
 def _is_real(account_id: str, scope: Scope, providers: Providers) -> bool:
     provider = providers.get(scope.providers.get(account_id, ""))
     return provider is not None and provider.real
-
-
-async def _first_hours(
-    db: Connection, declared: Declared, prepared: Prepared, providers: Providers, tariff: Tariff
-) -> list[FirstHour]:
-    """Cost of the first hour of each changed pool, but for those whose machines cost nothing."""
-    changed = {row.id: row for row in (*prepared.writes.new_pools, *prepared.writes.pools)}
-    found = []
-    stored = await declarations.account_limits(db, prepared.scope.providers) if changed else {}
-    of_accounts = stored | {row.id: row.limits for row in declared.accounts.values()}
-    for id_, row in sorted(changed.items()):
-        given = declared.pools.get(id_)
-        configs = given.pool.launch_configs if given is not None else ()
-        kinds = {
-            MachineKind(
-                prepared.scope.providers[config.account],
-                prepared.scope.regions[config.account],
-                config.instance_type,
-                lifecycle_of(config.settings),
-            ): config.account
-            for config in configs
-            if _is_real(config.account, prepared.scope, providers)
-        }
-        if kinds:
-            limits = [Limit.of("account", each, of_accounts.get(each, {})) for each in sorted(set(kinds.values()))]
-            limits.append(Limit.of("pool", id_, row.limits))
-            machines = row.max_capacity + row.min_capacity
-            found.append(first_hour(id_, row.mode, machines=machines, kinds=kinds, limits=limits, tariff=tariff))
-    return found
 
 
 async def _written(db: Connection, prepared: Prepared, request: Request) -> bool:

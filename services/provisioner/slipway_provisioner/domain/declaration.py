@@ -7,7 +7,7 @@ import msgspec
 
 from slipway_common.declaration.changes import Change, Danger
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.first_hour import FirstHour
+from slipway_provisioner.domain.first_hour import Estimates
 from slipway_provisioner.domain.roll_out import Replacement
 
 
@@ -140,13 +140,13 @@ class NewLaunch(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation, what the
-    first hour of each changed pool may cost, and of a dry run the launches that may be previewed."""
+    """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation,
+    estimates of what its launches cost, and of a dry run the launches that may be previewed."""
 
     changes: list[Change]
     unchanged: int
     digest: str
     dangers: list[Danger]
-    first_hours: list[FirstHour]
+    estimates: Estimates
     applied: bool
     launches: list[NewLaunch] = []

@@ -1,12 +1,49 @@
-"""Cost of the first hour of a declared pool: an upper bound for its new machines, whatever its demand. Pure."""
+"""Cost of the first hour of declared pools: an upper bound for their new machines, whatever their demand. Pure."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from typing import Final
 
 import msgspec
 
+from slipway_common.base.text import listed
 from slipway_provisioner.domain.limits import Limit, Tariff, amount, price
+from slipway_provisioner.domain.min_cut import Group, min_cut
 from slipway_provisioner.domain.prices import MachineKind
+
+NAMED: Final = 5
+GROUPS_MAX: Final = 200
+"""Sets of accounts over which pools together are bounded exactly."""
+
+
+class PoolLaunches(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines that a pool may launch: up to `machines` at a time, of its kinds, each in an account. `limits` are those
+    of the pool and its accounts."""
+
+    pool: str
+    mode: str
+    machines: int
+    kinds: Sequence[tuple[MachineKind, str]]
+    limits: Sequence[Limit]
+
+    def limits_in(self, account_id: str) -> list[Limit]:
+        """Limits that hold for a machine in an account."""
+        own = [limit for limit in self.limits if limit.scope == "pool" or limit.scope_id == account_id]
+        return sorted(own, key=lambda limit: limit.scope)
+
+    def prices(self, tariff: Tariff) -> dict[tuple[MachineKind, str], Decimal]:
+        """Known prices of its kinds."""
+        found = {(kind, account): price(kind, self.limits_in(account), tariff) for kind, account in self.kinds}
+        return {each: per_hour for each, per_hour in found.items() if per_hour is not None}
+
+    def refusing(self, tariff: Tariff) -> dict[MachineKind, list[Limit]]:
+        """Kinds without a price, and the limits of spend that refuse their launches."""
+        known, found = self.prices(tariff), dict[MachineKind, list[Limit]]()
+        for kind, account in self.kinds:
+            limits = [limit for limit in self.limits_in(account) if limit.spend_per_day is not None]
+            if (kind, account) not in known and limits:
+                found.setdefault(kind, []).extend(limit for limit in limits if limit not in found.get(kind, ()))
+        return found
 
 
 class FirstHour(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,57 +58,134 @@ class FirstHour(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def first_hour(
-    pool_id: str,
-    mode: str,
-    *,
-    machines: int,
-    kinds: Mapping[MachineKind, str],
-    limits: Sequence[Limit],
-    tariff: Tariff,
-) -> FirstHour:
-    """Bound of a pool that has up to `machines` at a time, each running for the whole hour at the dearest price.
+class Unpriced(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines of a pool whose launches would be refused, since their price is unknown and spend is limited."""
 
-    `kinds`: its kinds of machines, with the account of each; `limits`: those of the pool and its accounts.
-    """
-    if mode == "observe":
-        text = f"pool {pool_id} launches nothing in mode observe: `slipway pool promote {pool_id}` goes on"
-        return FirstHour(pool=pool_id, mode=mode, launches=0, cost=Decimal(), unknown=[], text=text)
-    accounts = set(kinds.values())
-    launches = _bound(limits, accounts, "launches_per_hour")
-    spend = _bound(limits, accounts, "spend_per_day")
-    found = {kind: _price(kind, account, limits, tariff) for kind, account in kinds.items()}
-    unknown = sorted(str(kind) for kind, per_hour in found.items() if per_hour is None)
-    known = {kind: per_hour for kind, per_hour in found.items() if per_hour is not None}
-    hours = min(1 if mode == "canary" else machines, machines if launches is None else int(launches))
+    pool: str
+    kinds: list[str]
+    text: str
+
+
+class FirstHours(msgspec.Struct, frozen=True, kw_only=True):
+    """Bound for the first hour of several pools together, in which each limit counts once."""
+
+    pools: list[str]
+    cost: Decimal
+    text: str
+
+
+class Estimates(msgspec.Struct, frozen=True, kw_only=True):
+    """First hours of changed pools whose machines cost money, by themselves and together, and the machines of changed
+    pools, and of pools in changed accounts, that have no price although their spend is limited."""
+
+    first_hours: list[FirstHour]
+    together: FirstHours | None
+    unpriced: list[Unpriced]
+
+
+def first_hour(pool: PoolLaunches, tariff: Tariff) -> FirstHour:
+    """Bound of a pool by itself, each machine running for the whole hour at the dearest price."""
+    id_ = pool.pool
+    if pool.mode == "observe":
+        text = f"pool {id_} launches nothing in mode observe: `slipway pool promote {id_}` goes on"
+        return FirstHour(pool=id_, mode=pool.mode, launches=0, cost=Decimal(), unknown=[], text=text)
+    launches, spend = _bound(pool, "launches_per_hour"), _bound(pool, "spend_per_day")
+    known, refused = pool.prices(tariff), {str(kind) for kind in pool.refusing(tariff)}
+    unknown = sorted({str(kind) for kind, account in pool.kinds if (kind, account) not in known})
+    hours = _hours(pool)
     parts, cost = [], None
     if known:
-        dearest = max(known, key=lambda kind: (known[kind], kind))
-        cost = hours * known[dearest]
-        parts.append(f"up to {amount(cost)}: {hours} × {amount(known[dearest])} of {dearest}")
+        (dearest, _), per_hour = max(known.items(), key=lambda item: (item[1], item[0]))
+        cost = hours * per_hour
+        parts.append(f"up to {amount(cost)}: {hours} × {amount(per_hour)} of {dearest}")
         if spend is not None and spend < cost:
             cost = Decimal(spend)
             parts = [f"up to {amount(cost)}, the spend per day that is allowed"]
-    if unknown:
-        refused = ", which is refused" if spend is not None else ""
-        parts.append(f"an unknown amount, without a price of {', '.join(unknown)}{refused}")
+    if open_ := [kind for kind in unknown if kind not in refused]:
+        parts.append(f"an unknown amount, without a price of {', '.join(open_)}")
+    if refused:
+        parts.append(f"nothing for {', '.join(sorted(refused))}, without a price and therefore refused")
     limited = "no limit on launches" if launches is None else f"at most {launches} launches"
-    text = f"the first hour of pool {pool_id} may cost {'; '.join(parts)}; {limited}"
+    text = f"the first hour of pool {id_} may cost {'; '.join(parts)}; {limited}"
     bound = None if launches is None else int(launches)
-    return FirstHour(pool=pool_id, mode=mode, launches=bound, cost=cost, unknown=unknown, text=text)
+    return FirstHour(pool=id_, mode=pool.mode, launches=bound, cost=cost, unknown=unknown, text=text)
 
 
-def _bound(limits: Sequence[Limit], accounts: set[str], name: str) -> Decimal | None:
+def unpriced(pool: PoolLaunches, tariff: Tariff) -> Unpriced | None:
+    """Machines of a pool that would be refused for want of a price; None if there are none."""
+    refused = pool.refusing(tariff)
+    if not refused:
+        return None
+    kinds = sorted(map(str, refused))
+    subjects = sorted({limit.subject for limits in refused.values() for limit in limits})
+    text = (
+        f"pool {pool.pool}: launches of {listed(kinds, NAMED)} would be refused: no price is known, and "
+        f"{listed(subjects, NAMED)} limits its spend; list the price in prices_file of the provisioner, or declare "
+        f"limits.default_price of {subjects[0]}"
+    )
+    return Unpriced(pool=pool.pool, kinds=kinds, text=text)
+
+
+def together(pools: Sequence[PoolLaunches], tariff: Tariff) -> FirstHours | None:
+    """Bound of the known cost of pools that launch, with the limits of each account and pool applied once; None for
+    fewer than two pools.
+
+    It is the sum over some of the accounts and pools, as few as each pool needs to be in it, or all of its accounts.
+    """
+    costs = {found.pool: found.cost for pool in pools if (found := first_hour(pool, tariff)).cost}
+    launching = [pool for pool in pools if pool.pool in costs]
+    if len(launching) < 2:
+        return None
+    accounts = _of_accounts(launching, tariff)
+    groups: dict[Group, list[str]] = {}
+    for pool in launching:
+        groups.setdefault(frozenset(account for _, account in pool.prices(tariff)), []).append(pool.pool)
+    supplies = {group: sum((costs[id_] or Decimal() for id_ in ids), Decimal()) for group, ids in groups.items()}
+    cut_groups, cut_accounts = set(groups), set[str]()
+    if len(groups) <= GROUPS_MAX:
+        cut = min_cut(supplies, accounts)
+        cut_groups, cut_accounts = set(cut.groups), set(cut.members)
+    parts = [f"{amount(accounts[account])} in account {account}" for account in sorted(cut_accounts)]
+    rest = sorted(id_ for group in cut_groups for id_ in groups[group])
+    of_rest = sum((supplies[group] for group in cut_groups), Decimal())
+    parts += [f"{amount(of_rest)} of pool {listed(rest, NAMED)}"] if rest else []
+    cost = of_rest + sum((accounts[account] for account in cut_accounts), Decimal())
+    names = sorted(costs)
+    text = f"the first hour of these {len(names)} pools together may cost up to {amount(cost)}: {' + '.join(parts)}"
+    return FirstHours(pools=names, cost=cost, text=text)
+
+
+def _of_accounts(pools: Sequence[PoolLaunches], tariff: Tariff) -> dict[str, Decimal]:
+    """Bounds of the cost of accounts by their limits, whatever is lower; those without a limit are left out."""
+    dearest: dict[str, Decimal] = {}
+    for pool in pools:
+        for (_, account), per_hour in pool.prices(tariff).items():
+            dearest[account] = max(per_hour, dearest.get(account, Decimal()))
+    bounds: dict[str, Decimal] = {}
+    for limit in (limit for pool in pools for limit in pool.limits if limit.scope == "account"):
+        found = [] if limit.spend_per_day is None else [limit.spend_per_day]
+        if limit.launches_per_hour is not None and limit.scope_id in dearest:
+            found.append(limit.launches_per_hour * dearest[limit.scope_id])
+        if found:
+            bounds[limit.scope_id] = min(found)
+    return bounds
+
+
+def _hours(pool: PoolLaunches) -> int:
+    """Hours of machines in the first hour."""
+    launches = _bound(pool, "launches_per_hour")
+    at_once = 1 if pool.mode == "canary" else pool.machines
+    return min(at_once, pool.machines if launches is None else int(launches))
+
+
+def _bound(pool: PoolLaunches, name: str) -> Decimal | None:
     """The pool's own limit, or that of all its accounts together if each has one, whatever is lower."""
-    values = {(limit.scope, limit.scope_id): getattr(limit, name) for limit in limits}
+    values: Mapping[tuple[str, str], Decimal | None] = {
+        (limit.scope, limit.scope_id): getattr(limit, name) for limit in pool.limits
+    }
     own = [value for (scope, _), value in values.items() if scope == "pool" and value is not None]
-    of_accounts = [values.get(("account", account)) for account in sorted(accounts)]
-    together = [value for value in of_accounts if value is not None]
-    if together and len(together) == len(of_accounts):
-        own.append(sum(together))
+    of_accounts = [values.get(("account", account)) for account in sorted({account for _, account in pool.kinds})]
+    known = [value for value in of_accounts if value is not None]
+    if known and len(known) == len(of_accounts):
+        own.append(sum(known, Decimal()))
     return min(map(Decimal, own), default=None)
-
-
-def _price(kind: MachineKind, account_id: str, limits: Sequence[Limit], tariff: Tariff) -> Decimal | None:
-    own = [limit for limit in limits if limit.scope == "pool" or limit.scope_id == account_id]
-    return price(kind, sorted(own, key=lambda limit: limit.scope), tariff)

@@ -90,6 +90,13 @@ USERS: Final = Statement(
     .where(C.account_id == sa.any_(IDS), N.declared)
     .order_by(N.pool_id, N.name)
 )
+LAUNCHING: Final = Statement(
+    sa.select(P.id.label("pool_id"), P.mode, P.limits, C.account_id, C.instance_type, C.settings)
+    .join(tables.launch_config, C.pool_id == P.id)
+    .join(tables.launch_config_name, sa.and_(OF_NAME, C.id == N.current_id))
+    .where(C.account_id == sa.any_(IDS), N.declared, ~P.deleted)
+    .order_by(P.id, N.name)
+)
 
 SERVING_WORKERS: Final = f"""
 SELECT launch_config_id AS id, count(*)::int AS serving FROM worker
@@ -322,6 +329,11 @@ async def serving(db: Connection, pool_ids: Iterable[str]) -> dict[str, int]:
 async def users(db: Connection, account_ids: Collection[str]) -> list[User]:
     """Declared launch configs whose current revision launches in these accounts."""
     return [User(*row) for row in await db.fetch(USERS.text, *USERS.arguments(ids=sorted(account_ids)))]
+
+
+async def launching(db: Connection, account_ids: Collection[str]) -> list[dict[str, Any]]:
+    """Declared launch configs in accounts, with the mode and limits of their pools."""
+    return [dict(row) for row in await db.fetch(LAUNCHING.text, *LAUNCHING.arguments(ids=sorted(account_ids)))]
 
 
 async def account_limits(db: Connection, account_ids: Collection[str]) -> dict[str, dict[str, Any]]:

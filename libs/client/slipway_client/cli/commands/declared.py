@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slipway_client.cli.declarations import Declarations
 
 DIFFERENCE: Final = 3
-FIRST_HOURS_MAX: Final = 20
+POOLS_MAX: Final = 20
 NOTHING_TO_CHANGE: Final = "no changes"
 DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
 # A declaration of 50 MB is read by a service for minutes.
@@ -156,6 +156,8 @@ class _Plan:
             for row in answer.get("previews", ())
         ]
         self.first_hours = [row["text"] for answer in answers for row in answer.get("first_hours", ())]
+        self.together = [row["text"] for answer in answers if (row := answer.get("first_hours_together"))]
+        self.unpriced = [row["text"] for answer in answers for row in answer.get("unpriced", ())]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
     def show(self, output: Output, replaced: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -165,7 +167,14 @@ class _Plan:
         else:
             show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
-            print(*map(printable, _some(self.first_hours)), sep="\n", end="\n" if self.first_hours else "")
+            first_hours = [*_some(self.first_hours, "the first hours of"), *self.together]
+            print(*map(printable, first_hours), sep="\n", end="\n" if first_hours else "")
+        print(
+            *map(printable, _some(self.unpriced, "launches without a price in")),
+            sep="\n",
+            end="\n" if self.unpriced else "",
+            file=sys.stderr,
+        )
         print(*map(printable, self.previews), sep="\n", end="\n" if self.previews else "", file=sys.stderr)
         if self.more:
             print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
@@ -187,10 +196,10 @@ class _Plan:
                 applied = True
 
 
-def _some(first_hours: Sequence[str]) -> list[str]:
-    """Sentences on the first hours of pools, of the first ones if they are many."""
-    more = len(first_hours) - FIRST_HOURS_MAX
-    return [*first_hours[:FIRST_HOURS_MAX], *([f"and the first hours of {more:,} more pools"] if more > 0 else [])]
+def _some(sentences: Sequence[str], about: str) -> list[str]:
+    """Sentences on pools, of the first ones if they are many."""
+    more = len(sentences) - POOLS_MAX
+    return [*sentences[:POOLS_MAX], *([f"and {about} {more:,} more pools"] if more > 0 else [])]
 
 
 def _read(files: list[Path] | None, from_: list[Path] | None, speed: float, owner: str | None) -> "Declarations":

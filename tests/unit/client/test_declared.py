@@ -1,0 +1,58 @@
+"""`slipway diff` and `apply`: what they print of estimates, against a stub of the provisioner."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from slipway_client.cli.main import app as commands
+from tests.support.answers import environment, serving
+
+ANSWER: Final[dict[str, Any]] = {
+    "items": [{"kind": "worker pool", "id": "linux", "result": "created", "detail": ""}],
+    "more": 0,
+    "unchanged": 0,
+    "digest": "d1gest",
+    "dangers": [],
+    "first_hours": [{"text": f"the first hour of pool {id_} may cost up to 2"} for id_ in ("linux", "other")],
+    "first_hours_together": {"text": "the first hour of these 2 pools together may cost up to 3"},
+    "unpriced": [{"text": "pool linux: launches of m9.huge would be refused"}],
+    "applied": False,
+}
+FILE: Final = """
+version: 1
+worker_pools:
+  - id: linux
+    max_capacity: 1
+    launch_configs: [{name: linux-a, account: sim-a, zone: a, instance_type: m9.huge, image: linux-1}]
+"""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    app = FastAPI()
+
+    @app.put("/provisioner/declaration")
+    async def declare() -> dict[str, Any]:
+        return ANSWER
+
+    @app.get("/provisioner/declaration")
+    async def accounts() -> dict[str, Any]:
+        return {"accounts": [{"spec": {"id": "sim-a"}}]}
+
+    with serving(app) as url:
+        yield url
+
+
+@pytest.mark.parametrize("command", ["diff", "apply"])
+def test_estimates_are_printed(url: str, tmp_path: Path, command: str) -> None:
+    """Launches that would be refused are told on standard error, where they are seen beside JSON, too."""
+    file = tmp_path / "slipway.yaml"
+    file.write_text(FILE)
+    answer = CliRunner().invoke(commands, [command, "-f", str(file)], env=environment(url), catch_exceptions=False)
+    assert "pool linux may cost up to 2\nthe first hour of pool other may cost up to 2\n" in answer.stdout
+    assert "these 2 pools together may cost up to 3\n" in answer.stdout
+    assert answer.stderr == "pool linux: launches of m9.huge would be refused\n"
