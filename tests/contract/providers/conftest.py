@@ -1,6 +1,6 @@
 """Providers of the contract suite: every installed one, and one that accepts its calls.
 
-A new provider NAME adds the fixture `NAME_setup`.
+A new provider NAME adds the fixtures `NAME_setup` and `NAME_described`.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Final
 
 import httpx2
 import pytest
@@ -54,16 +55,90 @@ from tests.support.terraform_provider import (
 )
 from tests.support.terraform_runs import new_place
 
+PROVIDERS: Final = sorted({*entry_points(group=GROUP).names, "accepting"})
 
-@pytest.fixture(params=sorted({*entry_points(group=GROUP).names, "accepting"}))
+
+@pytest.fixture(params=PROVIDERS)
 def setup(request: pytest.FixtureRequest) -> Setup:
     """Each provider in turn, set up by the fixture `NAME_setup`."""
     chosen: Setup = request.getfixturevalue(f"{request.param}_setup")
     return chosen
 
 
+@pytest.fixture(scope="module", params=PROVIDERS)
+def described(request: pytest.FixtureRequest) -> Setup:
+    """Each provider in turn, set up once by the fixture `NAME_described` for all tests that launch nothing."""
+    chosen: Setup = request.getfixturevalue(f"{request.param}_described")
+    return chosen
+
+
 @pytest.fixture
 async def local() -> AsyncIterator[Processes]:
+    """Provider of processes, whose processes are killed afterwards."""
+    async with processes_killed() as provider:
+        yield provider
+
+
+@pytest.fixture
+async def process_setup(local: Processes, tmp_path: Path) -> AsyncIterator[Setup]:
+    async with on_this_host(local, tmp_path) as setup:
+        yield setup
+
+
+@pytest.fixture(scope="module")
+async def process_described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
+    async with processes_killed() as provider, on_this_host(provider, tmp_path_factory.mktemp("process")) as setup:
+        yield setup
+
+
+@pytest.fixture
+async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
+    async with on_the_simulator(tmp_path) as setup:
+        yield setup
+
+
+@pytest.fixture(scope="module")
+async def simulated_described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
+    async with on_the_simulator(tmp_path_factory.mktemp("simulated")) as setup:
+        yield setup
+
+
+@pytest.fixture
+def accepting_setup() -> Setup:
+    return at_a_site()
+
+
+@pytest.fixture(scope="module")
+def accepting_described() -> Setup:
+    return at_a_site()
+
+
+@pytest.fixture
+async def aws_setup(ec2_server: EmbeddedEc2) -> AsyncIterator[Setup]:
+    async with on_ec2(ec2_server) as setup:
+        yield setup
+
+
+@pytest.fixture(scope="module")
+async def aws_described(ec2_server: EmbeddedEc2) -> AsyncIterator[Setup]:
+    async with on_ec2(ec2_server) as setup:
+        yield setup
+
+
+@pytest.fixture
+async def terraform_setup(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
+    async with on_a_ledger(postgres) as setup:
+        yield setup
+
+
+@pytest.fixture(scope="module")
+async def terraform_described(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
+    async with on_a_ledger(postgres) as setup:
+        yield setup
+
+
+@contextlib.asynccontextmanager
+async def processes_killed() -> AsyncIterator[Processes]:
     """Provider of processes, whose processes are killed afterwards."""
     if not IS_LINUX:
         pytest.skip(REASON)
@@ -73,10 +148,10 @@ async def local() -> AsyncIterator[Processes]:
     await provider.close()
 
 
-@pytest.fixture
-async def process_setup(local: Processes, tmp_path: Path) -> AsyncIterator[Setup]:
-    here = account(environment={"SEEN": str(tmp_path)})
-    logging = account(environment={"SEEN": str(tmp_path)}, log_folder=str(tmp_path))
+@contextlib.asynccontextmanager
+async def on_this_host(local: Processes, folder: Path) -> AsyncIterator[Setup]:
+    here = account(environment={"SEEN": str(folder)})
+    logging = account(environment={"SEEN": str(folder)}, log_folder=str(folder))
     others: list[Processes] = []
 
     async def cancelled(asked: CreateRequest) -> set[str]:
@@ -86,7 +161,7 @@ async def process_setup(local: Processes, tmp_path: Path) -> AsyncIterator[Setup
             tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id) + "/"
             return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
 
-        log = tmp_path / f"{asked.batch_id}-2.log"
+        log = folder / f"{asked.batch_id}-2.log"
         os.mkfifo(log)
         call = asyncio.create_task(local.create(logging, asked))
         await until(leaders, "the first process was started")
@@ -114,10 +189,10 @@ async def process_setup(local: Processes, tmp_path: Path) -> AsyncIterator[Setup
         await other.close()
 
 
-@pytest.fixture
-async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
+@contextlib.asynccontextmanager
+async def on_the_simulator(folder: Path) -> AsyncIterator[Setup]:
     port, closed = free_ports(2)
-    settings = SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka="")
+    settings = SimulatorSettings(port=port, ledger=folder / "ledger.jsonl", kafka="")
     url = f"http://127.0.0.1:{settings.port}"
     others: list[Simulated] = []
 
@@ -169,8 +244,7 @@ async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
             await other.close()
 
 
-@pytest.fixture
-def accepting_setup() -> Setup:
+def at_a_site() -> Setup:
     site = Site()
     provider = Accepting(provider_settings(), site)
     here = replace(account(), provider="accepting", identity=site.identity, settings={})
@@ -196,11 +270,9 @@ def accepting_setup() -> Setup:
     )
 
 
-@pytest.fixture
-async def aws_setup(ec2_server: EmbeddedEc2, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+@contextlib.asynccontextmanager
+async def on_ec2(ec2_server: EmbeddedEc2) -> AsyncIterator[Setup]:
     """EC2, in a zone with room for three instances."""
-    monkeypatch.setenv("TEST_AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("TEST_AWS_SECRET_ACCESS_KEY", "secret")
     (closed,) = free_ports(1)
     zone, made = "us-east-1a", list[Ec2]()
 
@@ -216,46 +288,49 @@ async def aws_setup(ec2_server: EmbeddedEc2, monkeypatch: pytest.MonkeyPatch) ->
         made.append(Ec2(provider_settings()))
         return made[-1]
 
-    async with cleared(ec2_server) as ec2:
-        here = at(ec2.url)
-        await ec2.play(capacity={zone: 3})
-        provider = restarted()
-        await provider.open()
-        await provider.health(here)  # learns the ids of the zones
-
-        async def cancelled(asked: CreateRequest) -> set[str]:
-            """Cancel the call while the stand-in works on it, which completes it."""
-            await ec2.play(capacity={zone: 3}, latency_seconds=2)
-            calls = len(ec2.facts(Ec2Call))
-            call = asyncio.create_task(provider.create(here, asked))
-            await until(lambda: len(ec2.facts(Ec2Call)) > calls, "the stand-in has the call")
-            call.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await call
-            await until(lambda: any(reply.instance_ids for reply in replies(asked)), "the call has taken effect")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TEST_AWS_ACCESS_KEY_ID", KEY)
+        environment.setenv("TEST_AWS_SECRET_ACCESS_KEY", "secret")
+        async with cleared(ec2_server) as ec2:
+            here = at(ec2.url)
             await ec2.play(capacity={zone: 3})
-            return {fact.instance_id for fact in ec2.facts(Ec2Created) if fact.batch == asked.batch_id}
+            provider = restarted()
+            await provider.open()
+            await provider.health(here)  # learns the ids of the zones
 
-        def replies(asked: CreateRequest) -> list[Ec2Reply]:
-            ids = {launch.call_id for launch in ec2.facts(Launch) if launch.batch == asked.batch_id}
-            return [reply for reply in ec2.facts(Ec2Reply) if reply.call_id in ids]
+            async def cancelled(asked: CreateRequest) -> set[str]:
+                """Cancel the call while the stand-in works on it, which completes it."""
+                await ec2.play(capacity={zone: 3}, latency_seconds=2)
+                calls = len(ec2.facts(Ec2Call))
+                call = asyncio.create_task(provider.create(here, asked))
+                await until(lambda: len(ec2.facts(Ec2Call)) > calls, "the stand-in has the call")
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+                await until(lambda: any(reply.instance_ids for reply in replies(asked)), "the call has taken effect")
+                await ec2.play(capacity={zone: 3})
+                return {fact.instance_id for fact in ec2.facts(Ec2Created) if fact.batch == asked.batch_id}
 
-        yield Setup(
-            provider=provider,
-            account=here,
-            cancelled=cancelled,
-            restarted=restarted,
-            bad_settings={"endpoint_url": "nowhere"},
-            unreachable=at(f"http://127.0.0.1:{closed}"),
-            unknown_id="i-0123456789abcdef0",
-            config={"zone": zone, "image": "ami-1"},
-        )
-        for each in made:
-            await each.close()
+            def replies(asked: CreateRequest) -> list[Ec2Reply]:
+                ids = {launch.call_id for launch in ec2.facts(Launch) if launch.batch == asked.batch_id}
+                return [reply for reply in ec2.facts(Ec2Reply) if reply.call_id in ids]
+
+            yield Setup(
+                provider=provider,
+                account=here,
+                cancelled=cancelled,
+                restarted=restarted,
+                bad_settings={"endpoint_url": "nowhere"},
+                unreachable=at(f"http://127.0.0.1:{closed}"),
+                unknown_id="i-0123456789abcdef0",
+                config={"zone": zone, "image": "ami-1"},
+            )
+            for each in made:
+                await each.close()
 
 
-@pytest.fixture
-async def terraform_setup(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
+@contextlib.asynccontextmanager
+async def on_a_ledger(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
     """Machines of a ledger, in an account with room for three workspaces."""
     with new_place() as place:
         async with provisioner_on(postgres) as provisioner, real_clock(provisioner.database):

@@ -174,8 +174,10 @@ async def test_what_was_terminated_is_gone_by_id(setup: Setup) -> None:
     await until(gone, "the instance is gone")
 
 
-async def test_an_unknown_old_instance_is_gone(setup: Setup) -> None:
-    assert not await setup.provider.exists(setup.account, setup.unknown_id, launched_at=utc_now() - LONG_AGO)
+async def test_an_unknown_old_instance_is_gone(described: Setup) -> None:
+    assert not await described.provider.exists(
+        described.account, described.unknown_id, launched_at=utc_now() - LONG_AGO
+    )
 
 
 async def test_the_console_output_of_an_instance_that_is_gone(setup: Setup) -> None:
@@ -197,10 +199,10 @@ async def test_those_that_are_gone_are_told_from_the_others(setup: Setup) -> Non
     await until(gone, "two of three are gone")
 
 
-async def test_nothing_is_gone_without_an_answer(setup: Setup) -> None:
-    if setup.unreachable is None:
+async def test_nothing_is_gone_without_an_answer(described: Setup) -> None:
+    if described.unreachable is None:
         pytest.skip("this host always answers")
-    assert not await setup.provider.gone(setup.unreachable, {setup.unknown_id: None})
+    assert not await described.provider.gone(described.unreachable, {described.unknown_id: None})
 
 
 # Capacity
@@ -253,18 +255,18 @@ async def test_deployments_are_separate(setup: Setup, other_id: str) -> None:
     assert await setup.provider.instances(other, batch_id=asked.batch_id) == []
 
 
-async def test_the_credentials_identity_is_the_declared_one(setup: Setup) -> None:
-    assert await setup.provider.identity(setup.account) == setup.account.identity
+async def test_the_credentials_identity_is_the_declared_one(described: Setup) -> None:
+    assert await described.provider.identity(described.account) == described.account.identity
 
 
-async def test_identity_is_that_of_the_credentials(setup: Setup) -> None:
+async def test_identity_is_that_of_the_credentials(described: Setup) -> None:
     """Not what is declared, with which it is compared."""
-    declared = replace(setup.account, identity="declared by mistake")
-    assert await setup.provider.identity(declared) == setup.account.identity
+    declared = replace(described.account, identity="declared by mistake")
+    assert await described.provider.identity(declared) == described.account.identity
 
 
-async def test_an_account_that_answers_is_healthy(setup: Setup) -> None:
-    await setup.provider.health(setup.account)
+async def test_an_account_that_answers_is_healthy(described: Setup) -> None:
+    await described.provider.health(described.account)
 
 
 async def test_cleaning_up_spares_live_instances(setup: Setup) -> None:
@@ -280,22 +282,22 @@ def named_config(setup: Setup) -> dict[str, Any]:
     return {**setup.request().config, "name": "linux/a"}
 
 
-async def test_a_check_of_a_good_account(setup: Setup) -> None:
+async def test_a_check_of_a_good_account(described: Setup) -> None:
     """It finds no problem, and says who we are. A subject has one finding."""
-    found = await setup.provider.check(setup.account, [named_config(setup)])
+    found = await described.provider.check(described.account, [named_config(described)])
     assert [finding for finding in found if finding.is_problem] == []
     states = {finding.key: finding.state for finding in found}
     assert len(states) == len(found)
     assert states["identity", ""] is CheckState.OK
 
 
-async def test_a_check_names_a_foreign_account(setup: Setup) -> None:
+async def test_a_check_names_a_foreign_account(described: Setup) -> None:
     """With both identities and what to do."""
-    declared = replace(setup.account, identity="declared by mistake")
-    found = {f.key: f for f in await setup.provider.check(declared, [named_config(setup)])}
+    declared = replace(described.account, identity="declared by mistake")
+    found = {f.key: f for f in await described.provider.check(declared, [named_config(described)])}
     identity = found["identity", ""]
     assert identity.is_problem
-    assert setup.account.identity in identity.message
+    assert described.account.identity in identity.message
     assert "declared by mistake" in identity.message
     assert all(finding.remedy for finding in found.values() if finding.is_problem)
 
@@ -354,10 +356,10 @@ async def test_another_process_resolves_an_accepted_call(setup: Setup) -> None:
     assert await other.listed(asked.batch_id) == {*created}
 
 
-async def test_an_unknown_handle_resolves_nothing(setup: Setup) -> None:
+async def test_an_unknown_handle_resolves_nothing(described: Setup) -> None:
     """Else its instances would count as missing."""
     with pytest.raises(OutcomeUnknown):
-        await setup.provider.poll(setup.account, setup.request(), "no such handle")
+        await described.provider.poll(described.account, described.request(), "no such handle")
 
 
 # An account that does not answer
@@ -375,103 +377,111 @@ CALLS: dict[str, Callable[[Provider, Account, Setup], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_no_answer_proves_nothing(
-    setup: Setup, call: Callable[[Provider, Account, Setup], Awaitable[Any]]
+    described: Setup, call: Callable[[Provider, Account, Setup], Awaitable[Any]]
 ) -> None:
-    if setup.unreachable is None:
+    if described.unreachable is None:
         pytest.skip("this host always answers")
     with pytest.raises(OutcomeUnknown):
-        await call(setup.provider, setup.unreachable, setup)
+        await call(described.provider, described.unreachable, described)
 
 
 # Declarations
 
 
-def test_the_settings_have_no_problem(setup: Setup) -> None:
-    assert setup.provider.problem(setup.account.settings, setup.account.region) == ""
-    assert setup.provider.credential_problem(setup.account.credential) == ""
-    assert setup.provider.config_problem(setup.account.settings, setup.request().config["settings"]) == ""
+def test_the_settings_have_no_problem(described: Setup) -> None:
+    assert described.provider.problem(described.account.settings, described.account.region) == ""
+    assert described.provider.credential_problem(described.account.credential) == ""
+    assert described.provider.config_problem(described.account.settings, described.request().config["settings"]) == ""
 
 
-def test_bad_settings_have_a_remedy(setup: Setup) -> None:
-    assert setup.provider.problem(dict(setup.account.settings) | dict(setup.bad_settings), setup.account.region)
+def test_bad_settings_have_a_remedy(described: Setup) -> None:
+    assert described.provider.problem(
+        dict(described.account.settings) | dict(described.bad_settings), described.account.region
+    )
 
 
-def test_tokens_and_delays_are_known_without_a_call(setup: Setup) -> None:
-    provider = setup.provider
-    assert isinstance(provider.honours_tokens(setup.account), bool)
-    assert isinstance(provider.checks_tokens_first(setup.account), bool)
-    delay = provider.visibility_seconds(setup.account)
+def test_tokens_and_delays_are_known_without_a_call(described: Setup) -> None:
+    provider = described.provider
+    assert isinstance(provider.honours_tokens(described.account), bool)
+    assert isinstance(provider.checks_tokens_first(described.account), bool)
+    delay = provider.visibility_seconds(described.account)
     assert delay is None or 0 < delay < 86_400
 
 
-def test_parameters_of_a_call_are_the_same_each_time(setup: Setup) -> None:
+def test_parameters_of_a_call_are_the_same_each_time(described: Setup) -> None:
     """They are committed as JSON."""
-    config = setup.request().config
-    one, two = (setup.provider.call(setup.account, config) for _ in range(2))
+    config = described.request().config
+    one, two = (described.provider.call(described.account, config) for _ in range(2))
     assert msgspec.json.decode(msgspec.json.encode(one)) == one == two
 
 
-def test_a_console_is_found_without_a_call(setup: Setup) -> None:
-    assert isinstance(setup.provider.console(setup.account, new_id(), setup.unknown_id), str)
+def test_a_console_is_found_without_a_call(described: Setup) -> None:
+    assert isinstance(described.provider.console(described.account, new_id(), described.unknown_id), str)
 
 
 # Keys of failures
 
 
 @pytest.mark.parametrize("changed", [{"zone": "zone-b"}, {"instance_type": "c6i.large"}], ids=["zone", "type"])
-def test_capacity_is_that_of_a_zone_and_type(setup: Setup, changed: dict[str, Any]) -> None:
-    config = setup.request().config
-    key = setup.provider.capacity_key(setup.account, config)
+def test_capacity_is_that_of_a_zone_and_type(described: Setup, changed: dict[str, Any]) -> None:
+    config = described.request().config
+    key = described.provider.capacity_key(described.account, config)
     assert key
     assert len(key) <= 2000
-    assert setup.provider.capacity_key(setup.account, {**config, **changed}) != key
+    assert described.provider.capacity_key(described.account, {**config, **changed}) != key
 
 
-def test_capacity_is_that_of_a_lifecycle(setup: Setup) -> None:
-    config = setup.request().config
+def test_capacity_is_that_of_a_lifecycle(described: Setup) -> None:
+    config = described.request().config
     spot = {**config, "settings": {**config["settings"], "lifecycle": "spot"}}
-    assert setup.provider.capacity_key(setup.account, spot) != setup.provider.capacity_key(setup.account, config)
+    assert described.provider.capacity_key(described.account, spot) != described.provider.capacity_key(
+        described.account, config
+    )
 
 
-def test_capacity_does_not_depend_on_the_image(setup: Setup) -> None:
-    config = setup.request().config
+def test_capacity_does_not_depend_on_the_image(described: Setup) -> None:
+    config = described.request().config
     other = {**config, "id": "another", "image": "image-2"}
-    assert setup.provider.capacity_key(setup.account, other) == setup.provider.capacity_key(setup.account, config)
+    assert described.provider.capacity_key(described.account, other) == described.provider.capacity_key(
+        described.account, config
+    )
 
 
-def test_a_quota_has_a_family(setup: Setup) -> None:
-    assert setup.provider.quota_family(setup.account, setup.request().config)
+def test_a_quota_has_a_family(described: Setup) -> None:
+    assert described.provider.quota_family(described.account, described.request().config)
 
 
 SCOPES = [Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL, Scope.LIMITER, Scope.CONFIG]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_failure_is_counted_under_the_key_of_its_scope(setup: Setup, scope: Scope) -> None:
-    config, provider = setup.request().config, setup.provider
-    outcome = provider.failure(setup.account, config, "Code", scope)
+def test_a_failure_is_counted_under_the_key_of_its_scope(described: Setup, scope: Scope) -> None:
+    config, provider = described.request().config, described.provider
+    outcome = provider.failure(described.account, config, "Code", scope)
     keys = {
-        Scope.CAPACITY: provider.capacity_key(setup.account, config),
+        Scope.CAPACITY: provider.capacity_key(described.account, config),
         Scope.QUOTA: outcome.scope_key,
         Scope.IMAGE: config["image"],
-        Scope.CREDENTIAL: setup.account.id,
-        Scope.LIMITER: setup.account.id,
+        Scope.CREDENTIAL: described.account.id,
+        Scope.LIMITER: described.account.id,
         Scope.CONFIG: config["id"],
     }
     assert outcome == Outcome(Stage.LAUNCH, Result.FAILED, scope, keys[scope], "Code")
     assert outcome.scope_key
 
 
-def test_a_failure_of_another_stage_and_key(setup: Setup) -> None:
-    config = setup.request().config
-    outcome = setup.provider.failure(setup.account, config, "Code", Scope.QUOTA, stage=Stage.BOOT, key="subnet-1")
+def test_a_failure_of_another_stage_and_key(described: Setup) -> None:
+    config = described.request().config
+    outcome = described.provider.failure(
+        described.account, config, "Code", Scope.QUOTA, stage=Stage.BOOT, key="subnet-1"
+    )
     assert outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.QUOTA, "subnet-1", "Code")
 
 
-def test_an_unknown_failure_is_charged_to_the_config(setup: Setup) -> None:
+def test_an_unknown_failure_is_charged_to_the_config(described: Setup) -> None:
     """Without the secrets in its message."""
-    config = setup.request().config
-    outcome = setup.provider.failure(setup.account, config, "Gremlins", None, "token=abcdef123456 failed")
+    config = described.request().config
+    outcome = described.provider.failure(described.account, config, "Gremlins", None, "token=abcdef123456 failed")
     assert (outcome.scope, outcome.scope_key, outcome.code) == (Scope.CONFIG, config["id"], "Gremlins")
     assert not outcome.classified
     assert "abcdef123456" not in outcome.sample
