@@ -43,6 +43,7 @@ BAD = {
     "list": b"[]",
     "format": b'{"version": 3, "serial": 1, "lineage": "x"}',
     "lineage": b'{"version": 4, "serial": 1, "lineage": ""}',
+    "unstorable": b'{"version": 4, "serial": 1, "lineage": "a\\u0000"}',
     "long": msgspec.json.encode({"version": 4, "serial": 1, "lineage": "x" * 101}),
     "serial": b'{"version": 4, "serial": true, "lineage": "x"}',
     "negative": b'{"version": 4, "serial": -1, "lineage": "x"}',

@@ -116,8 +116,8 @@ def version_of(state: bytes) -> Version:
     if not isinstance(read, dict) or read.get("version") != 4:
         raise NotAState("its format is not 4")
     lineage, serial = read.get("lineage"), read.get("serial")
-    if not isinstance(lineage, str) or not 0 < len(lineage) <= LINEAGE_CHARACTERS_MAX:
-        raise NotAState(f"it has no lineage of 1 to {LINEAGE_CHARACTERS_MAX} characters")
+    if not isinstance(lineage, str) or not 0 < len(lineage) <= LINEAGE_CHARACTERS_MAX or not lineage.isprintable():
+        raise NotAState(f"it has no lineage of 1 to {LINEAGE_CHARACTERS_MAX} printable characters")
     if not isinstance(serial, int) or isinstance(serial, bool) or not 0 <= serial <= SERIAL_MAX:
         raise NotAState("it has no serial number")
     return Version(lineage, serial)
