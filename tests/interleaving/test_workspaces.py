@@ -362,6 +362,30 @@ async def test_a_claim_whose_lock_has_lapsed_before_its_apply_begins(
     assert [claim.operation for claim in await two.claim("two", 9)] == [Operation.APPLY]
 
 
+CANCEL: Final = """
+SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+
+
+async def test_one_of_several_claimed_workspaces_cannot_be_begun(
+    provisioner: Provisioner, queued: list[Workspace]
+) -> None:
+    """As after a lock timeout. The others have begun: nobody else may apply them until their time has passed, so that
+    they must be run now."""
+    one, _ = replicas(provisioner)
+    async with provisioner.database.acquire() as blocker, blocker.transaction():
+        async with provisioner.database.acquire() as db, db.transaction():
+            await db.execute("LOCK TABLE launch_config IN ACCESS EXCLUSIVE MODE")
+            claiming = provisioner.start(one.claim("one", 9))
+            await provisioner.until_waiting(claiming)
+            await blocker.fetch("SELECT FROM workspace WHERE id = $1 FOR UPDATE", queued[1].id)
+        await provisioner.until_waiting(claiming)
+        await blocker.execute(CANCEL)
+        (claims,) = await asyncio.gather(claiming, return_exceptions=True)
+    assert isinstance(claims, list)
+    assert sorted(claim.workspace.id for claim in claims) == sorted([queued[0].id, queued[2].id])
+    assert await one.renew(claims) == []
+
+
 @locking("store.workspace_runs.FINISH")
 async def test_a_lock_that_is_claimed_while_its_run_saves(provisioner: Provisioner, queued: list[Workspace]) -> None:
     """The end of a run and a claim after its lock has lapsed wait for each other; one of them wins."""
@@ -499,11 +523,15 @@ async def test_an_unresponsive_worker_has_its_workspace_refreshed_once(
     assert await two.refresh_unresponsive(60) == 0
 
 
-async def test_content_that_is_not_a_state(provisioner: Provisioner, queued: list[Workspace]) -> None:
-    """It is stored beside the other one, and the resources are looked up: nobody could save it later."""
+@pytest.mark.parametrize(
+    "content", [b'{"version": 5}', b'{"version": 4, "serial": 1, "lineage": "a\\u0000"}'], ids=["format", "lineage"]
+)
+async def test_content_that_is_not_a_state(provisioner: Provisioner, queued: list[Workspace], content: bytes) -> None:
+    """It is stored beside the other one, and the resources are looked up: nobody could save it later. A NUL in its
+    lineage would keep it from being stored at all, again and again."""
     one, _ = replicas(provisioner)
     (claim,) = await one.claim("one", 1)
-    assert "no state" in await one.finish(claim, b'{"version": 5}', ready(claim))
+    assert "no state" in await one.finish(claim, content, ready(claim))
     assert await phases(provisioner) == {"queued": 2, "unknown": 1}
 
 

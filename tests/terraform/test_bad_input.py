@@ -232,6 +232,15 @@ async def test_no_slot_before_the_deadline(place: Place) -> None:
         assert (await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())).failure is None
 
 
+async def test_a_deadline_that_has_passed(place: Place) -> None:
+    """Also where nothing has to be waited for, as the module is installed and its plugin idle."""
+    async with driver(place) as runs:
+        assert (await runs.run(Command.PLAN, "w-1", place.job(), state=None, deadline=soon())).failure is None
+        with pytest.raises(QueueTimeout, match="no run could begin before the deadline"):
+            await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon(-1.0))
+    assert place.ledger.machines() == []
+
+
 async def test_content_that_is_not_a_state(place: Place) -> None:
     async with driver(place) as runs:
         run = await runs.run(Command.APPLY, "w-1", place.job(), state=b"{", deadline=soon())

@@ -198,6 +198,24 @@ async def test_another_replica_waits_until_a_lost_run_can_have_no_effects(fleet:
         await one_machine(fleet)
 
 
+async def test_an_apply_that_could_not_begin_in_its_time(fleet: Fleet) -> None:
+    """As of a replica that was suspended after it had claimed it: by then another one may have applied it. Here the
+    tool takes longer to tell its version than the apply may take."""
+    tool = fleet.place.folder / "slow"
+    tool.write_text(f'#!/bin/sh\n[ "$1" != version ] || sleep 6\nexec {installed().terraform} "$@"\n')
+    tool.chmod(0o755)
+    await fleet.database.execute("UPDATE account SET settings = $1", {**fleet.account.settings, "tool": str(tool)})
+    async with working(fleet.replica()):
+        await fleet.create(apply_seconds=5)
+
+        async def failed() -> bool:
+            (row,) = await fleet.rows()
+            return "no run could begin before the deadline" in row.problem
+
+        await until(failed, "the apply was not begun")
+        assert fleet.creations == 0
+
+
 async def test_a_run_that_crashes_after_its_first_resource(fleet: Fleet) -> None:
     """An apply adds the rest to the resources that are found, and creates none twice."""
     fleet.place.ledger.inject(Fault(kind="crash", at="create", call=2, done=True))

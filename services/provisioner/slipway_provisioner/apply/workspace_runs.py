@@ -126,7 +126,18 @@ class WorkspaceRuns:
                 return []
             async with db.transaction():
                 found = await workspace_runs.claim(db, holder, lock_seconds=LOCK_SECONDS, most=most, lost=lost)
-            return [claim for row, unsettled in found if (claim := await self._begun(db, row, unsettled)) is not None]
+            claims, problems = [], []
+            for row, unsettled in found:
+                try:
+                    claim = await self._begun(db, row, unsettled)
+                except Exception as error:  # such as a lock timeout: the others have begun, and must not wait for it
+                    LOG.error("a claimed workspace cannot be run", workspace=row.id, error=repr(error))
+                    problems.append(error)
+                else:
+                    claims += [claim] if claim is not None else []
+            if problems and not claims:
+                raise problems[0]
+            return claims
 
     async def renew(self, claims: Sequence[RunClaim]) -> Sequence[str]:
         fences = [(claim.workspace.id, claim.workspace.fence) for claim in claims]
@@ -191,6 +202,7 @@ class WorkspaceRuns:
         inputs = None if given is None else msgspec.json.decode(given.content)
         if inputs is None:
             return msgspec.structs.replace(claim, problem="the inputs of its launch are missing; restore them")
+        began_at = monotonic_seconds()
         if operation is Operation.APPLY:
             async with db.transaction():
                 may_start = await configs.startable(db, row.launch_config_id) is not None
@@ -206,7 +218,9 @@ class WorkspaceRuns:
                         await workspaces.drop(db, row.id, Kind.INPUTS)
                     return None
                 await workspace_runs.begin(db, row.id)
-        return msgspec.structs.replace(claim, inputs=inputs, state=state.content, version=state.version)
+        return msgspec.structs.replace(
+            claim, inputs=inputs, state=state.content, version=state.version, began_at=began_at
+        )
 
     async def _is_taken(self, tx: Connection, workspace: Workspace, instance_id: str | None) -> bool:
         """True if another workspace of the account has this instance, as by a module whose output is a constant."""

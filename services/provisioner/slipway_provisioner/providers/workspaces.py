@@ -26,7 +26,8 @@ class ListingPending(Exception):
 
 class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A workspace whose lock its caller holds, for one run. `inputs` are those of its launch. Earlier runs of it may
-    have effects for `unsettled_seconds`. `problem`: it cannot be run, and why."""
+    have effects for `unsettled_seconds`. The time of an apply is counted from `began_at`, a monotonic time. `problem`:
+    it cannot be run, and why."""
 
     workspace: Workspace
     operation: Operation
@@ -35,6 +36,7 @@ class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
     state: bytes = b""
     version: Version = Version("", 0)
     unsettled_seconds: float = 0.0
+    began_at: float = 0.0
     problem: str = ""
 
 

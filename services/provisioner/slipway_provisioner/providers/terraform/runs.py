@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
@@ -188,11 +189,12 @@ class Runs:
 
     async def _apply(self, claim: RunClaim) -> Ended:
         assert claim.inputs is not None
-        settings, now = _launch(claim.inputs), asyncio.get_running_loop().time
-        ends_at = now() + settings.apply_seconds  # afterwards nobody expects effects of this run
+        settings = _launch(claim.inputs)
+        # Afterwards nobody expects effects of this run: another replica may have applied it, if this one was suspended.
+        ends_at = claim.began_at + settings.apply_seconds
         job = self._job(claim.account, claim.inputs, claim.workspace.id)
         await self._check_credential(claim.account)
-        run = await self._run(Command.APPLY, claim.workspace.id, job, claim.state, ends_at - now())
+        run = await self._run(Command.APPLY, claim.workspace.id, job, claim.state, ends_at - monotonic_seconds())
         resources = resources_of(run.newest_state)
         if run.failure is not None:
             return self._failed(claim, run)
