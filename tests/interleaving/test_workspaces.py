@@ -380,7 +380,7 @@ async def test_one_of_several_claimed_workspaces_cannot_be_begun(
             await blocker.fetch("SELECT FROM workspace WHERE id = $1 FOR UPDATE", queued[1].id)
         await provisioner.until_waiting(claiming)
         await blocker.execute(CANCEL)
-        (claims,) = await asyncio.gather(claiming, return_exceptions=True)
+        claims: Any = (await asyncio.gather(claiming, return_exceptions=True))[0]
     assert isinstance(claims, list)
     assert sorted(claim.workspace.id for claim in claims) == sorted([queued[0].id, queued[2].id])
     assert await one.renew(claims) == []

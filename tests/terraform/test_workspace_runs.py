@@ -376,6 +376,26 @@ async def test_a_module_that_was_changed_since_it_was_declared(fleet: Fleet) -> 
         await until(lambda: not fleet.machines, "the machine is destroyed")
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["ready", "unknown"])
+async def test_a_plugin_that_was_upgraded(fleet: Fleet, is_known: bool) -> None:
+    """Machines of an earlier version are looked up, imported and destroyed with the one that the account has now."""
+    plugin = {**fleet.account.settings["plugins"][0], "version": "9.9.9"}
+    upgraded = {**fleet.account.settings, "plugins": [plugin]}
+    if not is_known:
+        fleet.place.ledger.inject(Fault(kind="crash", at="create", call=1, done=True))
+    async with working(fleet.replica()) as provider:
+        await fleet.create()
+        await fleet.until_phase(Phase.READY if is_known else Phase.UNKNOWN)
+        fleet.place.ledger.inject()
+        (machine,) = fleet.machines
+        await fleet.database.execute("UPDATE account SET settings = $1", upgraded)
+        if is_known:
+            await provider.terminate(fleet.account, [machine])
+        await fleet.due()
+        await fleet.until_phase(Phase.GONE)
+        assert fleet.machines == []
+
+
 async def test_a_machine_that_was_deleted_by_hand(fleet: Fleet) -> None:
     """A refresh finds it; nothing else does, since listings read rows."""
     async with working(fleet.replica()) as provider:

@@ -214,7 +214,7 @@ class Runs:
         id_ = claim.workspace.id
         own = {WORKSPACE: id_, DEPLOYMENT: claim.account.deployment}
         looked = await self.look_up(claim.account, own, f"look-up-{id_}")
-        job, state = self._job(claim.account, claim.inputs, id_), claim.state
+        job, state = self._job(claim.account, claim.inputs, id_, exact=False), claim.state
         known = _ids_in(state)
         for found in looked.resources:
             if found.workspace == id_ and found.id not in known:
@@ -298,7 +298,7 @@ class Runs:
             self._environment = environment_of(account.credential)
         return self._environment
 
-    def _job(self, account: Account, inputs: Mapping[str, Any], workspace_id: str) -> Job:
+    def _job(self, account: Account, inputs: Mapping[str, Any], workspace_id: str, *, exact: bool = True) -> Job:
         settings, launch = account_settings(account.settings), _launch(inputs)
         config, user_data = inputs["config"], inputs["user_data"]
         worker = {
@@ -321,7 +321,7 @@ class Runs:
             module_digest=launch.digest,
             variables=launch.variables | {WORKER: worker},
             outputs=tuple(filter(None, (launch.outputs.instance_id, launch.outputs.address))),
-            providers=self._specs(account, settings, launch),
+            providers=self._specs(account, settings, launch, exact=exact),
             secrets=(user_data,) if user_data else (),
         )
 
@@ -331,15 +331,10 @@ class Runs:
         return Job(module=self._empty, module_digest=self._empty_digest, providers=providers)
 
     def _specs(
-        self, account: Account, settings: TerraformAccount, launch: TerraformLaunch | None
+        self, account: Account, settings: TerraformAccount, launch: TerraformLaunch | None, *, exact: bool = False
     ) -> tuple[ProviderSpec, ...]:
-        """The provider of a launch config; without one, the first plugin of each source."""
+        """Providers of a launch config, with the account's credential. Raises NoCredential, SpecInvalid."""
         environment = self._credential(account)
-        chosen: dict[str, Plugin] = {}
-        for plugin in settings.plugins:
-            wanted = launch.provider if launch is not None else None
-            if wanted is None or (plugin.source, plugin.version) == (wanted.source, wanted.version):
-                chosen.setdefault(plugin.source, plugin)
         return tuple(
             ProviderSpec(
                 source=plugin.source,
@@ -352,7 +347,7 @@ class Runs:
                 environment=environment,
                 tenant=account.id,
             )
-            for plugin in chosen.values()
+            for plugin in _plugins(account.id, settings, launch, exact=exact)
         )
 
     async def _run(
@@ -445,3 +440,20 @@ def _config(claim: RunClaim) -> Mapping[str, Any]:
         return config
     id_ = claim.workspace.launch_config_id
     return {"id": id_, "zone": "", "instance_type": "", "image": "", "settings": {}}
+
+
+def _plugins(
+    account_id: str, settings: TerraformAccount, launch: TerraformLaunch | None, *, exact: bool
+) -> list[Plugin]:
+    """Plugin of a launch config; without one, the first of each source. Unless it must be the `exact` one, the first of
+    its source does: else nothing could destroy what was made before an upgrade. Raises SpecInvalid if there is none."""
+    first = [*{plugin.source: plugin for plugin in reversed(settings.plugins)}.values()]
+    if launch is None:
+        return first
+    source, version = launch.provider.source, launch.provider.version
+    chosen = [plugin for plugin in settings.plugins if (plugin.source, plugin.version) == (source, version)]
+    chosen = chosen or [plugin for plugin in first if plugin.source == source and not exact]
+    if not chosen:
+        wanted = f"{source} {version}" if exact else source
+        raise errors.SpecInvalid(f"{wanted} is not among the plugins of account {account_id}; add it there")
+    return chosen[:1]
