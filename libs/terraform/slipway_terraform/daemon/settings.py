@@ -15,12 +15,11 @@ from typing import Any, Final
 import msgspec
 
 from slipway_terraform.domain.policy import Policy
+from slipway_terraform.domain.sockets import SOCKET_BYTES_MAX
 from slipway_terraform.domain.specs import Mode, ProviderSpec
 
 PREFIX: Final = "SLIPWAY_TERRAFORM_"
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
-SOCKET_BYTES_MAX: Final = 107
-"""Longest path of a Unix socket on Linux: sun_path has 108 bytes with the NUL (unix(7))."""
 PORT_MAX: Final = 65_535
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 SOURCE: Final = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+")

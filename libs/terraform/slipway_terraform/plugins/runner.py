@@ -26,6 +26,7 @@ from slipway_terraform.domain.handshake import (
 from slipway_terraform.domain.port import Sample
 from slipway_terraform.domain.reattach import Reattach
 from slipway_terraform.domain.redaction import secrets_of
+from slipway_terraform.domain.sockets import SOCKET_BYTES_MAX
 from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.plugins import control
 from slipway_terraform.plugins.digests import Digests
@@ -40,9 +41,8 @@ SHUTDOWN_SECONDS: Final = 2.0
 TERMINATE_SECONDS: Final = 5.0
 HEALTH_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.02
-# sun_path of Linux has 108 bytes with its terminating zero. go-plugin's name in its folder is "plugin" with a random
-# number of up to 10 digits; tempfile of Python adds a folder of 11 characters.
-SOCKET_BYTES_MAX: Final = 107
+# go-plugin's name in its folder is "plugin" with a random number of up to 10 digits; tempfile of Python adds a folder
+# of 11 characters.
 SOCKET_NAME_BYTES: Final = 32
 # Variables by which a caller could turn on TLS or move the socket.
 RESERVED: Final = ("PLUGIN_", "TF_PLUGIN_", "TF_REATTACH_")

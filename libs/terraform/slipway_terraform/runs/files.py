@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
+from slipway_terraform.domain.sockets import SOCKET_BYTES_MAX
 from slipway_terraform.plugins.guard import Guard
 
 LOG = logging.getLogger(__name__)
@@ -25,8 +26,6 @@ PREPARED: Final = "prepared"
 WORKSPACES: Final = "workspaces"
 HOME: Final = "home"
 TEMPORARY: Final = "tmp"
-SOCKET_BYTES_MAX: Final = 107
-"""Length of a socket's path on Linux (sun_path without its final NUL)."""
 TEMPORARY_BYTES: Final = 19
 """Length of /files/tmp/12345678, below the folder."""
 SOCKET_NAME_BYTES: Final = 34
