@@ -81,7 +81,7 @@ async def test_a_state_that_was_not_saved_is_exported(postgres: EmbeddedPostgres
 
 async def test_a_worker_is_shown_with_its_workspace(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """Its run, the last problem, and the addresses of its resources; nothing secret of its state."""
-    async with running(postgres, tmp_path, OLD, scopes=("read",)) as (provisioner, client):
+    async with running(postgres, tmp_path, OLD, scopes=("read", "workers:state")) as (provisioner, client):
         id_ = new_id()
         worker_id, _ = await worker_with(provisioner, state(1, id_, machine="i-1"), id=id_)
         failed = "UPDATE workspace SET phase = 'destroying', attempts = 3, problem = 'Forbidden: no', holder = 'one'"
@@ -96,6 +96,16 @@ async def test_a_worker_is_shown_with_its_workspace(postgres: EmbeddedPostgres, 
         await provisioner.database.execute("UPDATE workspace_document SET key_id = 'lost'")
         lost = (await client.get(f"/workers/{worker_id}")).json()["workspace"]
         assert (lost["phase"], lost["resources"], "lost" in lost["state_problem"]) == ("destroying", [], True)
+
+
+async def test_a_state_is_decrypted_only_for_those_who_may_read_it(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Others see the workspace without its resources, and cannot tell whether its state can be decrypted."""
+    async with running(postgres, tmp_path, OLD, scopes=("read",)) as (provisioner, client):
+        id_ = new_id()
+        worker_id, _ = await worker_with(provisioner, state(1, id_, machine="i-1"), id=id_)
+        await provisioner.database.execute("UPDATE workspace_document SET key_id = 'lost'")
+        shown = (await client.get(f"/workers/{worker_id}")).json()["workspace"]
+        assert (shown["phase"], shown["resources"], shown["state_problem"]) == ("queued", None, "")
 
 
 async def test_an_export_needs_its_scope(postgres: EmbeddedPostgres, tmp_path: Path) -> None:

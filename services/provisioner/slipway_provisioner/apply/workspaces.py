@@ -51,17 +51,20 @@ async def of_worker(db: Connection, worker_id: str) -> Workspace:
     return found
 
 
-async def shown(db: Connection, worker: Worker, keys: KeyRing) -> dict[str, Any] | None:
-    """Workspace of a worker as shown beside it, without anything secret of its state; None if it has none."""
+async def shown(db: Connection, worker: Worker, keys: KeyRing | None) -> dict[str, Any] | None:
+    """Workspace of a worker as shown beside it, without anything secret of its state; None if it has none. The
+    addresses of its resources are in the state, which is decrypted only for a caller that may read it: `keys` are None
+    for others, and so are `resources`."""
     found = await workspaces.of_worker(
         db, account_id=worker.account_id, batch_id=worker.batch_id, instance_id=worker.instance_id
     )
     if found is None:
         return None
-    state_problem, resources = "", list[str]()
+    state_problem, resources = "", None if keys is None else list[str]()
     try:
-        document = await workspaces.document(db, found.id, Kind.STATE, keys)
-        resources = [] if document is None else addresses_of(document.content)
+        if keys is not None:
+            document = await workspaces.document(db, found.id, Kind.STATE, keys)
+            resources = [] if document is None else addresses_of(document.content)
     except (KeyMissing, NotAuthentic, NotAState) as error:
         state_problem = str(error)
     return {

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
 from slipway_common.events.lifecycle import State
-from slipway_common.web.access import READ, Needs
+from slipway_common.web.access import READ, Caller, Needs, NeedsCaller
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Reason
@@ -23,6 +23,7 @@ from slipway_provisioner.store import batches, decisions, demand, leases, pools,
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
+Reader = Annotated[Caller, Depends(NeedsCaller("read"))]
 ATTEMPTS_MAX: Final = 10
 OF_DECISION: Final = ("id", "at", "reason", "launched")
 
@@ -52,9 +53,10 @@ async def list_workers(
     return {"items": [workers.described(worker) for worker in found]}
 
 
-@router.get("/{worker_id:id}", dependencies=[READ])
-async def get_worker(worker_id: Name, request: Request, db: DatabaseDep) -> dict[str, Any]:
-    """Show one worker with its timeline, decision, launch batch, lease and Terraform workspace."""
+@router.get("/{worker_id:id}")
+async def get_worker(worker_id: Name, request: Request, caller: Reader, db: DatabaseDep) -> dict[str, Any]:
+    """Show one worker with its timeline, decision, launch batch, lease and Terraform workspace. The `resources` of the
+    workspace are in its state, and null for a caller without the scope workers:state."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
     if worker is None:
         raise no_worker(worker_id)
@@ -62,8 +64,9 @@ async def get_worker(worker_id: Name, request: Request, db: DatabaseDep) -> dict
     batch = await batches.get(db, worker.batch_id) if worker.batch_id else None
     lease = await leases.get(db, worker.lease_id) if worker.lease_id else None
     moments = timeline(worker, await demand.claims_of(db, worker_id), batch.started_at if batch else None)
+    keys = KeyRing(request.app.state.settings.state_keys) if caller.may("workers:state") else None
     async with db.acquire() as connection:
-        workspace = await workspaces.shown(connection, worker, KeyRing(request.app.state.settings.state_keys))
+        workspace = await workspaces.shown(connection, worker, keys)
     return workers.described(worker) | {
         "timeline": [msgspec.structs.asdict(moment) for moment in moments],
         "decision": decision and {name: decision[name] for name in OF_DECISION},
