@@ -85,7 +85,7 @@ async def test_workspaces(postgres: EmbeddedPostgres) -> None:
         await provisioner.set_clock(60)
         await provisioner.database.execute(run_, made[0].id, 60.0)
         await provisioner.database.execute(run_, made[1].id, -1.0)
-        failed = "UPDATE workspace SET phase = 'unknown', attempts = 12 WHERE id = $1"
+        failed = "UPDATE workspace SET phase = 'unknown', failed_runs = 12 WHERE id = $1"
         await provisioner.database.execute(failed, made[2].id)
         await measure(lambda _: 0.0).step(provisioner.database)
         phases = current("slipway_workspaces")

@@ -84,7 +84,7 @@ async def test_a_worker_is_shown_with_its_workspace(postgres: EmbeddedPostgres, 
     async with running(postgres, tmp_path, OLD, scopes=("read", "workers:state")) as (provisioner, client):
         id_ = new_id()
         worker_id, _ = await worker_with(provisioner, state(1, id_, machine="i-1"), id=id_)
-        failed = "UPDATE workspace SET phase = 'destroying', attempts = 3, problem = 'Forbidden: no', holder = 'one'"
+        failed = "UPDATE workspace SET phase = 'destroying', failed_runs = 3, problem = 'Forbidden: no', holder = 'one'"
         await provisioner.database.execute(failed)
         answer = await client.get(f"/workers/{worker_id}")
         shown = answer.json()["workspace"]

@@ -13,7 +13,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.domain.recovery import Action
-from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
+from slipway_provisioner.domain.workspace_runs import STUCK_RUNS
 from slipway_provisioner.domain.workspaces import Kind, Phase
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, TerminationRefused
 from slipway_provisioner.providers.terraform import queue
@@ -205,12 +205,12 @@ async def test_an_orphan_that_cannot_be_destroyed(fleet: Fleet) -> None:
         await reaped(fleet, provider)
 
         async def failed(times: int) -> bool:
-            return [each.attempts >= times for each in await fleet.rows()] == [True]
+            return [each.failed_runs >= times for each in await fleet.rows()] == [True]
 
         await until(lambda: failed(1), "it has failed")
-        await fleet.database.execute("UPDATE workspace SET attempts = $1", STUCK_ATTEMPTS - 1)
+        await fleet.database.execute("UPDATE workspace SET failed_runs = $1", STUCK_RUNS - 1)
         await fleet.due()
-        await until(lambda: failed(STUCK_ATTEMPTS), "it has failed ten times")
+        await until(lambda: failed(STUCK_RUNS), "it has failed ten times")
         with pytest.raises(TerminationRefused, match="Forbidden") as refused:
             await provider.terminate(fleet.account, [f"workspace-{row.id}"])
         assert f"ledger_machine.worker ({row.instance_id})" in str(refused.value)

@@ -19,7 +19,7 @@ from slipway_local.terraform.ledger import Fault
 from slipway_provisioner.apply.previews import preview
 from slipway_provisioner.domain.declaration import NewLaunch
 from slipway_provisioner.domain.encryption import NONCE_BYTES
-from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
+from slipway_provisioner.domain.workspace_runs import APPLIES_MAX, STUCK_RUNS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
 from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.loops.expire import terminate_instances
@@ -126,15 +126,28 @@ async def test_a_graceful_shutdown_of_the_service(fleet: Fleet) -> None:
     app = build(settings).app()
     async with app.router.lifespan_context(app):
         await fleet.create()
+        await fleet.database.execute("UPDATE workspace SET failed_runs = $1", APPLIES_MAX - 1)
         await until(lambda: fleet.machines, "the machine exists")
     (row,) = await fleet.rows()
     stored = await fleet.state()
     assert stored is not None
     assert fleet.machines[0] in stored.content.decode()
     assert (row.holder, row.phase) == ("", Phase.QUEUED)
+    assert (row.failed_runs, row.interruptions) == (APPLIES_MAX - 1, 1), "a shutdown is no failed apply"
     await fleet.due()
     async with working(fleet.replica()):
         await one_machine(fleet)
+
+
+async def test_a_shutdown_before_a_run_has_begun(fleet: Fleet) -> None:
+    """Its lock is released, and nothing has to be looked up."""
+    fleet.place.ledger.inject(Fault(kind="hang", at="list", seconds=1.0))
+    async with working(fleet.replica()):
+        await fleet.create()
+        await until(lambda: fleet.place.ledger.calls("configure"), "the credential is looked up")
+    (row,) = await fleet.rows()
+    assert (row.holder, row.phase, row.failed_runs, row.interruptions) == ("", Phase.QUEUED, 0, 1)
+    assert row.problem == "interrupted, since its provisioner was shut down"
 
 
 async def test_a_kill_between_apply_and_save(fleet: Fleet) -> None:
@@ -459,11 +472,11 @@ async def test_a_destruction_that_fails_ten_times(fleet: Fleet) -> None:
         machine = await one_machine(fleet)
         fleet.place.ledger.inject(Fault(kind="error", at="destroy", text="Forbidden: locked"))
         await provider.terminate(fleet.account, [machine])
-        await fleet.database.execute("UPDATE workspace SET attempts = $1", STUCK_ATTEMPTS - 1)
+        await fleet.database.execute("UPDATE workspace SET failed_runs = $1", STUCK_RUNS - 1)
         await fleet.due()
 
         async def stuck() -> bool:
-            return (await fleet.rows())[0].attempts >= STUCK_ATTEMPTS
+            return (await fleet.rows())[0].failed_runs >= STUCK_RUNS
 
         await until(stuck, "it has failed ten times")
         with pytest.raises(TerminationRefused) as refused:
@@ -495,7 +508,7 @@ async def test_a_destruction_that_fails_ten_times_is_one_alert(fleet: Fleet) -> 
 
         await until(stuck, "an alert is raised")
         (row,) = await fleet.rows()
-        assert row.attempts >= STUCK_ATTEMPTS
+        assert row.failed_runs >= STUCK_RUNS
         for _ in range(3):
             await stuck()
             await reap_next(fleet.database, **loops)

@@ -3,13 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slipway_common.events.worker import Outcome, Scope, Stage
 from slipway_common.events.worker import Result as StageResult
 from slipway_provisioner.domain.workspace_runs import (
     APPLIES_MAX,
+    INTERRUPTIONS_MAX,
     RETRY_SECONDS_MAX,
-    STUCK_ATTEMPTS,
+    STUCK_RUNS,
     Next,
     Result,
     after,
@@ -23,6 +25,7 @@ from tests.support.workspaces import row
 OUTCOME = Outcome(Stage.LAUNCH, StageResult.FAILED, Scope.QUOTA, "key", "QuotaExceeded")
 FAILED = Result(failure="QuotaExceeded: no", outcome=OUTCOME)
 NOTHING = Result(failure="DiskFull: no", nothing=True)
+INTERRUPTED = Result(failure="interrupted", nothing=True, interrupted=True)
 LOST = Result(failure="PluginLost: no", unknown=True)
 
 phases = st.sampled_from([phase for phase in Phase if phase is not Phase.GONE])
@@ -31,6 +34,7 @@ results = st.builds(
     failure=st.sampled_from(["", "no"]),
     nothing=st.booleans(),
     unknown=st.booleans(),
+    interrupted=st.booleans(),
     resources=st.integers(0, 2),
     instance_id=st.sampled_from([None, "i-1"]),
 )
@@ -62,10 +66,47 @@ def test_after_an_apply(result: Result, phase: Phase) -> None:
 
 def test_applies_that_did_nothing_are_put_back_in_the_end() -> None:
     """Their launch had no effect, and says nothing about its config."""
-    for attempts in range(APPLIES_MAX - 1):
-        assert then(row(attempts=attempts), NOTHING).phase is Phase.QUEUED
-    last = then(row(attempts=APPLIES_MAX - 1), NOTHING)
+    for failed_runs in range(APPLIES_MAX - 1):
+        assert then(row(failed_runs=failed_runs), NOTHING).phase is Phase.QUEUED
+    last = then(row(failed_runs=APPLIES_MAX - 1), NOTHING)
     assert (last.phase, last.put_back, last.outcome) == (Phase.GONE, True, None)
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.UNKNOWN, Phase.READY, Phase.DESTROYING, Phase.ORPHAN])
+def test_an_interruption_by_a_shutdown_is_no_failed_run(phase: Phase) -> None:
+    """Another replica goes on at once."""
+    last = row(phase=phase, failed_runs=APPLIES_MAX - 1, instance_id="i-1" if phase is Phase.READY else None)
+    next_ = then(last, INTERRUPTED)
+    assert (next_.phase, next_.failed_runs, next_.interruptions, next_.due_seconds) == (phase, APPLIES_MAX - 1, 1, 0.0)
+    assert then(row(phase=phase, interruptions=3), NOTHING).interruptions == 0
+
+
+def test_interruptions_without_end_are_failed_runs() -> None:
+    """They may hide that a run is longer than the service ever lives."""
+    workspace, launches = row(), 0
+    while workspace.phase is not Phase.GONE:
+        next_ = then(workspace, INTERRUPTED)
+        workspace = row(phase=next_.phase, failed_runs=next_.failed_runs, interruptions=next_.interruptions)
+        launches += 1
+    assert (launches, next_.put_back, next_.outcome) == (INTERRUPTIONS_MAX + APPLIES_MAX, True, None)
+    stuck = row(phase=Phase.DESTROYING, failed_runs=STUCK_RUNS - 1, interruptions=INTERRUPTIONS_MAX)
+    assert then(stuck, INTERRUPTED).failed_runs == STUCK_RUNS
+
+
+@pytest.mark.parametrize(("resources", "phase"), [(0, Phase.GONE), (1, Phase.DESTROYING)])
+def test_an_apply_that_is_interrupted_in_the_middle_without_end(resources: int, phase: Phase) -> None:
+    """It is put back after a look-up, which goes between all of them, once no run can have effects any more."""
+    interrupted = structs.replace(INTERRUPTED, nothing=False, unknown=True)
+    workspace = row()
+    for number in range(INTERRUPTIONS_MAX + 1):
+        assert workspace.phase is Phase.QUEUED, number
+        middle = then(workspace, interrupted)
+        unknown = row(phase=middle.phase, failed_runs=middle.failed_runs, interruptions=middle.interruptions)
+        assert then(unknown, Result(), unsettled=9.0).interruptions == number + 1
+        next_ = then(unknown, Result(resources=resources))
+        workspace = row(phase=next_.phase, failed_runs=next_.failed_runs, interruptions=next_.interruptions)
+    assert (next_.phase, next_.put_back) == (phase, True)
+    assert "interrupted 11 times in a row" in next_.problem
 
 
 def test_a_look_up_proves_something_once_nothing_can_appear_any_more() -> None:
@@ -95,9 +136,9 @@ def test_after_a_refresh(result: Result, phase: Phase) -> None:
 
 def test_a_destruction_is_repeated_until_nothing_is_left() -> None:
     pauses = []
-    for attempts in range(STUCK_ATTEMPTS + 5):
-        next_ = then(row(phase=Phase.DESTROYING, attempts=attempts), FAILED)
-        assert (next_.phase, next_.attempts, next_.problem) == (Phase.DESTROYING, attempts + 1, FAILED.failure)
+    for failed_runs in range(STUCK_RUNS + 5):
+        next_ = then(row(phase=Phase.DESTROYING, failed_runs=failed_runs), FAILED)
+        assert (next_.phase, next_.failed_runs, next_.problem) == (Phase.DESTROYING, failed_runs + 1, FAILED.failure)
         pauses.append(next_.due_seconds)
     assert pauses == sorted(pauses, key=lambda seconds: seconds or 0.0)
     assert (pauses[0], pauses[-1]) == (5.0, RETRY_SECONDS_MAX)
@@ -106,9 +147,9 @@ def test_a_destruction_is_repeated_until_nothing_is_left() -> None:
 
 
 @given(phases, results, st.integers(0, 20), st.floats(0, 100))
-def test_no_workspace_is_forgotten(phase: Phase, result: Result, attempts: int, unsettled: float) -> None:
+def test_no_workspace_is_forgotten(phase: Phase, result: Result, failed_runs: int, unsettled: float) -> None:
     """One with resources or of unknown outcome is never gone; all but ready ones are due again."""
-    workspace = row(phase=phase, attempts=attempts, instance_id="i-1" if phase is Phase.READY else None)
+    workspace = row(phase=phase, failed_runs=failed_runs, instance_id="i-1" if phase is Phase.READY else None)
     next_ = then(workspace, result, unsettled=unsettled)
     if next_.phase is Phase.GONE:
         assert not result.resources
@@ -119,21 +160,21 @@ def test_no_workspace_is_forgotten(phase: Phase, result: Result, attempts: int, 
 
 @given(results, st.integers(0, 20), st.floats(0.1, 100))
 def test_nothing_is_applied_while_an_earlier_run_may_have_effects(
-    result: Result, attempts: int, unsettled: float
+    result: Result, failed_runs: int, unsettled: float
 ) -> None:
     """Neither after a look-up, nor after an apply of unknown outcome."""
-    unknown = row(phase=Phase.UNKNOWN, attempts=attempts)
+    unknown = row(phase=Phase.UNKNOWN, failed_runs=failed_runs)
     assert then(unknown, result, unsettled=unsettled).phase is Phase.UNKNOWN
     if result.unknown:
-        assert then(row(attempts=attempts), result).phase is Phase.UNKNOWN
+        assert then(row(failed_runs=failed_runs), result).phase is Phase.UNKNOWN
 
 
 @pytest.mark.parametrize("operation", [Operation.DESTROY, Operation.REFRESH])
 def test_a_state_that_is_rejected_again_and_again(operation: Operation) -> None:
     """A destruction is a person's in the end, and is tried again; a refresh ends, and its worker stays."""
     phase = Phase.READY if operation is Operation.REFRESH else Phase.DESTROYING
-    last = after_rejection(row(phase=phase, instance_id="i-1", attempts=STUCK_ATTEMPTS - 1), operation, "no")
-    assert (last.phase, last.instance_id, last.attempts) == (phase, "i-1", STUCK_ATTEMPTS)
+    last = after_rejection(row(phase=phase, instance_id="i-1", failed_runs=STUCK_RUNS - 1), operation, "no")
+    assert (last.phase, last.instance_id, last.failed_runs) == (phase, "i-1", STUCK_RUNS)
     assert last.due_seconds == (None if operation is Operation.REFRESH else RETRY_SECONDS_MAX)
 
 

@@ -160,7 +160,7 @@ class WorkspaceRuns:
             if rejected:
                 next_ = after_rejection(row, claim.operation, rejected)
             elif row.phase is not workspace.phase and next_.phase is not Phase.GONE:  # asked for during a refresh
-                next_ = msgspec.structs.replace(next_, phase=row.phase, due_seconds=0.0, attempts=row.attempts)
+                next_ = msgspec.structs.replace(next_, phase=row.phase, due_seconds=0.0, failed_runs=row.failed_runs)
             if next_.phase is Phase.READY and await self._is_taken(db, workspace, next_.instance_id):
                 next_ = Next(phase=Phase.DESTROYING, due_seconds=0.0, problem=TAKEN, outcome=_taken(workspace))
             now = await pools.now(db)

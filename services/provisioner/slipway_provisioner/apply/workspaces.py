@@ -73,7 +73,7 @@ async def shown(db: Connection, worker: Worker, keys: KeyRing | None) -> dict[st
         "run": NEXT[found.phase] if found.holder else None,
         "locked_until": found.locked_until,
         "next_run_at": found.due_at,
-        "failed_runs": found.attempts,
+        "failed_runs": found.failed_runs,
         "problem": found.problem,
         "saved_at": await workspaces.saved_at(db, found.id),
         "refreshed_at": found.refreshed_at,

@@ -11,7 +11,10 @@ RETRY_SECONDS: Final = 5.0
 RETRY_SECONDS_MAX: Final = 600.0
 APPLIES_MAX: Final = 3
 """Applies of one workspace that did nothing, after which its intent returns to the admission queue."""
-STUCK_ATTEMPTS: Final = 10
+INTERRUPTIONS_MAX: Final = 10
+"""Interruptions in a row that say nothing about a workspace. Further ones count as failed runs: its runs may be longer
+than this service ever lives, or end it."""
+STUCK_RUNS: Final = 10
 """Failed runs in a row after which a person has to help."""
 COMPUTED_SECONDS_MAX: Final = 10.0
 """Longest part of a run of the sweep that counts as computing. A refresh takes a core for a few seconds; one that lasts
@@ -21,12 +24,14 @@ longer waits for its provider, which costs nothing: a listing that hung for 300 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a run. `failure` is the problem of a failed one, with the `outcome` that it means for a launch;
     `nothing`: it says nothing about the cloud, and nothing was done there. `unknown`: resources may exist that the
-    state lacks. `resources` are those in the state afterwards."""
+    state lacks. `interrupted`: it failed only because this process shuts down. `resources` are those in the state
+    afterwards."""
 
     failure: str = ""
     outcome: Outcome | None = None
     nothing: bool = False
     unknown: bool = False
+    interrupted: bool = False
     resources: int = 0
     instance_id: str | None = None
     address: str = ""
@@ -39,7 +44,8 @@ class Next(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     due_seconds: float | None = None
     effects_seconds: float | None = None
-    attempts: int = 0
+    failed_runs: int = 0
+    interruptions: int = 0
     instance_id: str | None = None
     address: str = ""
     outcome: Outcome | None = None
@@ -53,11 +59,14 @@ def after(
 ) -> Next:
     """Row of a workspace after a run. Earlier runs may have effects for `unsettled_seconds`. A new resource is found
     `visibility_seconds` after its creation."""
-    attempts = workspace.attempts + 1 if result.failure else 0
+    interruptions = workspace.interruptions + 1 if result.interrupted else 0
+    is_pardoned = 0 < interruptions <= INTERRUPTIONS_MAX
+    failed_runs = workspace.failed_runs + (not is_pardoned) if result.failure else 0
     kept = Next(
         phase=workspace.phase,
-        due_seconds=_retry_seconds(attempts),
-        attempts=attempts,
+        due_seconds=0.0 if is_pardoned else _retry_seconds(failed_runs),  # another replica goes on
+        failed_runs=failed_runs,
+        interruptions=interruptions,
         instance_id=workspace.instance_id,
         address=workspace.address,
         problem=result.failure,
@@ -66,7 +75,7 @@ def after(
         case Operation.APPLY:
             return _after_apply(kept, result, visibility_seconds)
         case Operation.LOOK_UP:
-            return _after_look_up(kept, result, unsettled_seconds)
+            return _after_look_up(kept, result, unsettled_seconds, workspace.interruptions)
         case Operation.DESTROY | Operation.RECLAIM:
             if result.failure or result.resources:
                 return kept
@@ -79,11 +88,11 @@ def after_rejection(row: Workspace, operation: Operation, reason: str) -> Next:
     """Row of a workspace after a run whose state was rejected, and with it what the run has found. `row` is what is
     stored now. What an apply may have made is looked up. A destruction is repeated, for a person in the end, and so is
     a refresh, which changes nothing of its worker and undoes no destruction that was asked for meanwhile."""
-    attempts = row.attempts + 1
+    failed_runs = row.failed_runs + 1
     kept = Next(
         phase=row.phase,
-        due_seconds=_retry_seconds(attempts),
-        attempts=attempts,
+        due_seconds=_retry_seconds(failed_runs),
+        failed_runs=failed_runs,
         instance_id=row.instance_id,
         address=row.address,
         problem=reason,
@@ -91,19 +100,19 @@ def after_rejection(row: Workspace, operation: Operation, reason: str) -> Next:
     changes: dict[str, Any]
     match operation:
         case Operation.APPLY | Operation.LOOK_UP:
-            changes = {"phase": Phase.UNKNOWN, "due_seconds": 0.0, "effects_seconds": 0.0, "attempts": 0}
+            changes = {"phase": Phase.UNKNOWN, "due_seconds": 0.0, "effects_seconds": 0.0, "failed_runs": 0}
         case Operation.DESTROY | Operation.RECLAIM:
             changes = {"due_seconds": RETRY_SECONDS_MAX}
         case Operation.REFRESH if row.phase is not Phase.READY:
-            changes = {"due_seconds": 0.0, "attempts": row.attempts}
+            changes = {"due_seconds": 0.0, "failed_runs": row.failed_runs}
         case Operation.REFRESH:
-            changes = {"due_seconds": None} if attempts >= STUCK_ATTEMPTS else {}
+            changes = {"due_seconds": None} if failed_runs >= STUCK_RUNS else {}
     return msgspec.structs.replace(kept, **changes)
 
 
-def _retry_seconds(attempts: int) -> float:
+def _retry_seconds(failed_runs: int) -> float:
     """Time until the next run after so many failed ones in a row."""
-    return min(RETRY_SECONDS * 2.0 ** min(max(attempts - 1, 0), 16), RETRY_SECONDS_MAX)
+    return min(RETRY_SECONDS * 2.0 ** min(max(failed_runs - 1, 0), 16), RETRY_SECONDS_MAX)
 
 
 def _after_apply(kept: Next, result: Result, visibility_seconds: float) -> Next:
@@ -116,17 +125,21 @@ def _after_apply(kept: Next, result: Result, visibility_seconds: float) -> Next:
             kept, phase=Phase.READY, due_seconds=None, instance_id=result.instance_id, address=result.address
         )
     if result.nothing:
-        return kept if kept.attempts < APPLIES_MAX else _given_up(kept, result)
-    return _destroyed(msgspec.structs.replace(kept, outcome=result.outcome, attempts=0), result)
+        return kept if kept.failed_runs < APPLIES_MAX else _given_up(kept, result)
+    return _destroyed(msgspec.structs.replace(kept, outcome=result.outcome, failed_runs=0), result)
 
 
-def _after_look_up(kept: Next, result: Result, unsettled_seconds: float) -> Next:
+def _after_look_up(kept: Next, result: Result, unsettled_seconds: float, interruptions: int) -> Next:
     """Next phase after a look-up, which has added what it found to the state. Once nothing more can appear, an apply
-    adds what is missing, everything or nothing, and reads the outputs."""
+    adds what is missing, everything or nothing, and reads the outputs; unless it was interrupted too often."""
     if result.failure:
         return kept
+    kept = msgspec.structs.replace(kept, interruptions=interruptions)  # those of the apply, which follows
     if unsettled_seconds > 0:
         return msgspec.structs.replace(kept, due_seconds=unsettled_seconds)
+    if interruptions > INTERRUPTIONS_MAX:
+        problem = f"its runs were interrupted {interruptions} times in a row by shutdowns of their provisioners"
+        return _given_up(msgspec.structs.replace(kept, problem=problem), result)
     return msgspec.structs.replace(kept, phase=Phase.QUEUED, due_seconds=0.0)
 
 
@@ -135,13 +148,13 @@ def _after_refresh(kept: Next, result: Result) -> Next:
     if not result.failure and (not result.resources or result.instance_id != kept.instance_id):
         problem = f"its instance {kept.instance_id} is gone"
         return _destroyed(msgspec.structs.replace(kept, problem=problem), result)
-    if result.failure and kept.attempts < STUCK_ATTEMPTS:
+    if result.failure and kept.failed_runs < STUCK_RUNS:
         return kept
     return msgspec.structs.replace(kept, due_seconds=None)
 
 
 def _given_up(kept: Next, result: Result) -> Next:
-    return _destroyed(msgspec.structs.replace(kept, put_back=True, attempts=0), result)
+    return _destroyed(msgspec.structs.replace(kept, put_back=True, failed_runs=0), result)
 
 
 def _destroyed(kept: Next, result: Result) -> Next:

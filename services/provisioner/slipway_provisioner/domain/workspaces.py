@@ -69,7 +69,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
 
     `holder` is the run that holds its lock until `locked_until`, under the fencing token `fence`. A run that has lost
     it may have effects until `effects_until`, and those of an apply end `effects_seconds` after its beginning.
-    `attempts` are failed runs in a row, `problem` is that of the last one.
+    `failed_runs` are failed runs in a row, `problem` is that of the last one. `interruptions` are runs in a row that
+    shutdowns of this service have interrupted, which are no failed ones while they are few.
     """
 
     id: str
@@ -86,7 +87,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     locked_until: datetime | None = None
     effects_until: datetime | None = None
     due_at: datetime | None = None
-    attempts: int = 0
+    failed_runs: int = 0
+    interruptions: int = 0
     instance_id: str | None = None
     address: str = ""
     outcome: dict[str, Any] | None = None

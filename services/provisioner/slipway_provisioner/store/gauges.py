@@ -53,8 +53,8 @@ WORKSPACES: Final = f"""
 SELECT phase, count(*)::int AS number, count(*) FILTER (WHERE runs)::int AS running,
     count(*) FILTER (WHERE waits)::int AS waiting,
     coalesce(extract(epoch FROM slipway_clock() - min(due_at) FILTER (WHERE waits)), 0)::float8 AS wait_seconds,
-    coalesce(max(attempts) FILTER (WHERE NOT retired), 0) AS failed_runs
-FROM (SELECT phase, due_at, attempts, retired, holder <> '' AND locked_until >= slipway_clock() AS runs,
+    coalesce(max(failed_runs) FILTER (WHERE NOT retired), 0) AS failed_runs
+FROM (SELECT phase, due_at, failed_runs, retired, holder <> '' AND locked_until >= slipway_clock() AS runs,
         due_at <= slipway_clock() AND (holder = '' OR locked_until < slipway_clock()) AND NOT retired AS waits
     FROM workspace, coalesce((SELECT a.retired FROM account a WHERE a.id = account_id), false) AS retired
     WHERE phase <> '{Phase.GONE}') AS w

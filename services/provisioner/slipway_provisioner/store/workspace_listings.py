@@ -95,7 +95,7 @@ RECLAIM: Final = Statement(
             "phase": Phase.ORPHAN,
             "due_at": NOW,
             "ended_at": None,
-            "attempts": 0,
+            "failed_runs": 0,
             "instance_id": None,
             "problem": "",
         },

@@ -56,11 +56,11 @@ LIVE: Final = Statement(
 )
 _NAMED: Final = C.instance_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text)))
 # Also while it is being refreshed: the end of that run keeps the phase, and makes the destruction due. One that is
-# being destroyed already is left, since its attempts would be counted anew.
+# being destroyed already is left, since its failed runs would be counted anew.
 DESTROY: Final = Statement(
     sa.update(workspace)
     .where(_HERE, _NAMED, C.phase == Phase.READY)
-    .values(phase=Phase.DESTROYING, due_at=NOW, attempts=0)
+    .values(phase=Phase.DESTROYING, due_at=NOW, failed_runs=0)
 )
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
 # A run whose lock has lapsed may still go on elsewhere; only its own replica could prove its end. Its workspace
@@ -104,7 +104,8 @@ FINISH: Final = Statement(
         locked_until=None,
         due_at=NOW + seconds("due"),
         effects_until=sa.func.coalesce(NOW + seconds("effects"), C.effects_until),
-        attempts=sa.bindparam("attempts", type_=C.attempts.type),
+        failed_runs=sa.bindparam("failed_runs", type_=C.failed_runs.type),
+        interruptions=sa.bindparam("interruptions", type_=C.interruptions.type),
         instance_id=sa.bindparam("instance_id", type_=C.instance_id.type),
         address=sa.bindparam("address"),
         outcome=sa.func.coalesce(sa.bindparam("outcome", type_=C.outcome.type), C.outcome),
@@ -125,14 +126,14 @@ HELD: Final = Statement(
 )
 # Once until its next contact: a worker that was refreshed since it was last seen is left to its deadline.
 REFRESH_UNRESPONSIVE: Final = f"""
-UPDATE workspace w SET due_at = slipway_clock(), attempts = 0 FROM worker k
+UPDATE workspace w SET due_at = slipway_clock(), failed_runs = 0 FROM worker k
 WHERE w.phase = '{Phase.READY}' AND w.due_at IS NULL AND w.holder = ''
     AND k.account_id = w.account_id AND k.instance_id = w.instance_id AND k.state IN ({states(REGISTERED)})
     AND k.last_seen_at < slipway_clock() - $1 * interval '1 s'
     AND coalesce(w.refreshed_at, w.created_at) < k.last_seen_at
 RETURNING w.id"""
 REFRESH_OLDEST: Final = f"""
-UPDATE workspace SET due_at = slipway_clock(), attempts = 0 WHERE id = (
+UPDATE workspace SET due_at = slipway_clock(), failed_runs = 0 WHERE id = (
     SELECT id FROM workspace
     WHERE phase = '{Phase.READY}' AND due_at IS NULL AND holder = ''
         AND coalesce(refreshed_at, created_at) < slipway_clock() - $1 * interval '1 s'
@@ -222,7 +223,8 @@ async def finish(tx: Connection, workspace_id: str, next_: Next, *, refreshed_at
         next=next_.phase,
         due=next_.due_seconds,
         effects=next_.effects_seconds,
-        attempts=next_.attempts,
+        failed_runs=next_.failed_runs,
+        interruptions=next_.interruptions,
         instance_id=next_.instance_id,
         address=next_.address,
         outcome=_outcome(next_),

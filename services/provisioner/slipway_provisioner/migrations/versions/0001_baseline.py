@@ -315,8 +315,8 @@ CREATE TABLE workspace (
     phase text NOT NULL CHECK (phase IN ('queued', 'unknown', 'ready', 'destroying', 'orphan', 'gone')),
     holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0, locked_until timestamptz,
     effects_seconds double precision NOT NULL, effects_until timestamptz, due_at timestamptz,
-    attempts integer NOT NULL DEFAULT 0, instance_id text, address text NOT NULL DEFAULT '', outcome jsonb,
-    problem text NOT NULL DEFAULT '',
+    failed_runs integer NOT NULL DEFAULT 0, interruptions integer NOT NULL DEFAULT 0,
+    instance_id text, address text NOT NULL DEFAULT '', outcome jsonb, problem text NOT NULL DEFAULT '',
     created_at timestamptz NOT NULL DEFAULT slipway_clock(), refreshed_at timestamptz, ended_at timestamptz,
     UNIQUE (batch_id, ordinal)
 );

@@ -18,7 +18,7 @@ from slipway_common.events.worker import Outcome, Scope
 from slipway_provisioner.domain.cloud import WITHOUT_ID, Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.encryption import KeyMissing
 from slipway_provisioner.domain.orphan_workspaces import OrphanWorkspace
-from slipway_provisioner.domain.workspace_runs import STUCK_ATTEMPTS
+from slipway_provisioner.domain.workspace_runs import STUCK_RUNS
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.providers.port import (
     Accepted,
@@ -224,7 +224,7 @@ def is_installed() -> bool:
 
 def _is_stuck(row: Workspace) -> bool:
     """True if only a person can free what a workspace holds."""
-    return row.phase in ENDING and row.attempts >= STUCK_ATTEMPTS
+    return row.phase in ENDING and row.failed_runs >= STUCK_RUNS
 
 
 def _instance(row: Workspace) -> Instance:
@@ -250,7 +250,7 @@ def _left(orphan: OrphanWorkspace) -> Instance:
 
 
 def _protected(row: Workspace, orphan: OrphanWorkspace | None) -> Protected:
-    reason = f"terraform destroy has failed {row.attempts} times: {row.problem}"
+    reason = f"terraform destroy has failed {row.failed_runs} times: {row.problem}"
     if row.phase is Phase.ORPHAN:
         return Protected(f"{reason}; {orphan.note}" if orphan else reason, BY_HAND)
     return Protected(

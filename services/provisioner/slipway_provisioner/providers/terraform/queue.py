@@ -1,8 +1,11 @@
 """Queue of runs of this replica: claims workspaces that are due, at most as many as it may run, and saves each run."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
+
+import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.observability.telemetry import logger
@@ -11,7 +14,7 @@ from slipway_provisioner.domain.orphan_workspaces import Resource
 from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next, Result, after, sweep_pause
 from slipway_provisioner.domain.workspaces import Operation
 from slipway_provisioner.providers.port import TerraformSettings
-from slipway_provisioner.providers.terraform.runs import Ended, LookUpFailed
+from slipway_provisioner.providers.terraform.runs import Ended, LookUpFailed, resources_of
 from slipway_provisioner.providers.workspaces import ListingClaim, RunClaim, Workspaces
 
 LOG = logger(__name__)
@@ -26,6 +29,9 @@ INTERRUPT_SECONDS: Final = 10.0
 """Time in which an interrupted run of Terraform ends by itself."""
 STOP_SECONDS: Final = INTERRUPT_SECONDS + 6.0
 """Time in which interrupted runs end and are saved when this process shuts down."""
+RELEASE_SECONDS: Final = 2.0
+"""Time in which the locks of runs that had not begun are released then."""
+INTERRUPTED: Final = "interrupted, since its provisioner was shut down"
 
 
 class RunQueue:
@@ -48,6 +54,7 @@ class RunQueue:
         self._renewed_at = self._looked_at = self._swept_at = monotonic_seconds()
         self._sweep_pause = 0.0
         self._lists_next = False
+        self._is_stopping = False
 
     async def step(self) -> bool:
         """Claim and begin runs; waits for the end of one while there are any. False if there is nothing to do."""
@@ -101,31 +108,39 @@ class RunQueue:
             ended = await self._ended(claim)
         if claim.operation is Operation.REFRESH and self._settings.sweep_share > 0:
             self._sweep_pause = sweep_pause(monotonic_seconds() - began, self._settings.sweep_share)
-        next_ = after(
-            claim.workspace,
-            claim.operation,
-            ended.result,
-            unsettled_seconds=claim.unsettled_seconds,
-            visibility_seconds=self._visibility(claim),
-        )
+        next_ = self._next(claim, ended)
         if claim.problem:  # whatever its phase
             next_ = Next(
                 phase=claim.workspace.phase,
                 due_seconds=RETRY_SECONDS_MAX / 10,
-                attempts=claim.workspace.attempts + 1,
+                failed_runs=claim.workspace.failed_runs + 1,
                 instance_id=claim.workspace.instance_id,
                 address=claim.workspace.address,
                 problem=claim.problem,
             )
         await self._save(claim, ended, next_)
 
+    def _next(self, claim: RunClaim, ended: Ended) -> Next:
+        return after(
+            claim.workspace,
+            claim.operation,
+            ended.result,
+            unsettled_seconds=claim.unsettled_seconds,
+            visibility_seconds=self._visibility(claim),
+        )
+
     async def _ended(self, claim: RunClaim) -> Ended:
         """Run a workspace. After an error of our own its outcome is unknown."""
         try:
-            return await self._run(claim)
+            ended = await self._run(claim)
         except Exception as error:
             LOG.exception("a run of terraform failed", workspace=claim.workspace.id)
             return Ended(Result(failure=f"{type(error).__name__}; the log has it", unknown=True, resources=1))
+        if self._is_stopping and (ended.result.nothing or ended.result.unknown):
+            return msgspec.structs.replace(
+                ended, result=msgspec.structs.replace(ended.result, failure=INTERRUPTED, interrupted=True)
+            )
+        return ended
 
     async def _save(self, claim: RunClaim, ended: Ended, next_: Next) -> None:
         self._saving.add(claim.workspace.id)
@@ -196,6 +211,7 @@ class RunQueue:
 
     async def stop(self) -> None:
         """Interrupt all runs, and save their states, for at most STOP_SECONDS. The database must be connected."""
+        self._is_stopping = True
         for task, claim in self._running.items():
             if claim.workspace.id not in self._saving:
                 task.cancel()
@@ -203,4 +219,11 @@ class RunQueue:
             self._listing.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+        unbegun = [claim for task, claim in self._running.items() if task.cancelled()]
+        with contextlib.suppress(TimeoutError):  # then their locks lapse
+            async with asyncio.timeout(RELEASE_SECONDS):
+                for claim in unbegun:
+                    resources = resources_of(claim.state)
+                    ended = Ended(Result(failure=INTERRUPTED, nothing=True, interrupted=True, resources=resources))
+                    await self._save(claim, ended, self._next(claim, ended))
         self._running.clear()

@@ -359,17 +359,17 @@ class Runs:
         seconds: float,
         imported: Imported | None = None,
     ) -> Run:
-        """Result of a run. One that is cancelled is interrupted, and its result is returned if it had begun: it has the
-        newest state."""
+        """Result of a run. One that is cancelled is interrupted, and its result is returned nevertheless: it has the
+        newest state. Raises TerraformError, as RunInterrupted if it had not begun."""
         deadline = asyncio.get_running_loop().time() + seconds
         try:
             return await self._driver.run(command, name, job, state=state, deadline=deadline, imported=imported)
         except asyncio.CancelledError:
             operation, task = self._driver.operations.get(name), asyncio.current_task()
-            if operation is None or operation.result is None or task is None:
+            if operation is None or operation.is_running or task is None:
                 raise
             task.uncancel()
-            return operation.result
+            return await operation.wait()
         finally:
             self._driver.forget(name)
 
