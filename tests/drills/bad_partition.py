@@ -17,10 +17,9 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.events.topics import POOL_LIFECYCLE, TOPICS
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import decode
-from slipway_local.check import evidence
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, done, fetch, gathered
 
 BAD = POOL_LIFECYCLE
 BAD_SECONDS = 20.0  # real: twice as long as the client waits for a batch
@@ -122,13 +121,7 @@ async def delete_topic(deployment: Deployment) -> None:
 
 async def arrived(deployment: Deployment) -> int:
     """Number of events on the bad topic, which was empty when it was created again; repeats count once."""
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
+    found = await gathered(deployment)
     return len({p.envelope.id for p in found.published if p.topic == BAD.name and p.envelope is not None})
 
 

@@ -17,14 +17,13 @@ from slipway_common.base.ids import new_secret
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
-from slipway_local.check import evidence
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.ec2_machines import Ec2Machines
 from slipway_local.ec2 import facts as ec2
 from slipway_local.ec2.faults import NOTATION
 from slipway_simulator.notation import BadFault, Fault
 from tests.drills.ec2_storm import DECLARATION
-from tests.drills.harness import Harness, Verdict, fetch
+from tests.drills.harness import Harness, Verdict, fetch, gathered
 
 ACCOUNT: Final = "aws-1"
 NUMBER: Final = "210987654321"  # the account of the role in the example
@@ -154,13 +153,7 @@ async def play(harness: Harness) -> Verdict:
     if list(results)[-1:] != ["recovered"]:
         await _checked(deployment, machines, ())
     await harness.until(all_published, "all alerts are published")
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
+    found = await gathered(deployment)
     events = [each.event for each in found.published if isinstance(each.event, AlertRaised | AlertResolved)]
     problems += _wrong_exits(results) + _wrong_alerts([each for each in events if each.kind == ALERT], results)
     launched = [fact for fact in machines.written() if isinstance(fact, ec2.InstanceCreated | ec2.ShuttingDown)]

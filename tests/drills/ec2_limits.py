@@ -19,15 +19,14 @@ from slipway_common.base.clock import utc_now
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.declaration.strict_yaml import read
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_local.check import evidence
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.ec2_machines import ACCOUNT_TAG, CREDENTIALS, Ec2Machines
 from slipway_local.ec2 import facts as ec2
 from slipway_local.ec2.faults import NOTATION
 from slipway_simulator.notation import BadFault
 from tests.drills.ec2_storm import DECLARATION
-from tests.drills.harness import Harness, Verdict, add_tasks, fetch
+from tests.drills.harness import Harness, Verdict, add_tasks, fetch, published_alerts
 
 PRICES: Final = Path("examples/prices.yaml")
 LAUNCHES, SPEND = "aws-build", "aws-test"  # accounts, by their limit
@@ -50,7 +49,6 @@ KIND: Final = "launch-limit"
 REASONS: Final = """
 SELECT count(*) FROM provisioner.decision WHERE pool_id = ANY($1) AND reason LIKE '%has reached its limit of%'"""
 CHARGED: Final = "SELECT account_id, sum(charged)::int AS charged FROM provisioner.launch_batch GROUP BY 1"
-Alert = AlertRaised | AlertResolved
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -161,18 +159,7 @@ def _declared(deployment: Deployment, machines: Ec2Machines, asked: Asked) -> De
 
 async def _alerts(deployment: Deployment) -> list[tuple[float, Alert]]:
     """Alerts on limits, with their times, as published."""
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
-    return [
-        (record.envelope.time.timestamp(), record.event)
-        for record in found.published
-        if isinstance(record.event, Alert) and record.event.kind == KIND and record.envelope is not None
-    ]
+    return await published_alerts(deployment, lambda alert: alert.kind == KIND)
 
 
 def _created(machines: Ec2Machines, account: str) -> list[ec2.InstanceCreated]:

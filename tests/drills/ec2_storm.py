@@ -17,7 +17,7 @@ from typing import Final
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.events import worker as events
-from slipway_local.check import evidence, path_check
+from slipway_local.check import path_check
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.ec2_machines import CREDENTIALS, Ec2Machines
@@ -25,7 +25,7 @@ from slipway_local.demo.program import settle
 from slipway_local.ec2 import facts as ec2
 from slipway_local.ec2.faults import NOTATION
 from slipway_simulator import facts
-from tests.drills.harness import Harness, Verdict, add_tasks, are_done
+from tests.drills.harness import Harness, Verdict, add_tasks, are_done, gathered
 
 DECLARATION: Final = Path("examples/slipway-aws.yaml")
 POOL: Final = "agents"
@@ -89,13 +89,7 @@ async def play(harness: Harness) -> Verdict:
     harness.log("all machines have ended")
     await settle(deployment)
     harness.log("calls are settled")
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=deployment.settle_seconds,
-    )
+    found = await gathered(deployment, settle_seconds=deployment.settle_seconds)
     await machines.count()
     return _verdict(machines, found, workers=workers, kills=kills)
 

@@ -12,6 +12,9 @@ import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.declaration.models import Declaration
+from slipway_common.events.alert import Alert
+from slipway_local.check import evidence
+from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
@@ -101,6 +104,26 @@ async def add_tasks(deployment: Deployment, pool_id: str, count: int, seconds: f
     """Add tasks of one length in product seconds."""
     body = {"pool_id": pool_id, "count": count, "duration_seconds": seconds}
     await deployment.call("POST", "simulator", "/tasks", body)
+
+
+async def gathered(deployment: Deployment, settle_seconds: float = 0.0) -> Evidence:
+    """Ledger, topics and rows of a deployment, which keeps running meanwhile."""
+    return await evidence.gather(
+        ledger_path=deployment.ledger,
+        kafka=deployment.kafka,
+        prefix=deployment.prefix,
+        database_url=deployment.database_url,
+        settle_seconds=settle_seconds,
+    )
+
+
+async def published_alerts(deployment: Deployment, wanted: Callable[[Alert], bool]) -> list[tuple[float, Alert]]:
+    """Alerts and their ends as published, with their times."""
+    return [
+        (record.envelope.time.timestamp(), record.event)
+        for record in (await gathered(deployment)).published
+        if isinstance(record.event, Alert) and wanted(record.event) and record.envelope is not None
+    ]
 
 
 async def fetch(deployment: Deployment, statement: str, *arguments: Any) -> list[Any]:

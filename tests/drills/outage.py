@@ -10,12 +10,11 @@ import asyncpg
 
 from slipway_common.base.clock import utc_now
 from slipway_common.events.worker import Result, Scope
-from slipway_local.check import evidence
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, Verdict, add_tasks, fetch, played
+from tests.drills.harness import Harness, Verdict, add_tasks, fetch, gathered, played
 
 OUTAGE_SECONDS = 1200.0
 JUMP = "1 hour"
@@ -67,13 +66,7 @@ async def play(harness: Harness) -> Verdict:
 
     await harness.until(charged, "the bad image is charged")
     await harness.product_seconds(PASSES_SECONDS * harness.speed)
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
+    found = await gathered(deployment)
     return judge(found, outages)
 
 

@@ -15,15 +15,14 @@ from aiokafka import AIOKafkaProducer
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging.envelope import Envelope, encode
-from slipway_local.check import evidence
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, played
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, played, published_alerts
 
 OLD, NEW = "old-monitor", "new-monitor"
 IDLE, BUSY = 5, 3
@@ -36,7 +35,6 @@ ALERT_SECONDS = 5.0  # real: there is a pass each second
 # A busy machine answers late.
 SECONDS = {"call_timeout_seconds": 600.0, "boot_timeout_seconds": 6000.0, "unresponsive_timeout_seconds": 6000.0}
 KEY = alert_key("provisioner", "demand-source-stale", "builds", OLD)
-Alert = AlertRaised | AlertResolved
 
 
 class Monitor:
@@ -126,18 +124,7 @@ def ended(ledger: Sequence[facts.Fact]) -> dict[str, float]:
 
 async def alerts(deployment: Deployment) -> list[tuple[float, Alert]]:
     """Alerts on the old source, and their ends, with their times, as published."""
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
-    return [
-        (record.envelope.time.timestamp(), record.event)
-        for record in found.published
-        if isinstance(record.event, Alert) and record.event.dedup_key == KEY and record.envelope is not None
-    ]
+    return await published_alerts(deployment, lambda alert: alert.dedup_key == KEY)
 
 
 def judge(

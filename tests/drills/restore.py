@@ -17,13 +17,12 @@ import httpx2
 import msgspec
 
 from slipway_common.base.clock import utc_now
-from slipway_local.check import evidence
 from slipway_local.check.evidence import Evidence, Published
 from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_local.servers.postgres import give, unprivileged_account
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, fetch, played
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, are_done, fetch, gathered, played
 
 BEFORE, BUSY = 8, 8
 TASK_SECONDS, LONG_SECONDS = 30.0, 1200.0
@@ -90,13 +89,7 @@ async def play(harness: Harness, *, launches: int, events: int) -> Verdict:
         await harness.until(lambda: are_done(deployment, "builds", tasks), f"all {tasks} tasks are done")
     except NotReached as error:
         problems.append(str(error))
-    read = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
+    read = await gathered(deployment)
     verdict = judge(read, events, course)
     return Verdict(verdict.figures, [*problems, *verdict.problems])
 

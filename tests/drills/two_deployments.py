@@ -9,12 +9,11 @@ from collections import Counter
 from itertools import chain
 
 from slipway_common.events.alert import AlertRaised
-from slipway_local.check import evidence
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, Verdict, fetch, played
+from tests.drills.harness import Harness, Verdict, fetch, gathered, played
 
 MACHINES = 6
 PASSES = 5
@@ -82,13 +81,7 @@ async def passes(deployment: Deployment) -> int:
 
 async def raised(deployment: Deployment) -> list[str]:
     """Alerts about the account, as published."""
-    found = await evidence.gather(
-        ledger_path=deployment.ledger,
-        kafka=deployment.kafka,
-        prefix=deployment.prefix,
-        database_url=deployment.database_url,
-        settle_seconds=0.0,
-    )
+    found = await gathered(deployment)
     events = [record.event for record in found.published]
     return [e.summary for e in events if isinstance(e, AlertRaised) and e.kind in ALERTS]
 
