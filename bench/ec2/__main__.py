@@ -10,26 +10,25 @@ them, ROUNDS=3 are counted after a warm-up, SEED=1 gives the order of the sides,
 """
 
 import asyncio
-import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import httpx2
-import msgspec
 
 from bench import committed
 from bench.claims import report as report_claims
 from bench.ec2 import figures
 from bench.ec2.figures import Comparison, Played, Results
-from bench.ec2.side import CALL_SECONDS, IMAGE, READY, Cell, Sample
+from bench.ec2.side import CALL_SECONDS, IMAGE, Cell, Sample
 from bench.events import surroundings
+from bench.sides import Side, started
 from slipway_common.database import migrate
 from slipway_local.ec2.scenario import RUN, TERMINATE
 from slipway_local.ec2.server import EmbeddedEc2
@@ -42,33 +41,9 @@ from tests.support.provisioner import SERVICE
 # The stand-in takes most of the time of a round: it creates and ends each machine in moto.
 CELLS: Final = {"1 machine": Cell(10, 1), "10 machines": Cell(5, 10)}
 ROUNDS: Final = 3
-STOP_SECONDS: Final = 10.0
 WIDE: Final = {"burst": 10_000, "refill_per_second": 10_000}
 # Nothing takes time in this cloud, and no machine boots, which would be a process beside the measured ones.
 SCENARIO: Final = AT_ONCE | {"images": {IMAGE: {"bad": "never_registers"}}, "throttles": {RUN: WIDE, TERMINATE: WIDE}}
-
-
-class Process:
-    """A running side."""
-
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
-        self._process = process
-        self._name = name
-
-    async def ready(self) -> None:
-        while (await self._line()).decode().strip() != READY:
-            continue
-
-    async def play(self, cell: Cell) -> Sample:
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(cell) + b"\n")
-        return msgspec.json.decode(await self._line(), type=Sample)
-
-    async def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        if line := await self._process.stdout.readline():
-            return line
-        raise RuntimeError(f"the process of the {self._name} has ended, for the reason above")
 
 
 class Cloud:
@@ -106,10 +81,11 @@ async def measure(supervisor: Supervisor, *, cells: Mapping[str, Cell], seed: in
         url = await server.create_database("bench")
         await migrate.upgrade(url, SERVICE)
         async with (
-            _started("bare", ec2.url) as bare,
-            _started("provisioner", ec2.url, url) as provisioner,
+            started("bench.ec2.bare", ec2.url) as bare,
+            started("bench.ec2.provisioner", ec2.url, url) as provisioner,
             httpx2.AsyncClient(base_url=ec2.url, trust_env=False, timeout=CALL_SECONDS) as client,
         ):
+            await asyncio.gather(bare.ready(), provisioner.ready())
             sides, rng = {"bare": bare, "provisioner": provisioner}, Random(seed)
             found = {
                 name: await _compared(name, cell, sides, Cloud(client, seed), rng, rounds)
@@ -129,14 +105,14 @@ async def measure(supervisor: Supervisor, *, cells: Mapping[str, Cell], seed: in
 
 
 async def _compared(
-    name: str, cell: Cell, sides: Mapping[str, Process], cloud: Cloud, rng: Random, rounds: int
+    name: str, cell: Cell, sides: Mapping[str, Side], cloud: Cloud, rng: Random, rounds: int
 ) -> Comparison:
     played: dict[str, list[Played]] = {side: [] for side in sides}
     for number in range(1 + rounds):
         print(f"{name} a call, {f'round {number} of {rounds}' if number else 'warm-up'} …", flush=True)
         for side in rng.sample(list(sides), len(sides)):
             await cloud.clear()
-            sample = await sides[side].play(cell)
+            sample = await sides[side].ask(cell, Sample)
             played[side].append(Played(sample, await cloud.calls(cell.machines)))
     return figures.compared(cell, **played)
 
@@ -159,31 +135,6 @@ def numbers(environment: Mapping[str, str]) -> tuple[int, int]:
     if found[1] < 1:
         raise ValueError(f"SEED={seed} ROUNDS={rounds}: SEED has to be an integer, and ROUNDS one of at least 1")
     return found
-
-
-@contextlib.asynccontextmanager
-async def _started(name: str, *arguments: str) -> AsyncIterator[Process]:
-    """A side in a process of its own, which ends with its input."""
-    env: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith(("SLIPWAY_", "AWS_"))}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"bench.ec2.{name}", *arguments),
-        env=env,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    side = Process(process, name)
-    try:
-        await side.ready()
-        yield side
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import httpx2
 import msgspec
 import uvloop
 
+from bench.sides import READY
 from slipway_common.service import GARBAGE_OBJECTS
 from tests.support.harness import until
 
@@ -27,7 +28,6 @@ IDENTITY: Final = "123456789012"
 KEY, SECRET = "AKIABENCH", "secret of the bench"
 CALL_SECONDS: Final = 60.0
 CONNECTIONS_MAX: Final = 64
-READY: Final = "ready"
 
 
 class Cell(msgspec.Struct, frozen=True):

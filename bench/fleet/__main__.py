@@ -9,26 +9,25 @@ KEEP=1 writes bench/results/ec2-scale.json.
 """
 
 import asyncio
-import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import asyncpg
 import httpx2
-import msgspec
 
 from bench import committed
 from bench.claims import report
 from bench.events import surroundings
 from bench.fleet import figures
-from bench.fleet.parts import CALL_SECONDS, IMAGE, INSTANCE_TYPE, READY, REGION, ZONE, Fleet, Listed, Played, Window
+from bench.fleet.parts import CALL_SECONDS, IMAGE, INSTANCE_TYPE, REGION, ZONE, Fleet, Listed, Played, Window
+from bench.sides import Side, started
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate
 from slipway_local.ec2.server import EmbeddedEc2
@@ -45,63 +44,8 @@ ROUNDS_MAX: Final = 6  # so that the command ends within a minute
 BATCH: Final = 10
 LAUNCHES_PER_SECOND: Final = 10.0
 LAUNCH_SECONDS: Final = 0.5
-STOP_SECONDS: Final = 10.0
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 SCENARIO: Final = AT_ONCE | {"has_machines": False, "latency_seconds": LAUNCH_SECONDS, "latency_sigma": 0}
 LEAST_SECONDS: Final = 4.0
-
-Answer = TypeVar("Answer")
-
-
-class Process:
-    """A running side."""
-
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
-        self._process = process
-        self._name = name
-
-    async def begin(self, fleet: Fleet) -> None:
-        self._write(fleet)
-        while (await self._line()).decode().strip() != READY:
-            continue
-
-    async def ask(self, question: Any, type_: type[Answer]) -> Answer:
-        self._write(question)
-        return msgspec.json.decode(await self._line(), type=type_)
-
-    def _write(self, value: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(value) + b"\n")
-
-    async def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        if line := await self._process.stdout.readline():
-            return line
-        raise RuntimeError(f"the process of the {self._name} has ended, for the reason above")
-
-
-@contextlib.asynccontextmanager
-async def started(name: str, *arguments: str) -> AsyncIterator[Process]:
-    """A side in a process of its own, which is stopped at the end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"bench.fleet.{name}",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=LINE_BYTES_MAX,
-    )
-    try:
-        yield Process(process, name)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 async def _deployment(url: str) -> str:
@@ -146,13 +90,15 @@ async def measure(supervisor: Supervisor, *, instances: int, accounts: int, roun
         deployment = await _deployment(url)
         async with (
             httpx2.AsyncClient(base_url=ec2.url, trust_env=False, timeout=CALL_SECONDS) as client,
-            started("bare") as bare,
-            started("provisioner", url) as provisioner,
+            started("bench.fleet.bare") as bare,
+            started("bench.fleet.provisioner", url) as provisioner,
         ):
             (await client.post("/scenario", json=SCENARIO | {"seed": seed})).raise_for_status()
             fleet = Fleet(ec2.url, await seeded(client, deployment, instances, accounts), LAUNCHES_PER_SECOND, seed)
             print(f"{fleet.instances:,} instances in {accounts} accounts run; preparing the provisioner …", flush=True)
-            await asyncio.gather(bare.begin(fleet), provisioner.begin(fleet))
+            for side in (bare, provisioner):
+                side.send(fleet)
+            await asyncio.gather(bare.ready(), provisioner.ready())
             played = await _windows(bare, provisioner, rounds, Random(seed), fleet)
             state = (await client.get("/state")).json()
             truth = (await client.get("/truth")).json()["values"].get(deployment, {})
@@ -178,7 +124,7 @@ async def measure(supervisor: Supervisor, *, instances: int, accounts: int, roun
     return report(figures.claims(found))
 
 
-async def _windows(bare: Process, provisioner: Process, rounds: int, rng: Random, fleet: Fleet) -> dict[str, list[Any]]:
+async def _windows(bare: Side, provisioner: Side, rounds: int, rng: Random, fleet: Fleet) -> dict[str, list[Any]]:
     """Rounds with launches beside, windows of launches alone that last as long, and listings by the bare client, in an
     order of chance."""
     found: dict[str, list[Any]] = {"beside": [], "alone": [], "bare": [], "windows": []}

@@ -15,7 +15,8 @@ import uvloop
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
-from bench.fleet.parts import CALL_SECONDS, KEY, LISTED_AT_ONCE, PAGE, READY, REGION, SECRET, Fleet, Listed
+from bench.fleet.parts import CALL_SECONDS, KEY, LISTED_AT_ONCE, PAGE, REGION, SECRET, Fleet, Listed
+from bench.sides import READY
 
 ROLE: Final = "arn:aws:iam::{}:role/slipway"
 

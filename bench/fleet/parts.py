@@ -13,7 +13,6 @@ KEY, SECRET = "AKIAFLEET", "secret of the fleet"
 CALL_SECONDS: Final = 60.0
 LISTED_AT_ONCE: Final = 2
 PAGE: Final = 200
-READY: Final = "ready"
 
 
 class Fleet(msgspec.Struct, frozen=True):

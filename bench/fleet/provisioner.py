@@ -26,7 +26,6 @@ from bench.fleet.parts import (
     INSTANCE_TYPE,
     KEY,
     LISTED_AT_ONCE,
-    READY,
     REGION,
     SECRET,
     ZONE,
@@ -34,6 +33,7 @@ from bench.fleet.parts import (
     Played,
     Window,
 )
+from bench.sides import READY
 from slipway_common.base.ids import new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
