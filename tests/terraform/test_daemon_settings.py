@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from slipway_provisioner.settings import Settings as Provisioner
 from slipway_terraform.daemon.settings import SOCKET, Executable, InvalidSettings, SchedulerKind, Settings, load
 from slipway_terraform.domain.policy import Policy
 
@@ -114,3 +115,19 @@ def test_mistakes_are_named_with_their_remedy(tmp_path: Path, old: str, new: str
 def test_wrong_variables_are_named(variables: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidSettings, match=expected):
         load(None, {f"SLIPWAY_TERRAFORM_{name}": value for name, value in variables.items()})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("MAX_PROCESS", "MAX_PROCESSES"), ("SOKCET", "SOCKET"), ("DRAIN_SECOND", "DRAIN_SECONDS")],
+)
+def test_a_misspelt_variable_is_refused(tmp_path: Path, wrong: str, right: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"{wrong} is no setting; write {right}, or unset it"):
+        load(written(tmp_path, FILE), {f"SLIPWAY_TERRAFORM_{wrong}": "4"})
+
+
+def test_variables_of_a_provisioner_are_not_misspelt(tmp_path: Path) -> None:
+    """Both may share an environment."""
+    own = {name.upper(): "" for name in Provisioner.model_fields if name.startswith("terraform_")}
+    assert len(own) >= 4
+    assert load(written(tmp_path, FILE), {f"SLIPWAY_{name}": "x" for name in own}) == load(written(tmp_path, FILE), {})

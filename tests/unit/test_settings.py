@@ -10,6 +10,7 @@ from slipway_common.base.settings import NamedFiles, UnreadableFile, from_enviro
 from slipway_lease_broker.settings import Settings as LeaseBroker
 from slipway_provisioner.settings import Settings as Provisioner
 from slipway_simulator.settings import Settings as Simulator
+from slipway_terraform.daemon import settings as daemon
 from slipway_weight_calculator.settings import Settings as WeightCalculator
 
 
@@ -80,6 +81,37 @@ def test_all_errors_are_printed_without_values(
     assert printed[1] == "SLIPWAY_REGISTRATION_KEY is not set; set it, or SLIPWAY_REGISTRATION_KEY_FILE"
     assert printed[0].startswith("SLIPWAY_PORT: ")
     assert "hunter2" not in "".join(printed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("SLIPWAY_TERRAFORM_RUN_MAX", "SLIPWAY_TERRAFORM_RUNS_MAX"),
+        ("SLIPWAY_TERRAFORM_MAX_RUNS", "SLIPWAY_TERRAFORM_RUNS_MAX"),
+        ("SLIPWAY_TERRAFORM_FODLER", "SLIPWAY_TERRAFORM_FOLDER"),
+        ("SLIPWAY_REGISTER_ULR", "SLIPWAY_REGISTER_URL"),
+        ("SLIPWAY_STATE_KEY_FILE", "SLIPWAY_STATE_KEYS_FILE"),
+    ],
+)
+def test_a_misspelt_variable_is_named_at_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, right: str
+) -> None:
+    """It is ignored, and nothing else would say so. Its value is not printed."""
+    monkeypatch.setenv(wrong, "hunter2")
+    from_environment(Provisioner)
+    printed = capsys.readouterr().err
+    assert f"{wrong} is not a setting of this program, and is ignored; write {right} if it is meant" in printed
+    assert "hunter2" not in printed
+
+
+@pytest.mark.parametrize("kind", [Provisioner, WeightCalculator, LeaseBroker, Simulator])
+def test_variables_of_other_programs_are_not_misspelt(kind: type[settings.EnvironmentSettings]) -> None:
+    """All services, the command and the daemon of Terraform may share an environment."""
+    names = {name for each in (Provisioner, WeightCalculator, LeaseBroker, Simulator) for name in each.model_fields}
+    names |= {f"terraform_{name}" for name in daemon.VARIABLES | daemon.POLICY_FIELDS}
+    names |= {"token", "token_file", "state_dir", "provisioner_url", "weight_calculator_url", "worker_socket", "lease"}
+    shared = {settings.variable_of(name): "" for name in names} | {"HOME": "/"}
+    assert settings.misspelt(kind.model_fields, shared) == {}
 
 
 @pytest.mark.parametrize("kind", [Provisioner, WeightCalculator, LeaseBroker, Simulator])

@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ from slipway_terraform.domain.specs import Mode, ProviderSpec
 
 PREFIX: Final = "SLIPWAY_TERRAFORM_"
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
+SIMILARITY_MIN: Final = 0.8
+"""Similarity of a misspelt name with the right one. The names of the provisioner's settings are less alike."""
 PORT_MAX: Final = 65_535
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 SOURCE: Final = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+")
@@ -114,6 +117,7 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> Sett
         _refuse_unknown("the file", values, SETTINGS_FIELDS)
         settings = msgspec.convert(values, Settings, dec_hook=_decode)
         place = f"variables {PREFIX}…"
+        _refuse_misspelt(environment)
         policy = msgspec.structs.replace(settings.policy, **_variables(Policy, POLICY_FIELDS, environment))
         settings = msgspec.structs.replace(settings, policy=policy, **_variables(Settings, VARIABLES, environment))
         place = "settings"  # of the file or a variable
@@ -149,6 +153,16 @@ def _decode(kind: type[Any], value: Any) -> Any:
 def _refuse_unknown(place: str, values: object, known: frozenset[str]) -> None:
     if isinstance(values, dict) and (unknown := sorted(values.keys() - known)):
         raise ValueError(f"{place} cannot set {', '.join(unknown)}; the settings are {', '.join(sorted(known))}")
+
+
+def _refuse_misspelt(environment: Mapping[str, str]) -> None:
+    """Refuse a variable whose name is like that of a setting. Others may be those of a provisioner. Raises
+    ValueError."""
+    names = sorted(name.upper() for name in VARIABLES | POLICY_FIELDS | {"settings"})
+    for variable in sorted(environment):
+        name = variable.removeprefix(PREFIX)
+        if name != variable and name not in names and (like := get_close_matches(name, names, 1, SIMILARITY_MIN)):
+            raise ValueError(f"{name} is no setting; write {like[0]}, or unset it")
 
 
 def _variables(kind: type[msgspec.Struct], names: frozenset[str], environment: Mapping[str, str]) -> dict[str, Any]:
