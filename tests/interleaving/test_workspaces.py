@@ -144,6 +144,23 @@ async def test_a_state_that_is_saved_while_keys_are_rotated(provisioner: Provisi
     assert (await current(provisioner, workspace)).version.serial == 2
 
 
+async def test_a_rotation_of_large_states(provisioner: Provisioner) -> None:
+    """A chunk has some megabytes, or a single document: a hundred states of five would need a gigabyte of memory."""
+    sizes = (3, 3, 3, 9)
+    async with provisioner.database.acquire() as db:
+        for size in sizes:
+            id_ = new_id()
+            await stored(db, KEYS, state(1, id_, machine="i" * size * 2**20), id=id_)
+    chunks: list[int] = []
+    after: workspaces.Place | None = workspaces.FIRST
+    while after is not None and len(chunks) < len(sizes):
+        async with provisioner.database.acquire() as db, db.transaction():
+            done = await apply.reencrypt(db, ring(NEW, OLD), after, by="ann")
+        after = done.after
+        chunks.append(done.encrypted)
+    assert (chunks, after) == ([2, 1, 1], None)
+
+
 @locking("store.workspaces.UNLOCK", "store.workspaces.LOCK")
 async def test_a_lock_that_is_taken_while_its_run_saves(provisioner: Provisioner) -> None:
     """The command waits for the transaction of the run, and takes the lock that is left."""

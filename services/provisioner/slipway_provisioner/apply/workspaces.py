@@ -24,6 +24,8 @@ VISIBILITY_SECONDS: Final = 30.0
 """Longest time until a new resource is found by its tags, for accounts that say nothing else."""
 REENCRYPTED_AT_ONCE: Final = 100
 """Documents of one transaction: some 10 ms of encryption, and row locks that a run may wait for."""
+REENCRYPTED_BYTES: Final = 8 * 2**20
+"""Size of these documents together, since all of them are in memory: a state may have megabytes."""
 REJECTED_MAX: Final = 50
 """Rejected states of a workspace, since a run whose state is rejected each time is repeated without end."""
 
@@ -149,7 +151,7 @@ async def reencrypt(
     tx: Connection, keys: KeyRing, after: workspaces.Place = workspaces.FIRST, *, by: str
 ) -> workspaces.Reencrypted:
     """Encrypt the chunk of documents after a place with the current key. Audited. Raises KeyMissing."""
-    done = await workspaces.reencrypt(tx, keys, after, most=REENCRYPTED_AT_ONCE)
+    done = await workspaces.reencrypt(tx, keys, after, most=REENCRYPTED_AT_ONCE, bytes_max=REENCRYPTED_BYTES)
     if done.encrypted:
         await audit.command(
             tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, encrypted=done.encrypted

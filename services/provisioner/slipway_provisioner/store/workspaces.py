@@ -5,6 +5,7 @@ A document changes under the lock of its workspace's row, except for a change of
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -101,15 +102,20 @@ COUNT: Final = Statement(sa.select(sa.func.count()).where(_OF, _KIND))
 _PLACE: Final = D["workspace_id", "kind", "number"]
 # A state that is being saved is encrypted with the current key: it needs no other. Chunks go on after the last place,
 # so that a document that cannot be decrypted holds up none of the others.
+_ENCRYPTED_WITHOUT: Final = sa.and_(
+    D.key_id != sa.bindparam("key_id"),
+    D.key_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))),
+    sa.tuple_(*_PLACE) > sa.tuple_(*(sa.bindparam(f"after_{c.name}", type_=c.type) for c in _PLACE)),
+)
+_MOST: Final = sa.bindparam("most", type_=sa.Integer)
+SIZES: Final = Statement(
+    sa.select(sa.func.octet_length(D.encrypted).label("size")).where(_ENCRYPTED_WITHOUT).order_by(*_PLACE).limit(_MOST)
+)
 TAKE_ENCRYPTED_WITHOUT: Final = Statement(
     sa.select(D.workspace_id, *_DOCUMENT)
-    .where(
-        D.key_id != sa.bindparam("key_id"),
-        D.key_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))),
-        sa.tuple_(*_PLACE) > sa.tuple_(*(sa.bindparam(f"after_{c.name}", type_=c.type) for c in _PLACE)),
-    )
+    .where(_ENCRYPTED_WITHOUT)
     .order_by(*_PLACE)
-    .limit(sa.bindparam("most", type_=sa.Integer))
+    .limit(_MOST)
     .with_for_update(skip_locked=True)
 )
 REENCRYPT: Final = Statement(
@@ -264,18 +270,19 @@ async def count(db: Connection, workspace_id: str, kind: Kind) -> int:
     return number
 
 
-async def reencrypt(tx: Connection, keys: KeyRing, after: Place, *, most: int) -> Reencrypted:
-    """Encrypt with the current key up to `most` documents after a place that other keys can decrypt. Those that are not
-    authentic stay as they are. Raises KeyMissing if there is no key."""
-    arguments = TAKE_ENCRYPTED_WITHOUT.arguments(
-        key_id=keys.current_id,
-        ids=[*keys.ids],
-        most=most,
-        after_workspace_id=after.workspace_id,
-        after_kind=after.kind,
-        after_number=after.number,
-    )
-    rows = await tx.fetch(TAKE_ENCRYPTED_WITHOUT.text, *arguments)
+async def reencrypt(tx: Connection, keys: KeyRing, after: Place, *, most: int, bytes_max: int) -> Reencrypted:
+    """Encrypt with the current key up to `most` documents after a place that other keys can decrypt, of `bytes_max`
+    together, but one at least. Those that are not authentic stay as they are. Raises KeyMissing if there is no key."""
+    values = {
+        "key_id": keys.current_id,
+        "ids": [*keys.ids],
+        "after_workspace_id": after.workspace_id,
+        "after_kind": after.kind,
+        "after_number": after.number,
+    }
+    sizes = [row["size"] for row in await tx.fetch(SIZES.text, *SIZES.arguments(**values, most=most))]
+    number = max(1, sum(size <= bytes_max for size in accumulate(sizes)))
+    rows = await tx.fetch(TAKE_ENCRYPTED_WITHOUT.text, *TAKE_ENCRYPTED_WITHOUT.arguments(**values, most=number))
     not_authentic: list[Place] = []
     for row in rows:
         place = Place(str(row["workspace_id"]), row["kind"], row["number"])
@@ -286,9 +293,10 @@ async def reencrypt(tx: Connection, keys: KeyRing, after: Place, *, most: int) -
             not_authentic.append(place)
             continue
         encrypted = keys.encrypt(document, about, random_bytes(NONCE_BYTES))
-        values = REENCRYPT.arguments(**msgspec.structs.asdict(place), new_id=encrypted.key_id, data=encrypted.data)
-        await tx.execute(REENCRYPT.text, *values)
-    last = Place(str(rows[-1]["workspace_id"]), rows[-1]["kind"], rows[-1]["number"]) if len(rows) == most else None
+        arguments = REENCRYPT.arguments(**msgspec.structs.asdict(place), new_id=encrypted.key_id, data=encrypted.data)
+        await tx.execute(REENCRYPT.text, *arguments)
+    is_last = len(rows) < number or number == len(sizes) < most
+    last = None if is_last else Place(str(rows[-1]["workspace_id"]), rows[-1]["kind"], rows[-1]["number"])
     return Reencrypted(len(rows) - len(not_authentic), not_authentic, last)
 
 
