@@ -9,6 +9,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,7 @@ LEFT_OUT: Final = frozenset(
     | {"tests/data/outage.expected.jsonl", "tests/data/outage.words.toml"}
 )
 RESULTS: Final = "bench/results/"
+CHECKED_NODES: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Call)
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
@@ -120,9 +122,15 @@ def banned(path: str, text: str) -> Iterator[Finding]:
             yield Finding(path, number, f"banned word {match[0]!r}; docs/glossary.md has the field's own")
 
 
+@lru_cache(maxsize=1)
+def checked_nodes(tree: ast.Module) -> Sequence[ast.AST]:
+    """Nodes that the checks look at; a tree is walked once for all of them, which is most of the time of this tool."""
+    return [node for node in ast.walk(tree) if isinstance(node, CHECKED_NODES)]
+
+
 def docstrings(path: str, tree: ast.Module) -> Iterator[Finding]:
     """Docstrings whose first word is a riddle."""
-    for node in ast.walk(tree):
+    for node in checked_nodes(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = first_word(ast.get_docstring(node) or "")
             if first in RIDDLES:
@@ -132,7 +140,7 @@ def docstrings(path: str, tree: ast.Module) -> Iterator[Finding]:
 
 def helps(path: str, tree: ast.Module) -> Iterator[Finding]:
     """Help texts of commands and options that are too long, or begin with the wrong kind of word."""
-    for node in ast.walk(tree):
+    for node in checked_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(map(is_command, node.decorator_list)):
             head = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
             yield from help_of_command(path, node.lineno, head)
@@ -157,7 +165,7 @@ def heads(path: str, tree: ast.Module) -> Iterator[tuple[str, Finding]]:
 
 def registrations(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Module and function of each `app.command()(module.function)`."""
-    for node in ast.walk(tree):
+    for node in checked_nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and called(node.func) == "command":
             for argument in node.args:
                 if isinstance(argument, ast.Attribute) and isinstance(argument.value, ast.Name):
