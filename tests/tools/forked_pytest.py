@@ -32,6 +32,7 @@ LIBRARIES = (
     "fastapi",
     "fastapi.testclient",
     "httpx2",
+    "aiobotocore.session",
     "aiokafka",
     "asyncpg",
     "structlog",
