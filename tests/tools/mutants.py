@@ -54,6 +54,8 @@ COPIED: Final = (
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info", "*.pyc.*")  # half-written bytecode of a neighbour
 AT_A_TIME: Final = 2
 TEST_SECONDS: Final = 120.0
+# All tests once, one after another: minutes, and more beside other layers. It ends a test that hangs, no slow run.
+CONTROL_SECONDS: Final = 1800.0
 STOP_SECONDS: Final = 60.0  # a whole deployment may have to shut down
 
 # Only a failed assertion counts; import errors, crashes and failing fixtures prove nothing about a claim.
@@ -218,7 +220,7 @@ async def check(mutants: Sequence[Mutant]) -> int:
         """Output of the same tests on the unbroken tree if they fail there: a test that always fails proves nothing."""
         async with slots, copied(None) as copy:
             tests = sorted({mutant.test for mutant in mutants})
-            code, output = await pytest(copy, *tests, seconds=TEST_SECONDS * 3)
+            code, output = await pytest(copy, *tests, seconds=CONTROL_SECONDS)
         return "" if code == 0 else output
 
     async def on_servers(mutant: Mutant) -> None:
