@@ -307,6 +307,7 @@ ACCOUNT: dict[str, Any] = {
     "checked_at": AT,
     "problems": 0,
     "warnings": 0,
+    "problem": "",
     "serving": 9,
     "leaving": 1,
     "unknown_calls": 0,

@@ -29,6 +29,7 @@ from slipway_provisioner.providers.port import OutcomeUnknown, Refused, Terminat
 from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import account_checks, reachability
 from slipway_provisioner.store.workspaces import identity
 from tests.support.harness import WAITING, until
 from tests.support.provisioner import Cloud
@@ -658,6 +659,36 @@ async def test_a_credential_that_cannot_be_looked_up(postgres: EmbeddedPostgres,
         await fleet.due()
         assert await fleet.resolved(asked) == fleet.machines
         assert fleet.creations == 1
+
+
+async def test_a_tool_that_is_missing_since(fleet: Fleet) -> None:
+    """The account is checked at once, and what is wrong is named, not only that launches wait."""
+    settings = Settings(database_url="", kafka="", registration_key="r" * 32)
+    tool = fleet.place.folder / "tool"
+    tool.write_text(f'#!/bin/sh\nexec {installed().terraform} "$@"\n')
+    tool.chmod(0o755)
+    own = {**fleet.account.settings, "tool": str(tool)}
+    await fleet.database.execute("UPDATE account SET settings = $1", own)
+    await fleet.database.execute("UPDATE deployment SET id = $1", fleet.account.deployment)
+    async with working(fleet.replica()) as provider:
+
+        async def problem() -> str:
+            async with fleet.database.acquire() as db:
+                checks = AccountChecks(settings, {"terraform": provider})
+                await checks.step(fleet.database)
+                found = await account_checks.findings(db, "tf")
+            return next((each.message for each in found if each.subject == "tool"), "")
+
+        await fleet.create()
+        await one_machine(fleet)
+        assert await problem() == ""
+        tool.unlink()
+        await fleet.create()
+        await until(problem, "the problem is found")
+        assert await problem() == f"{tool} is missing, or not executable"
+        async with fleet.database.acquire() as db:
+            (shown,) = await reachability.accounts(db, "tf")
+        assert str(tool) in shown["problem"]
 
 
 # Previews

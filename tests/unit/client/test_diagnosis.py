@@ -328,6 +328,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "slipway account check sim-a",
     ),
     (
+        "account with a problem",
+        {"accounts": [ACCOUNT | {"problems": 1, "checked_at": at(-60), "problem": "/usr/bin/tofu is missing"}]},
+        WARN,
+        "accounts sim-a had 1 problem when it was checked at 14:29:00; /usr/bin/tofu is missing",
+        "slipway account check sim-a",
+    ),
+    (
         "account",
         {"configs": [TRIPPED, CONFIG | {"pool_id": "other", "account_id": "sim-b"}, CONFIG | {"account_id": "sim-b"}]},
         WARN,

@@ -18,7 +18,8 @@ class World:
         self.reported: list[str] = []
         self.identities = Identities(self.report)
 
-    async def report(self, account: Account) -> None:
+    async def report(self, account: Account, kind: str) -> None:
+        assert kind == "identity"
         self.reported.append(account.id)
 
     async def identity(self, owner: str = OWN, **environment: str) -> str:

@@ -170,9 +170,9 @@ class WorkspaceRuns:
                 await workspaces.drop(db, workspace.id, Kind.INPUTS)
         return rejected
 
-    async def check_account(self, account: Account) -> None:
+    async def check_account(self, account: Account, kind: str, subject: str = "") -> None:
         async with self._connected().acquire() as db:
-            await account_checks.make_due(db, account.id)
+            await account_checks.make_due(db, account.id, kind, subject)
 
     async def exist(self) -> bool:
         async with self._connected().acquire() as db:

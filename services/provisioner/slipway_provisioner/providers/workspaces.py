@@ -141,8 +141,8 @@ class Workspaces(Protocol):
         one instead, after which the workspace is unknown if it was applied; empty if it was saved."""
         ...
 
-    async def check_account(self, account: Account) -> None:
-        """Have an account checked now, since its credential belongs to another one, unless its check has found that."""
+    async def check_account(self, account: Account, kind: str, subject: str = "") -> None:
+        """Have an account checked now, unless its last check has found a problem of this kind with the subject."""
         ...
 
     async def exist(self) -> bool:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
-from slipway_provisioner.domain.account_check import Finding
+from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.store import accounts
 from slipway_provisioner.store.tables import account, launch_config
@@ -30,9 +30,10 @@ UPDATE account SET check_began_at = slipway_clock() WHERE id = (
     ORDER BY a.check_began_at NULLS FIRST LIMIT 1 FOR UPDATE OF a SKIP LOCKED)
 {_BEGUN}"""
 # Once: the check that follows finds the problem.
-MAKE_DUE: Final = """
+MAKE_DUE: Final = f"""
 UPDATE account SET check_began_at = NULL
-WHERE id = $1 AND NOT findings @> '[{"kind": "identity", "state": "problem"}]'"""
+WHERE id = $1 AND NOT findings @> jsonb_build_array(
+    jsonb_build_object('kind', $2::text, 'subject', $3::text, 'state', '{CheckState.PROBLEM}'))"""
 BEGIN: Final = f"UPDATE account SET check_began_at = slipway_clock() WHERE id = $1 AND NOT retired {_BEGUN}"
 USERS: Final = Statement(
     sa.select(C.id, C.name, C.zone, C.instance_type, C.image_revision.label("image"), C.settings)
@@ -78,9 +79,9 @@ async def due(db: Connection, every_seconds: float) -> Begun | None:
     return await _begun(db, await db.fetchrow(DUE, every_seconds))
 
 
-async def make_due(db: Connection, account_id: str) -> None:
-    """Have an account checked now, unless its last check has found that its credential belongs to another account."""
-    await db.execute(MAKE_DUE, account_id)
+async def make_due(db: Connection, account_id: str, kind: str, subject: str) -> None:
+    """Have an account checked now, unless its last check has found a problem of this kind with the subject."""
+    await db.execute(MAKE_DUE, account_id, kind, subject)
 
 
 async def begin(db: Connection, account_id: str) -> Begun | None:

@@ -73,7 +73,7 @@ MACHINES: Final = Statement(
 )
 ACCOUNTS: Final = f"""
 SELECT a.id, a.provider, a.region, a.identity, a.lease_pool_id, a.unreachable, a.retired, a.unanswered_since,
-    a.silent, a.listing_problem, a.passed_at, a.checked_at, f.problems, f.warnings,
+    a.silent, a.listing_problem, a.passed_at, a.checked_at, f.problems, f.warnings, f.problem,
     w.serving, w.leaving, b.unknown_calls, m.may_still_run
 FROM account a
 CROSS JOIN LATERAL (
@@ -87,7 +87,9 @@ CROSS JOIN LATERAL (
     SELECT count(*)::int AS may_still_run FROM unreachable_machine WHERE account_id = a.id) AS m
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE found ->> 'state' = '{CheckState.PROBLEM}')::int AS problems,
-        count(*) FILTER (WHERE found ->> 'state' = '{CheckState.WARNING}')::int AS warnings
+        count(*) FILTER (WHERE found ->> 'state' = '{CheckState.WARNING}')::int AS warnings,
+        coalesce((array_agg(found ->> 'message' ORDER BY found ->> 'kind' = 'launch-config')
+            FILTER (WHERE found ->> 'state' = '{CheckState.PROBLEM}'))[1], '') AS problem
     FROM jsonb_array_elements(a.findings) AS found) AS f
 WHERE (NOT a.removed OR w.serving + w.leaving + m.may_still_run > 0) AND ($1::text IS NULL OR a.id = $1)
 ORDER BY a.id"""

@@ -15,6 +15,7 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.events.worker import Outcome, Scope
+from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.domain.cloud import WITHOUT_ID, Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.encryption import KeyMissing
 from slipway_provisioner.domain.orphan_workspaces import OrphanWorkspace
@@ -203,6 +204,16 @@ class Terraform(Provider):
                 return await self._opened().identity(account)
         except TimeoutError:
             raise OutcomeUnknown(f"the identity of {account.id} is still looked up", throttled=True) from None
+
+    async def check(self, account: Account, configs: Sequence[Mapping[str, Any]]) -> Sequence[Finding]:
+        if not (problem := await self._opened().tool_problem(account)):
+            return await super().check(account, configs)
+        remedy = "install it on the host of each provisioner, or correct `tool` of the account in slipway.yaml"
+        unknown = "it is looked up with the tool"
+        return [
+            Finding(kind="setting", subject="tool", state=CheckState.PROBLEM, message=problem, remedy=remedy),
+            Finding(kind="identity", state=CheckState.UNKNOWN, message=unknown),
+        ]
 
     def _workspaces(self) -> Workspaces:
         if self.settings.workspaces is None:

@@ -28,7 +28,7 @@ from slipway_provisioner.providers.terraform.queue import INTERRUPT_SECONDS, Run
 from slipway_provisioner.providers.terraform.runs import Ended, LookUpFailed, Runs, resources_of
 from slipway_provisioner.providers.terraform.settings import account_settings
 from slipway_provisioner.providers.workspaces import RunClaim, Workspaces
-from slipway_terraform.domain.errors import OperationInProgress, TerraformError
+from slipway_terraform.domain.errors import OperationInProgress, TerraformError, ToolMissing, ToolUnsupported
 from slipway_terraform.domain.policy import Policy
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.runs.driver import Driver, DriverSettings
@@ -37,6 +37,8 @@ from slipway_terraform.scheduler.shared import SharedScheduler, WorkspaceSchedul
 LOG = logger(__name__)
 DRAIN_SECONDS: Final = 5.0
 TOOLS: Final = "tools.json"
+TOOL: Final = ("setting", "tool")
+"""Kind and subject of the finding on an account's tool."""
 
 
 class Engine:
@@ -90,7 +92,23 @@ class Engine:
         try:
             return await (await self._runs(account)).identity(account)
         except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
+            await self._check_tool(account)
             raise OutcomeUnknown(f"identity of {account.id}: {error}") from None
+
+    async def tool_problem(self, account: Account) -> str:
+        """Reason why the tool of an account cannot run; empty if it can."""
+        tool = account_settings(account.settings).tool
+        try:
+            await self._driver(tool)
+        except (ToolMissing, ToolUnsupported) as error:
+            return str(error)
+        # It was usable when its driver was opened.
+        return "" if os.access(tool, os.X_OK) else f"{tool} is missing, or not executable"
+
+    async def _check_tool(self, account: Account) -> None:
+        """After a failure, have the account checked now if its tool cannot run."""
+        if await self.tool_problem(account):
+            await self._workspaces.check_account(account, *TOOL)
 
     async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
         """Problem with the plan of a launch config; empty if there is none. Raises OutcomeUnknown."""
@@ -110,9 +128,15 @@ class Engine:
     async def _run(self, claim: RunClaim) -> Ended:
         try:
             runs = await self._runs(claim.account)
+        except (ToolMissing, ToolUnsupported) as error:
+            await self._check_tool(claim.account)
+            return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
         except (TerraformError, OSError, msgspec.ValidationError) as error:
             return Ended(Result(failure=str(error), nothing=True, resources=resources_of(claim.state)))
-        return await runs.run(claim)
+        ended = await runs.run(claim)
+        if ended.result.nothing:
+            await self._check_tool(claim.account)
+        return ended
 
     async def _runs(self, account: Account) -> Runs:
         """Runs of the account's tool. Raises TerraformError, OSError."""

@@ -31,9 +31,9 @@ class _Identity(msgspec.Struct, frozen=True):
 
 class Identities:
     """Identities of the credentials that this replica uses. `on_foreign` is called with each account whose credential
-    was found to belong to another one."""
+    was found to belong to another one, and "identity"."""
 
-    def __init__(self, on_foreign: Callable[[Account], Awaitable[None]]) -> None:
+    def __init__(self, on_foreign: Callable[[Account, str], Awaitable[None]]) -> None:
         self._on_foreign = on_foreign
         self._found: dict[str, asyncio.Task[_Identity]] = {}
 
@@ -56,7 +56,7 @@ class Identities:
         if not is_foreign(account, value):
             return _Identity(value, monotonic_seconds() + IDENTITY_SECONDS)
         try:
-            await self._on_foreign(account)
+            await self._on_foreign(account, "identity")
         except Exception as error:  # the regular check of the account finds it as well
             LOG.warning("a foreign credential was not reported", account=account.id, error=repr(error))
         return _Identity(value, monotonic_seconds() + FOREIGN_SECONDS)
