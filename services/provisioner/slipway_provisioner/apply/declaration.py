@@ -19,7 +19,7 @@ from slipway_provisioner.apply.first_hours import Places, estimate
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership
-from slipway_provisioner.domain.comparison import AccountRow, Comparison, PoolRow, Snapshot, Writes
+from slipway_provisioner.domain.comparison import AccountRow, Comparison, PoolRow, Snapshot, Writes, moves
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
@@ -115,7 +115,10 @@ async def _prepared(db: Connection, declared: Declared, request: Request, provid
         config_names=[name for given in declared.pools.values() for name in given.names()],
     )
     serving = await declarations.serving(db, seen.pools)
-    writes = await _compared(declared, scope, Comparison(request, seen, await pools.now(db), serving), providers)
+    moving = [id_ for id_, row in declared.accounts.items() if moves(seen.accounts.get(id_), row)]
+    machines = await declarations.machines(db, moving)
+    compared = Comparison(request, seen, await pools.now(db), serving, machines)
+    writes = await _compared(declared, scope, compared, providers)
     await provider_keys.fill_in(db, writes, declared.accounts, providers)
     await provider_keys.check_users(db, writes, providers)
     if request.action != "rollback":  # which refuses what is tripped, unless it is forced

@@ -207,10 +207,17 @@ class Writes(msgspec.Struct, kw_only=True):
 
 class Comparison:
     """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`. `workers` counts the
-    serving workers of each revision."""
+    serving workers of each revision, `machines` the live workers, after a launch call, of each account that moves."""
 
-    def __init__(self, request: Request, seen: Snapshot, now: datetime, workers: Mapping[str, int]) -> None:
-        self.request, self.seen, self.workers = request, seen, workers
+    def __init__(
+        self,
+        request: Request,
+        seen: Snapshot,
+        now: datetime,
+        workers: Mapping[str, int],
+        machines: Mapping[str, int] = {},
+    ) -> None:
+        self.request, self.seen, self.workers, self.machines = request, seen, workers, machines
         self.deadline = now + timedelta(seconds=request.drain_seconds) if request.drain_seconds is not None else None
         self.writes = Writes(terms=request.terms)
         self._by_pool: dict[str, list[StoredName]] = {}
@@ -224,6 +231,9 @@ class Comparison:
         live = stored if stored is not None and not stored.removed else None
         if live is not None:
             ownership.check("account", live.id, live.owner, wanted.owner, self.request, released)
+        if stored is not None:
+            machines = self.machines.get(wanted.id, 0)
+            self.writes.dangers += guard.of_account(wanted.id, _home(stored), _home(wanted), machines)
         result: Result = "created" if stored is None else "updated" if live is not None else "reactivated"
         before = _declared(live) if live is not None else {}
         after = {name: value for name, value in _declared(wanted).items() if live is None or before.get(name) != value}
@@ -474,6 +484,20 @@ def revision_of(config: DeclaredConfig, known: Iterable[StoredRevision]) -> Revi
 
 def _limits(pool: PoolRow) -> guard.Limits:
     return guard.Limits(id=pool.id, minimum=pool.min_capacity, maximum=pool.max_capacity, mode=pool.mode)
+
+
+def moves(stored: StoredAccount | None, wanted: AccountRow) -> bool:
+    """True if the machines of an account are somewhere else than what is wanted says."""
+    return stored is not None and _home(stored) != _home(wanted)
+
+
+def _home(account: AccountRow) -> guard.Home:
+    return guard.Home(
+        provider=account.provider,
+        region=account.region,
+        identity=account.identity,
+        configuration=account.settings.get("configuration"),
+    )
 
 
 def _declared(account: AccountRow) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC
+from typing import Any
 
 import msgspec
 
-from slipway_common.declaration.changes import Danger, maximum_danger, minimum_danger
+from slipway_common.declaration.changes import Danger, difference, maximum_danger, minimum_danger
 from slipway_provisioner.domain.revisions import RevisionRow, StoredRevision, shared_keys
 
 
@@ -39,6 +40,26 @@ def of_maximum(kind: str, id_: str, before: int, after: int, serving: int) -> It
     loss = f"{_workers(surplus)} of {serving} stop after their tasks" if surplus else f"{_workers(serving)} stay"
     if danger := maximum_danger(kind, id_, before, after, loss=loss if serving else ""):
         yield danger
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the machines of an account are. `configuration` is that of a provider which says so there."""
+
+    provider: str
+    region: str
+    identity: str
+    configuration: Any = None
+
+
+def of_account(id_: str, before: Home, after: Home, workers: int) -> Iterator[Danger]:
+    """Danger of an account that moves away from its `workers`: a look-up elsewhere proves that they are gone."""
+    names = [name for name in Home.__struct_fields__ if getattr(before, name) != getattr(after, name)]
+    shown = [name for name in names if name != "configuration"]
+    moved = [difference(name, getattr(before, name), getattr(after, name)) for name in shown]
+    moved += ["settings.configuration"] if names != shown else []
+    if moved and workers:
+        lost = "would be found gone there, and never be terminated; stop them first, or declare another account"
+        yield Danger(f"account {id_} moves ({', '.join(moved)})", f"its {_workers(workers)} {lost}")
 
 
 class Replacement(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,6 +101,9 @@ LAUNCHING: Final = Statement(
 SERVING_WORKERS: Final = f"""
 SELECT launch_config_id AS id, count(*)::int AS serving FROM worker
 WHERE pool_id = ANY($1::text[]) AND state IN ({states(SERVING)}) AND state NOT IN ({states(ENDED)}) GROUP BY 1"""
+MACHINES: Final = f"""
+SELECT account_id AS id, count(*)::int AS machines FROM worker
+WHERE account_id = ANY($1::text[]) AND batch_id IS NOT NULL AND state NOT IN ({states(ENDED)}) GROUP BY 1"""
 DECLARED_POOL: Final = Statement(
     sa.select(P.owner, P.spec, P.spec_digest).where(P.id == sa.bindparam("id"), ~P.deleted)
 )
@@ -324,6 +327,11 @@ async def serving(db: Connection, pool_ids: Iterable[str]) -> dict[str, int]:
     for chunk in _chunks(sorted(pool_ids)):
         found |= {row["id"]: row["serving"] for row in await db.fetch(SERVING_WORKERS, chunk)}
     return found
+
+
+async def machines(db: Connection, account_ids: Iterable[str]) -> dict[str, int]:
+    """Number of live workers in these accounts for which a launch call was made."""
+    return {row["id"]: row["machines"] for row in await db.fetch(MACHINES, sorted(account_ids))}
 
 
 async def users(db: Connection, account_ids: Collection[str]) -> list[User]:
