@@ -286,18 +286,22 @@ async def test_rules_find_rows_by_an_index(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "table"), [("lease-broker", "requests"), ("provisioner", "launch_batch")], indirect=["service"]
+    ("service", "table", "user"),
+    [("lease-broker", "requests", "leases"), ("provisioner", "launch_batch", "worker")],
+    indirect=["service"],
 )
-async def test_rows_that_others_use_are_found_in_their_order(service: Service, table: str) -> None:
+async def test_rows_that_others_use_are_found_in_their_order(service: Service, table: str, user: str) -> None:
     """A chunk of a backlog reads no more than its rows, of which the planner has to expect enough. How it looks for one
-    user of a row does not matter."""
+    user of a row does not matter: a table of users without rows is read as a whole once the server has vacuumed it,
+    which it does by itself at any time."""
     rule, rows = service.rules[table], 40 * CHUNK_ROWS
     at = f"{AT.format(seconds=2 * rule.days * DAY_SECONDS)} + n * 7919 % {rows} * interval '1 second'"
     statement = service.rows[table].replace("$1", at).replace("$2", "n")
     assert rule.delete is not None
     async with service.database.acquire() as db:
         await db.execute(f"{statement} FROM generate_series(1, {rows}) AS n; ANALYZE {table}")
+        await db.execute(f"VACUUM {user}")
         steps = await db.fetch(f"EXPLAIN {rule.delete.text.replace('$1::FLOAT', f'{rule.days * DAY_SECONDS}::float8')}")
     plan = "\n".join(row[0] for row in steps)
-    assert not re.search(rf"Sort|Seq Scan|Bitmap Heap Scan on {table}", plan), plan
+    assert not re.search(rf"Sort|(?:Seq|Bitmap Heap) Scan on {table}\b", plan), plan
     assert re.search(rf"Index Scan using \w+ on {table}", plan), plan
