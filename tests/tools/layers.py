@@ -37,19 +37,19 @@ class Layer(NamedTuple):
 
 # In the order in which they are begun: the longest first, so that both lanes end together.
 LAYERS = {
-    "e2e": Layer((*PYTEST, "tests/e2e"), 200, many=True),
-    "integration": Layer((*PYTEST, "tests/integration"), 250),
-    "contract": Layer((*PYTEST, "tests/contract"), 120, fast=True),
+    "e2e": Layer((*PYTEST, "tests/e2e"), 240, many=True),
+    "integration": Layer((*PYTEST, "tests/integration"), 400),
+    "contract": Layer((*PYTEST, "tests/contract"), 310, fast=True),
     "readme": Layer((*MAKE, "readme"), 70, many=True),
-    "unit": Layer((*PYTEST, "tests/unit"), 100, fast=True),
+    "unit": Layer((*PYTEST, "tests/unit"), 200, fast=True),
     "requirements": Layer((*PYTEST, "tests/requirements"), 70, many=True),
-    "mutants": Layer((sys.executable, "-m", "tests.tools.mutants", "check", "--fast"), 80),
+    "mutants": Layer((sys.executable, "-m", "tests.tools.mutants", "check", "--fast"), 250),
     "house": Layer((*MAKE, "compose-check"), 60, many=True),
     "check": Layer((*MAKE, "check"), 60, fast=True),
-    "interleaving": Layer((*PYTEST, "tests/interleaving"), 40, fast=True),
+    "interleaving": Layer((*PYTEST, "tests/interleaving"), 90, fast=True),
     "histories": Layer((*MAKE, "histories", "N=5"), 40, many=True),
-    "simulation": Layer((*PYTEST, "tests/simulation"), 30, fast=True),
-    "terraform": Layer((*PYTEST, "tests/terraform"), 150, many=True),
+    "simulation": Layer((*PYTEST, "tests/simulation"), 40, fast=True),
+    "terraform": Layer((*PYTEST, "tests/terraform"), 200, many=True),
 }
 ARGUMENTS_OF_OTHERS = ("SEED", "SEEDS", "N", "FULL", "MUTANT", "ONLY", "FAST", "LAYERS", "MAKEFLAGS", "MFLAGS")
 
