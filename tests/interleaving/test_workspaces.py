@@ -344,6 +344,23 @@ async def test_a_run_keeps_its_workspace_through_an_outage_and_a_jump_of_the_clo
     assert (await phases(provisioner))["ready"] == 1
 
 
+async def test_a_clock_that_is_set_back(provisioner: Provisioner, queued: list[Workspace]) -> None:
+    """A run that is due waits no longer for it, and a workspace that a lost replica has locked is taken over."""
+    one, two = replicas(provisioner)
+    await provisioner.set_clock(7200)
+    running, lost, done = await one.claim("one", 9)
+    destroy = Next(phase=Phase.DESTROYING, due_seconds=0.0)
+    assert await one.finish(done, saved(done), destroy) == ""
+    await provisioner.jump_clock(0)
+    assert await one.renew([running]) == []
+    due = await two.claim("two", 9)
+    assert [(claim.workspace.id, claim.operation) for claim in due] == [(done.workspace.id, Operation.DESTROY)]
+    assert await two.renew(due) == []
+    await seen_lapsed(two)
+    (taken,) = await two.claim("two", 9)
+    assert (taken.workspace.id, taken.operation) == (lost.workspace.id, Operation.LOOK_UP)
+
+
 @locking("store.workspace_runs.CLAIM", "store.workspace_runs.RENEW")
 async def test_a_lock_that_is_renewed_while_it_is_taken_over(provisioner: Provisioner, queued: list[Workspace]) -> None:
     """A claim takes no lock that is being renewed, or was since it was seen."""

@@ -121,7 +121,7 @@ class WorkspaceRuns:
 
     async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
         async with self._connected().acquire() as db:
-            lost = self._lapsed.seen(await workspace_runs.lapsed(db), at=self._clock())
+            lost = self._lapsed.seen(await workspace_runs.lapsed(db, lock_seconds=LOCK_SECONDS), at=self._clock())
             if most <= 0:
                 return []
             async with db.transaction():

@@ -13,7 +13,7 @@ from slipway_common.database.sql import Statement, names, seconds
 from slipway_common.events.lifecycle import REGISTERED
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.workspace_locks import Lock
-from slipway_provisioner.domain.workspace_runs import Next
+from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next
 from slipway_provisioner.domain.workspaces import Phase, Workspace
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import account, workspace, workspace_listing
@@ -63,6 +63,9 @@ DESTROY: Final = Statement(
     .values(phase=Phase.DESTROYING, due_at=NOW, failed_runs=0)
 )
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
+# A run that is due later than any is planned was so before the clock was set back.
+_AHEAD: Final = f"""due_at > slipway_clock() + {RETRY_SECONDS_MAX} * interval '1 s'
+    AND due_at > slipway_clock() + effects_seconds * interval '1 s'"""
 # A run whose lock has lapsed may still go on elsewhere; only its own replica could prove its end. Its workspace
 # can be claimed safely: an apply becomes a look-up, which waits until that run can have no more effects before
 # anything is applied; look-ups and refreshes create nothing; of two destructions one finds nothing left. What the
@@ -76,18 +79,18 @@ UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_cloc
     phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
 WHERE id = ANY (ARRAY(
     SELECT w.id FROM workspace w
-    WHERE w.due_at <= slipway_clock()
+    WHERE (w.due_at <= slipway_clock() OR ({_AHEAD}))
         AND (w.holder = '' OR (w.id, w.fence, w.locked_until)
             IN (SELECT * FROM unnest($4::uuid[], $5::bigint[], $6::timestamptz[])))
         AND NOT EXISTS (SELECT FROM launch_stop WHERE scope = 'restore') AND ({TRUSTED})
         AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
     ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED))
 RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
-LAPSED: Final = Statement(
-    sa.select(sa.cast(C.id, sa.Text).label("id"), *C["fence", "locked_until"]).where(
-        C.due_at <= NOW, C.holder != "", C.locked_until < NOW
-    )
-)
+# Also those that end later than any renewal would have them: that was before the clock was set back.
+LAPSED: Final = f"""
+SELECT id::text, fence, locked_until FROM workspace
+WHERE (due_at <= slipway_clock() OR ({_AHEAD})) AND holder <> ''
+    AND locked_until NOT BETWEEN slipway_clock() AND slipway_clock() + $1 * interval '1 s'"""
 _EFFECTS: Final = sa.text("effects_seconds * interval '1 s'")
 BEGIN: Final = Statement(sa.update(workspace).where(_ID).values(effects_until=NOW + _EFFECTS))
 RENEW: Final = """
@@ -186,9 +189,9 @@ async def named(db: Connection, *, account_id: str, deployment: str, instance_id
     return [from_row(row) for row in await db.fetch(NAMED.text, *arguments)]
 
 
-async def lapsed(db: Connection) -> list[Lock]:
-    """Locks that have lapsed by the database's clock."""
-    return [Lock(**row) for row in await db.fetch(LAPSED.text, *LAPSED.arguments())]
+async def lapsed(db: Connection, *, lock_seconds: float) -> list[Lock]:
+    """Locks that have lapsed by the database's clock, or that it gives longer than any renewal does."""
+    return [Lock(**row) for row in await db.fetch(LAPSED, lock_seconds)]
 
 
 async def claim(
