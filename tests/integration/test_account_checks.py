@@ -13,9 +13,12 @@ from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.declaration import DeclarationRefused
+from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.providers.port import OutcomeUnknown
+from slipway_provisioner.store import reachability
 from tests.support.provisioner import Cloud, Provisioner, administrator, declared, provisioner_on
+from tests.support.workspaces import OLD, ring, stored
 
 FULL: Final = Finding(
     kind="subnet", subject="subnet-1", state=CheckState.PROBLEM, message="no free address", remedy="use a larger one"
@@ -165,6 +168,27 @@ async def test_an_account_that_is_checked_no_more_leaves_no_alert(provisioner: P
     await check(provisioner)
     assert await alerts(provisioner) == [(AlertResolved, "subnet/subnet-1")]
     assert len(cloud.asked) == 1
+
+
+async def test_a_removed_account_is_shown_while_something_may_be_left_there(provisioner: Provisioner) -> None:
+    """It is listed and destroyed in until then, so that people have to see it: an orphan or a workspace, too."""
+    await provisioner.declare(declared())
+    await provisioner.database.execute("UPDATE account SET removed = true")
+
+    async def shown() -> list[bool]:
+        return [each["removed"] for each in await reachability.accounts(provisioner.database)]
+
+    assert await shown() == []
+    async with provisioner.database.acquire() as db:
+        await stored(db, ring(OLD), account_id="sim-a", phase=Phase.DESTROYING)
+    assert await shown() == [True]
+    await provisioner.database.execute("UPDATE workspace SET phase = 'gone'")
+    assert await shown() == []
+    await provisioner.database.execute(
+        "INSERT INTO orphan_instance (account_id, instance_id, batch_id, launch_config_id, created_at, reason) "
+        "VALUES ('sim-a', 'workspace-1', '', '', slipway_clock(), 'unknown')"
+    )
+    assert await shown() == [True]
 
 
 async def test_an_unreachable_account_is_left_to_the_reaper(provisioner: Provisioner, cloud: Checking) -> None:

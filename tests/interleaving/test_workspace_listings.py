@@ -40,6 +40,12 @@ async def listings(provisioner: Provisioner) -> AccountListings:
     return found
 
 
+async def test_a_removed_account_is_listed(provisioner: Provisioner, listings: AccountListings) -> None:
+    """Orphans in it are found, until its row is deleted with its last launch config."""
+    await provisioner.database.execute("UPDATE account SET removed = true")
+    assert (await claimed(listings)).account.id == ACCOUNT.id
+
+
 def replica(provisioner: Provisioner) -> AccountListings:
     return WorkspaceRuns(lambda: provisioner.database, KEYS).listings
 

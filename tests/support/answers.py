@@ -298,6 +298,7 @@ ACCOUNT: dict[str, Any] = {
     "region": "sim-1",
     "identity": "sim-a",
     "lease_pool_id": "sim-a",
+    "removed": False,
     "unreachable": False,
     "retired": False,
     "unanswered_since": None,

@@ -13,6 +13,7 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEA
 from slipway_provisioner.domain.account_check import CheckState
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.reachability import Machine
+from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store import marks
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import account, launch_config, unreachable_machine
@@ -72,7 +73,7 @@ MACHINES: Final = Statement(
     .limit(1000)
 )
 ACCOUNTS: Final = f"""
-SELECT a.id, a.provider, a.region, a.identity, a.lease_pool_id, a.unreachable, a.retired, a.unanswered_since,
+SELECT a.id, a.provider, a.region, a.identity, a.lease_pool_id, a.removed, a.unreachable, a.retired, a.unanswered_since,
     a.silent, a.listing_problem, a.passed_at, a.checked_at, f.problems, f.warnings, f.problem,
     w.serving, w.leaving, b.unknown_calls, m.may_still_run
 FROM account a
@@ -91,7 +92,10 @@ CROSS JOIN LATERAL (
         coalesce((array_agg(found ->> 'message' ORDER BY found ->> 'kind' = 'launch-config')
             FILTER (WHERE found ->> 'state' = '{CheckState.PROBLEM}'))[1], '') AS problem
     FROM jsonb_array_elements(a.findings) AS found) AS f
-WHERE (NOT a.removed OR w.serving + w.leaving + m.may_still_run > 0) AND ($1::text IS NULL OR a.id = $1)
+WHERE (NOT a.removed OR w.serving + w.leaving + m.may_still_run > 0 OR a.protected <> '{{}}'
+        OR EXISTS (SELECT FROM orphan_instance o WHERE o.account_id = a.id)
+        OR EXISTS (SELECT FROM workspace s WHERE s.account_id = a.id AND s.phase <> '{Phase.GONE}'))
+    AND ($1::text IS NULL OR a.id = $1)
 ORDER BY a.id"""
 
 
@@ -168,5 +172,5 @@ async def machines(db: Connection, account_id: str) -> list[dict[str, Any]]:
 
 
 async def accounts(db: Connection, account_id: str | None = None) -> list[dict[str, Any]]:
-    """Accounts as shown to people: declared ones, and removed ones that are still in use."""
+    """Accounts as shown to people: declared ones, and removed ones in which something may be left."""
     return [dict(row) for row in await db.fetch(ACCOUNTS, account_id)]
