@@ -100,7 +100,7 @@ async def test_a_file_that_a_power_failure_has_cut_off(fleet: Fleet, file: str, 
 async def test_two_replicas_in_one_folder(fleet: Fleet) -> None:
     """The second one says so, and claims nothing that it could not run."""
     await fleet.create()
-    await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock() + interval '1 h'")
+    await fleet.database.execute("UPDATE workspace SET due_at = slipway_clock() + interval '20 min'")
     first, second = fleet.replica(), fleet.replica()
     for replica in (first, second):
         await replica.open()
