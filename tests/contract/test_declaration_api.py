@@ -59,7 +59,7 @@ async def test_put_and_get_a_pool(client: httpx2.AsyncClient) -> None:
         "digest": answer.json()["digest"],
         "dangers": [],
         "first_hours": [],
-        "first_hours_together": None,
+        "first_hours_total": None,
         "unpriced": [],
         "applied": True,
     }

@@ -368,11 +368,14 @@ async def test_a_region_is_part_of_the_body(provisioner: Provisioner) -> None:
 
 @pytest.mark.parametrize("change", [{"region": "sim-2"}, {"identity": "another"}], ids=["region", "identity"])
 async def test_an_account_that_moves_away_from_its_workers(provisioner: Provisioner, change: dict[str, Any]) -> None:
-    """They would be looked up elsewhere, where they are gone, and run for ever: that needs a confirmation."""
+    """It needs a confirmation: they would be looked up in the new place, count as gone, and run for ever."""
     await provisioner.declare()
     (worker,) = await provisioner.starting()
     moved = {"version": 1, "accounts": [declared()["accounts"][0] | change]}
-    with pytest.raises(ConfirmationRequired, match=r"account sim-a moves \(.*→.*\): its 1 worker would be found gone"):
+    with pytest.raises(
+        ConfirmationRequired,
+        match=r"account sim-a moves \(.*→.*\): its 1 worker would be looked up there, count as gone",
+    ):
         await provisioner.declare(moved, confirm="")
     await provisioner.database.execute("UPDATE worker SET state = 'stopped' WHERE id = $1", worker.id)
     assert await provisioner.declare(moved, confirm="")

@@ -109,26 +109,28 @@ async def test_a_dry_run_says_what_the_first_hour_may_cost(provisioner: Provisio
         assert (await apply_body(db, body, providers=provisioner.providers, tariff=tariff)).estimates.first_hours == []
         body["worker_pools"][0]["launch_configs"][0]["instance_type"] = "m9.huge"
         applied = await apply_body(db, body, providers=provisioner.providers, tariff=tariff)
-        assert "without a price of m9.huge (simulated, sim-1, on-demand)" in applied.estimates.first_hours[0].text
+        assert (
+            "since no price of m9.huge (simulated, sim-1, on-demand) is known" in applied.estimates.first_hours[0].text
+        )
 
 
-async def test_a_limit_of_spend_without_a_price_is_told(provisioner: Provisioner, client: httpx2.AsyncClient) -> None:
+async def test_launches_without_a_price_under_a_limit_of_spend(
+    provisioner: Provisioner, client: httpx2.AsyncClient
+) -> None:
     """Also of pools that stay as they are, in an account that gets the limit."""
     body: dict[str, Any] = declared(mode="enforce")
     body["worker_pools"][0]["launch_configs"][0]["instance_type"] = "m9.huge"
     assert (await client.put("/declaration", json=body)).json()["unpriced"] == []
     body["accounts"][0]["limits"] = {"spend_per_day": 10}
     for parameters in ({"dry_run": True}, {}):
-        (told,) = (await client.put("/declaration", json=body, params=parameters)).json()["unpriced"]
-        assert (told["pool"], told["kinds"]) == ("linux", ["m9.huge (simulated, sim-1, on-demand)"])
-        assert "would be refused: no price is known, and account sim-a limits its spend" in told["text"]
+        (found,) = (await client.put("/declaration", json=body, params=parameters)).json()["unpriced"]
+        assert (found["pool"], found["kinds"]) == ("linux", ["m9.huge (simulated, sim-1, on-demand)"])
+        assert "would be refused: no price is known, and account sim-a limits spend" in found["text"]
     body["accounts"][0]["limits"]["default_price"] = 1
     assert (await client.put("/declaration", json=body)).json()["unpriced"] == []
 
 
-async def test_pools_that_share_an_account_have_a_bound_together(
-    provisioner: Provisioner, client: httpx2.AsyncClient
-) -> None:
+async def test_the_total_of_pools_that_share_an_account(provisioner: Provisioner, client: httpx2.AsyncClient) -> None:
     body: dict[str, Any] = declared(mode="enforce", max_capacity=30)
     body["accounts"][0]["limits"] = {"launches_per_hour": 20}
     (pool,) = body["worker_pools"]
@@ -136,8 +138,8 @@ async def test_pools_that_share_an_account_have_a_bound_together(
     body["worker_pools"].append(pool | {"id": "other", "launch_configs": [other]})
     answer = (await client.put("/declaration", json=body, params={"dry_run": True})).json()
     assert [each["cost"] for each in answer["first_hours"]] == ["2.0", "2.0"]
-    together = answer["first_hours_together"]
-    assert (together["pools"], together["cost"]) == (["linux", "other"], "2.0")
+    total = answer["first_hours_total"]
+    assert (total["pools"], total["cost"]) == (["linux", "other"], "2.0")
 
 
 async def test_limits_are_shown(provisioner: Provisioner, client: httpx2.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""`slipway diff` and `apply`: what they print of estimates, against a stub of the provisioner."""
+"""`slipway diff` and `apply`: the estimates that they print, against a stub of the provisioner."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ ANSWER: Final[dict[str, Any]] = {
     "digest": "d1gest",
     "dangers": [],
     "first_hours": [{"text": f"the first hour of pool {id_} may cost up to 2"} for id_ in ("linux", "other")],
-    "first_hours_together": {"text": "the first hour of these 2 pools together may cost up to 3"},
+    "first_hours_total": {"text": "the first hour of these 2 pools together may cost up to 3"},
     "unpriced": [{"text": "pool linux: launches of m9.huge would be refused"}],
     "applied": False,
 }
@@ -49,7 +49,7 @@ def url() -> Iterator[str]:
 
 @pytest.mark.parametrize("command", ["diff", "apply"])
 def test_estimates_are_printed(url: str, tmp_path: Path, command: str) -> None:
-    """Launches that would be refused are told on standard error, where they are seen beside JSON, too."""
+    """Launches that would be refused are printed on standard error, so that they are seen with JSON output too."""
     file = tmp_path / "slipway.yaml"
     file.write_text(FILE)
     answer = CliRunner().invoke(commands, [command, "-f", str(file)], env=environment(url), catch_exceptions=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slipway_provisioner.domain.first_hour import PoolLaunches, first_hour, together, unpriced
+from slipway_provisioner.domain.first_hour import PoolLaunches, first_hour, total, unpriced
 from slipway_provisioner.domain.limits import Limit
 from slipway_provisioner.domain.min_cut import Group, min_cut
 from slipway_provisioner.domain.prices import MachineKind
@@ -55,7 +55,7 @@ def of_pool(id_: str, **limits: Any) -> Limit:
         (
             "enforce",
             [Limit(scope="pool", scope_id="p", spend_per_day=Decimal("1.5"))],
-            "the first hour of pool p may cost up to 1.5, the spend per day that is allowed; no limit on launches",
+            "the first hour of pool p may cost up to 1.5, its limit of spend per day; no limit on launches",
         ),
     ],
 )
@@ -66,7 +66,10 @@ def test_first_hours(mode: str, limits: Sequence[Limit], text: str) -> None:
 def test_a_first_hour_without_a_price() -> None:
     found = first_hour(pool("p", UNKNOWN), TARIFF)
     assert (found.cost, found.unknown) == (None, ["huge (aws, r, on-demand)"])
-    assert "may cost an unknown amount, without a price of huge (aws, r, on-demand); no limit on launches" in found.text
+    assert (
+        "may cost an unknown amount, since no price of huge (aws, r, on-demand) is known; no limit on launches"
+        in found.text
+    )
 
 
 def test_each_account_of_a_kind_counts() -> None:
@@ -75,12 +78,12 @@ def test_each_account_of_a_kind_counts() -> None:
     assert first_hour(pool("p", LARGE, accounts="ab", limits=limits), TARIFF).launches == 5
 
 
-def test_pools_together_count_each_limit_once() -> None:
+def test_the_total_counts_each_limit_once() -> None:
     """Two pools share an account that allows 4 launches an hour; a third one has an account without limits."""
     shared = [of_account("a", launches_per_hour=4)]
     pools = [pool("p", LARGE, limits=shared), pool("q", SMALL, LARGE, limits=shared), pool("r", SMALL, accounts="b")]
     assert [first_hour(each, TARIFF).cost for each in pools] == [Decimal("2.8"), Decimal("2.8"), Decimal(1)]
-    found = together(pools, TARIFF)
+    found = total(pools, TARIFF)
     assert found is not None
     assert (found.cost, found.text) == (
         Decimal("3.8"),
@@ -92,7 +95,7 @@ def test_the_limit_of_a_pool_counts_where_it_is_lower() -> None:
     """The account would allow more."""
     account = of_account("a", spend_per_day=5)
     capped = [account, of_pool("p", spend_per_day=1)]
-    found = together([pool("p", LARGE, limits=capped), pool("q", SMALL, limits=[account])], TARIFF)
+    found = total([pool("p", LARGE, limits=capped), pool("q", SMALL, limits=[account])], TARIFF)
     assert found is not None
     assert found.text.endswith("may cost up to 2: 2 of pool p, q")
 
@@ -100,7 +103,7 @@ def test_the_limit_of_a_pool_counts_where_it_is_lower() -> None:
 def test_one_pool_needs_no_total() -> None:
     """One in mode observe launches nothing, and one without a price has no known cost."""
     others = [pool("q", SMALL, mode="observe"), pool("r", UNKNOWN)]
-    assert together([pool("p", LARGE), *others], TARIFF) is None
+    assert total([pool("p", LARGE), *others], TARIFF) is None
 
 
 supplies = some.dictionaries(
@@ -121,9 +124,9 @@ def cuts(supplies: Mapping[Group, Decimal], capacities: Mapping[str, Decimal]) -
 def test_no_other_cut_is_lower(supplies: Mapping[Group, Decimal], capacities: Mapping[str, Decimal]) -> None:
     cut = min_cut(supplies, capacities)
     assert all(group in cut.groups or group <= cut.members for group in supplies)
-    total = sum((supplies[group] for group in cut.groups), Decimal())
-    total += sum((capacities[account] for account in cut.members), Decimal())
-    assert total == min(cuts(supplies, capacities))
+    lowest = sum((supplies[group] for group in cut.groups), Decimal())
+    lowest += sum((capacities[account] for account in cut.members), Decimal())
+    assert lowest == min(cuts(supplies, capacities))
 
 
 def test_launches_without_a_price_are_named_where_spend_is_limited() -> None:
@@ -134,7 +137,7 @@ def test_launches_without_a_price_are_named_where_spend_is_limited() -> None:
         assert found is not None
         assert found.text == (
             "pool p: launches of huge (aws, r, on-demand) would be refused: no price is known, and account a limits "
-            "its spend; list the price in prices_file of the provisioner, or declare limits.default_price of account a"
+            "spend; add the price to the provisioner's prices_file, or declare limits.default_price of account a"
         )
     assert unpriced(pool("p", SMALL, limits=[limit]), TARIFF) is None
     assert unpriced(pool("p", UNKNOWN, limits=[limit, of_pool("p", default_price=1)]), TARIFF) is None

@@ -15,7 +15,7 @@ from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply import limiting, provider_keys
-from slipway_provisioner.apply.first_hours import Places, estimate
+from slipway_provisioner.apply.first_hours import Locations, estimate
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership
@@ -85,7 +85,7 @@ async def apply(
     for _ in range(ATTEMPTS):
         prepared = await _prepared(db, declared, request, providers)
         writes = prepared.writes
-        places = Places(prepared.scope.providers, prepared.scope.regions)
+        locations = Locations(prepared.scope.providers, prepared.scope.regions)
         digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:
             check_confirmed(digest, writes.dangers, request.confirm, writes.changes)
@@ -96,7 +96,7 @@ async def apply(
             unchanged=_unchanged(declared, writes),
             digest=digest,
             dangers=writes.dangers,
-            estimates=await estimate(db, declared, writes, places, providers, tariff),
+            estimates=await estimate(db, declared, writes, locations, providers, tariff),
             applied=not request.dry_run,
             launches=await provider_keys.launches(db, writes, declared.accounts) if request.dry_run else [],
         )

@@ -10,42 +10,42 @@ from slipway_common.events.scopes import lifecycle_of
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared
 from slipway_provisioner.domain.comparison import Writes
-from slipway_provisioner.domain.first_hour import Estimates, PoolLaunches, first_hour, together, unpriced
+from slipway_provisioner.domain.first_hour import Estimates, PoolLaunches, first_hour, total, unpriced
 from slipway_provisioner.domain.limits import Limit, Tariff
 from slipway_provisioner.domain.prices import MachineKind
 from slipway_provisioner.store import declarations
 
 
-class Places(msgspec.Struct, frozen=True):
-    """Providers and regions of all accounts, as they will be."""
+class Locations(msgspec.Struct, frozen=True):
+    """Provider and region of each account, as declared."""
 
     providers: Mapping[str, str]
     regions: Mapping[str, str]
 
     def kind(self, account_id: str, instance_type: str, settings: Mapping[str, Any]) -> tuple[MachineKind, str]:
-        """Kind of the machines of a launch config, and its account."""
-        place = self.providers[account_id], self.regions[account_id]
-        return MachineKind(*place, instance_type, lifecycle_of(settings)), account_id
+        """Kind of the machines of a launch config, with its account."""
+        location = self.providers[account_id], self.regions[account_id]
+        return MachineKind(*location, instance_type, lifecycle_of(settings)), account_id
 
 
 async def estimate(
-    db: Connection, declared: Declared, writes: Writes, places: Places, providers: Providers, tariff: Tariff
+    db: Connection, declared: Declared, writes: Writes, locations: Locations, providers: Providers, tariff: Tariff
 ) -> Estimates:
-    """Estimates for what a declaration changes."""
-    changed = _changed_pools(declared, writes, places)
-    elsewhere = await _in_changed_accounts(db, writes, places, changed)
-    stored = await declarations.account_limits(db, places.providers) if changed or elsewhere else {}
+    """Estimate what the changes of a declaration cost, and which of its launches would be refused."""
+    changed = _changed_pools(declared, writes, locations)
+    unchanged = await _in_changed_accounts(db, writes, locations, changed)
+    stored = await declarations.account_limits(db, locations.providers) if changed or unchanged else {}
     of_accounts = stored | {row.id: row.limits for row in declared.accounts.values()}
-    pools = [_with_account_limits(pool, of_accounts) for pool in (*changed, *elsewhere)]
+    pools = [_with_account_limits(pool, of_accounts) for pool in (*changed, *unchanged)]
     paid = [each for pool in pools[: len(changed)] if (each := _paid(pool, providers)).kinds]
     return Estimates(
         first_hours=[first_hour(pool, tariff) for pool in paid],
-        together=together(paid, tariff),
+        total=total(paid, tariff),
         unpriced=[found for pool in pools if (found := unpriced(pool, tariff)) is not None],
     )
 
 
-def _changed_pools(declared: Declared, writes: Writes, places: Places) -> list[PoolLaunches]:
+def _changed_pools(declared: Declared, writes: Writes, locations: Locations) -> list[PoolLaunches]:
     changed = {row.id: row for row in (*writes.new_pools, *writes.pools) if row.id in declared.pools}
     return [
         PoolLaunches(
@@ -53,7 +53,7 @@ def _changed_pools(declared: Declared, writes: Writes, places: Places) -> list[P
             mode=row.mode,
             machines=row.max_capacity + row.min_capacity,
             kinds=_distinct(
-                places.kind(config.account, config.instance_type, config.settings)
+                locations.kind(config.account, config.instance_type, config.settings)
                 for config in declared.pools[id_].pool.launch_configs
             ),
             limits=[Limit.of("pool", id_, row.limits)],
@@ -63,15 +63,15 @@ def _changed_pools(declared: Declared, writes: Writes, places: Places) -> list[P
 
 
 async def _in_changed_accounts(
-    db: Connection, writes: Writes, places: Places, changed: Iterable[PoolLaunches]
+    db: Connection, writes: Writes, locations: Locations, changed: Iterable[PoolLaunches]
 ) -> list[PoolLaunches]:
-    """Pools that stay as they are, with their machines in accounts that change."""
-    moved = [row.id for row in (*writes.new_accounts, *writes.accounts) if row.limits]
+    """Unchanged pools, with their machines in changed accounts that have limits."""
+    limited = [row.id for row in (*writes.new_accounts, *writes.accounts) if row.limits]
     seen = {*(pool.pool for pool in changed), *writes.removed_pools}
     found: dict[str, PoolLaunches] = {}
-    for row in await declarations.launching(db, moved) if moved else ():
+    for row in await declarations.launching(db, limited) if limited else ():
         if row["pool_id"] not in seen:
-            kind = places.kind(row["account_id"], row["instance_type"], row["settings"])
+            kind = locations.kind(row["account_id"], row["instance_type"], row["settings"])
             limits = [Limit.of("pool", row["pool_id"], row["limits"])]
             before = found.get(row["pool_id"])
             kinds = _distinct((*(before.kinds if before else ()), kind))
@@ -88,7 +88,7 @@ def _with_account_limits(pool: PoolLaunches, of_accounts: Mapping[str, Mapping[s
 
 
 def _paid(pool: PoolLaunches, providers: Providers) -> PoolLaunches:
-    """The pool without machines that cost nothing."""
+    """The same pool without the kinds of machines that cost nothing."""
     kinds = [each for each in pool.kinds if (found := providers.get(each[0].provider)) is not None and found.real]
     accounts = {account for _, account in kinds}
     limits = [limit for limit in pool.limits if limit.scope == "pool" or limit.scope_id in accounts]

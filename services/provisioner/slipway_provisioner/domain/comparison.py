@@ -206,8 +206,8 @@ class Writes(msgspec.Struct, kw_only=True):
 
 
 class Comparison:
-    """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`. `workers` counts the
-    serving workers of each revision, `machines` the live workers, after a launch call, of each account that moves."""
+    """Comparison of declared entries, one at a time, with a snapshot; collects the `writes`. `workers` is the
+    number of serving workers by revision, `machines` that of workers with a launch call by account that moves."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Comparison:
             ownership.check("account", live.id, live.owner, wanted.owner, self.request, released)
         if stored is not None:
             machines = self.machines.get(wanted.id, 0)
-            self.writes.dangers += guard.of_account(wanted.id, _home(stored), _home(wanted), machines)
+            self.writes.dangers += guard.of_account(wanted.id, _location(stored), _location(wanted), machines)
         result: Result = "created" if stored is None else "updated" if live is not None else "reactivated"
         before = _declared(live) if live is not None else {}
         after = {name: value for name, value in _declared(wanted).items() if live is None or before.get(name) != value}
@@ -487,12 +487,12 @@ def _limits(pool: PoolRow) -> guard.Limits:
 
 
 def moves(stored: StoredAccount | None, wanted: AccountRow) -> bool:
-    """True if the machines of an account are somewhere else than what is wanted says."""
-    return stored is not None and _home(stored) != _home(wanted)
+    """True if the declaration changes where the machines of an account are."""
+    return stored is not None and _location(stored) != _location(wanted)
 
 
-def _home(account: AccountRow) -> guard.Home:
-    return guard.Home(
+def _location(account: AccountRow) -> guard.Location:
+    return guard.Location(
         provider=account.provider,
         region=account.region,
         identity=account.identity,

@@ -140,8 +140,8 @@ class NewLaunch(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a declaration: its changes without unchanged entries, their number, what needs a confirmation,
-    estimates of what its launches cost, and of a dry run the launches that may be previewed."""
+    """Result of a declaration: its changes without unchanged entries, the number of those, what needs a
+    confirmation, estimates of what its launches cost, and of a dry run the launches that may be previewed."""
 
     changes: list[Change]
     unchanged: int

@@ -1,4 +1,4 @@
-"""Cost of the first hour of declared pools: an upper bound for their new machines, whatever their demand. Pure."""
+"""Upper bounds for the cost of the first hour of declared pools, whatever their demand. Pure."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -13,12 +13,12 @@ from slipway_provisioner.domain.prices import MachineKind
 
 NAMED: Final = 5
 GROUPS_MAX: Final = 200
-"""Sets of accounts over which pools together are bounded exactly."""
+"""Distinct sets of accounts up to which the total is exact. With more of them the costs of the pools are added up."""
 
 
 class PoolLaunches(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines that a pool may launch: up to `machines` at a time, of its kinds, each in an account. `limits` are those
-    of the pool and its accounts."""
+    """Machines that a pool may launch: up to `machines` at a time, of these kinds, each with its account. `limits` are
+    those of the pool and of its accounts."""
 
     pool: str
     mode: str
@@ -27,7 +27,7 @@ class PoolLaunches(msgspec.Struct, frozen=True, kw_only=True):
     limits: Sequence[Limit]
 
     def limits_in(self, account_id: str) -> list[Limit]:
-        """Limits that hold for a machine in an account."""
+        """Limits that apply to a machine in an account."""
         own = [limit for limit in self.limits if limit.scope == "pool" or limit.scope_id == account_id]
         return sorted(own, key=lambda limit: limit.scope)
 
@@ -36,8 +36,8 @@ class PoolLaunches(msgspec.Struct, frozen=True, kw_only=True):
         found = {(kind, account): price(kind, self.limits_in(account), tariff) for kind, account in self.kinds}
         return {each: per_hour for each, per_hour in found.items() if per_hour is not None}
 
-    def refusing(self, tariff: Tariff) -> dict[MachineKind, list[Limit]]:
-        """Kinds without a price, and the limits of spend that refuse their launches."""
+    def refused(self, tariff: Tariff) -> dict[MachineKind, list[Limit]]:
+        """Kinds without a price, with the spend limits that refuse their launches."""
         known, found = self.prices(tariff), dict[MachineKind, list[Limit]]()
         for kind, account in self.kinds:
             limits = [limit for limit in self.limits_in(account) if limit.spend_per_day is not None]
@@ -47,8 +47,8 @@ class PoolLaunches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstHour(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds for a pool's first hour: launches, None if no limit bounds them, and cost, None if no price is
-    known. `unknown`: machines without a price. `text` says all of it."""
+    """Upper bounds for the first hour of a pool. `launches` is None if no limit bounds them, `cost` if no price is
+    known. `unknown` lists the kinds of machines without a price."""
 
     pool: str
     mode: str
@@ -59,15 +59,15 @@ class FirstHour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unpriced(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines of a pool whose launches would be refused, since their price is unknown and spend is limited."""
+    """Kinds of machines of a pool whose launches would be refused, since spend is limited and no price is known."""
 
     pool: str
     kinds: list[str]
     text: str
 
 
-class FirstHours(msgspec.Struct, frozen=True, kw_only=True):
-    """Bound for the first hour of several pools together, in which each limit counts once."""
+class Total(msgspec.Struct, frozen=True, kw_only=True):
+    """Upper bound for the first hour of several pools, in which each limit counts once."""
 
     pools: list[str]
     cost: Decimal
@@ -75,36 +75,36 @@ class FirstHours(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
-    """First hours of changed pools whose machines cost money, by themselves and together, and the machines of changed
-    pools, and of pools in changed accounts, that have no price although their spend is limited."""
+    """Estimates of a declaration. `first_hours` and their `total` are those of changed pools whose machines cost money;
+    `unpriced` includes unchanged pools in changed accounts."""
 
     first_hours: list[FirstHour]
-    together: FirstHours | None
+    total: Total | None
     unpriced: list[Unpriced]
 
 
 def first_hour(pool: PoolLaunches, tariff: Tariff) -> FirstHour:
-    """Bound of a pool by itself, each machine running for the whole hour at the dearest price."""
+    """Bound the first hour of one pool, as if each machine ran for the whole hour at the highest price."""
     id_ = pool.pool
     if pool.mode == "observe":
         text = f"pool {id_} launches nothing in mode observe: `slipway pool promote {id_}` goes on"
         return FirstHour(pool=id_, mode=pool.mode, launches=0, cost=Decimal(), unknown=[], text=text)
     launches, spend = _bound(pool, "launches_per_hour"), _bound(pool, "spend_per_day")
-    known, refused = pool.prices(tariff), {str(kind) for kind in pool.refusing(tariff)}
+    known, refused = pool.prices(tariff), {str(kind) for kind in pool.refused(tariff)}
     unknown = sorted({str(kind) for kind, account in pool.kinds if (kind, account) not in known})
-    hours = _hours(pool)
+    machine_hours = _machine_hours(pool)
     parts, cost = [], None
     if known:
         (dearest, _), per_hour = max(known.items(), key=lambda item: (item[1], item[0]))
-        cost = hours * per_hour
-        parts.append(f"up to {amount(cost)}: {hours} × {amount(per_hour)} of {dearest}")
+        cost = machine_hours * per_hour
+        parts.append(f"up to {amount(cost)}: {machine_hours} × {amount(per_hour)} of {dearest}")
         if spend is not None and spend < cost:
             cost = Decimal(spend)
-            parts = [f"up to {amount(cost)}, the spend per day that is allowed"]
-    if open_ := [kind for kind in unknown if kind not in refused]:
-        parts.append(f"an unknown amount, without a price of {', '.join(open_)}")
+            parts = [f"up to {amount(cost)}, its limit of spend per day"]
+    if not_refused := [kind for kind in unknown if kind not in refused]:
+        parts.append(f"an unknown amount, since no price of {', '.join(not_refused)} is known")
     if refused:
-        parts.append(f"nothing for {', '.join(sorted(refused))}, without a price and therefore refused")
+        parts.append(f"nothing for {', '.join(sorted(refused))}, whose launches are refused, since no price is known")
     limited = "no limit on launches" if launches is None else f"at most {launches} launches"
     text = f"the first hour of pool {id_} may cost {'; '.join(parts)}; {limited}"
     bound = None if launches is None else int(launches)
@@ -112,27 +112,27 @@ def first_hour(pool: PoolLaunches, tariff: Tariff) -> FirstHour:
 
 
 def unpriced(pool: PoolLaunches, tariff: Tariff) -> Unpriced | None:
-    """Machines of a pool that would be refused for want of a price; None if there are none."""
-    refused = pool.refusing(tariff)
+    """Find the kinds of machines of a pool whose launches would be refused for want of a price; None without any."""
+    refused = pool.refused(tariff)
     if not refused:
         return None
     kinds = sorted(map(str, refused))
     subjects = sorted({limit.subject for limits in refused.values() for limit in limits})
     text = (
         f"pool {pool.pool}: launches of {listed(kinds, NAMED)} would be refused: no price is known, and "
-        f"{listed(subjects, NAMED)} limits its spend; list the price in prices_file of the provisioner, or declare "
+        f"{listed(subjects, NAMED)} limits spend; add the price to the provisioner's prices_file, or declare "
         f"limits.default_price of {subjects[0]}"
     )
     return Unpriced(pool=pool.pool, kinds=kinds, text=text)
 
 
-def together(pools: Sequence[PoolLaunches], tariff: Tariff) -> FirstHours | None:
-    """Bound of the known cost of pools that launch, with the limits of each account and pool applied once; None for
-    fewer than two pools.
+def total(pools: Sequence[PoolLaunches], tariff: Tariff) -> Total | None:
+    """Bound the known cost of the pools that launch, with each limit counted once; None for fewer than two of them.
 
-    It is the sum over some of the accounts and pools, as few as each pool needs to be in it, or all of its accounts.
+    Any set of accounts and pools bounds it that contains each pool, or all accounts of that pool. The minimum cut is
+    the set with the lowest sum.
     """
-    costs = {found.pool: found.cost for pool in pools if (found := first_hour(pool, tariff)).cost}
+    costs = {pool.pool: cost for pool in pools if (cost := first_hour(pool, tariff).cost)}
     launching = [pool for pool in pools if pool.pool in costs]
     if len(launching) < 2:
         return None
@@ -140,7 +140,7 @@ def together(pools: Sequence[PoolLaunches], tariff: Tariff) -> FirstHours | None
     groups: dict[Group, list[str]] = {}
     for pool in launching:
         groups.setdefault(frozenset(account for _, account in pool.prices(tariff)), []).append(pool.pool)
-    supplies = {group: sum((costs[id_] or Decimal() for id_ in ids), Decimal()) for group, ids in groups.items()}
+    supplies = {group: sum((costs[id_] for id_ in ids), Decimal()) for group, ids in groups.items()}
     cut_groups, cut_accounts = set(groups), set[str]()
     if len(groups) <= GROUPS_MAX:
         cut = min_cut(supplies, accounts)
@@ -152,11 +152,11 @@ def together(pools: Sequence[PoolLaunches], tariff: Tariff) -> FirstHours | None
     cost = of_rest + sum((accounts[account] for account in cut_accounts), Decimal())
     names = sorted(costs)
     text = f"the first hour of these {len(names)} pools together may cost up to {amount(cost)}: {' + '.join(parts)}"
-    return FirstHours(pools=names, cost=cost, text=text)
+    return Total(pools=names, cost=cost, text=text)
 
 
 def _of_accounts(pools: Sequence[PoolLaunches], tariff: Tariff) -> dict[str, Decimal]:
-    """Bounds of the cost of accounts by their limits, whatever is lower; those without a limit are left out."""
+    """Bound of the cost in each account: the lowest of its limits. Accounts without a limit are left out."""
     dearest: dict[str, Decimal] = {}
     for pool in pools:
         for (_, account), per_hour in pool.prices(tariff).items():
@@ -171,15 +171,14 @@ def _of_accounts(pools: Sequence[PoolLaunches], tariff: Tariff) -> dict[str, Dec
     return bounds
 
 
-def _hours(pool: PoolLaunches) -> int:
-    """Hours of machines in the first hour."""
+def _machine_hours(pool: PoolLaunches) -> int:
     launches = _bound(pool, "launches_per_hour")
     at_once = 1 if pool.mode == "canary" else pool.machines
     return min(at_once, pool.machines if launches is None else int(launches))
 
 
 def _bound(pool: PoolLaunches, name: str) -> Decimal | None:
-    """The pool's own limit, or that of all its accounts together if each has one, whatever is lower."""
+    """The pool's own limit or the sum of those of its accounts, if each of them has one: whichever is lower."""
     values: Mapping[tuple[str, str], Decimal | None] = {
         (limit.scope, limit.scope_id): getattr(limit, name) for limit in pool.limits
     }

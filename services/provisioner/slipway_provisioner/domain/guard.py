@@ -42,8 +42,8 @@ def of_maximum(kind: str, id_: str, before: int, after: int, serving: int) -> It
         yield danger
 
 
-class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the machines of an account are. `configuration` is that of a provider which says so there."""
+class Location(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the machines of an account are. `configuration` is the setting in which some providers declare it."""
 
     provider: str
     region: str
@@ -51,14 +51,16 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
     configuration: Any = None
 
 
-def of_account(id_: str, before: Home, after: Home, workers: int) -> Iterator[Danger]:
-    """Danger of an account that moves away from its `workers`: a look-up elsewhere proves that they are gone."""
-    names = [name for name in Home.__struct_fields__ if getattr(before, name) != getattr(after, name)]
+def of_account(id_: str, before: Location, after: Location, workers: int) -> Iterator[Danger]:
+    """Danger of an account that moves while it has `workers`: they would be looked up in the new place only."""
+    names = [name for name in Location.__struct_fields__ if getattr(before, name) != getattr(after, name)]
     shown = [name for name in names if name != "configuration"]
     moved = [difference(name, getattr(before, name), getattr(after, name)) for name in shown]
     moved += ["settings.configuration"] if names != shown else []
     if moved and workers:
-        lost = "would be found gone there, and never be terminated; stop them first, or declare another account"
+        lost = (
+            "would be looked up there, count as gone and never be terminated; stop them first, or declare a new account"
+        )
         yield Danger(f"account {id_} moves ({', '.join(moved)})", f"its {_workers(workers)} {lost}")
 
 

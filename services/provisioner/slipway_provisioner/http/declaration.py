@@ -161,10 +161,10 @@ async def put_declaration(
     Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived), of
     which up to 10,000 are listed and `more` counted, `unchanged` (the number of entries stored alike), `digest` (of all
     changes), `dangers`, `first_hours` (what the first hour of each changed pool may cost: pool, mode, launches, cost,
-    unknown, text; of pools whose machines cost money), `first_hours_together` (pools, cost, text: their bound with each
+    unknown, text; of pools whose machines cost money), `first_hours_total` (pools, cost, text: their total, with each
     limit counted once), `unpriced` (pool, kinds, text: launches that would be refused, since spend is limited and no
-    price is known) and `applied`, for `dry_run` also `previews` (config, problem)
-    of new launch configs whose providers plan them, within 20 s. Dangerous changes are refused with 409
+    price is known) and `applied`, for `dry_run` also `previews` (config, problem) of new launch configs whose providers
+    plan them, within 20 s. Dangerous changes are refused with 409
     `confirmation-required` unless `confirm` is their digest.
     """
     with _refusing():
@@ -366,7 +366,7 @@ def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -
         "digest": applied.digest,
         "dangers": listed_dangers(applied.dangers),
         "first_hours": applied.estimates.first_hours[:CHANGES_MAX],
-        "first_hours_together": applied.estimates.together,
+        "first_hours_total": applied.estimates.total,
         "unpriced": applied.estimates.unpriced[:CHANGES_MAX],
         "applied": applied.applied,
     }

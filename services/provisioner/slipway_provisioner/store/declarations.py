@@ -340,7 +340,7 @@ async def users(db: Connection, account_ids: Collection[str]) -> list[User]:
 
 
 async def launching(db: Connection, account_ids: Collection[str]) -> list[dict[str, Any]]:
-    """Declared launch configs in accounts, with the mode and limits of their pools."""
+    """Current revisions of declared launch configs in accounts, with the mode and limits of their pools."""
     return [dict(row) for row in await db.fetch(LAUNCHING.text, *LAUNCHING.arguments(ids=sorted(account_ids)))]
 
 

@@ -156,7 +156,7 @@ class _Plan:
             for row in answer.get("previews", ())
         ]
         self.first_hours = [row["text"] for answer in answers for row in answer.get("first_hours", ())]
-        self.together = [row["text"] for answer in answers if (row := answer.get("first_hours_together"))]
+        self.total = [row["text"] for answer in answers if (row := answer.get("first_hours_total"))]
         self.unpriced = [row["text"] for answer in answers for row in answer.get("unpriced", ())]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
@@ -167,10 +167,10 @@ class _Plan:
         else:
             show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
-            first_hours = [*_some(self.first_hours, "the first hours of"), *self.together]
+            first_hours = [*_first(self.first_hours, "the first hours of"), *self.total]
             print(*map(printable, first_hours), sep="\n", end="\n" if first_hours else "")
         print(
-            *map(printable, _some(self.unpriced, "launches without a price in")),
+            *map(printable, _first(self.unpriced, "launches without a price in")),
             sep="\n",
             end="\n" if self.unpriced else "",
             file=sys.stderr,
@@ -196,8 +196,8 @@ class _Plan:
                 applied = True
 
 
-def _some(sentences: Sequence[str], about: str) -> list[str]:
-    """Sentences on pools, of the first ones if they are many."""
+def _first(sentences: Sequence[str], about: str) -> list[str]:
+    """The first sentences of many, each about a pool, and the number of further pools."""
     more = len(sentences) - POOLS_MAX
     return [*sentences[:POOLS_MAX], *([f"and {about} {more:,} more pools"] if more > 0 else [])]
 

@@ -173,8 +173,8 @@ def promote_pool(
         answer = _changed(api, pool, lambda spec: spec | {"mode": wanted}, parameters)
     show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
     if output is Output.TABLE:
-        told = [*answer.get("first_hours", ()), *answer.get("unpriced", ())]
-        print(*(printable(row["text"]) for row in told), sep="\n")
+        rows = [*answer.get("first_hours", ()), *answer.get("unpriced", ())]
+        print(*(printable(row["text"]) for row in rows), sep="\n")
 
 
 @app.command("history")
