@@ -15,7 +15,7 @@ from slipway_provisioner.apply import workspaces as apply
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.encryption import KeyRing
-from slipway_provisioner.domain.workspace_locks import GAP_SECONDS_MAX, LOST_SECONDS
+from slipway_provisioner.domain.workspace_locks import GAP_SECONDS_MAX, TAKEOVER_SECONDS
 from slipway_provisioner.domain.workspace_runs import Next
 from slipway_provisioner.domain.workspaces import Kind, Operation, Phase, Version, Workspace
 from slipway_provisioner.providers.workspaces import NoRoom, Room, RunClaim
@@ -145,7 +145,7 @@ async def test_a_state_that_is_saved_while_keys_are_rotated(provisioner: Provisi
 
 
 async def test_a_rotation_of_large_states(provisioner: Provisioner) -> None:
-    """A chunk has some megabytes, or a single document: a hundred states of five would need a gigabyte of memory."""
+    """A chunk has a few megabytes, or one document: a hundred states of 5 MB would need a gigabyte of memory."""
     sizes = (3, 3, 3, 9)
     async with provisioner.database.acquire() as db:
         for size in sizes:
@@ -212,16 +212,16 @@ async def queued(provisioner: Provisioner) -> list[Workspace]:
 
 
 def replicas(provisioner: Provisioner) -> tuple[WorkspaceRuns, WorkspaceRuns]:
-    """Two replicas, each with a clock of its own that goes on at each look."""
+    """Two replicas, each with a clock of its own that advances at each call."""
     one, two = (
         WorkspaceRuns(lambda: provisioner.database, KEYS, clock=count(0.0, GAP_SECONDS_MAX).__next__) for _ in range(2)
     )
     return one, two
 
 
-async def seen_lapsed(replica: WorkspaceRuns) -> None:
-    """Let a replica see for long enough which locks have lapsed; it claims nothing meanwhile."""
-    for _ in range(int(LOST_SECONDS / GAP_SECONDS_MAX)):
+async def observed_as_lapsed(replica: WorkspaceRuns) -> None:
+    """Let a replica observe the lapsed locks for long enough, without claiming anything."""
+    for _ in range(int(TAKEOVER_SECONDS / GAP_SECONDS_MAX)):
         assert await replica.claim("", 0) == []
 
 
@@ -313,7 +313,7 @@ async def test_a_run_that_has_lost_its_lock_saves_nothing_over_its_successor(
     (late,) = await one.claim("one", 1)
     assert await one.renew([late]) == []
     await provisioner.set_clock(61)
-    await seen_lapsed(two)
+    await observed_as_lapsed(two)
     (successor,) = [claim for claim in await two.claim("two", 9) if claim.workspace.id == late.workspace.id]
     assert (successor.operation, successor.unsettled_seconds) == (Operation.LOOK_UP, 39.0)
     assert await one.renew([late]) == [late.workspace.id]
@@ -330,22 +330,22 @@ async def test_a_run_that_has_lost_its_lock_saves_nothing_over_its_successor(
 async def test_a_run_keeps_its_workspace_through_an_outage_and_a_jump_of_the_clock(
     provisioner: Provisioner, queued: list[Workspace]
 ) -> None:
-    """Every lock has lapsed then, and no earlier run could have effects by that clock. Whatever replica looks first
-    takes over nothing whose run goes on: its state would be rejected, and its machine made again."""
+    """All locks have lapsed then, and by that clock no earlier run can have effects. No replica takes over a run that
+    goes on: its state would be rejected, and its machine created again."""
     one, two = replicas(provisioner)
     (running,) = await one.claim("one", 1)
     await provisioner.database.execute("UPDATE workspace SET due_at = NULL WHERE id <> $1", running.workspace.id)
     await provisioner.jump_clock(7200)
     assert await two.claim("two", 9) == []
     assert await one.renew([running]) == []
-    await seen_lapsed(two)
+    await observed_as_lapsed(two)
     assert await two.claim("two", 9) == []
     assert await one.finish(running, saved(running), ready(running)) == ""
     assert (await phases(provisioner))["ready"] == 1
 
 
 async def test_a_clock_that_is_set_back(provisioner: Provisioner, queued: list[Workspace]) -> None:
-    """A run that is due waits no longer for it, and a workspace that a lost replica has locked is taken over."""
+    """A run that was due stays due, and a workspace that a lost replica has locked is taken over."""
     one, two = replicas(provisioner)
     await provisioner.set_clock(7200)
     running, lost, done = await one.claim("one", 9)
@@ -356,19 +356,19 @@ async def test_a_clock_that_is_set_back(provisioner: Provisioner, queued: list[W
     due = await two.claim("two", 9)
     assert [(claim.workspace.id, claim.operation) for claim in due] == [(done.workspace.id, Operation.DESTROY)]
     assert await two.renew(due) == []
-    await seen_lapsed(two)
+    await observed_as_lapsed(two)
     (taken,) = await two.claim("two", 9)
     assert (taken.workspace.id, taken.operation) == (lost.workspace.id, Operation.LOOK_UP)
 
 
 @locking("store.workspace_runs.CLAIM", "store.workspace_runs.RENEW")
 async def test_a_lock_that_is_renewed_while_it_is_taken_over(provisioner: Provisioner, queued: list[Workspace]) -> None:
-    """A claim takes no lock that is being renewed, or was since it was seen."""
+    """A claim takes over no lock that is being renewed, or has been renewed since it was observed."""
     one, two = replicas(provisioner)
     (running,) = await one.claim("one", 1)
     await provisioner.database.execute("UPDATE workspace SET due_at = NULL WHERE id <> $1", running.workspace.id)
     await provisioner.set_clock(61)
-    await seen_lapsed(two)
+    await observed_as_lapsed(two)
     async with provisioner.database.acquire() as db, db.transaction():
         assert await workspace_runs.renew(db, [(running.workspace.id, running.workspace.fence)], lock_seconds=60)
         assert await two.claim("two", 9) == []
@@ -387,7 +387,7 @@ async def test_a_claim_whose_lock_has_lapsed_before_its_apply_begins(
         late = provisioner.start(one.claim("one", 1))
         await provisioner.until_waiting(late)
         await provisioner.set_clock(61)
-        await seen_lapsed(two)
+        await observed_as_lapsed(two)
         (successor,) = await two.claim("two", 9)
         assert (successor.workspace.id, successor.operation) == (queued[0].id, Operation.LOOK_UP)
     assert await late == []
@@ -403,8 +403,8 @@ SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Loc
 async def test_one_of_several_claimed_workspaces_cannot_be_begun(
     provisioner: Provisioner, queued: list[Workspace]
 ) -> None:
-    """As after a lock timeout. The others have begun: nobody else may apply them until their time has passed, so that
-    they must be run now."""
+    """As after a lock timeout. The others have begun and are run, since nobody else may apply them before their time
+    has passed."""
     one, _ = replicas(provisioner)
     async with provisioner.database.acquire() as blocker, blocker.transaction():
         async with provisioner.database.acquire() as db, db.transaction():
@@ -426,7 +426,7 @@ async def test_a_lock_that_is_claimed_while_its_run_saves(provisioner: Provision
     one, two = replicas(provisioner)
     (claim,) = await one.claim("one", 1)
     await provisioner.set_clock(61)
-    await seen_lapsed(two)
+    await observed_as_lapsed(two)
     async with stopped_at(provisioner, "workspace_document", one.finish(claim, saved(claim), ready(claim))) as saving:
         others = await two.claim("two", 9)
         assert claim.workspace.id not in [other.workspace.id for other in others]
@@ -561,8 +561,8 @@ async def test_an_unresponsive_worker_has_its_workspace_refreshed_once(
     "content", [b'{"version": 5}', b'{"version": 4, "serial": 1, "lineage": "a\\u0000"}'], ids=["format", "lineage"]
 )
 async def test_content_that_is_not_a_state(provisioner: Provisioner, queued: list[Workspace], content: bytes) -> None:
-    """It is stored beside the other one, and the resources are looked up: nobody could save it later. A NUL in its
-    lineage would keep it from being stored at all, again and again."""
+    """It is stored as a rejected state, and the resources are looked up. A lineage with a NUL could not be stored, and
+    saving it would be retried for ever."""
     one, _ = replicas(provisioner)
     (claim,) = await one.claim("one", 1)
     assert "no state" in await one.finish(claim, content, ready(claim))

@@ -59,7 +59,7 @@ async def test_busy(sockets: Path) -> None:
     [("S", 0x400000, False), ("R", 0x40040C, True), ("D", 0x400004, True), ("Z", 0x400000, True)],
 )
 def test_exiting(state: str, flags: int, exiting: bool) -> None:
-    """A killed process that still gives back its memory serves nobody, though it is no zombie yet; proc_pid_stat(5)."""
+    """A killed process that still releases its memory is exiting, although it is no zombie yet; proc_pid_stat(5)."""
     assert is_exiting(f"4711 (of Z) R (x) {state} 1 4711 4711 0 -1 {flags} 99 0 3 0".encode()) is exiting
 
 

@@ -233,7 +233,7 @@ async def test_no_slot_before_the_deadline(place: Place) -> None:
 
 
 async def test_a_deadline_that_has_passed(place: Place) -> None:
-    """Also where nothing has to be waited for, as the module is installed and its plugin idle."""
+    """Even if the run would not have to wait: the module is installed, and its plugin is idle."""
     async with driver(place) as runs:
         assert (await runs.run(Command.PLAN, "w-1", place.job(), state=None, deadline=soon())).failure is None
         with pytest.raises(QueueTimeout, match="no run could begin before the deadline"):

@@ -122,7 +122,7 @@ def test_wrong_variables_are_named(variables: dict[str, Any], expected: str) -> 
     [("MAX_PROCESS", "MAX_PROCESSES"), ("SOKCET", "SOCKET"), ("DRAIN_SECOND", "DRAIN_SECONDS")],
 )
 def test_a_misspelt_variable_is_refused(tmp_path: Path, wrong: str, right: str) -> None:
-    with pytest.raises(InvalidSettings, match=f"{wrong} is no setting; write {right}, or unset it"):
+    with pytest.raises(InvalidSettings, match=f"{wrong} is not a setting; rename it to {right}, or unset it"):
         load(written(tmp_path, FILE), {f"SLIPWAY_TERRAFORM_{wrong}": "4"})
 
 

@@ -232,7 +232,7 @@ async def test_a_credential_of_another_account(fleet: Fleet) -> None:
         await not_listed_yet(fleet, provider)
         ended = "SELECT problem <> '' OR listed_at IS NOT NULL FROM workspace_listing"
         await until(lambda: fleet.database.fetchval(ended), "the listing has ended")
-        with pytest.raises(OutcomeUnknown, match="the credential belongs to ledger, and declared is declared"):
+        with pytest.raises(OutcomeUnknown, match="the credential of account tf belongs to ledger, not to declared"):
             await provider.instances(fleet.account)
 
 

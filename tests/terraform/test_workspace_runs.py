@@ -148,7 +148,7 @@ async def test_a_shutdown_before_a_run_has_begun(fleet: Fleet) -> None:
         await until(lambda: fleet.place.ledger.calls("configure"), "the credential is looked up")
     (row,) = await fleet.rows()
     assert (row.holder, row.phase, row.failed_runs, row.interruptions) == ("", Phase.QUEUED, 0, 1)
-    assert row.problem == "interrupted, since its provisioner was shut down"
+    assert row.problem == "interrupted by the shutdown of its provisioner"
 
 
 async def test_a_kill_between_apply_and_save(fleet: Fleet) -> None:
@@ -212,9 +212,9 @@ async def test_another_replica_waits_until_a_lost_run_can_have_no_effects(fleet:
         await one_machine(fleet)
 
 
-async def test_an_apply_that_could_not_begin_in_its_time(fleet: Fleet) -> None:
-    """As of a replica that was suspended after it had claimed it: by then another one may have applied it. Here the
-    tool takes longer to tell its version than the apply may take."""
+async def test_an_apply_that_could_not_begin_within_its_time_limit(fleet: Fleet) -> None:
+    """As after a replica was suspended between claim and apply: another one may have applied the workspace by then.
+    Here the tool takes longer to print its version than the time limit of the apply."""
     tool = fleet.place.folder / "slow"
     tool.write_text(f'#!/bin/sh\n[ "$1" != version ] || sleep 6\nexec {installed().terraform} "$@"\n')
     tool.chmod(0o755)
@@ -439,8 +439,7 @@ async def test_a_credential_of_another_account(fleet: Fleet, is_terminated: bool
         await until(lambda: fleet.database.fetchval(ended), "the run has ended")
         (row,) = await fleet.rows()
         assert row.phase is (Phase.DESTROYING if is_terminated else Phase.READY)
-        problem = "look-up in tf: the credential belongs to ledger, and declared is declared; correct one of them"
-        assert row.problem == problem
+        assert row.problem.startswith("the credential of account tf belongs to ledger, not to declared; correct")
         elsewhere.rename(file)
         await fleet.database.execute("UPDATE account SET identity = 'ledger'")
         await fleet.due()
@@ -594,8 +593,8 @@ async def _failed(fleet: Fleet, machine: str) -> bool:
     return any(row.instance_id == machine and "credential" in row.problem for row in await fleet.rows())
 
 
-async def test_a_credential_that_another_accounts_has_replaced(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Nothing is created, refreshed or destroyed with it, and one alert says so at once, not after the next check."""
+async def test_a_credential_replaced_by_one_of_another_account(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Nothing is created, refreshed or destroyed with it, and one alert is raised at once, before the hourly check."""
     file = tmp_path / "credential"
     file.write_text("LEDGER_TOKEN=own\n")
     settings = Settings(database_url="", kafka="", registration_key="r" * 32)
@@ -634,7 +633,7 @@ async def test_a_credential_that_another_accounts_has_replaced(postgres: Embedde
 
 
 async def test_a_credential_that_cannot_be_looked_up(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Nothing is applied with one whose account is unknown. A refusal of it is charged to the account, any other
+    """Nothing is applied while its account is unknown. A refused credential is charged to the account, any other
     failure to nothing."""
     file = tmp_path / "credential"
     file.write_text("LEDGER_TOKEN=old\n")
@@ -661,8 +660,8 @@ async def test_a_credential_that_cannot_be_looked_up(postgres: EmbeddedPostgres,
         assert fleet.creations == 1
 
 
-async def test_a_tool_that_is_missing_since(fleet: Fleet) -> None:
-    """The account is checked at once, and what is wrong is named, not only that launches wait."""
+async def test_a_tool_that_was_removed(fleet: Fleet) -> None:
+    """The account is checked at once, and its problem names the tool."""
     settings = Settings(database_url="", kafka="", registration_key="r" * 32)
     tool = fleet.place.folder / "tool"
     tool.write_text(f'#!/bin/sh\nexec {installed().terraform} "$@"\n')

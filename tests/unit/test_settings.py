@@ -96,11 +96,11 @@ def test_all_errors_are_printed_without_values(
 def test_a_misspelt_variable_is_named_at_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, right: str
 ) -> None:
-    """It is ignored, and nothing else would say so. Its value is not printed."""
+    """It would be ignored silently otherwise. Its value is not printed."""
     monkeypatch.setenv(wrong, "hunter2")
     from_environment(Provisioner)
     printed = capsys.readouterr().err
-    assert f"{wrong} is not a setting of this program, and is ignored; write {right} if it is meant" in printed
+    assert f"{wrong} is not a setting of this program and is ignored; did you mean {right}?" in printed
     assert "hunter2" not in printed
 
 

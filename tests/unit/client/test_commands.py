@@ -260,7 +260,7 @@ def test_the_workspace_of_a_worker_is_shown(url: str, monkeypatch: pytest.Monkey
     shown["workspace"]["resources"] = None
     lines = slipway("worker", "show", ID, url=url).stdout.splitlines()
     (hidden,) = [line for line in lines if line.startswith("workspace resources")]
-    assert hidden.endswith("shown with the scope workers:state")
+    assert hidden.endswith("hidden without the scope workers:state")
 
 
 def test_an_ambiguous_id_terminates_no_worker(services: Services, url: str) -> None:

@@ -145,7 +145,7 @@ def test_a_tripped_pool_is_never_ok(pending: int, grade: str, tasks: str) -> Non
 
 
 def test_a_refused_credential_is_explained() -> None:
-    """Probes alone mend neither a credential nor a missing permission."""
+    """Probes correct neither a credential nor a missing permission."""
     found = diagnose(msgspec.structs.replace(WELL, configs=[TRIPPED | {"tripped_by": "credential"}]))
     assert [finding.remedy for finding in found if finding.grade == NOTE] == ["slipway why zone-b"]
 

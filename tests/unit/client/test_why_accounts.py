@@ -39,7 +39,7 @@ def pool(configs: list[dict[str, Any]], accounts: list[dict[str, Any]]) -> Expla
 
 
 def test_a_missing_permission_is_the_cause_of_a_pool() -> None:
-    """With what to do, as the alert on it says; the trip follows from it."""
+    """With the remedy of its alert; the trip is its consequence."""
     found = pool([REFUSED], [ACCOUNT])
     assert (found.cause, found.since, found.remedy) == (
         "account sim-a, permission ec2:RunInstances: denied; needed by launch config zone-a",
@@ -64,10 +64,10 @@ def test_a_missing_permission_is_named_before_a_launch_has_failed() -> None:
 
 
 def test_a_refused_credential_asks_for_a_check() -> None:
-    """Its last check was before: probes alone mend neither the credential nor its policy."""
+    """The last check was before the refusal. Probes correct neither a credential nor a policy."""
     for found in (pool([REFUSED], []), of_config(REFUSED, POOL, [], [], now=NOW)):
         assert found.remedy.startswith(
-            "correct what `slipway account check sim-a` names: the credential, or a permission that it lacks; "
+            "run `slipway account check sim-a`, and correct the credential or the missing permission that it names; "
             "Slipway probes by itself and launches again after the first success"
         )
 
@@ -86,7 +86,7 @@ def test_other_problems_of_accounts_are_left_out() -> None:
 
 
 def test_the_command_reads_the_findings(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of accounts with problems alone."""
+    """Only those of accounts with problems."""
     assert "Remedy: none needed" in slipway("why", "linux", url=url).stdout
     bad = ANSWERED | {"problems": 1}
     monkeypatch.setitem(ANSWERS, "accounts", {"items": [bad]})

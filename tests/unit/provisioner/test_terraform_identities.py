@@ -11,7 +11,7 @@ OWN = "own"
 
 
 class World:
-    """A cloud that knows the account of each credential, and whom a foreign one was reported to."""
+    """A cloud that knows the owner of each credential, and the accounts that were reported."""
 
     def __init__(self) -> None:
         self.looked_up: list[str] = []
@@ -43,7 +43,7 @@ async def test_a_credential_is_looked_up_once() -> None:
 
 
 async def test_a_replaced_credential_is_looked_up_before_it_is_used() -> None:
-    """One of another account is reported; the one before is still known."""
+    """A foreign one is reported; the previous one is still fresh."""
     world = World()
     await world.identity(TOKEN="1")
     assert await world.identity("other", TOKEN="2") == "other"

@@ -73,16 +73,16 @@ def test_applies_that_did_nothing_are_put_back_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.UNKNOWN, Phase.READY, Phase.DESTROYING, Phase.ORPHAN])
-def test_an_interruption_by_a_shutdown_is_no_failed_run(phase: Phase) -> None:
-    """Another replica goes on at once."""
+def test_an_interruption_by_a_shutdown_does_not_count_as_a_failed_run(phase: Phase) -> None:
+    """Another replica continues at once."""
     last = row(phase=phase, failed_runs=APPLIES_MAX - 1, instance_id="i-1" if phase is Phase.READY else None)
     next_ = then(last, INTERRUPTED)
     assert (next_.phase, next_.failed_runs, next_.interruptions, next_.due_seconds) == (phase, APPLIES_MAX - 1, 1, 0.0)
     assert then(row(phase=phase, interruptions=3), NOTHING).interruptions == 0
 
 
-def test_interruptions_without_end_are_failed_runs() -> None:
-    """They may hide that a run is longer than the service ever lives."""
+def test_many_interruptions_count_as_failed_runs() -> None:
+    """A run may take longer than its provisioner ever lives."""
     workspace, launches = row(), 0
     while workspace.phase is not Phase.GONE:
         next_ = then(workspace, INTERRUPTED)
@@ -94,8 +94,8 @@ def test_interruptions_without_end_are_failed_runs() -> None:
 
 
 @pytest.mark.parametrize(("resources", "phase"), [(0, Phase.GONE), (1, Phase.DESTROYING)])
-def test_an_apply_that_is_interrupted_in_the_middle_without_end(resources: int, phase: Phase) -> None:
-    """It is put back after a look-up, which goes between all of them, once no run can have effects any more."""
+def test_an_apply_that_is_interrupted_in_the_middle_many_times(resources: int, phase: Phase) -> None:
+    """A look-up follows each interruption. After the last one the launch is put back."""
     interrupted = structs.replace(INTERRUPTED, nothing=False, unknown=True)
     workspace = row()
     for number in range(INTERRUPTIONS_MAX + 1):
@@ -179,7 +179,7 @@ def test_a_state_that_is_rejected_again_and_again(operation: Operation) -> None:
 
 
 def test_a_run_that_waits_for_its_provider_does_not_stop_the_sweep() -> None:
-    """A listing that hung for 300 s takes no core for 300 s."""
+    """A listing that hung for 300 s did not use a core for 300 s."""
     assert sweep_pause(4.0, 0.01) == pytest.approx(400)
     assert sweep_pause(300.0, 0.01) == sweep_pause(10.0, 0.01) == pytest.approx(1000)
     assert sweep_pause(300.0, 0.0) == 0

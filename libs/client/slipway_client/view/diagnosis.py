@@ -21,7 +21,7 @@ from slipway_client.view.phrases import (
     stopped,
     tripped,
 )
-from slipway_client.view.why.accounts import credential_failing
+from slipway_client.view.why.accounts import tripped_by_credential
 from slipway_common.base.revisions import name_of
 
 OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
@@ -302,7 +302,7 @@ def _tripped(seen: Gathered) -> Iterable[Finding]:
             yield Finding(FAIL if tasks else WARN, "health", detail, f"slipway why {pool_id}")
         for config in bad:
             remedy = f"slipway why {config['id']}"
-            remedy = remedy if credential_failing(config) else f"none needed; `{remedy}` explains it"
+            remedy = remedy if tripped_by_credential(config) else f"none needed; `{remedy}` explains it"
             yield Finding(NOTE, "health", f"{config['id']} tripped: {tripped(config, seen.now)}", remedy)
 
 

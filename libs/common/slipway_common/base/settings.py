@@ -16,10 +16,10 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX: Final = "SLIPWAY_"
-OF_CLIENTS: Final = frozenset({"TOKEN", "TOKEN_FILE"})
-"""Settings of clients whose names are like those of services."""
+CLIENT_SETTINGS: Final = frozenset({"TOKEN", "TOKEN_FILE"})
+"""Settings of the client whose names resemble those of services."""
 SIMILARITY_MIN: Final = 0.87
-"""Similarity of a misspelt name with the right one. Names of different settings are less alike."""
+"""Similarity from which a name counts as misspelt. Names of different settings are less alike."""
 SettingsType = TypeVar("SettingsType", bound="EnvironmentSettings")
 
 
@@ -29,7 +29,7 @@ class UnreadableFile(ValueError):
 
 class EnvironmentSettings(BaseSettings):
     """Base class of the settings of every process. Unknown variables are ignored, since programs share environments;
-    one whose name is like that of a setting is named at start."""
+    misspelt ones are named at start."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
@@ -65,13 +65,13 @@ def variable_of(field_name: str) -> str:
 
 
 def misspelt(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are no setting, but have a name like that of a setting or the same words, with the right name."""
+    """Misspelt variables, each with the setting of a similar name, or of the same words in another order."""
     known = {variable_of(name) for name in names}
     known |= {f"{variable}_FILE" for variable in known}
     short = {variable.removeprefix(PREFIX) for variable in known}
     by_words = {tuple(sorted(variable.split("_"))): variable for variable in sorted(known)}
     found = {}
-    for variable in sorted(environment.keys() - known - {variable_of(name) for name in OF_CLIENTS}):
+    for variable in sorted(environment.keys() - known - {variable_of(name) for name in CLIENT_SETTINGS}):
         if variable.startswith(PREFIX):
             names_like = get_close_matches(variable.removeprefix(PREFIX), sorted(short), 1, SIMILARITY_MIN)
             like = PREFIX + names_like[0] if names_like else ""
@@ -95,9 +95,9 @@ def read_value(variable: str, path: Path) -> str:
 
 
 def from_environment(kind: type[SettingsType]) -> SettingsType:
-    """Read the settings; on errors, print one line each and exit with code 2. Names misspelt variables."""
+    """Read the settings; on errors, print one line each and exit with code 2. Warns of misspelt variables."""
     for variable, right in misspelt(kind.model_fields, os.environ).items():
-        text = f"warning: {variable} is not a setting of this program, and is ignored; write {right} if it is meant"
+        text = f"warning: {variable} is not a setting of this program and is ignored; did you mean {right}?"
         print(text, file=sys.stderr)  # noqa: T201 # logging is not configured yet
     try:
         return kind()

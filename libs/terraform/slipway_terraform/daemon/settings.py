@@ -22,7 +22,7 @@ from slipway_terraform.domain.specs import Mode, ProviderSpec
 PREFIX: Final = "SLIPWAY_TERRAFORM_"
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
 SIMILARITY_MIN: Final = 0.8
-"""Similarity of a misspelt name with the right one. The names of the provisioner's settings are less alike."""
+"""Similarity from which a name counts as misspelt. Those of the provisioner's settings are less alike."""
 PORT_MAX: Final = 65_535
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 SOURCE: Final = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+")
@@ -156,13 +156,12 @@ def _refuse_unknown(place: str, values: object, known: frozenset[str]) -> None:
 
 
 def _refuse_misspelt(environment: Mapping[str, str]) -> None:
-    """Refuse a variable whose name is like that of a setting. Others may be those of a provisioner. Raises
-    ValueError."""
+    """Refuse variables whose names resemble that of a setting. Others may be a provisioner's. Raises ValueError."""
     names = sorted(name.upper() for name in VARIABLES | POLICY_FIELDS | {"settings"})
     for variable in sorted(environment):
         name = variable.removeprefix(PREFIX)
         if name != variable and name not in names and (like := get_close_matches(name, names, 1, SIMILARITY_MIN)):
-            raise ValueError(f"{name} is no setting; write {like[0]}, or unset it")
+            raise ValueError(f"{name} is not a setting; rename it to {like[0]}, or unset it")
 
 
 def _variables(kind: type[msgspec.Struct], names: frozenset[str], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -226,10 +226,10 @@ class PluginProcess:
 
 
 def is_exiting(stat: bytes) -> bool:
-    """True if a process serves nobody any more, by its /proc/PID/stat, even if it cannot be awaited yet.
+    """True if a process is exiting according to its /proc/PID/stat, even if it cannot be awaited yet.
 
-    A killed process gives up its memory and its sockets first, becomes a zombie then, and can be awaited once its last
-    thread has ended. A run on it fails from the first of these moments on.
+    A killed process releases its memory and sockets, then becomes a zombie, and can be awaited once its last thread has
+    ended. Runs on it fail as soon as it begins to exit.
     """
     fields = stat.rpartition(b") ")[2].split()  # from the third on, see proc_pid_stat(5)
     return fields[0] == b"Z" or bool(int(fields[6]) & PF_EXITING)

@@ -233,7 +233,7 @@ class Driver:
             try:
                 async with self._leased(operation.workspace, request) as leased, self._slots:
                     waiting.reschedule(None)
-                    if asyncio.get_running_loop().time() >= request.deadline:  # before anything has waited
+                    if asyncio.get_running_loop().time() >= request.deadline:  # a timeout ends only what waits
                         raise TimeoutError
                     return await self._run_in_slot(operation, request, leased)
             except ProviderCrashed as error:

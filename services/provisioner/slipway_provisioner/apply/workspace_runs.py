@@ -121,17 +121,21 @@ class WorkspaceRuns:
 
     async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
         async with self._connected().acquire() as db:
-            lost = self._lapsed.seen(await workspace_runs.lapsed(db, lock_seconds=LOCK_SECONDS), at=self._clock())
+            observed = self._lapsed.observe(
+                await workspace_runs.lapsed(db, lock_seconds=LOCK_SECONDS), at=self._clock()
+            )
             if most <= 0:
                 return []
             async with db.transaction():
-                found = await workspace_runs.claim(db, holder, lock_seconds=LOCK_SECONDS, most=most, lost=lost)
+                found = await workspace_runs.claim(db, holder, lock_seconds=LOCK_SECONDS, most=most, take_over=observed)
             claims, problems = [], []
             for row, unsettled in found:
                 try:
                     claim = await self._begun(db, row, unsettled)
-                except Exception as error:  # such as a lock timeout: the others have begun, and must not wait for it
-                    LOG.error("a claimed workspace cannot be run", workspace=row.id, error=repr(error))
+                except Exception as error:  # such as a lock timeout; the others have begun and are run
+                    LOG.error(
+                        "beginning a claimed workspace failed; its lock lapses", workspace=row.id, error=repr(error)
+                    )
                     problems.append(error)
                 else:
                     claims += [claim] if claim is not None else []
@@ -170,7 +174,7 @@ class WorkspaceRuns:
                 await workspaces.drop(db, workspace.id, Kind.INPUTS)
         return rejected
 
-    async def check_account(self, account: Account, kind: str, subject: str = "") -> None:
+    async def request_check(self, account: Account, kind: str, subject: str = "") -> None:
         async with self._connected().acquire() as db:
             await account_checks.make_due(db, account.id, kind, subject)
 

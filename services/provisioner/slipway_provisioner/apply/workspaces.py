@@ -24,8 +24,8 @@ VISIBILITY_SECONDS: Final = 30.0
 """Longest time until a new resource is found by its tags, for accounts that say nothing else."""
 REENCRYPTED_AT_ONCE: Final = 100
 """Documents of one transaction: some 10 ms of encryption, and row locks that a run may wait for."""
-REENCRYPTED_BYTES: Final = 8 * 2**20
-"""Size of these documents together, since all of them are in memory: a state may have megabytes."""
+REENCRYPTED_BYTES_MAX: Final = 8 * 2**20
+"""Total size of these documents, since all of them are in memory: a state may have several megabytes."""
 REJECTED_MAX: Final = 50
 """Rejected states of a workspace, since a run whose state is rejected each time is repeated without end."""
 
@@ -54,9 +54,8 @@ async def of_worker(db: Connection, worker_id: str) -> Workspace:
 
 
 async def shown(db: Connection, worker: Worker, keys: KeyRing | None) -> dict[str, Any] | None:
-    """Workspace of a worker as shown beside it, without anything secret of its state; None if it has none. The
-    addresses of its resources are in the state, which is decrypted only for a caller that may read it: `keys` are None
-    for others, and so are `resources`."""
+    """Workspace of a worker as shown with it, without the secrets of its state; None if it has none. Without `keys`,
+    for callers who may not read states, nothing is decrypted and `resources` is None."""
     found = await workspaces.of_worker(
         db, account_id=worker.account_id, batch_id=worker.batch_id, instance_id=worker.instance_id
     )
@@ -151,7 +150,7 @@ async def reencrypt(
     tx: Connection, keys: KeyRing, after: workspaces.Place = workspaces.FIRST, *, by: str
 ) -> workspaces.Reencrypted:
     """Encrypt the chunk of documents after a place with the current key. Audited. Raises KeyMissing."""
-    done = await workspaces.reencrypt(tx, keys, after, most=REENCRYPTED_AT_ONCE, bytes_max=REENCRYPTED_BYTES)
+    done = await workspaces.reencrypt(tx, keys, after, most=REENCRYPTED_AT_ONCE, bytes_max=REENCRYPTED_BYTES_MAX)
     if done.encrypted:
         await audit.command(
             tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, encrypted=done.encrypted

@@ -12,13 +12,13 @@ RETRY_SECONDS_MAX: Final = 600.0
 APPLIES_MAX: Final = 3
 """Applies of one workspace that did nothing, after which its intent returns to the admission queue."""
 INTERRUPTIONS_MAX: Final = 10
-"""Interruptions in a row that say nothing about a workspace. Further ones count as failed runs: its runs may be longer
-than this service ever lives, or end it."""
+"""Interruptions by shutdowns in a row that do not count as failed runs. Further ones do: a run may take longer than its
+provisioner ever lives, or be what ends it."""
 STUCK_RUNS: Final = 10
 """Failed runs in a row after which a person has to help."""
-COMPUTED_SECONDS_MAX: Final = 10.0
-"""Longest part of a run of the sweep that counts as computing. A refresh takes a core for a few seconds; one that lasts
-longer waits for its provider, which costs nothing: a listing that hung for 300 s would stop the sweep for 8 hours."""
+CPU_SECONDS_MAX: Final = 10.0
+"""Longest part of a run of the sweep that counts as CPU time. A run computes for a few seconds, and waits for its
+provider otherwise. If all of it counted, a listing that hung for 300 s would stop the sweep for 8 hours."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +60,11 @@ def after(
     """Row of a workspace after a run. Earlier runs may have effects for `unsettled_seconds`. A new resource is found
     `visibility_seconds` after its creation."""
     interruptions = workspace.interruptions + 1 if result.interrupted else 0
-    is_pardoned = 0 < interruptions <= INTERRUPTIONS_MAX
-    failed_runs = workspace.failed_runs + (not is_pardoned) if result.failure else 0
+    is_tolerated = 0 < interruptions <= INTERRUPTIONS_MAX
+    failed_runs = workspace.failed_runs + (not is_tolerated) if result.failure else 0
     kept = Next(
         phase=workspace.phase,
-        due_seconds=0.0 if is_pardoned else _retry_seconds(failed_runs),  # another replica goes on
+        due_seconds=0.0 if is_tolerated else _retry_seconds(failed_runs),  # another replica continues
         failed_runs=failed_runs,
         interruptions=interruptions,
         instance_id=workspace.instance_id,
@@ -131,14 +131,15 @@ def _after_apply(kept: Next, result: Result, visibility_seconds: float) -> Next:
 
 def _after_look_up(kept: Next, result: Result, unsettled_seconds: float, interruptions: int) -> Next:
     """Next phase after a look-up, which has added what it found to the state. Once nothing more can appear, an apply
-    adds what is missing, everything or nothing, and reads the outputs; unless it was interrupted too often."""
+    adds what is missing, everything or nothing, and reads the outputs. If applies were interrupted too often, the
+    launch is put back instead."""
     if result.failure:
         return kept
-    kept = msgspec.structs.replace(kept, interruptions=interruptions)  # those of the apply, which follows
+    kept = msgspec.structs.replace(kept, interruptions=interruptions)  # only an apply resets them
     if unsettled_seconds > 0:
         return msgspec.structs.replace(kept, due_seconds=unsettled_seconds)
     if interruptions > INTERRUPTIONS_MAX:
-        problem = f"its runs were interrupted {interruptions} times in a row by shutdowns of their provisioners"
+        problem = f"its runs were interrupted {interruptions} times in a row by shutdowns of provisioners"
         return _given_up(msgspec.structs.replace(kept, problem=problem), result)
     return msgspec.structs.replace(kept, phase=Phase.QUEUED, due_seconds=0.0)
 
@@ -170,5 +171,5 @@ def operation_of(workspace: Workspace) -> Operation:
 
 
 def sweep_pause(run_seconds: float, share: float) -> float:
-    """Time without another run of the sweep after one of this length, so that they take this share of a core."""
-    return min(run_seconds, COMPUTED_SECONDS_MAX) / share if share > 0 else 0.0
+    """Pause after a run of the sweep, so that the sweep takes at most this share of a core."""
+    return min(run_seconds, CPU_SECONDS_MAX) / share if share > 0 else 0.0

@@ -69,8 +69,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
 
     `holder` is the run that holds its lock until `locked_until`, under the fencing token `fence`. A run that has lost
     it may have effects until `effects_until`, and those of an apply end `effects_seconds` after its beginning.
-    `failed_runs` are failed runs in a row, `problem` is that of the last one. `interruptions` are runs in a row that
-    shutdowns of this service have interrupted, which are no failed ones while they are few.
+    `failed_runs` counts failed runs in a row, whose last `problem` it has, and `interruptions` those by shutdowns in a
+    row, of which only many count as failed runs.
     """
 
     id: str

@@ -56,7 +56,7 @@ async def list_workers(
 @router.get("/{worker_id:id}")
 async def get_worker(worker_id: Name, request: Request, caller: Reader, db: DatabaseDep) -> dict[str, Any]:
     """Show one worker with its timeline, decision, launch batch, lease and Terraform workspace. The `resources` of the
-    workspace are in its state, and null for a caller without the scope workers:state."""
+    workspace are read from its state, and null for callers without the scope workers:state."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
     if worker is None:
         raise no_worker(worker_id)

@@ -26,8 +26,8 @@ class ListingPending(Exception):
 
 class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A workspace whose lock its caller holds, for one run. `inputs` are those of its launch. Earlier runs of it may
-    have effects for `unsettled_seconds`. The time of an apply is counted from `began_at`, a monotonic time. `problem`:
-    it cannot be run, and why."""
+    have effects for `unsettled_seconds`. `began_at` is the monotonic time from which the time limit of an
+    apply counts. `problem` is the reason why it cannot be run."""
 
     workspace: Workspace
     operation: Operation
@@ -128,8 +128,8 @@ class Workspaces(Protocol):
 
     async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
         """Lock up to `most` workspaces that are due. An apply is claimed only where a launch may start now; its
-        workspace is gone otherwise, and its launch put back. The lock of another run is taken over once it was seen
-        lapsed for a while, for which this is called each second, also with 0."""
+        workspace is gone otherwise, and its launch put back. The lapsed lock of another run is taken over
+        once it has been observed for a while: call this every second, also with 0."""
         ...
 
     async def renew(self, claims: Sequence[RunClaim]) -> Sequence[str]:
@@ -141,8 +141,8 @@ class Workspaces(Protocol):
         one instead, after which the workspace is unknown if it was applied; empty if it was saved."""
         ...
 
-    async def check_account(self, account: Account, kind: str, subject: str = "") -> None:
-        """Have an account checked now, unless its last check has found a problem of this kind with the subject."""
+    async def request_check(self, account: Account, kind: str, subject: str = "") -> None:
+        """Make the check of an account due, unless its last one found a problem of this kind and subject."""
         ...
 
     async def exist(self) -> bool:

@@ -29,7 +29,7 @@ UPDATE account SET check_began_at = slipway_clock() WHERE id = (
             AND c.state = 'active' AND c.declared_at > a.check_began_at))
     ORDER BY a.check_began_at NULLS FIRST LIMIT 1 FOR UPDATE OF a SKIP LOCKED)
 {_BEGUN}"""
-# Once: the check that follows finds the problem.
+# Not again after a check has found the problem: each failed run would make another one due.
 MAKE_DUE: Final = f"""
 UPDATE account SET check_began_at = NULL
 WHERE id = $1 AND NOT findings @> jsonb_build_array(
@@ -80,7 +80,7 @@ async def due(db: Connection, every_seconds: float) -> Begun | None:
 
 
 async def make_due(db: Connection, account_id: str, kind: str, subject: str) -> None:
-    """Have an account checked now, unless its last check has found a problem of this kind with the subject."""
+    """Make the check of an account due, unless its last one found a problem of this kind and subject."""
     await db.execute(MAKE_DUE, account_id, kind, subject)
 
 

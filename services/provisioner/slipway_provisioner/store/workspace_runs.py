@@ -63,7 +63,7 @@ DESTROY: Final = Statement(
     .values(phase=Phase.DESTROYING, due_at=NOW, failed_runs=0)
 )
 NAMED: Final = Statement(sa.select(*FIELDS).where(_HERE, _NAMED, _LIVE).order_by(C.id))
-# A run that is due later than any is planned was so before the clock was set back.
+# A run that is due later than the longest retry was scheduled before the clock was set back.
 _AHEAD: Final = f"""due_at > slipway_clock() + {RETRY_SECONDS_MAX} * interval '1 s'
     AND due_at > slipway_clock() + effects_seconds * interval '1 s'"""
 # A run whose lock has lapsed may still go on elsewhere; only its own replica could prove its end. Its workspace
@@ -72,8 +72,8 @@ _AHEAD: Final = f"""due_at > slipway_clock() + {RETRY_SECONDS_MAX} * interval '1
 # other run saves is fenced, and it begins no apply, since that checks the fence again under the row lock.
 # Nothing is run while the database may be a restored one or is unconfirmed: what it has queued may have been applied
 # since. Nor in an account that is retired.
-# The database's clock alone, which may jump, says of no lock that it has lapsed for long: its claimer has to have seen
-# it so for a while by its own clock, as one of those in $4, $5 and $6.
+# The database's clock may jump. A lock of another run is taken over only if it is one of those in $4, $5 and $6, which
+# the claimer has observed as lapsed for a while by its own clock.
 CLAIM: Final = f"""
 UPDATE workspace SET holder = $1, fence = fence + 1, locked_until = slipway_clock() + $2 * interval '1 s',
     phase = CASE WHEN holder <> '' AND phase = '{Phase.QUEUED}' THEN '{Phase.UNKNOWN}' ELSE phase END
@@ -86,7 +86,7 @@ WHERE id = ANY (ARRAY(
         AND EXISTS (SELECT FROM account a WHERE a.id = w.account_id AND NOT a.retired)
     ORDER BY w.due_at LIMIT $3 FOR UPDATE OF w SKIP LOCKED))
 RETURNING {names(FIELDS)}, greatest(0, extract(epoch FROM effects_until - slipway_clock()))::float AS unsettled"""
-# Also those that end later than any renewal would have them: that was before the clock was set back.
+# A lock that ends later than any renewal could set it was renewed before the clock was set back.
 LAPSED: Final = f"""
 SELECT id::text, fence, locked_until FROM workspace
 WHERE (due_at <= slipway_clock() OR ({_AHEAD})) AND holder <> ''
@@ -190,17 +190,17 @@ async def named(db: Connection, *, account_id: str, deployment: str, instance_id
 
 
 async def lapsed(db: Connection, *, lock_seconds: float) -> list[Lock]:
-    """Locks that have lapsed by the database's clock, or that it gives longer than any renewal does."""
+    """Locks that have lapsed by the database's clock, or end later than any renewal could set them."""
     return [Lock(**row) for row in await db.fetch(LAPSED, lock_seconds)]
 
 
 async def claim(
-    tx: Connection, holder: str, *, lock_seconds: float, most: int, lost: Sequence[Lock] = ()
+    tx: Connection, holder: str, *, lock_seconds: float, most: int, take_over: Sequence[Lock] = ()
 ) -> list[tuple[Workspace, float]]:
-    """Lock workspaces that are due, also those with a `lost` lock that has not been renewed since, with the seconds for
-    which earlier runs may have effects."""
+    """Lock workspaces that are due, also those with a lock to `take_over` that was not renewed meanwhile. Each comes
+    with the seconds for which earlier runs may have effects."""
     found = []
-    columns = [[getattr(lock, name) for lock in lost] for name in Lock.__struct_fields__]
+    columns = [[getattr(lock, name) for lock in take_over] for name in Lock.__struct_fields__]
     for row in await tx.fetch(CLAIM, holder, lock_seconds, most, *columns):
         values = dict(row)
         unsettled = values.pop("unsettled")

@@ -271,8 +271,9 @@ async def count(db: Connection, workspace_id: str, kind: Kind) -> int:
 
 
 async def reencrypt(tx: Connection, keys: KeyRing, after: Place, *, most: int, bytes_max: int) -> Reencrypted:
-    """Encrypt with the current key up to `most` documents after a place that other keys can decrypt, of `bytes_max`
-    together, but one at least. Those that are not authentic stay as they are. Raises KeyMissing if there is no key."""
+    """Encrypt with the current key the next documents after a place that other keys can decrypt: up to `most`, and
+    `bytes_max` in total, but at least one. Those that are not authentic stay as they are. Raises KeyMissing if there is
+    no key."""
     values = {
         "key_id": keys.current_id,
         "ids": [*keys.ids],

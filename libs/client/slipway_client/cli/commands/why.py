@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DECISIONS: Final = 1
-ACCOUNTS: Final = 5  # with problems, one request each
+ACCOUNTS_MAX: Final = 5  # of those with problems, one request each
 ANSWER_SECONDS: Final = 5.0  # one service that hangs must not hide what the others know
 IMAGE: Final = "image/"
 LISTS: Final = (
@@ -216,11 +216,11 @@ class _Search:
         return preview
 
     def _accounts(self, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Accounts of launch configs whose last check has found problems, with its findings."""
+        """Accounts of launch configs in which the last check found problems, with its findings."""
         used = {config["account_id"] for config in configs}
         rows = _items(self.api, "provisioner", "/accounts")
         bad = [row["id"] for row in rows if row["id"] in used and row.get("problems")]
-        return [self.api.get("provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS]]
+        return [self.api.get("provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
 
     def _consoles(self, image_revision: str) -> list[dict[str, Any]]:
         """Console output of a machine of an image that never registered; none of an older provisioner."""

@@ -98,7 +98,7 @@ def _workspace(row: Mapping[str, Any]) -> dict[str, Any]:
     workspace = dict(row.get("workspace") or {})
     if not workspace:
         return {}
-    hidden = "shown with the scope workers:state"
+    hidden = "hidden without the scope workers:state"
     workspace["resources"] = hidden if workspace["resources"] is None else ", ".join(workspace["resources"])
     named = {"workspace": workspace.pop("id")} | {f"workspace_{name}": value for name, value in workspace.items()}
     return {name: value for name, value in named.items() if value not in (None, "", 0)}

@@ -18,7 +18,7 @@ from slipway_client.view.phrases import (
     tripped,
     unproven,
 )
-from slipway_client.view.why.accounts import account_problems, credential_failing, credential_remedy
+from slipway_client.view.why.accounts import account_problems, credential_remedy, tripped_by_credential
 from slipway_client.view.why.causes import (
     bad_image,
     in_way,
@@ -48,8 +48,8 @@ def of_config(
     now: datetime,
 ) -> Explanation:
     """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name,
-    `rollback` is the preview of a rollback of its pool, read where it is tripped, `accounts` its own if that has
-    problems."""
+    `rollback` is the preview of a rollback of its pool, read where it is tripped, `accounts` its own account, if that
+    has problems."""
     causes: list[Cause] = []
     active = config["state"] == "active"
     if not active:
@@ -88,7 +88,7 @@ def _trip(config: Facts, rollback: Facts | None, now: datetime) -> Cause:
     stage = f" at {config['tripped_stage']}" if config.get("tripped_stage") else ""
     text = f"{config['health_state']}{stage}{shared}: {tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
     remedy = f"{NOTHING}: it recovers when the down signal ends" if kind == "signal" else RECOVERS
-    if credential_failing(config):
+    if tripped_by_credential(config):
         remedy = credential_remedy(config)
     if bad_image(config):
         remedy = way_back(config["pool_id"], {name_of(config["id"])}, rollback)

@@ -18,8 +18,9 @@ NAMES: Final = {
     "lease": "Lease",
     "worker": "Worker",
 }
-RECOVERS: Final = "none needed: Slipway probes by itself and launches again after the first success"
 NOTHING: Final = "none needed"
+PROBES: Final = "Slipway probes by itself and launches again after the first success"
+RECOVERS: Final = f"{NOTHING}: {PROBES}"
 
 
 def printed(consoles: Sequence[Facts]) -> list[str]:

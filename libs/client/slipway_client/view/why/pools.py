@@ -20,7 +20,7 @@ from slipway_client.view.phrases import (
     tripped,
     unproven,
 )
-from slipway_client.view.why.accounts import account_problems, credential_failing, credential_remedy
+from slipway_client.view.why.accounts import account_problems, credential_remedy, tripped_by_credential
 from slipway_client.view.why.causes import (
     bad_images,
     config_state,
@@ -54,7 +54,7 @@ def of_pool(
 ) -> Explanation:
     """Explain a pool. `decisions` are newest first; `sources` those of its demand; `calculator` and `broker` the errors
     of an unavailable weight-calculator and lease-broker; `rollback` the preview of a rollback, read where a launch
-    config is tripped; `accounts` those that it uses, with problems and their findings. At its maximum, that is the
+    config is tripped; `accounts` its accounts with problems, with their findings. At its maximum, that is the
     first cause: a healthy pool would be no larger."""
     used = lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
@@ -89,7 +89,7 @@ def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
         text = f"{len(bad)} of {count(len(active), noun)} tripped: {named}"
         text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
         shows = f"`slipway lc show {bad[0]['id']}` lists the failures"
-        failing = [config for config in bad if credential_failing(config)]
+        failing = [config for config in bad if tripped_by_credential(config)]
         remedy = credential_remedy(failing[0]) if failing else RECOVERS
         yield Cause(text=text, since=tripped_since(bad), remedy=f"{remedy}; {shows}")
     paused = {name_of(config["id"]): config for config in configs if config["state"] == "paused"}

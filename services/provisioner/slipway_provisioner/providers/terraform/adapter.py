@@ -209,7 +209,7 @@ class Terraform(Provider):
         if not (problem := await self._opened().tool_problem(account)):
             return await super().check(account, configs)
         remedy = "install it on the host of each provisioner, or correct `tool` of the account in slipway.yaml"
-        unknown = "it is looked up with the tool"
+        unknown = "the look-up needs the tool"
         return [
             Finding(kind="setting", subject="tool", state=CheckState.PROBLEM, message=problem, remedy=remedy),
             Finding(kind="identity", state=CheckState.UNKNOWN, message=unknown),

@@ -57,7 +57,7 @@ class Engine:
         self._opening = asyncio.Lock()
         self._lock: int | None = None
         self._queue: RunQueue | None = None
-        self._identities = Identities(workspaces.check_account)
+        self._identities = Identities(workspaces.request_check)
 
     async def step(self) -> bool:
         """Do a step of the queue. Makes no folder before there is a workspace, since most services have none."""
@@ -102,13 +102,13 @@ class Engine:
             await self._driver(tool)
         except (ToolMissing, ToolUnsupported) as error:
             return str(error)
-        # It was usable when its driver was opened.
+        # Its driver may have been opened before the tool was removed.
         return "" if os.access(tool, os.X_OK) else f"{tool} is missing, or not executable"
 
     async def _check_tool(self, account: Account) -> None:
-        """After a failure, have the account checked now if its tool cannot run."""
+        """Request a check of the account if its tool cannot run. Called after failures."""
         if await self.tool_problem(account):
-            await self._workspaces.check_account(account, *TOOL)
+            await self._workspaces.request_check(account, *TOOL)
 
     async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
         """Problem with the plan of a launch config; empty if there is none. Raises OutcomeUnknown."""

@@ -31,7 +31,7 @@ STOP_SECONDS: Final = INTERRUPT_SECONDS + 6.0
 """Time in which interrupted runs end and are saved when this process shuts down."""
 RELEASE_SECONDS: Final = 2.0
 """Time in which the locks of runs that had not begun are released then."""
-INTERRUPTED: Final = "interrupted, since its provisioner was shut down"
+INTERRUPTED: Final = "interrupted by the shutdown of its provisioner"
 
 
 class RunQueue:
@@ -176,7 +176,7 @@ class RunQueue:
         if not self._running or monotonic_seconds() - self._renewed_at < RENEW_SECONDS:
             return
         lost = set(await self._workspaces.renew([*self._running.values()]))
-        self._renewed_at = monotonic_seconds()  # not before: after an outage nothing is claimed until all are renewed
+        self._renewed_at = monotonic_seconds()  # after an outage nothing is claimed before all are renewed
         for task, claim in self._running.items():
             # One that has just been saved has released its lock.
             if claim.workspace.id in lost and not task.done() and claim.workspace.id not in self._saving:

@@ -85,8 +85,8 @@ class ForeignCredential(LookUpFailed):
     """The credential belongs to another account than the declared one."""
 
     def __init__(self, account: Account, identity: str) -> None:
-        found = f"the credential belongs to {identity}, and {account.identity} is declared"
-        super().__init__(f"look-up in {account.id}: {found}; correct one of them")
+        found = f"the credential of account {account.id} belongs to {identity}, not to {account.identity}"
+        super().__init__(f"{found}; correct the credential, or `identity` of the account in slipway.yaml")
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ class Runs:
     async def _apply(self, claim: RunClaim) -> Ended:
         assert claim.inputs is not None
         settings = _launch(claim.inputs)
-        # Afterwards nobody expects effects of this run: another replica may have applied it, if this one was suspended.
+        # Later another replica may have applied the workspace, if this one was suspended.
         ends_at = claim.began_at + settings.apply_seconds
         job = self._job(claim.account, claim.inputs, claim.workspace.id)
         await self._check_credential(claim.account)
@@ -254,14 +254,14 @@ class Runs:
         return Ended(Result(resources=resources_of(run.newest_state)), run.newest_state)
 
     async def _check_credential(self, account: Account) -> None:
-        """Check that the credential of the next run is one of the account. In another one the run would create what
-        nobody finds, or destroy what has the same name. Raises LookUpFailed, NoCredential, TerraformError."""
+        """Check that the credential belongs to the declared account. In another one a run would create resources that
+        nobody finds, or destroy those with the same names. Raises LookUpFailed, NoCredential, TerraformError."""
         if is_foreign(account, found := await self.identity(account)):
             raise ForeignCredential(account, found)
 
     async def _confirm(self, claim: RunClaim) -> None:
-        """Check again that the credential is one of the account, since it finds nothing in another one. Raises
-        LookUpFailed, TerraformError."""
+        """Look up the identity again, since a credential of another account finds nothing. Raises LookUpFailed,
+        TerraformError."""
         await self.look_up(claim.account, {ACCOUNT: NOBODY}, f"identity-{claim.workspace.id}")
 
     async def _reclaim(self, claim: RunClaim) -> Ended:
@@ -293,7 +293,7 @@ class Runs:
         return msgspec.structs.replace(result, failure=str(error), resources=resources)
 
     def _credential(self, account: Account) -> dict[str, str]:
-        """Variables of the account's credential, read once: a run has the one that was checked. Raises NoCredential."""
+        """Variables of the account's credential, read once: a run uses what was checked. Raises NoCredential."""
         if self._environment is None:
             self._environment = environment_of(account.credential)
         return self._environment
@@ -445,8 +445,8 @@ def _config(claim: RunClaim) -> Mapping[str, Any]:
 def _plugins(
     account_id: str, settings: TerraformAccount, launch: TerraformLaunch | None, *, exact: bool
 ) -> list[Plugin]:
-    """Plugin of a launch config; without one, the first of each source. Unless it must be the `exact` one, the first of
-    its source does: else nothing could destroy what was made before an upgrade. Raises SpecInvalid if there is none."""
+    """Plugin of a launch config; without one, the first of each source. Unless its version must be `exact`, the first
+    of its source replaces it, since workers made before an upgrade must be destroyed. Raises SpecInvalid."""
     first = [*{plugin.source: plugin for plugin in reversed(settings.plugins)}.values()]
     if launch is None:
         return first
