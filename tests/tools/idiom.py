@@ -124,7 +124,7 @@ def banned(path: str, text: str) -> Iterator[Finding]:
 
 @lru_cache(maxsize=1)
 def checked_nodes(tree: ast.Module) -> Sequence[ast.AST]:
-    """Nodes that the checks look at; a tree is walked once for all of them, which is most of the time of this tool."""
+    """Nodes that the checks look at. Cached, since walking the tree takes most of the time of this tool."""
     return [node for node in ast.walk(tree) if isinstance(node, CHECKED_NODES)]
 
 

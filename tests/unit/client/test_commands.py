@@ -213,6 +213,7 @@ def test_an_account_that_was_never_checked(url: str, monkeypatch: pytest.MonkeyP
         ({"retired": True, "unreachable": True}, "retired"),
         ({"unreachable": True, "silent": True}, "unreachable"),
         ({"silent": True}, "silent workers"),
+        ({"removed": True}, "removed"),
     ],
 )
 def test_states_of_an_account(url: str, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], state: str) -> None:

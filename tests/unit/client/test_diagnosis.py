@@ -331,7 +331,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "account with a problem",
         {"accounts": [ACCOUNT | {"problems": 1, "checked_at": at(-60), "problem": "/usr/bin/tofu is missing"}]},
         WARN,
-        "accounts sim-a had 1 problem when it was checked at 14:29:00; /usr/bin/tofu is missing",
+        "accounts sim-a had 1 problem when it was checked at 14:29:00: /usr/bin/tofu is missing",
         "slipway account check sim-a",
     ),
     (

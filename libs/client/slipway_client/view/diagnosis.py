@@ -319,7 +319,7 @@ def _accounts(seen: Gathered) -> Iterable[Finding]:
 
 def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding]:
     id_ = account["id"]
-    named = f"; {problem}" if (problem := account.get("problem")) else ""  # the first one of the last check
+    problem = account.get("problem", "")  # the first one of the last check
     if account["retired"]:
         if account["may_still_run"]:
             detail = f"{id_} is retired; {count(account['may_still_run'], 'machine')} may still run there"
@@ -330,10 +330,13 @@ def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding
         open_ = f"{count(account['unknown_calls'], 'unknown call')}, {count(account['leaving'], 'worker')} to terminate"
         never = f"if it will never answer again: slipway account retire {id_} --reason …"
         remedy = f"`slipway account check {id_}` says why; {never}"
-        yield Finding(FAIL, "accounts", f"{id_} has not answered{since}: {open_}{named}", remedy)
+        detail = f"{id_} has not answered{since}: {open_}"
+        detail += f"; {problem}" if problem else ""
+        yield Finding(FAIL, "accounts", detail, remedy)
     elif account["problems"]:
         checked = moments.clock(moments.at(account["checked_at"]), now)
-        detail = f"{id_} had {count(account['problems'], 'problem')} when it was checked at {checked}{named}"
+        detail = f"{id_} had {count(account['problems'], 'problem')} when it was checked at {checked}"
+        detail += f": {problem}" if problem else ""
         yield Finding(WARN, "accounts", detail, f"slipway account check {id_}")
     if account["silent"]:
         remedy = f"once they are known to be dead: slipway account confirm-unresponsive {id_} --reason …"

@@ -22,7 +22,9 @@ def _state(row: Mapping[str, Any]) -> str:
         return "retired"
     if row["unreachable"]:
         return "unreachable"
-    return "silent workers" if row["silent"] else "reachable"
+    if row["silent"]:
+        return "silent workers"
+    return "removed" if row["removed"] else "reachable"
 
 
 def _problems(row: Mapping[str, Any]) -> str:
@@ -71,7 +73,8 @@ def list_accounts(context: typer.Context, output: AsOutput = Output.TABLE) -> No
     """List accounts
 
     `problems` are those of the last check, +1 a warning; `checked` is its time. `unknown_calls` are launch calls of
-    unknown outcome, `may_still_run` the machines left in a retired account.
+    unknown outcome, `may_still_run` the machines left in a retired account. A `removed` account is no longer declared,
+    and listed while anything is left there.
 
     \b
     Example:
