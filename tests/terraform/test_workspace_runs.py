@@ -716,6 +716,23 @@ async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> 
     assert await fleet.rows() == []
 
 
+async def test_a_plan_finds_a_missing_plugin_although_it_runs_already(fleet: Fleet) -> None:
+    """Else launches fail once the provisioner has restarted, long after the change."""
+    async with working(fleet.replica()) as provider:
+        good = fleet.call().config
+        assert await provider.preview(fleet.account, good) == ""
+        plugins = [{**plugin, "binary": "/nowhere/plugin"} for plugin in fleet.account.settings["plugins"]]
+        moved = structs.replace(fleet.account, settings={**fleet.account.settings, "plugins": plugins})
+        assert "cannot read /nowhere/plugin: No such file or directory; install" in await provider.preview(moved, good)
+
+
+async def test_a_plan_finds_the_credential_of_another_account(fleet: Fleet) -> None:
+    async with working(fleet.replica()) as provider:
+        declared = structs.replace(fleet.account, identity="other")
+        problem = "look-up in tf: the credential belongs to ledger, and other is declared; correct one of them"
+        assert await provider.preview(declared, fleet.call().config) == problem
+
+
 async def test_a_provisioner_without_a_key_says_so(fleet: Fleet) -> None:
     """In a diff and in the check of an account, before a launch has an unknown outcome."""
     async with working(Terraform(settings_on(fleet.database, fleet.place.folder / "runs", keys=()))) as provider:

@@ -58,7 +58,9 @@ def test_bad_settings_of_an_account(changes: dict[str, Any], text: str) -> None:
         ({"provider": {"source": PLUGIN["source"], "version": "2.0.0"}}, "not among the plugins of the account"),
         ({"variables": {"worker": 1}}, "variable worker is set by Slipway"),
         ({"apply_seconds": 0}, "apply_seconds is 0"),
-        ({"provider": "aws"}, "write module, digest and provider"),
+        ({"provider": "aws"}, "write source and version into provider"),
+        ({"outputs": {"adress": "address"}}, "into provider, instance_id or address into outputs"),
+        ({"apply_seconds": "10m"}, "outputs; the settings are module, digest, provider, variables, outputs, apply_seconds"),
     ],
 )
 def test_bad_settings_of_a_launch_config(changes: dict[str, Any], text: str) -> None:

@@ -52,7 +52,8 @@ class Engine:
             max_concurrency=max(Policy().max_concurrency, settings.runs_max),
         )
         scheduler = SharedScheduler if settings.shares else WorkspaceScheduler
-        self._scheduler = scheduler(PluginRunner(), policy)
+        self._runner = PluginRunner()
+        self._scheduler = scheduler(self._runner, policy)
         self._drivers: dict[str, Driver] = {}
         self._opening = asyncio.Lock()
         self._lock: int | None = None
@@ -113,8 +114,8 @@ class Engine:
     async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
         """Problem with the plan of a launch config; empty if there is none. Raises OutcomeUnknown."""
         try:
-            return await (await self._runs(account)).plan(account, config, name)
-        except (NoCredential, TerraformError, OSError) as error:
+            return await (await self._runs(account)).plan(account, config, name, self._runner)
+        except (LookUpFailed, NoCredential, TerraformError, OSError) as error:
             return str(error)
 
     async def _list(self, account: Account) -> tuple[list[Resource], float]:

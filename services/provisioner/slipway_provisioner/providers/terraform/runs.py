@@ -31,6 +31,7 @@ from slipway_provisioner.providers.workspaces import RunClaim
 from slipway_terraform.domain import errors
 from slipway_terraform.domain.results import Command, Failure, Run
 from slipway_terraform.domain.specs import Mode, ProviderSpec
+from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.runs.driver import Driver, Imported, Job
 from slipway_terraform.runs.modules import checked_module, module_digest
 
@@ -176,14 +177,18 @@ class Runs:
         asked = [found for found in looked.resources if tags.items() <= (tags | found.tags).items()]
         return msgspec.structs.replace(looked, resources=tuple(asked))
 
-    async def plan(self, account: Account, config: Mapping[str, Any], name: str) -> str:
-        """Problem with the plan of a launch config; empty if there is none. Raises TerraformError, NoCredential."""
+    async def plan(self, account: Account, config: Mapping[str, Any], name: str, runner: PluginRunner) -> str:
+        """Problem with the plan of a launch config; empty if there is none. Raises LookUpFailed, TerraformError,
+        NoCredential."""
         inputs = {"config": config, "batch_id": name, "incarnation": "plan", "user_data": ""}
         job = self._job(account, inputs, name)
         # A module that is installed already runs without its folder, but a plan has to fail if the folder is missing.
         await asyncio.to_thread(checked_module, job.module, job.module_digest)
         settings = account_settings(account.settings)
         await asyncio.to_thread(checked_module, _look_up_folder(settings), settings.lookup.digest)
+        for spec in job.providers:  # likewise for a plugin that runs already, by its digest
+            await runner.check(spec)
+        await self._check_credential(account)
         run = await self._run(Command.PLAN, name, job, None, LOOK_UP_SECONDS)
         return "" if run.failure is None else f"{run.failure.code}: {run.failure.message}"
 

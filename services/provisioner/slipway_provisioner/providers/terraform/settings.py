@@ -80,6 +80,12 @@ class TerraformLaunch(msgspec.Struct, frozen=True):
     apply_seconds: float = 1800.0
 
 
+LAUNCH_FIELDS: Final = (
+    f"write {' and '.join(ProviderVersion.__struct_fields__)} into provider, {' or '.join(Outputs.__struct_fields__)} into "
+    f"outputs; the settings are {', '.join(TerraformLaunch.__struct_fields__)}, and those of the agent"
+)
+
+
 def account_settings(settings: Mapping[str, Any]) -> TerraformAccount:
     """Settings of an account that were checked when they were declared. Raises msgspec.ValidationError."""
     return msgspec.convert(dict(settings), TerraformAccount)
@@ -131,7 +137,7 @@ def launch_problem(account: Mapping[str, Any], settings: Mapping[str, Any]) -> s
     try:
         declared = launch_settings(settings)
     except msgspec.ValidationError as error:
-        return f"{error}; write module, digest and provider"
+        return f"{error}; {LAUNCH_FIELDS}"
     if WORKER in declared.variables:
         return f"variable {WORKER} is set by Slipway; rename yours"
     if not 1 <= declared.apply_seconds <= RUN_SECONDS_MAX:
