@@ -426,6 +426,20 @@ def test_references_to_what_others_declared(services: Services, url: str, tmp_pa
     assert (unknown.exit_code, "no lease pool 'nobodys' is declared" in unknown.stderr) == (2, True)
 
 
+def test_an_account_without_its_lease_pool_is_refused(services: Services, url: str, tmp_path: Path) -> None:
+    """Also from a file without the section, since its launches would wait for ever. Only an unavailable lease-broker
+    is not asked."""
+    text = Path(EXAMPLE).read_text()
+    file = tmp_path / "accounts.yaml"
+    file.write_text("version: 1\n" + text[text.index("accounts:") :].replace("lease_pool: sim-b", "lease_pool: nobodys"))
+    answer = slipway("apply", str(file), url=url)
+    assert (answer.exit_code, services.puts) == (2, [])
+    assert "accounts[1].lease_pool: no lease pool 'nobodys' is declared; declared: theirs" in answer.stderr
+    where = {"SLIPWAY_PROVISIONER_URL": url, "SLIPWAY_LEASE_BROKER_URL": NOWHERE, "SLIPWAY_TOKEN": "good"}
+    assert CliRunner().invoke(app, ["apply", str(file)], env=where).exit_code == 0
+    assert services.puts == ["declaration"]
+
+
 def test_speed_divides_durations(services: Services, url: str) -> None:
     assert slipway("apply", EXAMPLE, "--speed", "20", url=url).exit_code == 0
     assert services.pools[0]["hold_seconds"] == 60

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.transport.http import Api
+from slipway_client.transport.http import Api, Failed
 from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.declaration.identity import SECTIONS, Identities
 from slipway_common.declaration.models import Account, LeasePool, WorkerPool
@@ -90,13 +90,23 @@ class Declarations:
 
     def check_references(self, api: Api) -> None:
         """Check references to entries that other declarations may have declared. Raises InvalidFile."""
-        if self.has_lease_pools and self._identities.missing("lease_pools"):
-            rows = api.get("lease-broker", "/lease-pools")["items"]
+        if self._identities.missing("lease_pools") and (rows := self._known_lease_pools(api)) is not None:
             self._refuse("lease_pools", {row["id"] for row in rows if not row.get("archived")})
         if self.has_others and self._identities.missing("accounts"):
             rows = api.get("provisioner", "/declaration", section="accounts")["accounts"]
             self._refuse("accounts", {row["spec"]["id"] for row in rows})
         self._check()
+
+    def _known_lease_pools(self, api: Api) -> list[dict[str, Any]] | None:
+        """Lease pools of the deployment; None if the lease-broker is unavailable and nothing is sent to it, since a
+        declaration for the provisioner alone must not need it."""
+        try:
+            rows: list[dict[str, Any]] = api.get("lease-broker", "/lease-pools")["items"]
+        except Failed:
+            if self.has_lease_pools:
+                raise
+            return None
+        return rows
 
     def read(self, files: Sequence[Path], speed: float, default_owner: str | None = None) -> None:
         """Read declarations. Raises InvalidFile with the problems of all files."""
