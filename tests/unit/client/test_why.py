@@ -607,6 +607,33 @@ def test_pool_at_a_safety_limit() -> None:
     assert found.remedy == "`slipway account limits` shows what is left; the declaration raises it"
 
 
+def test_a_limit_of_spend_without_a_price() -> None:
+    """Nothing is left to raise: the price is missing. In a canary it comes first, since a promotion does not help."""
+    text = "the price of m5.large (aws, us-east-1, spot) is unknown, and account a limits its spend"
+    limited = DECISION | {"details": DECISION["details"] | {"limits": [text]}}
+    canary = POOL | {"mode": "canary"}
+    found = of_pool(canary, [limited], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW)
+    assert found.cause == text
+    remedy = "list the price in prices_file of the provisioner and restart it, or declare limits.default_price"
+    assert found.remedy == remedy
+    assert found.details[0].startswith("Also: in mode canary: Slipway launches one worker at a time. Remedy: ")
+    observing = of_pool(
+        POOL | {"mode": "observe"}, [limited], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW
+    )
+    assert observing.cause.startswith("in mode observe")
+
+
+def test_a_lease_pool_that_is_not_declared() -> None:
+    """Its launches wait for ever, so neither the pool nor the launch config is healthy."""
+    for_others = [LEASE_POOL | {"id": "sim-z"}]
+    pool = of_pool(POOL, [CALM], [config("zone-a")], [], for_others, sources=[SOURCE], calculator="", now=NOW)
+    own = of_config(config("zone-a"), POOL, [], for_others, now=NOW)
+    for found in (pool, own):
+        assert found.cause == "lease pool sim-a of account sim-a is not declared: launches wait for its leases for ever"
+        assert found.remedy == "declare lease pool sim-a, or correct lease_pool of account sim-a, and apply it"
+    assert own.effect.startswith("launches nothing (")
+
+
 def test_an_account_that_does_not_answer_is_a_cause() -> None:
     """A pool is not called healthy while its launches have nowhere to go."""
     zones = {"zone-a": {"weight": 1, "room": 3, "launched": 0, "reason": "account sim-a does not answer"}}

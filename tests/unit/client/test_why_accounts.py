@@ -61,6 +61,8 @@ def test_a_missing_permission_is_named_before_a_launch_has_failed() -> None:
     """The hourly check has found it, and nothing was launched since."""
     found = pool([config("zone-a")], [ACCOUNT])
     assert (found.cause.partition(":")[0], found.since, found.remedy) == ("account sim-a, permission ec2", None, ALLOW)
+    own = of_config(config("zone-a"), POOL, [], [], accounts=[ACCOUNT], now=NOW)
+    assert own.effect.startswith("launches by its weight fail, or will soon (")
 
 
 def test_a_refused_credential_asks_for_a_check() -> None:

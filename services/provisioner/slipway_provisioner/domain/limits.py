@@ -230,7 +230,8 @@ def raised(limit: Limit, reached: Reached, *, now: datetime, by: Sequence[tuple[
     remedy = (
         f"if this is meant, raise limits.{field} of {limit.subject} in slipway.yaml"
         if reached.kind != PRICE
-        else f"list the price in prices_file of the provisioner, or declare limits.default_price of {limit.subject}"
+        else "list the price in prices_file of the provisioner and restart it, or declare limits.default_price of "
+        f"{limit.subject}"
     )
     return AlertRaised(
         **_alert(limit),

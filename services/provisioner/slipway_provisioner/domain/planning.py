@@ -59,7 +59,8 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         launches = []
         for note in configs.values():
             note["would_launch"], note["launched"] = note["launched"], 0
-    reached = [] if blocked else _reached(observed, launches, launchable, configs)
+    limiting = _reached(observed, launches, launchable, configs)
+    reached = [] if blocked else limiting  # an alert is for what is not launched because of a limit
     withdrawn = [w.worker_id for w in observed.waiting if blocked or _cannot_launch(observed, w)]
     spare = accounting.surplus(pool, protected, observed.fleet)
     cancel, stop = scale_down.select(
@@ -95,8 +96,8 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         "reason": blocked or _reason(needed, launched, cancel, stop, drain, reached),
         "configs": configs,
     }
-    if reached:
-        details["limits"] = [each.text for each in reached]
+    if limiting:
+        details["limits"] = [each.text for each in limiting]
     return Plan(
         launches=launches,
         cancel=cancel,

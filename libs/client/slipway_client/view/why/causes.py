@@ -145,6 +145,21 @@ def lease_pools_used(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> 
     return [row for row in lease_pools if row["id"] in ids]
 
 
+def missing_lease_pools(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
+    """Accounts of active launch configs that name a lease pool which is not among the declared ones. Without any lease
+    pool nothing is known: the lease-broker may be unavailable."""
+    if not lease_pools:
+        return
+    declared = {row["id"] for row in lease_pools if not row.get("archived")}
+    active = [config for config in configs if config["state"] == "active" and config.get("lease_pool_id")]
+    for account_id, id_ in sorted({(config["account_id"], config["lease_pool_id"]) for config in active}):
+        if id_ not in declared:
+            yield Cause(
+                text=f"lease pool {id_} of account {account_id} is not declared: launches wait for its leases for ever",
+                remedy=f"declare lease pool {id_}, or correct lease_pool of account {account_id}, and apply it",
+            )
+
+
 def queues(configs: Sequence[Facts], used: Sequence[Facts], now: datetime) -> Iterator[Cause]:
     """Lease pools in which starts of these configs wait."""
     launching = sum((config.get("stages") or {}).get("launch", {}).get("in_flight", 0) for config in configs)

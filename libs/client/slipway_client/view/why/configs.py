@@ -25,6 +25,7 @@ from slipway_client.view.why.causes import (
     interventions,
     launches_nothing,
     lease_pools_used,
+    missing_lease_pools,
     queues,
     tripped_since,
     unproven_remedy,
@@ -54,7 +55,8 @@ def of_config(
     active = config["state"] == "active"
     if not active:
         causes.append(in_way(config, now))
-    causes += account_problems([config], accounts)
+    causes += (waits := list(missing_lease_pools(lease_pools, [config])))
+    causes += (problems := list(account_problems([config], accounts)))
     if is_tripped(config):
         causes.append(_trip(config, rollback, now))
     causes += [
@@ -78,8 +80,8 @@ def of_config(
     details = [f"{row['id']} is {_beside(row, now)}." for row in siblings]
     details += _failures(config, now)
     details += [f"Lease pool {row['id']} of account {config['account_id']}: {queue(row)}." for row in used]
-    stops = launches_nothing(pool, launch_stops, config["account_id"])
-    return explained("config", config["id"], causes, _effect(config, stops=stops), details)
+    stops = bool(waits) or launches_nothing(pool, launch_stops, config["account_id"])
+    return explained("config", config["id"], causes, _effect(config, stops=stops, fails=bool(problems)), details)
 
 
 def _trip(config: Facts, rollback: Facts | None, now: datetime) -> Cause:
@@ -117,7 +119,7 @@ def _beside(config: Facts, now: datetime) -> str:
     return f"{state}: {part}" if part else state
 
 
-def _effect(config: Facts, *, stops: bool) -> str:
+def _effect(config: Facts, *, stops: bool, fails: bool) -> str:
     weight = "" if config.get("weight") is None else f"weight {config['weight']:.3g}, "
     launches = "launches by its weight"
     if config["state"] != "active" or stops:
@@ -126,6 +128,8 @@ def _effect(config: Facts, *, stops: bool) -> str:
         launches = "launches nothing but probes"
     elif is_fallback(config) and config.get("replaced_by") != "rolling":
         launches = "launches what the new revision does not"
+    elif fails:
+        launches = "launches by its weight fail, or will soon"
     return f"{launches} ({weight}{config.get('starting', 0)} starting, {config.get('running', 0)} running)"
 
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from fractions import Fraction
+from typing import Final
 
 from slipway_client.view import moments
 from slipway_client.view.phrases import (
@@ -28,6 +29,7 @@ from slipway_client.view.why.causes import (
     interventions,
     launches_nothing,
     lease_pools_used,
+    missing_lease_pools,
     queues,
     resume,
     shares,
@@ -36,6 +38,12 @@ from slipway_client.view.why.causes import (
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
 from slipway_common.base.revisions import hash_of, name_of
+
+
+CANARY: Final = "canary"
+LIMITS: Final = "`slipway account limits` shows what is left; the declaration raises it"
+UNPRICED: Final = " limits its spend"
+PRICES: Final = "list the price in prices_file of the provisioner and restart it, or declare limits.default_price"
 
 
 def of_pool(
@@ -64,11 +72,12 @@ def of_pool(
         limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
     trips = [*bad_images(pool, configs, rollback), *_trips(configs, now)]
     trips[:0] = account_problems(configs, accounts)
+    trips[:0] = missing_lease_pools(lease_pools, configs)
     full = pool["serving"] >= pool["max_capacity"] > 0
-    causes = [
-        *interventions(pool, configs, launch_stops, now),
-        *([*limits, *trips] if broker or (full and limits) else [*trips, *limits]),
-    ]
+    stops = list(interventions(pool, configs, launch_stops, now))
+    limiting = [*limits, *trips] if broker or (full and limits) else [*trips, *limits]
+    # A canary goes on, one worker at a time: whatever stops that one is named first, since a promotion does not help.
+    causes = [*limiting, *stops] if pool.get("mode") == CANARY and len(stops) == 1 else [*stops, *limiting]
     if calculator:
         text = f"{calculator}: windows shrink to 4, and weights drift to the declared ones"
         causes.append(Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
@@ -119,7 +128,7 @@ def _limits(
     """Maximum, windows and lease pools that stand in the way of more workers."""
     needed = (decisions[0]["details"].get("needed") or 0) if decisions else 0
     for text in decisions[0]["details"].get("limits", ()) if decisions else ():
-        yield Cause(text=text, remedy="`slipway account limits` shows what is left; the declaration raises it")
+        yield Cause(text=text, remedy=PRICES if UNPRICED in text else LIMITS)
     wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
     raise_it = f"`slipway pool set {pool['id']} --max N` raises it; so does the declaration"
