@@ -431,7 +431,8 @@ def test_an_account_without_its_lease_pool_is_refused(services: Services, url: s
     is not asked."""
     text = Path(EXAMPLE).read_text()
     file = tmp_path / "accounts.yaml"
-    file.write_text("version: 1\n" + text[text.index("accounts:") :].replace("lease_pool: sim-b", "lease_pool: nobodys"))
+    text = "version: 1\n" + text[text.index("accounts:") :]
+    file.write_text(text.replace("lease_pool: sim-b", "lease_pool: nobodys"))
     answer = slipway("apply", str(file), url=url)
     assert (answer.exit_code, services.puts) == (2, [])
     assert "accounts[1].lease_pool: no lease pool 'nobodys' is declared; declared: theirs" in answer.stderr

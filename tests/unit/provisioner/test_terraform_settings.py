@@ -60,7 +60,10 @@ def test_bad_settings_of_an_account(changes: dict[str, Any], text: str) -> None:
         ({"apply_seconds": 0}, "apply_seconds is 0"),
         ({"provider": "aws"}, "write source and version into provider"),
         ({"outputs": {"adress": "address"}}, "into provider, instance_id or address into outputs"),
-        ({"apply_seconds": "10m"}, "outputs; the settings are module, digest, provider, variables, outputs, apply_seconds"),
+        (
+            {"apply_seconds": "10m"},
+            "outputs; the settings are module, digest, provider, variables, outputs, apply_seconds",
+        ),
     ],
 )
 def test_bad_settings_of_a_launch_config(changes: dict[str, Any], text: str) -> None:

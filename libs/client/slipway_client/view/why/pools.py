@@ -39,7 +39,6 @@ from slipway_client.view.why.causes import (
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
 from slipway_common.base.revisions import hash_of, name_of
 
-
 CANARY: Final = "canary"
 LIMITS: Final = "`slipway account limits` shows what is left; the declaration raises it"
 UNPRICED: Final = " limits its spend"
