@@ -82,7 +82,8 @@ class TerraformLaunch(msgspec.Struct, frozen=True):
 
 LAUNCH_FIELDS: Final = (
     f"write {' and '.join(ProviderVersion.__struct_fields__)} into provider, "
-    f"{' or '.join(Outputs.__struct_fields__)} into outputs; the settings are {', '.join(TerraformLaunch.__struct_fields__)}, and those of the agent"
+    f"{' or '.join(Outputs.__struct_fields__)} into outputs; the "
+    f"settings are {', '.join(TerraformLaunch.__struct_fields__)}, and those of the agent"
 )
 
 
