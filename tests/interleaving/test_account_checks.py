@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+import pytest
+
 import slipway_provisioner
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.apply import account_checks as apply
@@ -16,6 +18,7 @@ from tests.support.statements import Covered, locking_statements
 locking: Final = Covered()
 OWN: Final = "store.account_checks."
 FULL: Final = Finding(kind="quota", subject="standard", state=CheckState.PROBLEM, message="full")
+GONE: Final = Finding(kind="image", subject="ami-1", state=CheckState.PROBLEM, message="gone")
 
 
 async def begin(provisioner: Provisioner) -> Begun:
@@ -98,6 +101,22 @@ async def test_equal_findings_of_two_checks_are_one_alert(provisioner: Provision
         await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
     assert await alerts(provisioner) == [AlertRaised]
+
+
+@locking("store.account_checks.MAKE_DUE")
+@pytest.mark.parametrize("found", [FULL, GONE])
+async def test_a_problem_of_a_run_is_checked_unless_a_check_has_just_found_it(
+    provisioner: Provisioner, found: Finding
+) -> None:
+    """A run that reports its problem while a check is being recorded makes the next one due only for other findings."""
+    await provisioner.declare(declared())
+    begun = await begin(provisioner)
+    async with provisioner.database.acquire() as db:
+        async with stopped_at(provisioner, "outbox", record(provisioner, begun, [found])) as one:
+            two = provisioner.start(account_checks.make_due(db, "sim-a", FULL.kind, FULL.subject))
+            await provisioner.until_waiting(one, two)
+        await asyncio.gather(one, two)
+        assert (await account_checks.due(db, 3600) is None) is (found is FULL)
 
 
 @locking("store.account_checks.ENDED")
