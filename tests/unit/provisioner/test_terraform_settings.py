@@ -58,6 +58,10 @@ def test_bad_settings_of_an_account(changes: dict[str, Any], text: str) -> None:
         ({"provider": {"source": PLUGIN["source"], "version": "2.0.0"}}, "not among the plugins of the account"),
         ({"variables": {"worker": 1}}, "variable worker is set by Slipway"),
         ({"apply_seconds": 0}, "apply_seconds is 0"),
+        (
+            {"variabels": {}},
+            "setting variabels is unknown; write variables, or name it otherwise if it is for the agent",
+        ),
         ({"provider": "aws"}, "write source and version into provider"),
         ({"outputs": {"adress": "address"}}, "into provider, instance_id or address into outputs"),
         (
