@@ -171,7 +171,7 @@ async def test_an_account_that_is_checked_no_more_leaves_no_alert(provisioner: P
 
 
 async def test_a_removed_account_is_shown_while_something_may_be_left_there(provisioner: Provisioner) -> None:
-    """It is listed and destroyed in until then, so that people have to see it: an orphan or a workspace, too."""
+    """An orphan instance or a workspace is enough: both are destroyed there, and cost money until then."""
     await provisioner.declare(declared())
     await provisioner.database.execute("UPDATE account SET removed = true")
 

@@ -99,7 +99,7 @@ async def test_a_worker_is_shown_with_its_workspace(postgres: EmbeddedPostgres, 
 
 
 async def test_a_state_is_decrypted_only_for_those_who_may_read_it(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Others see the workspace without its resources, and cannot tell whether its state can be decrypted."""
+    """Others see the workspace without its resources, and without problems of its state."""
     async with running(postgres, tmp_path, OLD, scopes=("read",)) as (provisioner, client):
         id_ = new_id()
         worker_id, _ = await worker_with(provisioner, state(1, id_, machine="i-1"), id=id_)

@@ -1,6 +1,6 @@
 """Providers of the contract suite: every installed one, and one that accepts its calls.
 
-A new provider NAME adds the fixtures `NAME_setup` and `NAME_described`.
+A new provider NAME adds the fixtures `NAME_setup` and `NAME_shared_setup`.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 
 
 @pytest.fixture(scope="module", params=PROVIDERS)
-def described(request: pytest.FixtureRequest) -> Setup:
-    """Each provider in turn, set up once by the fixture `NAME_described` for all tests that launch nothing."""
-    chosen: Setup = request.getfixturevalue(f"{request.param}_described")
+def shared_setup(request: pytest.FixtureRequest) -> Setup:
+    """Each provider in turn, set up once by the fixture `NAME_shared_setup` for all tests that launch nothing."""
+    chosen: Setup = request.getfixturevalue(f"{request.param}_shared_setup")
     return chosen
 
 
@@ -86,7 +86,7 @@ async def process_setup(local: Processes, tmp_path: Path) -> AsyncIterator[Setup
 
 
 @pytest.fixture(scope="module")
-async def process_described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
+async def process_shared_setup(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
     async with processes_killed() as provider, on_this_host(provider, tmp_path_factory.mktemp("process")) as setup:
         yield setup
 
@@ -98,7 +98,7 @@ async def simulated_setup(tmp_path: Path) -> AsyncIterator[Setup]:
 
 
 @pytest.fixture(scope="module")
-async def simulated_described(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
+async def simulated_shared_setup(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
     async with on_the_simulator(tmp_path_factory.mktemp("simulated")) as setup:
         yield setup
 
@@ -109,7 +109,7 @@ def accepting_setup() -> Setup:
 
 
 @pytest.fixture(scope="module")
-def accepting_described() -> Setup:
+def accepting_shared_setup() -> Setup:
     return at_a_site()
 
 
@@ -120,7 +120,7 @@ async def aws_setup(ec2_server: EmbeddedEc2) -> AsyncIterator[Setup]:
 
 
 @pytest.fixture(scope="module")
-async def aws_described(ec2_server: EmbeddedEc2) -> AsyncIterator[Setup]:
+async def aws_shared_setup(ec2_server: EmbeddedEc2) -> AsyncIterator[Setup]:
     async with on_ec2(ec2_server) as setup:
         yield setup
 
@@ -132,7 +132,7 @@ async def terraform_setup(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
 
 
 @pytest.fixture(scope="module")
-async def terraform_described(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
+async def terraform_shared_setup(postgres: EmbeddedPostgres) -> AsyncIterator[Setup]:
     async with on_a_ledger(postgres) as setup:
         yield setup
 

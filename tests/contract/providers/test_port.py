@@ -174,9 +174,9 @@ async def test_what_was_terminated_is_gone_by_id(setup: Setup) -> None:
     await until(gone, "the instance is gone")
 
 
-async def test_an_unknown_old_instance_is_gone(described: Setup) -> None:
-    assert not await described.provider.exists(
-        described.account, described.unknown_id, launched_at=utc_now() - LONG_AGO
+async def test_an_unknown_old_instance_is_gone(shared_setup: Setup) -> None:
+    assert not await shared_setup.provider.exists(
+        shared_setup.account, shared_setup.unknown_id, launched_at=utc_now() - LONG_AGO
     )
 
 
@@ -199,10 +199,10 @@ async def test_those_that_are_gone_are_told_from_the_others(setup: Setup) -> Non
     await until(gone, "two of three are gone")
 
 
-async def test_nothing_is_gone_without_an_answer(described: Setup) -> None:
-    if described.unreachable is None:
+async def test_nothing_is_gone_without_an_answer(shared_setup: Setup) -> None:
+    if shared_setup.unreachable is None:
         pytest.skip("this host always answers")
-    assert not await described.provider.gone(described.unreachable, {described.unknown_id: None})
+    assert not await shared_setup.provider.gone(shared_setup.unreachable, {shared_setup.unknown_id: None})
 
 
 # Capacity
@@ -255,18 +255,18 @@ async def test_deployments_are_separate(setup: Setup, other_id: str) -> None:
     assert await setup.provider.instances(other, batch_id=asked.batch_id) == []
 
 
-async def test_the_credentials_identity_is_the_declared_one(described: Setup) -> None:
-    assert await described.provider.identity(described.account) == described.account.identity
+async def test_the_credentials_identity_is_the_declared_one(shared_setup: Setup) -> None:
+    assert await shared_setup.provider.identity(shared_setup.account) == shared_setup.account.identity
 
 
-async def test_identity_is_that_of_the_credentials(described: Setup) -> None:
+async def test_identity_is_that_of_the_credentials(shared_setup: Setup) -> None:
     """Not what is declared, with which it is compared."""
-    declared = replace(described.account, identity="declared by mistake")
-    assert await described.provider.identity(declared) == described.account.identity
+    declared = replace(shared_setup.account, identity="declared by mistake")
+    assert await shared_setup.provider.identity(declared) == shared_setup.account.identity
 
 
-async def test_an_account_that_answers_is_healthy(described: Setup) -> None:
-    await described.provider.health(described.account)
+async def test_an_account_that_answers_is_healthy(shared_setup: Setup) -> None:
+    await shared_setup.provider.health(shared_setup.account)
 
 
 async def test_cleaning_up_spares_live_instances(setup: Setup) -> None:
@@ -282,22 +282,22 @@ def named_config(setup: Setup) -> dict[str, Any]:
     return {**setup.request().config, "name": "linux/a"}
 
 
-async def test_a_check_of_a_good_account(described: Setup) -> None:
+async def test_a_check_of_a_good_account(shared_setup: Setup) -> None:
     """It finds no problem, and says who we are. A subject has one finding."""
-    found = await described.provider.check(described.account, [named_config(described)])
+    found = await shared_setup.provider.check(shared_setup.account, [named_config(shared_setup)])
     assert [finding for finding in found if finding.is_problem] == []
     states = {finding.key: finding.state for finding in found}
     assert len(states) == len(found)
     assert states["identity", ""] is CheckState.OK
 
 
-async def test_a_check_names_a_foreign_account(described: Setup) -> None:
+async def test_a_check_names_a_foreign_account(shared_setup: Setup) -> None:
     """With both identities and what to do."""
-    declared = replace(described.account, identity="declared by mistake")
-    found = {f.key: f for f in await described.provider.check(declared, [named_config(described)])}
+    declared = replace(shared_setup.account, identity="declared by mistake")
+    found = {f.key: f for f in await shared_setup.provider.check(declared, [named_config(shared_setup)])}
     identity = found["identity", ""]
     assert identity.is_problem
-    assert described.account.identity in identity.message
+    assert shared_setup.account.identity in identity.message
     assert "declared by mistake" in identity.message
     assert all(finding.remedy for finding in found.values() if finding.is_problem)
 
@@ -356,10 +356,10 @@ async def test_another_process_resolves_an_accepted_call(setup: Setup) -> None:
     assert await other.listed(asked.batch_id) == {*created}
 
 
-async def test_an_unknown_handle_resolves_nothing(described: Setup) -> None:
+async def test_an_unknown_handle_resolves_nothing(shared_setup: Setup) -> None:
     """Else its instances would count as missing."""
     with pytest.raises(OutcomeUnknown):
-        await described.provider.poll(described.account, described.request(), "no such handle")
+        await shared_setup.provider.poll(shared_setup.account, shared_setup.request(), "no such handle")
 
 
 # An account that does not answer
@@ -377,111 +377,114 @@ CALLS: dict[str, Callable[[Provider, Account, Setup], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_no_answer_proves_nothing(
-    described: Setup, call: Callable[[Provider, Account, Setup], Awaitable[Any]]
+    shared_setup: Setup, call: Callable[[Provider, Account, Setup], Awaitable[Any]]
 ) -> None:
-    if described.unreachable is None:
+    if shared_setup.unreachable is None:
         pytest.skip("this host always answers")
     with pytest.raises(OutcomeUnknown):
-        await call(described.provider, described.unreachable, described)
+        await call(shared_setup.provider, shared_setup.unreachable, shared_setup)
 
 
 # Declarations
 
 
-def test_the_settings_have_no_problem(described: Setup) -> None:
-    assert described.provider.problem(described.account.settings, described.account.region) == ""
-    assert described.provider.credential_problem(described.account.credential) == ""
-    assert described.provider.config_problem(described.account.settings, described.request().config["settings"]) == ""
-
-
-def test_bad_settings_have_a_remedy(described: Setup) -> None:
-    assert described.provider.problem(
-        dict(described.account.settings) | dict(described.bad_settings), described.account.region
+def test_the_settings_have_no_problem(shared_setup: Setup) -> None:
+    assert shared_setup.provider.problem(shared_setup.account.settings, shared_setup.account.region) == ""
+    assert shared_setup.provider.credential_problem(shared_setup.account.credential) == ""
+    assert (
+        shared_setup.provider.config_problem(shared_setup.account.settings, shared_setup.request().config["settings"])
+        == ""
     )
 
 
-def test_tokens_and_delays_are_known_without_a_call(described: Setup) -> None:
-    provider = described.provider
-    assert isinstance(provider.honours_tokens(described.account), bool)
-    assert isinstance(provider.checks_tokens_first(described.account), bool)
-    delay = provider.visibility_seconds(described.account)
+def test_bad_settings_have_a_remedy(shared_setup: Setup) -> None:
+    assert shared_setup.provider.problem(
+        dict(shared_setup.account.settings) | dict(shared_setup.bad_settings), shared_setup.account.region
+    )
+
+
+def test_tokens_and_delays_are_known_without_a_call(shared_setup: Setup) -> None:
+    provider = shared_setup.provider
+    assert isinstance(provider.honours_tokens(shared_setup.account), bool)
+    assert isinstance(provider.checks_tokens_first(shared_setup.account), bool)
+    delay = provider.visibility_seconds(shared_setup.account)
     assert delay is None or 0 < delay < 86_400
 
 
-def test_parameters_of_a_call_are_the_same_each_time(described: Setup) -> None:
+def test_parameters_of_a_call_are_the_same_each_time(shared_setup: Setup) -> None:
     """They are committed as JSON."""
-    config = described.request().config
-    one, two = (described.provider.call(described.account, config) for _ in range(2))
+    config = shared_setup.request().config
+    one, two = (shared_setup.provider.call(shared_setup.account, config) for _ in range(2))
     assert msgspec.json.decode(msgspec.json.encode(one)) == one == two
 
 
-def test_a_console_is_found_without_a_call(described: Setup) -> None:
-    assert isinstance(described.provider.console(described.account, new_id(), described.unknown_id), str)
+def test_a_console_is_found_without_a_call(shared_setup: Setup) -> None:
+    assert isinstance(shared_setup.provider.console(shared_setup.account, new_id(), shared_setup.unknown_id), str)
 
 
 # Keys of failures
 
 
 @pytest.mark.parametrize("changed", [{"zone": "zone-b"}, {"instance_type": "c6i.large"}], ids=["zone", "type"])
-def test_capacity_is_that_of_a_zone_and_type(described: Setup, changed: dict[str, Any]) -> None:
-    config = described.request().config
-    key = described.provider.capacity_key(described.account, config)
+def test_capacity_is_that_of_a_zone_and_type(shared_setup: Setup, changed: dict[str, Any]) -> None:
+    config = shared_setup.request().config
+    key = shared_setup.provider.capacity_key(shared_setup.account, config)
     assert key
     assert len(key) <= 2000
-    assert described.provider.capacity_key(described.account, {**config, **changed}) != key
+    assert shared_setup.provider.capacity_key(shared_setup.account, {**config, **changed}) != key
 
 
-def test_capacity_is_that_of_a_lifecycle(described: Setup) -> None:
-    config = described.request().config
+def test_capacity_is_that_of_a_lifecycle(shared_setup: Setup) -> None:
+    config = shared_setup.request().config
     spot = {**config, "settings": {**config["settings"], "lifecycle": "spot"}}
-    assert described.provider.capacity_key(described.account, spot) != described.provider.capacity_key(
-        described.account, config
+    assert shared_setup.provider.capacity_key(shared_setup.account, spot) != shared_setup.provider.capacity_key(
+        shared_setup.account, config
     )
 
 
-def test_capacity_does_not_depend_on_the_image(described: Setup) -> None:
-    config = described.request().config
+def test_capacity_does_not_depend_on_the_image(shared_setup: Setup) -> None:
+    config = shared_setup.request().config
     other = {**config, "id": "another", "image": "image-2"}
-    assert described.provider.capacity_key(described.account, other) == described.provider.capacity_key(
-        described.account, config
+    assert shared_setup.provider.capacity_key(shared_setup.account, other) == shared_setup.provider.capacity_key(
+        shared_setup.account, config
     )
 
 
-def test_a_quota_has_a_family(described: Setup) -> None:
-    assert described.provider.quota_family(described.account, described.request().config)
+def test_a_quota_has_a_family(shared_setup: Setup) -> None:
+    assert shared_setup.provider.quota_family(shared_setup.account, shared_setup.request().config)
 
 
 SCOPES = [Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL, Scope.LIMITER, Scope.CONFIG]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_failure_is_counted_under_the_key_of_its_scope(described: Setup, scope: Scope) -> None:
-    config, provider = described.request().config, described.provider
-    outcome = provider.failure(described.account, config, "Code", scope)
+def test_a_failure_is_counted_under_the_key_of_its_scope(shared_setup: Setup, scope: Scope) -> None:
+    config, provider = shared_setup.request().config, shared_setup.provider
+    outcome = provider.failure(shared_setup.account, config, "Code", scope)
     keys = {
-        Scope.CAPACITY: provider.capacity_key(described.account, config),
+        Scope.CAPACITY: provider.capacity_key(shared_setup.account, config),
         Scope.QUOTA: outcome.scope_key,
         Scope.IMAGE: config["image"],
-        Scope.CREDENTIAL: described.account.id,
-        Scope.LIMITER: described.account.id,
+        Scope.CREDENTIAL: shared_setup.account.id,
+        Scope.LIMITER: shared_setup.account.id,
         Scope.CONFIG: config["id"],
     }
     assert outcome == Outcome(Stage.LAUNCH, Result.FAILED, scope, keys[scope], "Code")
     assert outcome.scope_key
 
 
-def test_a_failure_of_another_stage_and_key(described: Setup) -> None:
-    config = described.request().config
-    outcome = described.provider.failure(
-        described.account, config, "Code", Scope.QUOTA, stage=Stage.BOOT, key="subnet-1"
+def test_a_failure_of_another_stage_and_key(shared_setup: Setup) -> None:
+    config = shared_setup.request().config
+    outcome = shared_setup.provider.failure(
+        shared_setup.account, config, "Code", Scope.QUOTA, stage=Stage.BOOT, key="subnet-1"
     )
     assert outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.QUOTA, "subnet-1", "Code")
 
 
-def test_an_unknown_failure_is_charged_to_the_config(described: Setup) -> None:
+def test_an_unknown_failure_is_charged_to_the_config(shared_setup: Setup) -> None:
     """Without the secrets in its message."""
-    config = described.request().config
-    outcome = described.provider.failure(described.account, config, "Gremlins", None, "token=abcdef123456 failed")
+    config = shared_setup.request().config
+    outcome = shared_setup.provider.failure(shared_setup.account, config, "Gremlins", None, "token=abcdef123456 failed")
     assert (outcome.scope, outcome.scope_key, outcome.code) == (Scope.CONFIG, config["id"], "Gremlins")
     assert not outcome.classified
     assert "abcdef123456" not in outcome.sample

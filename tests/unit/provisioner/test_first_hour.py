@@ -41,7 +41,7 @@ def of_pool(id_: str, **limits: Any) -> Limit:
 @pytest.mark.parametrize(
     ("mode", "limits", "text"),
     [
-        ("observe", [], "pool p launches nothing in mode observe: `slipway pool promote p` goes on"),
+        ("observe", [], "pool p launches nothing in mode observe; `slipway pool promote p` takes it to canary"),
         (
             "canary",
             [],

@@ -87,7 +87,7 @@ def first_hour(pool: PoolLaunches, tariff: Tariff) -> FirstHour:
     """Bound the first hour of one pool, as if each machine ran for the whole hour at the highest price."""
     id_ = pool.pool
     if pool.mode == "observe":
-        text = f"pool {id_} launches nothing in mode observe: `slipway pool promote {id_}` goes on"
+        text = f"pool {id_} launches nothing in mode observe; `slipway pool promote {id_}` takes it to canary"
         return FirstHour(pool=id_, mode=pool.mode, launches=0, cost=Decimal(), unknown=[], text=text)
     launches, spend = _bound(pool, "launches_per_hour"), _bound(pool, "spend_per_day")
     known, refused = pool.prices(tariff), {str(kind) for kind in pool.refused(tariff)}

@@ -56,7 +56,7 @@ LIVE: Final = Statement(
 )
 _NAMED: Final = C.instance_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text)))
 # Also while it is being refreshed: the end of that run keeps the phase, and makes the destruction due. One that is
-# being destroyed already is left, since its failed runs would be counted anew.
+# being destroyed already is left, since its count of failed runs would begin again.
 DESTROY: Final = Statement(
     sa.update(workspace)
     .where(_HERE, _NAMED, C.phase == Phase.READY)
