@@ -125,7 +125,7 @@ async def test_launches_without_a_price_under_a_limit_of_spend(
     for parameters in ({"dry_run": True}, {}):
         (found,) = (await client.put("/declaration", json=body, params=parameters)).json()["unpriced"]
         assert (found["pool"], found["kinds"]) == ("linux", ["m9.huge (simulated, sim-1, on-demand)"])
-        assert "would be refused: no price is known, and account sim-a limits spend" in found["text"]
+        assert "would be refused: no price is known, and account sim-a limits its spend" in found["text"]
     body["accounts"][0]["limits"]["default_price"] = 1
     assert (await client.put("/declaration", json=body)).json()["unpriced"] == []
 

@@ -137,7 +137,8 @@ def test_launches_without_a_price_are_named_where_spend_is_limited() -> None:
         assert found is not None
         assert found.text == (
             "pool p: launches of huge (aws, r, on-demand) would be refused: no price is known, and account a limits "
-            "spend; add the price to the provisioner's prices_file, or declare limits.default_price of account a"
+            "its spend; list the price in prices_file of the provisioner and restart it, or declare "
+            "limits.default_price of account a"
         )
     assert unpriced(pool("p", SMALL, limits=[limit]), TARIFF) is None
     assert unpriced(pool("p", UNKNOWN, limits=[limit, of_pool("p", default_price=1)]), TARIFF) is None

@@ -98,8 +98,8 @@ class Declarations:
         self._check()
 
     def _known_lease_pools(self, api: Api) -> list[dict[str, Any]] | None:
-        """Lease pools of the deployment; None if the lease-broker is unavailable and nothing is sent to it, since a
-        declaration for the provisioner alone must not need it."""
+        """Lease pools of the deployment; None if the lease-broker is unavailable and the declaration has none for it,
+        since a declaration for the provisioner alone must not need it."""
         try:
             rows: list[dict[str, Any]] = api.get("lease-broker", "/lease-pools")["items"]
         except Failed:

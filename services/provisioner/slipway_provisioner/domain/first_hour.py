@@ -120,8 +120,8 @@ def unpriced(pool: PoolLaunches, tariff: Tariff) -> Unpriced | None:
     subjects = sorted({limit.subject for limits in refused.values() for limit in limits})
     text = (
         f"pool {pool.pool}: launches of {listed(kinds, NAMED)} would be refused: no price is known, and "
-        f"{listed(subjects, NAMED)} limits spend; add the price to the provisioner's prices_file, or declare "
-        f"limits.default_price of {subjects[0]}"
+        f"{listed(subjects, NAMED)} limits its spend; list the price in prices_file of the provisioner and "
+        f"restart it, or declare limits.default_price of {subjects[0]}"
     )
     return Unpriced(pool=pool.pool, kinds=kinds, text=text)
 

@@ -60,7 +60,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         for note in configs.values():
             note["would_launch"], note["launched"] = note["launched"], 0
     limiting = _reached(observed, launches, launchable, configs)
-    reached = [] if blocked else limiting  # an alert is for what is not launched because of a limit
+    reached = [] if blocked else limiting  # an alert is raised only if launches stop at the limit
     withdrawn = [w.worker_id for w in observed.waiting if blocked or _cannot_launch(observed, w)]
     spare = accounting.surplus(pool, protected, observed.fleet)
     cancel, stop = scale_down.select(

@@ -146,8 +146,8 @@ def lease_pools_used(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> 
 
 
 def missing_lease_pools(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
-    """Accounts of active launch configs that name a lease pool which is not among the declared ones. Without any lease
-    pool nothing is known: the lease-broker may be unavailable."""
+    """Undeclared lease pools that accounts of active launch configs name. None without any lease pool, since the
+    lease-broker may be unavailable."""
     if not lease_pools:
         return
     declared = {row["id"] for row in lease_pools if not row.get("archived")}

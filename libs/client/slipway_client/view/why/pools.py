@@ -75,7 +75,7 @@ def of_pool(
     full = pool["serving"] >= pool["max_capacity"] > 0
     stops = list(interventions(pool, configs, launch_stops, now))
     limiting = [*limits, *trips] if broker or (full and limits) else [*trips, *limits]
-    # A canary goes on, one worker at a time: whatever stops that one is named first, since a promotion does not help.
+    # A canary launches one worker at a time. What stops that one comes first, since a promotion would not help.
     causes = [*limiting, *stops] if pool.get("mode") == CANARY and len(stops) == 1 else [*stops, *limiting]
     if calculator:
         text = f"{calculator}: windows shrink to 4, and weights drift to the declared ones"

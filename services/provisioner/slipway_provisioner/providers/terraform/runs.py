@@ -186,7 +186,7 @@ class Runs:
         await asyncio.to_thread(checked_module, job.module, job.module_digest)
         settings = account_settings(account.settings)
         await asyncio.to_thread(checked_module, _look_up_folder(settings), settings.lookup.digest)
-        for spec in job.providers:  # likewise for a plugin that runs already, by its digest
+        for spec in job.providers:  # a plugin that runs already is found by its digest
             await runner.check(spec)
         await self._check_credential(account)
         run = await self._run(Command.PLAN, name, job, None, LOOK_UP_SECONDS)
