@@ -60,7 +60,7 @@ def test_bad_settings_of_an_account(changes: dict[str, Any], text: str) -> None:
         ({"apply_seconds": 0}, "apply_seconds is 0"),
         (
             {"variabels": {}},
-            "setting variabels is unknown; write variables, or name it otherwise if it is for the agent",
+            "unknown setting variabels; write variables, or a name that is less similar if it is for the agent",
         ),
         ({"provider": "aws"}, "write source and version into provider"),
         ({"outputs": {"adress": "address"}}, "into provider, instance_id or address into outputs"),

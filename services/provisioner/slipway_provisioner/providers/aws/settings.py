@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from slipway_common.events.scopes import SPOT
 from slipway_provisioner.providers.aws import errors
+from slipway_provisioner.providers.launch_settings import misspelt_setting
 
 TAGS_MAX: Final = 50
 TAG_KEY_CHARACTERS_MAX: Final = 128
@@ -18,7 +18,6 @@ OWN_TAGS: Final = 5
 """Number of tags that Slipway itself gives to whatever a launch creates."""
 Partition = Literal["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f", "aws-eusc"]
 VISIBILITY_SECONDS_MAX: Final = 3600.0
-RESEMBLANCE: Final = 0.8
 RSA2048_BITS: Final = 2048
 """Smallest key of the signature that the metadata service calls rsa2048; the other one has keys of 1024 bits."""
 PARTITIONS: Final = {
@@ -155,10 +154,8 @@ def launch_problem(account: Mapping[str, Any], settings: Mapping[str, Any]) -> s
         declared = launch_settings(settings)
     except msgspec.ValidationError as error:
         return f"{error}; correct this setting of the launch config"
-    known = LaunchSettings.__struct_fields__
-    for name in settings:
-        if name not in known and (meant := get_close_matches(name, known, 1, RESEMBLANCE)):
-            return f"setting {name} is unknown; write {meant[0]}, or name it otherwise if it is for the agent"
+    if problem := misspelt_setting(settings, LaunchSettings.__struct_fields__):
+        return problem
     if declared.subnet_id and not _SUBNET.fullmatch(declared.subnet_id):
         return f"subnet_id is {declared.subnet_id!r}; write the id of a subnet of the zone, such as subnet-0abc"
     if bad := next((group for group in declared.security_group_ids if not _GROUP.fullmatch(group)), ""):

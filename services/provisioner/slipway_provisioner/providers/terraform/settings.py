@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from slipway_common.events.worker import Scope
+from slipway_provisioner.providers.launch_settings import misspelt_setting
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MODULE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 _SOURCE: Final = re.compile(r"[\w.-]+/[\w-]+/[\w-]+")
-RESEMBLANCE: Final = 0.8
 VISIBILITY_SECONDS_MAX: Final = 3600.0
 RUN_SECONDS_MAX: Final = 6 * 3600.0
 WORKER: Final = "worker"
@@ -141,10 +140,8 @@ def launch_problem(account: Mapping[str, Any], settings: Mapping[str, Any]) -> s
         declared = launch_settings(settings)
     except msgspec.ValidationError as error:
         return f"{error}; {LAUNCH_FIELDS}"
-    known_settings = TerraformLaunch.__struct_fields__
-    for name in settings:
-        if name not in known_settings and (meant := get_close_matches(name, known_settings, 1, RESEMBLANCE)):
-            return f"setting {name} is unknown; write {meant[0]}, or name it otherwise if it is for the agent"
+    if problem := misspelt_setting(settings, TerraformLaunch.__struct_fields__):
+        return problem
     if WORKER in declared.variables:
         return f"variable {WORKER} is set by Slipway; rename yours"
     if not 1 <= declared.apply_seconds <= RUN_SECONDS_MAX:
