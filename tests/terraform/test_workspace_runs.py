@@ -216,11 +216,11 @@ async def test_an_apply_that_could_not_begin_within_its_time_limit(fleet: Fleet)
     """As after a replica was suspended between claim and apply: another one may have applied the workspace by then.
     Here the tool takes longer to print its version than the time limit of the apply."""
     tool = fleet.place.folder / "slow"
-    tool.write_text(f'#!/bin/sh\n[ "$1" != version ] || sleep 6\nexec {installed().terraform} "$@"\n')
+    tool.write_text(f'#!/bin/sh\n[ "$1" != version ] || sleep 3\nexec {installed().terraform} "$@"\n')
     tool.chmod(0o755)
     await fleet.database.execute("UPDATE account SET settings = $1", {**fleet.account.settings, "tool": str(tool)})
     async with working(fleet.replica()):
-        await fleet.create(apply_seconds=5)
+        await fleet.create(apply_seconds=2)
 
         async def failed() -> bool:
             (row,) = await fleet.rows()
