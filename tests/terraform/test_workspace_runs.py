@@ -424,13 +424,15 @@ async def test_a_machine_that_was_deleted_by_hand(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("is_terminated", [False, True])
 async def test_a_credential_of_another_account(fleet: Fleet, is_terminated: bool) -> None:
-    """It finds nothing there: neither is a worker gone, nor has its destruction succeeded."""
+    """It finds nothing there: neither is a worker gone, nor has its destruction succeeded. The credential is the same
+    text as before, so that nothing shows before the run that a role which it assumes is another account's."""
+    assumed = fleet.place.ledger.folder / "identity"
     async with working(fleet.replica()) as provider:
         await fleet.create()
         machine = await one_machine(fleet)
         file = fleet.place.ledger.folder / "machines" / f"{machine}.json"
         elsewhere = file.rename(fleet.place.folder / file.name)
-        await fleet.database.execute("UPDATE account SET identity = 'declared'")
+        assumed.write_text("other")
         if is_terminated:
             await provider.terminate(fleet.account, [machine])
         else:
@@ -439,9 +441,9 @@ async def test_a_credential_of_another_account(fleet: Fleet, is_terminated: bool
         await until(lambda: fleet.database.fetchval(ended), "the run has ended")
         (row,) = await fleet.rows()
         assert row.phase is (Phase.DESTROYING if is_terminated else Phase.READY)
-        assert row.problem.startswith("the credential of account tf belongs to ledger, not to declared; correct")
+        assert row.problem.startswith("the credential of account tf belongs to other, not to ledger; correct")
         elsewhere.rename(file)
-        await fleet.database.execute("UPDATE account SET identity = 'ledger'")
+        assumed.unlink()
         await fleet.due()
         if is_terminated:
             await fleet.until_phase(Phase.GONE)

@@ -294,7 +294,11 @@ class LedgerMachines(iface.DataSource):
             machine = json.loads(path.read_text())
             if wanted <= (machine["tags"] or {}).items():
                 found.append({"id": machine["id"], "name": machine["name"], "tags": machine["tags"]})
-        identity = os.environ.get("LEDGER_IDENTITY", self.provider.ledger.folder.name)
+        folder = self.provider.ledger.folder
+        # As a role that a credential assumes is of another account from one call to the next.
+        assumed = folder / "identity"
+        own = assumed.read_text() if assumed.exists() else folder.name
+        identity = os.environ.get("LEDGER_IDENTITY", own)
         return {"tags": config["tags"], "json": json.dumps(found), "identity": identity}
 
 
