@@ -601,7 +601,7 @@ def test_pool_that_needs_more_lists_the_shares() -> None:
 def test_pool_at_a_safety_limit() -> None:
     """The limit is the cause, and the remedy shows what is left of it."""
     text = "account a has reached its limit of 20 launches per hour: 20; next launch at 14:45:10"
-    limited = DECISION | {"details": DECISION["details"] | {"limits": [text]}}
+    limited = DECISION | {"details": DECISION["details"] | {"limits": [{"kind": "launches", "text": text}]}}
     found = of_pool(POOL, [limited], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW)
     assert found.cause == text
     assert found.remedy == "`slipway account limits` shows what is left; the declaration raises it"
@@ -610,7 +610,7 @@ def test_pool_at_a_safety_limit() -> None:
 def test_a_limit_of_spend_without_a_price() -> None:
     """Nothing is left to raise: the price is missing. In a canary it comes first, since a promotion does not help."""
     text = "the price of m5.large (aws, us-east-1, spot) is unknown, and account a limits its spend"
-    limited = DECISION | {"details": DECISION["details"] | {"limits": [text]}}
+    limited = DECISION | {"details": DECISION["details"] | {"limits": [{"kind": "price", "text": text}]}}
     canary = POOL | {"mode": "canary"}
     found = of_pool(canary, [limited], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW)
     assert found.cause == text

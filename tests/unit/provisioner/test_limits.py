@@ -191,7 +191,8 @@ def test_unknown_prices() -> None:
     launches = Limit(scope="account", scope_id="a", launches_per_hour=2)
     assert launched(plan(observed(5, *configs(UNKNOWN), levels=[level(launches)], tariff=TARIFF))) == {"a-huge": 2}
     observing = plan(observed(5, *configs(UNKNOWN), levels=[level(spend)], tariff=TARIFF, mode="observe"))
-    assert (observing.reached, observing.details.get("limits")) == ([], [each.text for each in made.reached])
+    limiting = [{"kind": each.kind, "text": each.text} for each in made.reached]
+    assert (observing.reached, observing.details.get("limits")) == ([], limiting)
     assert reasons(observing) == reasons(made)  # what would stop launches, before they are made
     unpriced = level(spend, unpriced=3)
     assert launched(plan(observed(5, *configs(SMALL), levels=[unpriced], tariff=TARIFF))) == {}

@@ -97,7 +97,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         "configs": configs,
     }
     if limiting:
-        details["limits"] = [each.text for each in limiting]
+        details["limits"] = [{"kind": each.kind, "text": each.text} for each in limiting]
     return Plan(
         launches=launches,
         cancel=cancel,

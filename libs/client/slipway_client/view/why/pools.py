@@ -41,7 +41,6 @@ from slipway_common.base.revisions import hash_of, name_of
 
 CANARY: Final = "canary"
 LIMITS: Final = "`slipway account limits` shows what is left; the declaration raises it"
-UNPRICED: Final = " limits its spend"
 PRICES: Final = "list the price in prices_file of the provisioner and restart it, or declare limits.default_price"
 
 
@@ -126,8 +125,8 @@ def _limits(
 ) -> Iterator[Cause]:
     """Maximum, windows and lease pools that stand in the way of more workers."""
     needed = (decisions[0]["details"].get("needed") or 0) if decisions else 0
-    for text in decisions[0]["details"].get("limits", ()) if decisions else ():
-        yield Cause(text=text, remedy=PRICES if UNPRICED in text else LIMITS)
+    for limit in decisions[0]["details"].get("limits", ()) if decisions else ():
+        yield Cause(text=limit["text"], remedy=PRICES if limit["kind"] == "price" else LIMITS)
     wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
     raise_it = f"`slipway pool set {pool['id']} --max N` raises it; so does the declaration"
