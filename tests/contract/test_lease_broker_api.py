@@ -64,6 +64,7 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
         "expires_at": instant(300),
         "hold_until": instant(600),
         "ended_at": None,
+        "ttl_seconds": 300.0,
         "ttl_seconds_left": 300.0,
         "hold_seconds_left": 600.0,
         "waited_seconds": 0.0,
@@ -78,6 +79,8 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     assert (renewed.json()["ttl_seconds_left"], renewed.json()["hold_seconds_left"]) == (300.0, 500.0)
     await world.broker.set_clock(200)
     assert (await broker.call("POST", f"{path}/heartbeat", token)).json()["expires_at"] == instant(500)
+    (listed,) = (await broker.call("GET", "/leases?mine=true")).json()["items"]
+    assert (listed["ttl_seconds"], listed["ttl_seconds_left"]) == (300.0, 300.0)
     partly = await broker.call("POST", f"{path}/release", token | {"units": 1})
     assert (partly.status_code, partly.json()) == (
         200,
@@ -93,6 +96,22 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     kinds = [row["kind"] for row in (await broker.call("GET", f"{path}/history")).json()["items"]]
     assert kinds[0] == "granted"
     assert kinds[-1] == "released"
+
+
+async def test_the_full_ttl_is_shown_also_where_the_hold_leaves_less(world: World) -> None:
+    """Holders time their renewals by it: the TTL left never reaches past the hold."""
+    broker = world.replica
+    lease = (await broker.acquire("r", hold_seconds=200)).json()
+    path, token = f"/leases/{lease['lease_id']}", {"fencing_token": 1}
+    await world.broker.set_clock(150)
+    bodies = [
+        lease,
+        (await broker.call("POST", f"{path}/renew", token)).json(),
+        (await broker.call("POST", f"{path}/confirm", token)).json(),
+        (await broker.call("GET", path)).json(),
+        (await broker.call("GET", "/lease-pools/sim-a/requests/r")).json()["leases"][0],
+    ]
+    assert [(body["ttl_seconds"], body["ttl_seconds_left"]) for body in bodies] == [(300, 200), *[(300, 50)] * 4]
 
 
 async def test_an_archived_pool_takes_no_new_requests(world: World) -> None:
@@ -612,6 +631,7 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     ]
     again = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
     assert [lease["lease_id"] for lease in again.json()["leases"]] == [lease["lease_id"] for lease in leases]
+    assert [lease["ttl_seconds"] for lease in again.json()["leases"]] == [300.0, 300.0]
     assert [await world.broker.held(pool) for pool in ("sim-a", "sim-b")] == [1, 1]
     before = await world.rows()
     for body, by, status, expected in (

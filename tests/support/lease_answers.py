@@ -39,6 +39,7 @@ def lease(**changes: Any) -> Answer:
         "expires_at": "2026-08-01T14:08:07Z",
         "hold_until": "2026-08-01T14:23:07Z",
         "ended_at": None,
+        "ttl_seconds": 300.0,
         "ttl_seconds_left": 300.0,
         "hold_seconds_left": 1200.0,
         "waited_seconds": 0.0,

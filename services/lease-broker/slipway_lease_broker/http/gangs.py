@@ -24,7 +24,7 @@ from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import GangBody
 from slipway_lease_broker.http.call import Call
 from slipway_lease_broker.http.callers import Caller
-from slipway_lease_broker.http.leases import disconnected, wait_for_grant
+from slipway_lease_broker.http.leases import disconnected, shown_leases, wait_for_grant
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, gangs
@@ -47,7 +47,7 @@ async def acquire_gang(request: Request, body: GangBody, call: Caller) -> Respon
         if await wait_for_grant(woken, body.wait_seconds, disconnected(request)):
             answer, leases = await submit(call, body)
     if leases:
-        return answered({"request_id": body.request_id, "leases": [shown.lease(row, answer.now) for row in leases]})
+        return answered({"request_id": body.request_id, "leases": await shown_leases(call.database, leases)})
     return await queued(call, body)
 
 

@@ -202,7 +202,7 @@ async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Re
         rows = await answers.of_requests(db, lease_pool_id, ids)
     UNLEASED_STARTS.labels(lease_pool_id).inc(len(charges))
     call.runtime.wake()
-    return answered({"charged": len(charges), "items": [shown.lease(row, now) for row in rows]})
+    return answered({"charged": len(charges), "items": [shown.lease(row, now, pool.ttl_seconds) for row in rows]})
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/history", dependencies=[READ])

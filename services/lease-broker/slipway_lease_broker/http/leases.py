@@ -1,7 +1,7 @@
 """HTTP routes of leases and lease requests. Every write goes through the group commit (group_commit.py)."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -67,7 +67,7 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ca
         answer = await submit_again(call, submission)  # granted in the meantime
     assert answer.lease is not None
     call.known_leases.remember(answer.lease.id, lease_pool_id)
-    return answered(shown.lease(answer.lease, answer.now))
+    return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
 
 
 async def submit(call: Call, submission: Submission) -> Answer:
@@ -131,7 +131,7 @@ async def renew(lease_id: Name, body: Renew, call: Caller) -> Response:
     )
     answer = await of_lease(call, command)
     assert answer.lease is not None
-    return answered(shown.lease(answer.lease, answer.now))
+    return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
 
 
 @router.post("/leases/{lease_id:id}/confirm")
@@ -141,7 +141,7 @@ async def confirm(lease_id: Name, body: Prolong, call: Caller) -> Response:
     command = LeaseConfirmRequested(lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token)
     answer = await of_lease(call, command)
     assert answer.lease is not None
-    return answered(shown.lease(answer.lease, answer.now))
+    return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
 
 
 @router.post("/leases/{lease_id:id}/release")
@@ -194,14 +194,15 @@ async def list_leases(
     owner = reader.name if mine else None
     if pool is not None and await answers.pool(database, pool) is None:
         raise problem(unknown_lease_pool(pool))
-    rows, now = await answers.held(database, pool, tenant, owner, limit=limit), await pools.clock(database)
-    return answered({"items": [shown.lease(row, now) for row in rows]})
+    rows = await answers.held(database, pool, tenant, owner, limit=limit)
+    return answered({"items": await shown_leases(database, rows)})
 
 
 @router.get("/leases/{lease_id:id}")
 async def get_lease(reader: Reader, database: DatabaseDep, lease_id: Name) -> Response:
     """Get a lease, also after its end."""
-    return answered(shown.lease(await readable(database, lease_id, reader), await pools.clock(database)))
+    (body,) = await shown_leases(database, [await readable(database, lease_id, reader)])
+    return answered(body)
 
 
 @router.get("/leases/{lease_id:id}/history")
@@ -209,6 +210,14 @@ async def get_lease_history(reader: Reader, database: DatabaseDep, lease_id: Nam
     """List the decisions about a lease with their reasons, oldest first."""
     await readable(database, lease_id, reader)
     return answered({"items": [shown.entry(row) for row in await history.of_lease(database, lease_id)]})
+
+
+async def shown_leases(database: Database, rows: Sequence[Lease]) -> list[dict[str, Any]]:
+    """Bodies of leases of any pools, as of now."""
+    now = await pools.clock(database)
+    named = await pools.named(database, {row.lease_pool_id for row in rows})
+    ttl_seconds = {pool.id: pool.ttl_seconds for pool in named}
+    return [shown.lease(row, now, ttl_seconds[row.lease_pool_id]) for row in rows]
 
 
 async def readable(database: Database, lease_id: str, reader: Reader) -> Lease:
@@ -251,7 +260,8 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
         }
     elif not granted:
         body["state"] = "cancelled"
-    return answered(body | {"leases": [shown.lease(row, position.now) for row in granted]})
+    ttl_seconds = position.pool.ttl_seconds
+    return answered(body | {"leases": [shown.lease(row, position.now, ttl_seconds) for row in granted]})
 
 
 @router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")

@@ -19,8 +19,10 @@ def answered(body: Any, status: int = 200, **headers: str) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
-def lease(row: Lease, now: datetime) -> dict[str, Any]:
-    """A lease. `ttl_seconds_left` and `hold_seconds_left` count from `now` and are 0 once the lease has ended."""
+def lease(row: Lease, now: datetime, ttl_seconds: float) -> dict[str, Any]:
+    """A lease. `ttl_seconds_left` and `hold_seconds_left` count from `now` and are 0 once the lease has ended.
+    `ttl_seconds` is the full TTL of its pool, by which holders time their renewals: near the end of the hold less than
+    that is left."""
     is_advised = row.mode is not Mode.SHADOW
     return {
         "id": row.id,  # same as lease_id
@@ -37,6 +39,7 @@ def lease(row: Lease, now: datetime) -> dict[str, Any]:
         "expires_at": row.expires_at,
         "hold_until": row.hold_until,
         "ended_at": row.ended_at,
+        "ttl_seconds": ttl_seconds,
         "ttl_seconds_left": left(row, row.expires_at, now),
         "hold_seconds_left": left(row, row.hold_until, now),
         "waited_seconds": row.waited_seconds,
