@@ -205,6 +205,7 @@ async def test_a_waiting_request_gets_its_position_and_reason(world: World) -> N
         "eta_seconds": 0,
         "retry_after_seconds": 0,
         "reason": "2 of 2 held",
+        "cause": "full",
     }
     assert second.json()["position"] == 2
     assert second.json()["eta_seconds"] > first.json()["eta_seconds"] > 0
@@ -482,9 +483,14 @@ async def test_an_unleased_launch_is_counted_once(world: World) -> None:
         states = [(row["request_id"], row["state"], row["hold_until"]) for row in answer.json()["items"]]
         assert states == [("recent", "confirmed", instant(3100)), ("long over", "released", instant(1200))]
     assert await world.broker.held() == 2
-    fast = starts[0] | {"request_id": "fast clock", "units": 1, "started_at": instant(9000)}
+    fast = starts[0] | {"request_id": "fast clock", "units": 1, "started_at": instant(9000), "cause": "lost"}
     answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [fast]})
     assert [row["hold_until"] for row in answer.json()["items"]] == [instant(3200)]
+    recorded = (await world.replica.call("GET", "/lease-pools/sim-a/history", by="reader")).json()["items"]
+    reasons = {row["request_id"]: row["reason"] for row in recorded if row["kind"] == "unleased"}
+    at = "1 unit started without a lease at 2026-01-01T12:33:20+00:00"
+    assert reasons["fast clock"] == f"{at} (lost)"
+    assert reasons["recent"].endswith("(unavailable)")
     assert (await world.replica.acquire("next")).status_code == 202
     await world.broker.set_clock(3100)
     await world.broker.decide()

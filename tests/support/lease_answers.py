@@ -57,6 +57,7 @@ def waiting(**changes: Any) -> Answer:
         "eta_seconds": 60.0,
         "retry_after_seconds": 0.05,
         "reason": "50 of 50 units are held",
+        "cause": "full",
     } | changes
 
 

@@ -45,34 +45,47 @@ BACKING_OFF = Tenant(lease_pool_id="p", tenant="t", failures=2, backoff_until=at
 Q = msgspec.structs.replace(POOL, id="q", drained_reason="moving")
 
 CASES = [
-    (place(FULL, {}), "2 of 2 held"),
-    (place(FULL, {}, position=3), "2 of 2 held; 2 ahead"),
-    (place({}, {}, position=2), "0 of 2 held; 1 ahead"),  # it may start: it waits for the one ahead
-    (place({"drained_reason": "moving"}, {}), "drained: moving"),
-    (place({"limit_units": 0}, {}), "the limit is 0: as declared"),
-    (place({}, {"waiting_units": 3}), "requests 3 units, more than the limit of 2 allows: as declared"),
+    (place(FULL, {}), "2 of 2 held", "full"),
+    (place(FULL, {}, position=3), "2 of 2 held; 2 ahead", "full"),
+    (place({}, {}, position=2), "0 of 2 held; 1 ahead", "full"),  # it may start: it waits for the one ahead
+    (place({"drained_reason": "moving"}, {}), "drained: moving", "drained"),
+    (place({"limit_units": 0}, {}), "the limit is 0: as declared", "limit-zero"),
+    (
+        place({}, {"waiting_units": 3}),
+        "requests 3 units, more than the limit of 2 allows: as declared",
+        "too-many-units",
+    ),
     (
         place({"policy": RESERVED}, {}),
         "requests 1 unit, more than the limit of 2 allows with 2 reserved for other operations: as declared",
+        "too-many-units",
     ),
-    (place({}, {"since": at(9)}), "its group starts it later; not before 2026-01-01T12:00:09+00:00"),
+    (place({}, {"since": at(9)}), "its group starts it later; not before 2026-01-01T12:00:09+00:00", "spread"),
     (
         place({}, {"group_name": "g"}, group=GROUP),
         "another member of its group has just started; not before 2026-01-01T12:00:30+00:00",
+        "spread",
     ),
-    (place({}, {}, tenant=BACKING_OFF), "tenant t backs off after 2 failures; not before 2026-01-01T12:00:40+00:00"),
+    (
+        place({}, {}, tenant=BACKING_OFF),
+        "tenant t backs off after 2 failures; not before 2026-01-01T12:00:40+00:00",
+        "backoff",
+    ),
     (
         place({"blocked_until": at(9)}, {}),
         "the provider asked for a pause (Retry-After); not before 2026-01-01T12:00:09+00:00",
+        "blocked",
     ),
     (
         place({"policy": Policy(), "paced_until": at(9), "paced_interval_seconds": 300.0}, {}),
         "starts are paced; not before 2026-01-01T12:00:09+00:00",
+        "paced",
     ),
-    (place({}, {"gang_id": "g"}), "its gang starts once all of its pools have free units"),
+    (place({}, {"gang_id": "g"}), "its gang starts once all of its pools have free units", "gang"),
     (
         place({}, {"gang_id": "g"}, elsewhere=[ELSEWHERE], other_pools=[Q]),
         "its gang cannot start in q: drained: moving",
+        "gang",
     ),
 ]
 
@@ -80,29 +93,31 @@ TOO_MANY: dict[str, Any] = {"waiting_units": 3}
 NEVER = "requests 3 units, more than the limit of 2 allows: as declared"
 # With a reason that will pass: the one that will not is given, since the request would otherwise be repeated forever.
 NEVER_CASES = [
-    (place({"blocked_until": at(9)}, TOO_MANY), NEVER),
-    (place({}, TOO_MANY, tenant=BACKING_OFF), NEVER),
-    (place({}, TOO_MANY | {"since": at(9)}), NEVER),
-    (place({}, TOO_MANY | {"group_name": "g"}, group=GROUP), NEVER),
-    (place({"limit_units": 0, "blocked_until": at(9)}, {}), "the limit is 0: as declared"),
-    (place({"limit_units": 0}, {}, tenant=BACKING_OFF), "the limit is 0: as declared"),
+    (place({"blocked_until": at(9)}, TOO_MANY), NEVER, "too-many-units"),
+    (place({}, TOO_MANY, tenant=BACKING_OFF), NEVER, "too-many-units"),
+    (place({}, TOO_MANY | {"since": at(9)}), NEVER, "too-many-units"),
+    (place({}, TOO_MANY | {"group_name": "g"}, group=GROUP), NEVER, "too-many-units"),
+    (place({"limit_units": 0, "blocked_until": at(9)}, {}), "the limit is 0: as declared", "limit-zero"),
+    (place({"limit_units": 0}, {}, tenant=BACKING_OFF), "the limit is 0: as declared", "limit-zero"),
 ]
 
 
-@pytest.mark.parametrize(("position", "reason"), CASES + NEVER_CASES)
-def test_reason(position: QueuePosition, reason: str) -> None:
-    """The status adds to the reason of the verdict by which the request waits in a decision."""
-    assert queue_status(position).reason == reason
+@pytest.mark.parametrize(("position", "reason", "cause"), CASES + NEVER_CASES)
+def test_reason(position: QueuePosition, reason: str, cause: str) -> None:
+    """The status adds to the reason of the verdict by which the request waits in a decision, and gives its code."""
+    status = queue_status(position)
+    assert (status.reason, status.cause) == (reason, cause)
     verdict = at_its_turn(position).verdict(position.request)
     assert at_its_turn(position).run().waiting == ({} if verdict.units else {"r": verdict.reason})
     assert verdict.units or reason.startswith(verdict.reason)
 
 
-@pytest.mark.parametrize(("position", "reason"), NEVER_CASES)
-def test_no_time_is_named_for_what_never_starts(position: QueuePosition, reason: str) -> None:
+@pytest.mark.parametrize(("position", "reason", "cause"), NEVER_CASES)
+def test_no_time_is_named_for_what_never_starts(position: QueuePosition, reason: str, cause: str) -> None:
     """Neither in the status nor as the next time of a decision."""
     status = queue_status(position)
-    assert (status.reason, status.eta_seconds, status.retry_after_seconds) == (reason, None, 60.0)
+    assert (status.reason, status.cause, status.eta_seconds) == (reason, cause, None)
+    assert status.retry_after_seconds == 60.0
     assert at_its_turn(position).run().wake_times == []
 
 

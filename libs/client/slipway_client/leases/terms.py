@@ -94,21 +94,24 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A queued request; `position` counts from 1, `eta_seconds` is None if unknown."""
+    """A queued request; `position` counts from 1, `eta_seconds` is None if unknown. `cause` is the code of `reason`."""
 
     position: int | None = None
     eta_seconds: float | None = None
     retry_after_seconds: float = 1.0
     reason: str | None = None
+    cause: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """An unleased launch; `started_at` is RFC 3339."""
+    """An unleased launch; `started_at` is RFC 3339. `cause`: `unavailable` (the broker), `max_wait` (its request still
+    waits) or `lost` (its lease expired)."""
 
     request_id: str
     operation: str
     units: int
     started_at: str
+    cause: str = "unavailable"
 
 
 def parse_handle(text: str) -> ReplacedLease:

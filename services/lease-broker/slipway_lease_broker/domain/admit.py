@@ -26,12 +26,12 @@ from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import LeasePool, Request
 from slipway_lease_broker.domain.limits import Limit, adaptive_terms
 from slipway_lease_broker.domain.pacing import Pacing
-from slipway_lease_broker.domain.rules import Blocks, Conditions, Verdict, first_verdict, stopped
+from slipway_lease_broker.domain.rules import Blocks, Cause, Conditions, Verdict, first_verdict, stopped
 from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode
 
 OVER_THE_LIMIT: Final = "proceeds over the limit: maximum wait of its operation exceeded"
-WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all of its pools have free units", Blocks.UNITS)
+WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all of its pools have free units", Cause.GANG, Blocks.UNITS)
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ class Admission:
             return stopped(self.limit)
         weight, with_gang = self._weight(request), self._starts_with_gang(request)
         if with_gang and (reason := self.blocked_gangs.get(request.gang_id or "")) is not None:
-            return Verdict(0, reason)
+            return Verdict(0, reason, Cause.GANG)
         if with_gang and self.pool.policy.mode is not Mode.ENFORCE:
             return WITH_ITS_GANG
         if weight == 0 and request.since <= self.now:
@@ -179,13 +179,13 @@ class Admission:
     def _by_units(self, request: Request, weight: int) -> Verdict:
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
         if units == 0 or (units < request.waiting_units and request.starts_whole):
-            return Verdict(0, self.usage(request.operation), Blocks.LATER)
+            return Verdict(0, self.usage(request.operation), Cause.FULL, Blocks.LATER)
         if self.pacing is not None:
             if not request.starts_whole:
                 units = min(units, pacing.units_now(self.paced_until, self.now, self.pacing))
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
-                return Verdict(0, "starts are paced", Blocks.ALL, until)
+                return Verdict(0, "starts are paced", Cause.PACED, Blocks.ALL, until)
         return WITH_ITS_GANG if self._starts_with_gang(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:

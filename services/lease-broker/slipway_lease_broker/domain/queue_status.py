@@ -1,4 +1,4 @@
-"""Status of a waiting request for its owner: position, expected wait, time of the next poll, reason. Pure.
+"""Status of a waiting request for its owner: position, expected wait, time of the next poll, reason and code. Pure.
 
 The reason is that of the verdict of admission (admit.py) on the request. The status adds the time at which the verdict
 may change by itself, and the number of requests ahead.
@@ -15,7 +15,7 @@ from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.gangs import find_blocked_gangs
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.limits import in_force
-from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.rules import Cause, never_starts
 from slipway_lease_broker.domain.situation import Situation
 
 RETRY_SECONDS: Final = (1.0, 60.0)  # at least and at most
@@ -41,6 +41,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     eta_seconds: float | None  # None while no passage of time will let it start
     retry_after_seconds: float
     reason: str
+    cause: Cause
 
 
 def queue_status(place: QueuePosition) -> QueueStatus:
@@ -57,6 +58,7 @@ def queue_status(place: QueuePosition) -> QueueStatus:
         eta_seconds=None if eta is None else round(eta, 1),
         retry_after_seconds=longest if eta is None else min(longest, max(shortest, round(eta, 1))),
         reason="; ".join(filter(None, (reason, until, ahead))),
+        cause=verdict.cause,
     )
 
 

@@ -12,7 +12,7 @@ all rules.
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
@@ -34,13 +34,29 @@ class Blocks(Enum):
     UNITS = "units"  # its own units only: they are reserved until its gang can start in all pools
 
 
+class Cause(StrEnum):
+    """Code of the reason why a request waits, for programs. Readers keep codes that they do not know."""
+
+    FULL = "full"  # also behind requests ahead of it
+    PACED = "paced"
+    DRAINED = "drained"  # or archived
+    LIMIT_ZERO = "limit-zero"
+    TOO_MANY_UNITS = "too-many-units"
+    SPREAD = "spread"  # over the time of its group
+    BACKOFF = "backoff"
+    BLOCKED = "blocked"  # by the provider's Retry-After
+    RESTORED = "restored"
+    GANG = "gang"
+
+
 class Verdict(msgspec.Struct, frozen=True):
-    """Number of units of a request that may start now; if none, the reason, the requests that this blocks, and the time
-    at which it may change by itself. With `units_max` neither time nor released units will change it: that many units
-    are the most that a request like it may start with."""
+    """Number of units of a request that may start now; if none, the reason and its code, the requests that this blocks,
+    and the time at which it may change by itself. With `units_max` neither time nor released units will change it: that
+    many units are the most that a request like it may start with."""
 
     units: int = 0
     reason: str = ""
+    cause: Cause = Cause.FULL
     blocks: Blocks = Blocks.NOTHING
     until: datetime | None = None
     units_max: int | None = None
@@ -70,13 +86,15 @@ def units_of_limit(given: Conditions, request: Request) -> Verdict | None:
     others = f" with {reserved} reserved for other operations" if reserved else ""
     reason = f"requests {units}, more than the limit of {limit.units} allows{others}: {limit.reason}"
     blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
-    return Verdict(0, reason if limit.units else f"the limit is 0: {limit.reason}", blocks, units_max=most // weight)
+    if not limit.units:
+        return Verdict(0, f"the limit is 0: {limit.reason}", Cause.LIMIT_ZERO, blocks, units_max=0)
+    return Verdict(0, reason, Cause.TOO_MANY_UNITS, blocks, units_max=most // weight)
 
 
 def start_of_member(given: Conditions, request: Request) -> Verdict | None:
     if request.since <= given.now:
         return None
-    return Verdict(0, "its group starts it later", Blocks.QUEUE, request.since)
+    return Verdict(0, "its group starts it later", Cause.SPREAD, Blocks.QUEUE, request.since)
 
 
 def spread_of_group(given: Conditions, request: Request) -> Verdict | None:
@@ -87,7 +105,7 @@ def spread_of_group(given: Conditions, request: Request) -> Verdict | None:
     until = spread.free_at(request.since, group.last_start_at, step)
     if until <= given.now:
         return None
-    return Verdict(0, "another member of its group has just started", Blocks.QUEUE, until)
+    return Verdict(0, "another member of its group has just started", Cause.SPREAD, Blocks.QUEUE, until)
 
 
 def backoff_of_tenant(given: Conditions, request: Request) -> Verdict | None:
@@ -95,21 +113,21 @@ def backoff_of_tenant(given: Conditions, request: Request) -> Verdict | None:
     if tenant is None or tenant.backoff_until is None or tenant.backoff_until <= given.now:
         return None
     reason = f"tenant {request.tenant} backs off after {quantity(tenant.failures, 'failure')}"
-    return Verdict(0, reason, Blocks.QUEUE, tenant.backoff_until)
+    return Verdict(0, reason, Cause.BACKOFF, Blocks.QUEUE, tenant.backoff_until)
 
 
 def pause_of_provider(given: Conditions, request: Request) -> Verdict | None:
     until = given.pool.blocked_until
     if until is None or until <= given.now:
         return None
-    return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, until)
+    return Verdict(0, "the provider asked for a pause (Retry-After)", Cause.BLOCKED, Blocks.ALL, until)
 
 
 def restore_of_database(given: Conditions, request: Request) -> Verdict | None:
     if not given.pool.incomplete(given.now):
         return None
     reason = "the database was restored; leases that it lacks have to end first"
-    return Verdict(0, reason, Blocks.ALL, given.pool.incomplete_until)
+    return Verdict(0, reason, Cause.RESTORED, Blocks.ALL, given.pool.incomplete_until)
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -147,7 +165,7 @@ def never_starts(pool: LeasePool, limit: Limit, request: Request) -> Verdict | N
 
 def stopped(limit: Limit) -> Verdict:
     """Verdict on every request of a pool that an operator drained or archived."""
-    return Verdict(0, limit.reason, Blocks.QUEUE, units_max=0)
+    return Verdict(0, limit.reason, Cause.DRAINED, Blocks.QUEUE, units_max=0)
 
 
 def reserved_for_others(pool: LeasePool, operation: str) -> int:

@@ -2,6 +2,7 @@
 its hold ends. Pure."""
 
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 import msgspec
 
@@ -12,12 +13,21 @@ from slipway_lease_broker.domain.text import quantity
 UNLEASED = "started without a lease"
 
 
+class UnleasedBy(StrEnum):
+    """Cause of an unleased launch."""
+
+    UNAVAILABLE = "unavailable"  # the broker
+    MAX_WAIT = "max_wait"  # its request still waited when its caller's maximum wait was over
+    LOST = "lost"  # its lease had expired, and its command went on
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     operation: str
     units: int
     started_at: datetime
     tenant: str = ""  # empty: its owner
+    cause: UnleasedBy = UnleasedBy.UNAVAILABLE
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -71,11 +81,12 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         over_kafka=True,
     )
     pool = msgspec.structs.replace(pool, last_token=lease.fencing_token)
+    when = f"{started_at.isoformat(timespec='seconds')} ({start.cause})"
     entry = Entry(
         lease_pool_id=pool.id,
         at=now,
         kind="unleased",
-        reason=f"{quantity(start.units, 'unit')} {UNLEASED} at {started_at.isoformat(timespec='seconds')}",
+        reason=f"{quantity(start.units, 'unit')} {UNLEASED} at {when}",
         lease_id=lease_id,
         request_id=start.request_id,
         units=start.units,

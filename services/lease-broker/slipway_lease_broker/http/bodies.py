@@ -8,6 +8,7 @@ from slipway_common.declaration.models import LeasePacing
 from slipway_common.web.moment import Moment
 from slipway_common.web.text import Name, NameOrEmpty, Reason
 from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, UNITS_MAX
+from slipway_lease_broker.domain.unleased import UnleasedBy
 
 WAIT_SECONDS_MAX: Final = 60.0
 
@@ -121,12 +122,13 @@ class Reported(Body):
 
 
 class StartBody(Body):
-    """An operation that was started without a lease while the broker was unavailable."""
+    """An operation that was started without a lease."""
 
     request_id: Name
     operation: Name = "install"
     units: Units = 1
     started_at: Moment
+    cause: UnleasedBy = UnleasedBy.UNAVAILABLE
 
 
 class Starts(Body):

@@ -257,6 +257,7 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
             "eta_seconds": status.eta_seconds,
             "retry_after_seconds": status.retry_after_seconds,
             "reason": status.reason,
+            "cause": status.cause,
         }
     elif not granted:
         body["state"] = "cancelled"

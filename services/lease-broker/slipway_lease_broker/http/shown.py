@@ -79,6 +79,7 @@ def queued(request_id: str, status: QueueStatus) -> Response:
             "eta_seconds": status.eta_seconds,
             "retry_after_seconds": status.retry_after_seconds,
             "reason": status.reason,
+            "cause": status.cause,
         },
         202,
         **{"Retry-After": str(round(status.retry_after_seconds))},
