@@ -486,6 +486,15 @@ async def test_an_unleased_launch_is_counted_once(world: World) -> None:
     fast = starts[0] | {"request_id": "fast clock", "units": 1, "started_at": instant(9000), "cause": "lost"}
     answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [fast]})
     assert [row["hold_until"] for row in answer.json()["items"]] == [instant(3200)]
+    short = [
+        starts[1] | {"request_id": f"hold {hold}", "started_at": instant(1990), "hold_seconds": hold}
+        for hold in (20.0, 9000.0)
+    ]
+    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": short})
+    assert [row["hold_until"] for row in answer.json()["items"]] == [instant(2010), instant(3190)]
+    for row in answer.json()["items"]:
+        token = {"fencing_token": row["fencing_token"]}
+        await world.replica.call("POST", f"/leases/{row['lease_id']}/release", token)
     recorded = (await world.replica.call("GET", "/lease-pools/sim-a/history", by="reader")).json()["items"]
     reasons = {row["request_id"]: row["reason"] for row in recorded if row["kind"] == "unleased"}
     at = "1 unit started without a lease at 2026-01-01T12:33:20+00:00"

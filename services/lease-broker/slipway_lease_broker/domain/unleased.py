@@ -26,6 +26,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     units: int
     started_at: datetime
+    hold_seconds: float | None = None  # None: the pool's
     tenant: str = ""  # empty: its owner
     cause: UnleasedBy = UnleasedBy.UNAVAILABLE
 
@@ -43,7 +44,7 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
     """A confirmed lease that lives until its hold ends: its holder may release it earlier and need not renew it. If the
     hold has already ended the lease does not count, and is stored so that the launch is counted once."""
     started_at = min(start.started_at, now)
-    hold_until = started_at + timedelta(seconds=pool.hold_seconds)
+    hold_until = started_at + timedelta(seconds=min(start.hold_seconds or pool.hold_seconds, pool.hold_seconds))
     over = hold_until <= now
     lease = Lease(
         id=lease_id,

@@ -128,6 +128,7 @@ class StartBody(Body):
     operation: Name = "install"
     units: Units = 1
     started_at: Moment
+    hold_seconds: Seconds | None = Field(None, description="Shortens the hold of the pool.")
     cause: UnleasedBy = UnleasedBy.UNAVAILABLE
 
 
