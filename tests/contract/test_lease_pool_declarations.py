@@ -11,7 +11,6 @@ import yaml
 from slipway_common.base.ids import hash_secret
 from slipway_common.declaration.fields import ID_PATTERN
 from slipway_common.declaration.models import LeasePool
-from slipway_common.declaration.parsing import PATTERN_MEANS
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged
 from slipway_common.events.topics import ALERT, LEASE_LIFECYCLE
@@ -104,7 +103,7 @@ async def test_problems_are_shown_like_those_of_a_file(world: World) -> None:
     refused = await put(world, {"a.yaml": [pool("X Y"), pool("fine")], "b.yaml": [limited, pool("y", -1), 7]})
     assert refusal(refused) == (422, "invalid-declaration")
     assert [(error["document"], error["path"], error["reason"]) for error in refused.json()["errors"]] == [
-        ("a.yaml", "lease_pools[0].id", f'"X Y" {PATTERN_MEANS[ID_PATTERN]}'),
+        ("a.yaml", "lease_pools[0].id", f'"X Y" {ID_PATTERN.mismatch}'),
         ("b.yaml", "lease_pools[0].pacing.interval_seconds", '"soon": must be a valid number'),
         ("b.yaml", "lease_pools[0].operations.build.weigth", UNKNOWN_OF_OPERATION),
         ("b.yaml", "lease_pools[1].limit", "-1: must be greater than or equal to 0"),

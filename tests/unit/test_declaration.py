@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from slipway_common.declaration import strict_yaml
+from slipway_common.declaration import fields, strict_yaml
 from slipway_common.declaration.fields import Settings
 from slipway_common.declaration.identity import Known, canonical_body, config_name
 from slipway_common.declaration.models import Credential, Declaration, WorkerPool
@@ -135,6 +135,16 @@ CASES = [
     ("id: linux", "id: linux@1", 7, "worker_pools[0].id", "letters, digits and inner . _ - in parts separated by /"),
     ("id: linux", "id: " + "x" * 129, 7, "worker_pools[0].id", "at most 128"),
     ("zone: zone-a", "zone: zone a", 11, f"{CONFIGS}[0].zone", "without spaces"),
+    ("provider: simulated", "provider: Simulated", 5, "accounts[0].provider", "is not the name of a provider"),
+    *(
+        ("credential: none", f"credential: {written}", 5, f"accounts[0].credential.{path}", reason)
+        for written, path, reason in (
+            ("{file: a}", "file", '"a" is not an absolute path'),
+            ("{environment: ci}", "environment", '"ci" is not a prefix of environment variables'),
+            ("{web_identity: {role: r, token_file: a}}", "web_identity.token_file", '"a" is not an absolute path'),
+            ("{role: a b}", "role", '"a b" is not a valid name'),
+        )
+    ),
     ("lease_pool: sim-a", "lease_pool: sim-b", 5, "accounts[0].lease_pool", "'sim-b' is declared; declared: sim-a"),
     ("{account: sim-a", "{account: sim-c", 12, f"{CONFIGS}[1].account", "no account 'sim-c' is declared"),
     ("{account", "{name: zone-a, account", 12, f"{CONFIGS}[1].name", "already used by worker_pools[0]"),
@@ -324,6 +334,21 @@ def test_json_is_read_like_yaml() -> None:
     ]
     ((line, path, _),) = refused(text.replace('"limit": 24', '"limit": -1'))
     assert (line, path) == (9, "lease_pools[0].limit")
+
+
+def patterns(schema: Any) -> set[str]:
+    """Regular expressions of texts anywhere in a JSON Schema."""
+    if isinstance(schema, dict):
+        own = {value for name, value in schema.items() if name == "pattern" and isinstance(value, str)}
+        return own.union(*map(patterns, schema.values()))
+    return set().union(*map(patterns, schema)) if isinstance(schema, list) else set()
+
+
+def test_every_pattern_comes_with_the_words_for_a_mismatch() -> None:
+    """A bare `Field(pattern=…)` would answer with its regular expression, which tells nobody what to write."""
+    with_words = {each.expression for each in vars(fields).values() if isinstance(each, fields.Pattern)}
+    own_validator = {fields.RATIO_PATTERN, fields.MONEY_PATTERN}
+    assert patterns(json_schema()) == with_words | own_validator
 
 
 def test_example_is_sound_and_survives_json() -> None:

@@ -15,7 +15,6 @@ from slipway_common.declaration.fields import ID_CHARACTERS_MAX, ID_PATTERN
 from slipway_common.declaration.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
 
 # Name rules of the lease-broker: types are IDs of lease pools, slots are named like Kubernetes objects.
-TYPE: Final = re.compile(ID_PATTERN)
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 NAMES_MAX: Final = 10_000
 IMPORTED: Final = {"type", "state", "names"}
@@ -64,7 +63,7 @@ class _Reader:
             self.wrong(path, "must have type, state and names")
             return
         type_, state = entry.get("type"), entry.get("state")
-        if not isinstance(type_, str) or len(type_) > ID_CHARACTERS_MAX or not TYPE.fullmatch(type_):
+        if not isinstance(type_, str) or len(type_) > ID_CHARACTERS_MAX or not ID_PATTERN.matches(type_):
             self.wrong(
                 (*path, "type"),
                 f"is not a valid lease pool ID: letters, digits and inner . _ - /; at most {ID_CHARACTERS_MAX}",

@@ -1,6 +1,5 @@
 """Declarations in files, read entry by entry and ready to be sent to the services that own their sections."""
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from slipway_client.transport.http import Api, Failed
 from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.declaration.identity import SECTIONS, Identities
 from slipway_common.declaration.models import Account, LeasePool, WorkerPool
-from slipway_common.declaration.parsing import PATTERN_MEANS, Entry, Reading
+from slipway_common.declaration.parsing import Entry, Reading
 from slipway_common.declaration.scaling import divided
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 
@@ -180,8 +179,8 @@ def _owner(file: Path, given: str | None, by_name: dict[str, Path]) -> str:
         return given
     if file == STANDARD_INPUT:
         problem = "is missing: standard input has no file name that could be the owner; give --owner"
-    elif not re.fullmatch(NAME_PATTERN, file.name):
-        problem = f"is missing, and the file's name, {file.name!r}, cannot be an owner: {PATTERN_MEANS[NAME_PATTERN]}"
+    elif not NAME_PATTERN.matches(file.name):
+        problem = f"is missing, and the file's name, {file.name!r}, cannot be an owner: {NAME_PATTERN.mismatch}"
     elif file.name in by_name:
         problem = f"is missing: {by_name[file.name]} has the same name, and so the same owner; give each its own"
     else:

@@ -5,23 +5,77 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from slipway_common.declaration import user_data
 
+MISMATCH: Final = "pattern"
+"""Type of the validation error of a text that does not match its pattern."""
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """Regular expression that a text has to match as a whole, and the end of the message about one that does not."""
+
+    expression: str
+    mismatch: str
+
+    def matches(self, text: str) -> bool:
+        return re.fullmatch(self.expression, text) is not None
+
+    def check(self, text: str) -> str:
+        """The text; raises PydanticCustomError if it does not match."""
+        if not self.matches(text):
+            raise PydanticCustomError(MISMATCH, "{mismatch}", {"mismatch": self.mismatch})
+        return text
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": self.expression}
+
+
 # Segments separated by slashes; none is "." or "..", which programs that handle URLs would resolve.
 _SEGMENT: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?"
-ID_PATTERN: Final = rf"^{_SEGMENT}(/{_SEGMENT})*$"
+ID_PATTERN: Final = Pattern(
+    rf"^{_SEGMENT}(/{_SEGMENT})*$",
+    "is not a valid id: use letters, digits and inner . _ - in parts separated by /",
+)
 ID_CHARACTERS_MAX: Final = 128
-PROVIDER_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-NAME_PATTERN: Final = r"^[!-~]{1,200}$"
+PROVIDER_PATTERN: Final = Pattern(
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    "is not the name of a provider: use lower-case letters, digits and inner hyphens",
+)
+NAME_PATTERN: Final = Pattern(
+    r"^[!-~]{1,200}$",
+    "is not a valid name: use 1 to 200 visible ASCII characters without spaces",
+)
 # A signal names a zone alone or as region/zone; three of these fit into a key with an account.
-PLACE_PATTERN: Final = r"^[!-.0-~]{1,100}$"
-ENVIRONMENT_PATTERN: Final = r"^[A-Z][A-Z0-9_]{0,99}$"
-FILE_PATTERN: Final = r"^/[!-~]{1,999}$"
+PLACE_PATTERN: Final = Pattern(
+    r"^[!-.0-~]{1,100}$",
+    "is not valid: use 1 to 100 visible ASCII characters without spaces and slashes",
+)
+ENVIRONMENT_PATTERN: Final = Pattern(
+    r"^[A-Z][A-Z0-9_]{0,99}$",
+    "is not a prefix of environment variables: use 1 to 100 upper-case letters, digits and _, a letter first",
+)
+FILE_PATTERN: Final = Pattern(
+    r"^/[!-~]{1,999}$",
+    "is not an absolute path: begin with / and use up to 1,000 visible ASCII characters without spaces",
+)
 # Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
 MONEY_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
@@ -67,12 +121,12 @@ def _template(given: str) -> str:
     return given
 
 
-Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=ID_CHARACTERS_MAX)]
-Provider = Annotated[str, Field(pattern=PROVIDER_PATTERN)]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Place = Annotated[str, Field(pattern=PLACE_PATTERN)]
-EnvironmentPrefix = Annotated[str, Field(pattern=ENVIRONMENT_PATTERN)]
-FilePath = Annotated[str, Field(pattern=FILE_PATTERN)]
+Id = Annotated[str, Field(max_length=ID_CHARACTERS_MAX), ID_PATTERN]
+Provider = Annotated[str, PROVIDER_PATTERN]
+Name = Annotated[str, NAME_PATTERN]
+Place = Annotated[str, PLACE_PATTERN]
+EnvironmentPrefix = Annotated[str, ENVIRONMENT_PATTERN]
+FilePath = Annotated[str, FILE_PATTERN]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]

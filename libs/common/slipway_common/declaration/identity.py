@@ -1,6 +1,5 @@
 """Identity of declared entries: names and bodies of launch configs, duplicate ids, and references between entries."""
 
-import re
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
@@ -115,6 +114,6 @@ class Identities:
 def name_problem(pool: WorkerPool, config: LaunchConfig) -> str:
     """Problem of a name that is made of the config's place; empty if it is a valid id."""
     name = config_name(pool, config)
-    if config.name is not None or (re.fullmatch(ID_PATTERN, name) and len(name) <= ID_CHARACTERS_MAX):
+    if config.name is not None or (ID_PATTERN.matches(name) and len(name) <= ID_CHARACTERS_MAX):
         return ""
     return f"{name!r}, made of the config's place, is not a valid name; write one"

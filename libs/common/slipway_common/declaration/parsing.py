@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from slipway_common.declaration.fields import ID_PATTERN, NAME_PATTERN, PLACE_PATTERN, PROVIDER_PATTERN
+from slipway_common.declaration import fields
 from slipway_common.declaration.identity import Identities, Known, inconsistencies
 from slipway_common.declaration.models import (
     ALTERNATIVES,
@@ -35,13 +35,6 @@ PROBLEMS_MAX: Final = 100
 """Problems that are listed; the others are counted."""
 
 EMPTY_SECTION: Final = "is empty: write [] to remove what its owner declared, or leave the section out"
-
-PATTERN_MEANS: Final = {
-    ID_PATTERN: "is not a valid id: use letters, digits and inner . _ - in parts separated by /",
-    PROVIDER_PATTERN: "is not the name of a provider: use lower-case letters, digits and inner hyphens",
-    NAME_PATTERN: "is not a valid name: use 1 to 200 visible ASCII characters without spaces",
-    PLACE_PATTERN: "is not valid: use 1 to 100 visible ASCII characters without spaces and slashes",
-}
 
 
 def load(text: str, known: Known | None = None) -> Declaration:
@@ -218,8 +211,8 @@ def _reason(found: Any, place: Path) -> str:
             return f"{shown} must be text: put it in quotes" if scalar else f"must be text, not {shown}"
         case "model_type" | "model_attributes_type":
             return f"must be a mapping with fields, not {shown}"
-        case "string_pattern_mismatch":
-            return f"{shown} {PATTERN_MEANS[context['pattern']]}"
+        case fields.MISMATCH:
+            return f"{shown} {found['msg']}"
         case "value_error":
             return f"{shown} {context['error']}" if not isinstance(found["input"], dict) else str(context["error"])
         case _:

@@ -35,7 +35,7 @@ Raiser = Annotated[Caller, Depends(NeedsCaller("signal:write:{target_kind}:{targ
 
 STRUCTURED: Final = "application/cloudevents+json"
 ATTRIBUTES: Final = ("specversion", "type", "id", "source")
-Word = Annotated[Name, msgspec.Meta(pattern=NAME_PATTERN)]
+Word = Annotated[Name, msgspec.Meta(pattern=NAME_PATTERN.expression)]
 
 
 class SignalBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
