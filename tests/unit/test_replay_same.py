@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.tools.replay_same import Words, WrongMap, differences
+from tests.tools.replay_same import Words, WrongMap, differences, main, without_additions
 
 GIVEN: dict[str, Any] = {
     "fields": {"closed_by": "tripped_by"},
@@ -99,3 +100,38 @@ def test_a_split_that_would_lose_a_part_is_refused() -> None:
 def test_differences(got: Any, where: list[str]) -> None:
     found = sorted(differences({"at": 1.5, "data": {"n": 1, "list": [1, 2]}}, got))
     assert [text.startswith(place) for text, place in zip(found, sorted(where), strict=True)] == [True] * len(where)
+
+
+class Inner(msgspec.Struct):
+    """A struct within a record, with an added field."""
+
+    n: int
+    added: int = 0
+
+
+class Record(msgspec.Struct):
+    """A record of the earlier version with an added field."""
+
+    inner: list[Inner]
+    old: str = ""
+    added: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("record", "where"),
+    [
+        (Record([Inner(1)]), []),
+        (Record([Inner(1)], added=("x",)), ["line: fields"]),
+        (Record([Inner(1, added=7)]), ["inner[0]: fields"]),
+        (Record([Inner(1)], old="x"), ["old:"]),
+        (Record([]), ["inner:"]),
+    ],
+)
+def test_an_added_field_with_its_default_is_no_difference(record: Record, where: list[str]) -> None:
+    expected = {"inner": [{"n": 1}], "old": ""}
+    found = list(differences(expected, without_additions(record, expected)))
+    assert [text.startswith(place) for text, place in zip(found, where, strict=True)] == [True] * len(where)
+
+
+def test_the_recorded_outage_is_replayed_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0, capsys.readouterr().out
