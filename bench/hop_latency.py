@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -188,5 +188,14 @@ def launched(worker_id: str) -> WorkerLaunched:
 
 
 def weight(name: str) -> WeightChanged:
-    fields: dict[str, Any] = {"launch_config_id": name, "pool_id": "linux", "config_revision": 1, "weight": 1.0}
-    return WeightChanged(**fields, health=1.0, stages={}, state="healthy", reason=f"{name} healthy")
+    return WeightChanged(
+        launch_config_id=name,
+        name=name,
+        pool_id="linux",
+        config_revision=1,
+        weight=1.0,
+        health=1.0,
+        stages={},
+        state="healthy",
+        reason=f"{name} healthy",
+    )

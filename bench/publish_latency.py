@@ -104,11 +104,11 @@ async def measure(
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             config = chance.choice(configs)
             failed = chance.random() < 0.5
-            sent = await send(_outcome(config.launch_config_id, f"w{n}", failed=failed))
+            sent = await send(outcome(config.launch_config_id, f"w{n}", failed=failed))
             if due - began >= WARM_UP_SECONDS and failed:
                 failures.append((config.launch_config_id, sent))
             if not n % 2:
-                plains.append(await send(_report(f"p{n}")))
+                plains.append(await send(report(f"p{n}")))
         appended = [(config_id, sent, await sent.appended) for config_id, sent in failures]
         await until(
             lambda: all(_counted_at(seen[config_id], record) for config_id, _, record in appended),
@@ -213,7 +213,7 @@ async def _reading(bootstrap: str, topic: str, see: Any) -> AsyncIterator[None]:
         await reader.stop()
 
 
-def _outcome(config_id: str, worker_id: str, *, failed: bool) -> WorkerEvent:
+def outcome(config_id: str, worker_id: str, *, failed: bool) -> WorkerEvent:
     ids: dict[str, Any] = {
         "worker_id": worker_id,
         "pool_id": "pool",
@@ -229,5 +229,5 @@ def _outcome(config_id: str, worker_id: str, *, failed: bool) -> WorkerEvent:
     )
 
 
-def _report(name: str) -> DemandReported:
+def report(name: str) -> DemandReported:
     return DemandReported(pool_id=name, source="", pending=0, claimed=0, observed_at=utc_now())
