@@ -8,13 +8,13 @@ differs.
 
 import asyncio
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
+import pytest
 
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigCreated
@@ -142,7 +142,9 @@ class Play:
             "region": "us-east-1",
             "request_timeout_seconds": seconds,
         }
-        for config in body["worker_pools"][0]["launch_configs"]:
+        pool = body["worker_pools"][0] | {"mode": "enforce"}  # a new pool of a real provider launches nothing
+        body["worker_pools"] = [pool]
+        for config in pool["launch_configs"]:
             config |= {"zone": "use1-az4", "settings": {"subnet_id": SUBNET}}
         await provisioner.declare(body)
         await provisioner.trust()
@@ -253,21 +255,30 @@ def unanswering() -> Any:
 
 
 @contextlib.asynccontextmanager
-async def playing() -> AsyncIterator[Play]:
+async def playing(postgres: EmbeddedPostgres) -> AsyncIterator[Play]:
     """All that the codes need; a provider without pauses, since its calls are no load."""
-    os.environ |= {"CI_AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "CI_AWS_SECRET_ACCESS_KEY": "secret"}
     provider = Ec2(ProviderSettings(timeout_seconds=60, pacing=_Unpaced()))
-    PROVIDERS["simulated"] = provider
-    with temporary_folder("slipway-ec2-codes-") as folder, unanswering() as port:
-        postgres = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
-        await postgres.start()
+    with pytest.MonkeyPatch.context() as patch, unanswering() as port:
+        patch.setenv("CI_AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+        patch.setenv("CI_AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setitem(PROVIDERS, "simulated", provider)
         try:
             await provider.open()
             async with serving() as server:
                 yield Play(provider, server, postgres, port)
         finally:
             await provider.close()
-            await postgres.stop()
+
+
+@contextlib.asynccontextmanager
+async def own_postgres() -> AsyncIterator[EmbeddedPostgres]:
+    with temporary_folder("slipway-ec2-codes-") as folder:
+        server = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
 
 
 class _Unpaced:
@@ -285,7 +296,7 @@ async def main() -> int:
     right = 0
     print(f"{'code':48} {'scope':28} {'retry':32} {'lease':24} {'window':14} alert")
     rows = codes()
-    async with playing() as play:
+    async with own_postgres() as postgres, playing(postgres) as play:
         async for row, seen in play.codes(rows):
             right += seen == expected(row)
             print(seen if seen == expected(row) else f"{seen}\n  expected:\n{expected(row)}", flush=True)
