@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
+from bench.policies import launch_keys
 from bench.policies.conditions import Conditions
 from bench.policies.policy import Policy
 from bench.policies.scenario import Scenario
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import Key, capacity_of, credential_key, image_key, quota_of
+from slipway_common.events.scopes import Key, credential_key, image_key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_provisioner.domain import planning, pool, roll_out
@@ -443,9 +444,9 @@ class Slipway(Policy):
         self.counts[config].failed_launches += 1
         kind, declared = Scope(scope), self.configs[config]
         key = {
-            Scope.QUOTA: quota_of(declared).id,
+            Scope.QUOTA: launch_keys.quota(declared).id,
             Scope.IMAGE: declared.image_revision,
-            Scope.CAPACITY: capacity_of(declared).id,
+            Scope.CAPACITY: launch_keys.capacity_id(declared),
         }.get(kind, "")
         outcome = Outcome(Stage.LAUNCH, Result.FAILED, kind, key, CODES[kind], kind is not Scope.CONFIG)
         self._append(now, config, worker, events.WorkerLaunchFailed, batch_id="", outcome=outcome)
@@ -522,10 +523,8 @@ def _declared(conditions: Conditions, place: int) -> LaunchConfigCreated:
 
 def _shares(config: LaunchConfigCreated) -> list[pool.Share]:
     image = image_key(config.image_revision)
-    quota = quota_of(config)
+    others = launch_keys.quota(config), credential_key(config.account_id), *launch_keys.capacities(config)
     return [
         *((image, stage) for stage in ("boot", "claim", "launch")),
-        (quota, "launch"),
-        (credential_key(config.account_id), "launch"),
-        (capacity_of(config), "launch"),
+        *((key, "launch") for key in others),
     ]

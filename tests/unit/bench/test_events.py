@@ -9,7 +9,7 @@ from bench import hop_latency, publish_latency, worker_events
 from slipway_common.events.topics import DECODERS
 
 CONFIGS = worker_events.launch_configs(2)
-MADE = [
+MADE: list[Any] = [
     hop_latency.launched("w0"),
     hop_latency.weight("w0"),
     *CONFIGS,

@@ -2,6 +2,7 @@
 of scenarios that are judged against the same rules without windows and against an earlier commit."""
 
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -240,6 +241,16 @@ def test_before_is_computed_with_the_packages_of_its_tree(tmp_path: Path) -> Non
     assert file.read_text() != before
     ((_, there),) = cells.computed([cell], None, tree)
     assert there.registered < here.registered
+
+
+def test_before_is_computed_with_the_rules_of_its_commit() -> None:
+    """The default commit, whose packages have fewer names than those of this tree."""
+    if subprocess.run(["git", "cat-file", "-e", earlier.COMMIT], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("the repository has no history")
+    (scenario,) = FAMILIES[THIRD].scenarios(Sizes(boots=(30.0,)))
+    cell = Cell(replace(scenario, hours=0.5), earlier.BEFORE, 3)
+    ((_, figures),) = cells.compute_all([cell], None)
+    assert figures.registered > 0
 
 
 def judged(scenario: str, **policies: Figures) -> list[Verdict]:
