@@ -57,6 +57,7 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
         "tenant": "ann",
         "operation": "install",
         "owner": "ann",
+        "holder": "",
         "units": 2,
         "fencing_token": 1,
         "state": "confirmed",
@@ -71,6 +72,7 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
         "mode": "enforce",
         "advised_wait_seconds": None,
         "reason": "",
+        "unleased_by": None,
     }
     path, token = f"/leases/{lease['lease_id']}", {"fencing_token": 1}
     await world.broker.set_clock(100)

@@ -83,10 +83,11 @@ def apply_command(
     admin: bool = False,
     gang_id: str | None = None,
     over_kafka: bool = False,
+    holder: str = "",
 ) -> None:
     """Apply one command of `owner`; an `admin` may act for every owner. With a `gang_id` a request starts together
-    with the others of that gang. `over_kafka`: the command came over Kafka, not over HTTP. Raises BadEvent for a
-    command that can never be applied."""
+    with the others of that gang. `over_kafka`: the command came over Kafka, not over HTTP. `holder` is the name that
+    the calling process gave itself. Raises BadEvent for a command that can never be applied."""
     pool = ledger.pools.get(command.lease_pool_id)
     if pool is None:
         raise BadEvent(f"lease pool {command.lease_pool_id!r} is not declared")
@@ -100,9 +101,15 @@ def apply_command(
     match command:
         case LeaseRequested():
             new = partial(
-                new_request, now=now, traceparent=traceparent, owner=owner, gang_id=gang_id, over_kafka=over_kafka
+                new_request,
+                now=now,
+                traceparent=traceparent,
+                owner=owner,
+                gang_id=gang_id,
+                over_kafka=over_kafka,
+                holder=holder,
             )
-            _request(ledger, pool, command, new, now, owner)
+            _request(ledger, pool, command, new, now, owner, holder)
         case LeaseCancelRequested():
             _cancel(ledger, pool, command, now, owner)
         case LeaseReleaseRequested():
@@ -133,10 +140,12 @@ def _request(
     new: Callable[..., Request],
     now: datetime,
     owner: str,
+    holder: str,
 ) -> None:
     key = pool.id, command.request_id
     if (known := ledger.requests.get(key)) is not None:  # a repetition: its owner still waits
-        ledger.put_request(msgspec.structs.replace(known, last_requested_at=now, lapsed=False))
+        repeated = msgspec.structs.replace(known, last_requested_at=now, lapsed=False, holder=holder or known.holder)
+        ledger.put_request(repeated)
         if known.lapsed:
             ledger.pools[pool.id] = queued(pool, 0, known.waiting_units)
             ledger.dirty.add(pool.id)

@@ -20,6 +20,7 @@ from slipway_lease_broker.domain.endings import apply_deadline, end_event, end_r
 from slipway_lease_broker.domain.ledger import (
     Entry,
     Group,
+    Holding,
     Lease,
     LeasePool,
     Request,
@@ -216,6 +217,7 @@ def lease_of(pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number
         gang_id=request.gang_id,
         extended_at=now,
         over_kafka=request.over_kafka,
+        holders={request.holder: Holding(since=now)} if request.holder else {},
     )
 
 

@@ -22,6 +22,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     confirm: bool = False
     woken: Any = None  # future of a waiting caller: the lease, or None if it must submit again
     remaining: int | None = None
+    holder: str = ""  # name that the calling process gave itself
+    join: bool = False  # hold a lease together with its present holders
     traceparent: str = ""
 
 

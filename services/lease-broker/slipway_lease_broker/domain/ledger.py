@@ -98,6 +98,20 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.held.values())
 
 
+class UnleasedBy(StrEnum):
+    """Cause of an unleased launch."""
+
+    UNAVAILABLE = "unavailable"  # the broker
+    MAX_WAIT = "max_wait"  # its request still waited when its caller's maximum wait was over
+    LOST = "lost"  # its lease had expired, and its command went on
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's part in a lease."""
+
+    since: datetime
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One grant. Its units count against the limit until `ended_at` is set, whatever its state."""
 
@@ -129,6 +143,13 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     reported_late: bool = False  # its holder reported a result after the hold had ended
     extended_at: datetime  # by its grant, or the last command that moved its deadlines
     over_kafka: bool = False  # whether its holder sends its commands over Kafka, or over HTTP
+    unleased_by: UnleasedBy | None = None  # None: it was granted
+    holders: dict[str, Holding] = {}  # by the name that each gave itself; empty: a holder without a name
+
+    @property
+    def holder(self) -> str:
+        """Name of its holder; empty if it gave none."""
+        return next(reversed(self.holders), "")
 
     @property
     def live(self) -> bool:
@@ -171,6 +192,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     gang_id: str | None = None
     lapsed: bool = False  # not repeated for too long: skipped until it is repeated
     over_kafka: bool = False  # how it came: over Kafka, or over HTTP
+    holder: str = ""  # who asked for it last; empty if it gave no name
     place: int = 0  # order of arrival; assigned by the store
 
     @property
@@ -311,6 +333,7 @@ def new_request(
     owner: str = "",
     gang_id: str | None = None,
     over_kafka: bool = False,
+    holder: str = "",
 ) -> Request:
     """Row of a new request."""
     return Request(
@@ -331,6 +354,7 @@ def new_request(
         group_name="" if command.group is None else spread.group_key(command.group),
         gang_id=gang_id,
         over_kafka=over_kafka,
+        holder=holder,
     )
 
 

@@ -154,7 +154,15 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     if isinstance(command, LeaseCancelRequested):
         return _cancel(command, ledger, now, submission.caller, admin=submission.admin)
     if isinstance(command, LeaseRequested):
-        apply_command(ledger, command, now, submission.traceparent, owner=submission.caller, admin=submission.admin)
+        apply_command(
+            ledger,
+            command,
+            now,
+            submission.traceparent,
+            owner=submission.caller,
+            admin=submission.admin,
+            holder=submission.holder,
+        )
         lease = of_request(ledger.leases.values(), command.request_id)
         if lease is not None and lease.state is State.RESERVED and submission.confirm:
             apply_command(ledger, confirmation(lease), now, owner=lease.owner)

@@ -2,23 +2,14 @@
 its hold ends. Pure."""
 
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 import msgspec
 
 from slipway_lease_broker.domain.endings import HOLD
-from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Request, State, counted
+from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Request, State, UnleasedBy, counted
 from slipway_lease_broker.domain.text import quantity
 
 UNLEASED = "started without a lease"
-
-
-class UnleasedBy(StrEnum):
-    """Cause of an unleased launch."""
-
-    UNAVAILABLE = "unavailable"  # the broker
-    MAX_WAIT = "max_wait"  # its request still waited when its caller's maximum wait was over
-    LOST = "lost"  # its lease had expired, and its command went on
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +57,7 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         reason=HOLD if over else UNLEASED,
         extended_at=now,
         over_kafka=True,
+        unleased_by=start.cause,
     )
     request = Request(
         id=start.request_id,

@@ -8,7 +8,7 @@ from slipway_common.declaration.models import LeasePacing
 from slipway_common.web.moment import Moment
 from slipway_common.web.text import Name, NameOrEmpty, Reason
 from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, UNITS_MAX
-from slipway_lease_broker.domain.unleased import UnleasedBy
+from slipway_lease_broker.domain.ledger import UnleasedBy
 
 WAIT_SECONDS_MAX: Final = 60.0
 
@@ -55,6 +55,8 @@ class Acquire(Body):
     wait_seconds: WaitSeconds = 0.0
     hold_seconds: Seconds | None = Field(None, description="Shortens the hold of the pool.")
     confirm: bool = Field(True, strict=True, description="Confirm the grant on receipt.")
+    holder: Name | None = Field(None, description="Name of this process, shown to people: host:pid:random")
+    join: bool = Field(False, strict=True, description="Hold the lease together with its present holders.")
     replaces: Replaced | None = None
     group: GroupBody | None = None
 
@@ -68,6 +70,7 @@ class Renew(Prolong):
 
 
 class Release(Prolong):
+    holder: Name | None = Field(None, description="As in the request for the lease.")
     units: Units | None = Field(
         None, description="Units to release [default: all]. A repeated call releases as many again."
     )
@@ -122,14 +125,18 @@ class Reported(Body):
 
 
 class StartBody(Body):
-    """An operation that was started without a lease."""
+    """An operation that was started without a lease, or whose lease ended while it ran."""
 
     request_id: Name
     operation: Name = "install"
     units: Units = 1
     started_at: Moment
     hold_seconds: Seconds | None = Field(None, description="Shortens the hold of the pool.")
-    cause: UnleasedBy = UnleasedBy.UNAVAILABLE
+    cause: UnleasedBy = Field(
+        UnleasedBy.UNAVAILABLE,
+        description="unavailable: the lease-broker did not answer; max_wait: the request still waited; "
+        "lost: the lease ended while the operation ran.",
+    )
 
 
 class Starts(Body):

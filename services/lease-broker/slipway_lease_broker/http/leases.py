@@ -51,6 +51,8 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ca
         caller=call.name,
         admin=call.admin,
         confirm=body.confirm,
+        holder=body.holder or "",
+        join=body.join,
         woken=asyncio.get_running_loop().create_future() if body.wait_seconds > 0 else None,
         traceparent=current_trace(),
     )
@@ -159,7 +161,7 @@ async def release(lease_id: Name, body: Release, call: Caller) -> Response:
         retry_after_seconds=body.retry_after_seconds,
         quota_remaining=body.quota_remaining,
     )
-    answer = await of_lease(call, command, remaining=body.remaining)
+    answer = await of_lease(call, command, remaining=body.remaining, holder=body.holder or "")
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
     return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
@@ -174,8 +176,9 @@ async def writable(call: Call, lease_id: str) -> str:
     return pool_id
 
 
-async def of_lease(call: Call, command: HeldLeaseCommand, *, remaining: int | None = None) -> Answer:
-    return await submit(call, Submission(command=command, caller=call.name, admin=call.admin, remaining=remaining))
+async def of_lease(call: Call, command: HeldLeaseCommand, *, remaining: int | None = None, holder: str = "") -> Answer:
+    submission = Submission(command=command, caller=call.name, admin=call.admin, remaining=remaining, holder=holder)
+    return await submit(call, submission)
 
 
 @router.get("/leases")

@@ -32,6 +32,7 @@ def lease(row: Lease, now: datetime, ttl_seconds: float) -> dict[str, Any]:
         "tenant": row.tenant,
         "operation": row.operation,
         "owner": row.owner,
+        "holder": row.holder,
         "units": row.units,
         "fencing_token": row.fencing_token,
         "state": row.state,
@@ -46,6 +47,7 @@ def lease(row: Lease, now: datetime, ttl_seconds: float) -> dict[str, Any]:
         "mode": row.mode,
         "advised_wait_seconds": row.advised_wait_seconds if is_advised else None,
         "reason": row.reason if is_advised or not row.live else "",
+        "unleased_by": row.unleased_by,
     }
 
 

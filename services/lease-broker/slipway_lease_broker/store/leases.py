@@ -32,6 +32,7 @@ FIXED: Final = lease.c[
     "mode",
     "advised_wait_seconds",
     "gang_id",
+    "unleased_by",
 ]
 CHANGED: Final = given(lease.c.id, *(field for field in FIELDS if field.name not in FIXED))
 LIMIT: Final = bindparam("limit", type_=Integer)

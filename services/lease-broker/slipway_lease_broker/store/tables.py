@@ -127,6 +127,7 @@ request = Table(
     Column("gang_id", Text),
     required("lapsed", Boolean, default=NO),  # not repeated for too long: skipped until it is repeated
     required("over_kafka", Boolean, default=NO),  # how it came: over Kafka, or over HTTP
+    required("holder", Text, default=""),  # who asked for it last
     PrimaryKeyConstraint("lease_pool_id", "id"),
 )
 WAITING: Final = and_(request.c.waiting_units > 0, ~request.c.lapsed)
@@ -177,6 +178,8 @@ lease = Table(
     required("reported_late", Boolean, default=NO),  # its holder reported a result after the hold had ended
     required("extended_at", TIME),  # by its grant, or the last command that moved its deadlines
     required("over_kafka", Boolean, default=NO),  # whether its holder sends its commands over Kafka, or over HTTP
+    Column("unleased_by", Text),  # cause of a start without a lease
+    required("holders", JSONB, default="{}"),  # by the name that each gave itself
     Column(
         "deadline",
         TIME,

@@ -72,6 +72,7 @@ CREATE TABLE requests (
     gang_id text,
     lapsed boolean NOT NULL DEFAULT false,      -- not repeated for too long: skipped until it is repeated
     over_kafka boolean NOT NULL DEFAULT false,  -- how it came: over Kafka, or over HTTP
+    holder text NOT NULL DEFAULT '',            -- who asked for it last
     PRIMARY KEY (lease_pool_id, id)
 );
 CREATE INDEX requests_ended ON requests (last_requested_at) WHERE waiting_units = 0 OR lapsed;
@@ -111,6 +112,8 @@ CREATE TABLE leases (
     reported_late boolean NOT NULL DEFAULT false,  -- its holder reported a result after the hold had ended
     extended_at timestamptz NOT NULL,           -- by its grant, or the last command that moved its deadlines
     over_kafka boolean NOT NULL DEFAULT false,  -- whether its holder sends its commands over Kafka, or over HTTP
+    unleased_by text,                           -- cause of a start without a lease
+    holders jsonb NOT NULL DEFAULT '{}',        -- by the name that each gave itself
     deadline timestamptz
         GENERATED ALWAYS AS (coalesce(counted_until, least(expires_at, hold_until, progress_until))) STORED,
     UNIQUE (lease_pool_id, fencing_token)
