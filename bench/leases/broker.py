@@ -18,6 +18,7 @@ from slipway_lease_broker.domain.commands import LeaseCommand, apply_command
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Ledger, Request, Tenant
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
 
@@ -129,7 +130,7 @@ class Broker:
             lease = self.leases.get(command.lease_id) or self.over.get(command.lease_id)
             named = [] if lease is None else [lease]
         ledger = Ledger([self.pool], named, [], self.tenants.values(), self.groups.values())
-        apply_command(ledger, command, at(now))
+        apply_command(ledger, command, at(now), Sender())
         self.pool = ledger.pools[POOL]
         for lease in ledger.leases_to_save():
             self._store(lease)

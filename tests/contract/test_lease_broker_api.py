@@ -15,6 +15,7 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker import grant_notifier
 from slipway_lease_broker.domain.exchange import Submission
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http.bodies import Acquire
@@ -889,7 +890,7 @@ async def submit_waiting(replica: Replica, request_id: str = "next") -> Woken:
     command = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
     woken: Woken = asyncio.get_running_loop().create_future()
     await replica.group_commit.submit(
-        replica.pool, Submission(command=command, caller="ann", confirm=True, woken=woken)
+        replica.pool, Submission(command=command, sender=Sender(name="ann"), confirm=True, woken=woken)
     )
     return woken
 

@@ -30,6 +30,7 @@ from slipway_lease_broker.apply import Act, Action
 from slipway_lease_broker.domain.declaration import Declaration, Declared, change
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.reception import Downtime, Reception
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.store import answers, gangs, pools, reception, retention, slots
@@ -696,7 +697,7 @@ async def test_a_group_and_a_tenant_that_are_used_as_they_are_pruned(broker: Bro
             admission = broker.admissions.begin(db)
             await admission.lock(["sim-a"])
             again = acquire_request("r3", tenant="back", group=nightly)
-            await admission.apply([Submission(command=again, caller=PROVISIONER)])
+            await admission.apply([Submission(command=again, sender=Sender(name=PROVISIONER))])
             await broker.prune()
         assert await broker.pool.fetchval("SELECT array_agg(tenant) FROM tenants") == ["back"]
         assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * DAY_SECONDS)

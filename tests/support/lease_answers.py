@@ -32,6 +32,7 @@ def lease(**changes: Any) -> Answer:
         "tenant": "ci",
         "operation": "install",
         "owner": "ci",
+        "holder": "host-1:10:aaaa",
         "units": 1,
         "fencing_token": 7,
         "state": "confirmed",
@@ -46,6 +47,7 @@ def lease(**changes: Any) -> Answer:
         "mode": "enforce",
         "advised_wait_seconds": None,
         "reason": "a unit was free",
+        "unleased_by": None,
     } | changes
 
 

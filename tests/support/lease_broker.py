@@ -32,6 +32,7 @@ from slipway_lease_broker.domain.declaration import Declaration, Declared
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.reception import Receiving
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import BrokerTerms, Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
@@ -170,7 +171,10 @@ class Broker:
     async def submit(self, command: Any) -> None:
         """Send a command over HTTP."""
         await self.admissions.submit(
-            self.pool, command.lease_pool_id, [Submission(command=command, caller=PROVISIONER)], at_once=True
+            self.pool,
+            command.lease_pool_id,
+            [Submission(command=command, sender=Sender(name=PROVISIONER))],
+            at_once=True,
         )
 
     async def request_gang(self, name: str, **units: int) -> None:
@@ -188,7 +192,7 @@ class Broker:
         )
         ledger = await admission.load(commands)
         for command in commands:
-            apply_command(ledger, command, now, owner=PROVISIONER, gang_id=name)
+            apply_command(ledger, command, now, Sender(name=PROVISIONER), gang_id=name)
         await admission.decide_gang(name)
 
     async def decide(self) -> int:

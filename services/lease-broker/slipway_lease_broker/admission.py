@@ -30,6 +30,7 @@ from slipway_lease_broker.domain.ledger import Entry, Gang, Key, Lease, LeasePoo
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.submissions import record
 from slipway_lease_broker.domain.terms import BrokerTerms, Mode
@@ -227,7 +228,7 @@ class AdmissionTx:
         ledger = self._ledger = Ledger(self.pools.values(), granted, [])
         for lease in granted:
             if lease.state is State.RESERVED:
-                apply_command(ledger, confirmation(lease), self.now, owner=lease.owner)
+                apply_command(ledger, confirmation(lease), self.now, Sender(name=lease.owner))
         await self.leave_to_the_loop()
         return list(ledger.leases.values())
 
@@ -266,7 +267,7 @@ class AdmissionTx:
         ledger = self._ledger = Ledger(self.pools.values(), [], members)
         for member in members:
             if member.waiting_units:
-                apply_command(ledger, cancellation(member), self.now, owner=member.owner)
+                apply_command(ledger, cancellation(member), self.now, Sender(name=member.owner))
         await self.leave_to_the_loop()
         await gangs.done(self.tx, gang.id, self.now)
 

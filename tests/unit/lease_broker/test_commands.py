@@ -21,6 +21,7 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.domain.commands import LeaseCommand, apply_command
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, Request, State, counted, queued
+from slipway_lease_broker.domain.sender import Sender
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 POOL = LeasePool(id="sim-a", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
@@ -88,7 +89,7 @@ def after(*commands: LeaseCommand, leases: tuple[Lease, ...] = (), requests: tup
         pool = queued(pool, 0, waiting.waiting_units)
     ledger = Ledger([pool], leases, requests)
     for command in commands:
-        apply_command(ledger, command, NOW)
+        apply_command(ledger, command, NOW, Sender())
     return ledger
 
 
@@ -187,7 +188,7 @@ def test_only_the_owner_may_act_on_a_lease(command: LeaseCommand) -> None:
     theirs = (lease(State.CONFIRMED, owner="ann"),), (msgspec.structs.replace(waiting_request(4), owner="ann"),)
     for owner, admin, refused in (("ben", False, True), ("ann", False, False), ("root", True, False)):
         ledger = Ledger((POOL,), *theirs)
-        apply_command(ledger, command, NOW, owner=owner, admin=admin)
+        apply_command(ledger, command, NOW, Sender(name=owner, admin=admin))
         assert (ledger.refusals == ["wrong owner"]) == refused
         assert bool(ledger.leases_to_save() or ledger.requests_to_save()) != refused
 

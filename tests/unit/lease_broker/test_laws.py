@@ -25,6 +25,7 @@ from slipway_lease_broker.domain.drift import Counted, repaired
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Ledger, Request, State, Tenant
 from slipway_lease_broker.domain.limits import in_force
 from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Mode, Operation, Policy
 from tests.support.lease_broker import TERMS
@@ -69,7 +70,7 @@ class Admissions(RuleBasedStateMachine):
         ledger = Ledger(
             [self.pool], self.leases.values(), self.requests.values(), self.tenants.values(), self.groups.values()
         )
-        apply_command(ledger, command, self.now)
+        apply_command(ledger, command, self.now, Sender())
         self.pool = ledger.pools["p"]
         self.requests |= {request.id: request for request in ledger.requests_to_save()}
         self.requests |= {

@@ -7,6 +7,7 @@ from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.exchange import Answer, Submission
 from slipway_lease_broker.domain.ledger import LeasePool, State, new_request
 from slipway_lease_broker.domain.receipt import receive
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from tests.support.lease_broker import TERMS
 
@@ -35,13 +36,13 @@ def requested(lease_pool_id: str) -> LeaseRequested:
 def answered(lease_pool_id: str) -> tuple[Submission, Answer]:
     """The exchange with a caller that confirms on receipt, before the decision."""
     command = requested(lease_pool_id)
-    answer = Answer(pool=pool(lease_pool_id), now=NOW, request=new_request(command, NOW))
-    return Submission(command=command, caller="ann", confirm=True), answer
+    answer = Answer(pool=pool(lease_pool_id), now=NOW, request=new_request(command, NOW, sender=Sender()))
+    return Submission(command=command, sender=Sender(name="ann"), confirm=True), answer
 
 
 def decided(lease_pool_id: str) -> Decision:
     """The decision that grants a unit of a pool to its request."""
-    situation = Situation(waiters=[new_request(requested(lease_pool_id), NOW)], per_queue=2)
+    situation = Situation(waiters=[new_request(requested(lease_pool_id), NOW, sender=Sender())], per_queue=2)
     return decide(pool(lease_pool_id), situation, NOW, new_id=lambda: "lease", terms=TERMS)
 
 

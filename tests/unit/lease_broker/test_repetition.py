@@ -17,6 +17,7 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Lease, Ledger, State
 from slipway_lease_broker.domain.repetition import answer_repeated
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.submissions import record
 from tests.support.lease_rows import NOW, POOL, REQUEST
 
@@ -74,11 +75,11 @@ def test_only_the_owner_is_answered_with_events(caller: str, answered: bool, pub
     """Callers that wait for an answer get it there."""
     ledger = Ledger([POOL], [lease(1, State.RESERVED)], [OWNED])
     command = msgspec.structs.replace(AGAIN, units=5)
-    record([Submission(command=command, caller=caller, answered=answered)], ledger, NOW)
+    record([Submission(command=command, sender=Sender(name=caller), answered=answered)], ledger, NOW)
     assert [event.type.split(".")[-2] for event in ledger.events] == published
 
 
 def test_a_new_request_is_not_answered_before_its_decision() -> None:
     ledger = Ledger([POOL], [], [])
-    record([Submission(command=AGAIN, caller="ann", answered=False)], ledger, NOW)
+    record([Submission(command=AGAIN, sender=Sender(name="ann"), answered=False)], ledger, NOW)
     assert ledger.events == []

@@ -18,6 +18,7 @@ from slipway_lease_broker.domain.limits import highest, in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.refusals import too_many_units
 from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.http.declared import terms
@@ -96,7 +97,7 @@ def test_too_many_units(
     command = LeaseRequested(
         lease_pool_id="p", request_id="r", units=units, tenant="t", operation="install", whole=True
     )
-    never = never_starts(pool, highest(pool), new_request(command, NOW))
+    never = never_starts(pool, highest(pool), new_request(command, NOW, sender=Sender()))
     assert never is not None
     assert never.reason == f"requests {too_many}: as declared"
     fewer = f"request {most} of operation install, or " if most else ""

@@ -14,6 +14,7 @@ from slipway_lease_broker.domain.ledger import new_request
 from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import Denial, may_act
 from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, is_grant, merged, released, taken
 from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.store import answers, leases, slots
@@ -209,7 +210,9 @@ class Calls:
         found = await answers.pool(database, lease_pool_id)
         if found is not None:
             pool, now = found
-            request = new_request(_lease_request(caller.name, lease_pool_id, new_id(), count), now)
+            request = new_request(
+                _lease_request(caller.name, lease_pool_id, new_id(), count), now, sender=Sender(name=caller.name)
+            )
             if (verdict := never_starts(pool, highest(pool), request)) is not None:
                 raise Refused(500, f"{never}: {verdict.reason}")
 

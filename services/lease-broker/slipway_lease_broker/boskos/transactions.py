@@ -14,6 +14,7 @@ from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.slots import Slot
 from slipway_lease_broker.store import answers, leases, pools, requests, slots
 
@@ -41,8 +42,9 @@ class SlotTransaction:
         have owners of their own, which were checked before."""
         if not commands:
             return
+        sender = Sender(name=self.caller, admin=True)
         await self._admission.apply(
-            [Submission(command=command, caller=self.caller, admin=True, answered=False) for command in commands]
+            [Submission(command=command, sender=sender, answered=False) for command in commands]
         )
 
     async def grant(self, lease_requests: Sequence[LeaseRequested], *earlier: LeaseCommand) -> dict[str, Lease] | None:

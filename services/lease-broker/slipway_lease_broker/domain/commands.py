@@ -45,6 +45,7 @@ from slipway_lease_broker.domain.ledger import (
     queued,
 )
 from slipway_lease_broker.domain.ownership import Denial, denied, may_act
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.text import quantity
 
 LeaseCommand: TypeAlias = (
@@ -77,59 +78,47 @@ def apply_command(
     ledger: Ledger,
     command: LeaseCommand,
     now: datetime,
-    traceparent: str = "",
+    sender: Sender,
     *,
-    owner: str = "",
-    admin: bool = False,
+    traceparent: str = "",
     gang_id: str | None = None,
-    over_kafka: bool = False,
-    holder: str = "",
 ) -> None:
-    """Apply one command of `owner`; an `admin` may act for every owner. With a `gang_id` a request starts together
-    with the others of that gang. `over_kafka`: the command came over Kafka, not over HTTP. `holder` is the name that
-    the calling process gave itself. Raises BadEvent for a command that can never be applied."""
+    """Apply one command of `sender`. With a `gang_id` a request starts together with the others of that gang. Raises
+    BadEvent for a command that can never be applied."""
     pool = ledger.pools.get(command.lease_pool_id)
     if pool is None:
         raise BadEvent(f"lease pool {command.lease_pool_id!r} is not declared")
     check(command)
     if pool.counted_at != now:
         pool = ledger.pools[pool.id] = accrue_idle(pool, now)
-    denial = _denied(ledger, command, owner, admin=admin)
+    denial = _denied(ledger, command, sender)
     if denial is Denial.WRONG_OWNER:
         ledger.refusals.append(denial)
         return
     match command:
         case LeaseRequested():
-            new = partial(
-                new_request,
-                now=now,
-                traceparent=traceparent,
-                owner=owner,
-                gang_id=gang_id,
-                over_kafka=over_kafka,
-                holder=holder,
-            )
-            _request(ledger, pool, command, new, now, owner, holder)
+            new = partial(new_request, now=now, sender=sender, traceparent=traceparent, gang_id=gang_id)
+            _request(ledger, pool, command, new, now, sender)
         case LeaseCancelRequested():
-            _cancel(ledger, pool, command, now, owner)
+            _cancel(ledger, pool, command, now, sender)
         case LeaseReleaseRequested():
-            _release(ledger, pool, command, denial, now, owner)
+            _release(ledger, pool, command, denial, now, sender)
         case LeaseUnleasedReported():
-            _record_unleased(ledger, pool, command, now, owner)
+            _record_unleased(ledger, pool, command, now, sender)
         case LeaseConfirmRequested() | LeaseRenewRequested():
-            _extend(ledger, pool, command, denial, now, owner, over_kafka=over_kafka)
+            _extend(ledger, pool, command, denial, now, sender)
 
 
-def _denied(ledger: Ledger, command: LeaseCommand, owner: str, *, admin: bool) -> Denial | None:
-    """Reason why `owner` may not act on the request or lease that the command names."""
+def _denied(ledger: Ledger, command: LeaseCommand, sender: Sender) -> Denial | None:
+    """Reason why `sender` may not act on the request or lease that the command names."""
     subject: Request | Lease | None
     if isinstance(command, LeaseRequested | LeaseCancelRequested):
         subject = ledger.requests.get((command.lease_pool_id, command.request_id))
     else:
         subject = ledger.leases.get((command.lease_pool_id, command.lease_id))
         if not isinstance(command, LeaseUnleasedReported):  # which names the lease to be made, and has no token yet
-            return denied(subject, command.fencing_token, owner, admin=admin)
-    is_allowed = subject is None or may_act(subject.owner, owner, admin=admin)
+            return denied(subject, command.fencing_token, sender.name, admin=sender.admin)
+    is_allowed = subject is None or may_act(subject.owner, sender.name, admin=sender.admin)
     return None if is_allowed else Denial.WRONG_OWNER
 
 
@@ -139,18 +128,17 @@ def _request(
     command: LeaseRequested,
     new: Callable[..., Request],
     now: datetime,
-    owner: str,
-    holder: str,
+    sender: Sender,
 ) -> None:
     key = pool.id, command.request_id
     if (known := ledger.requests.get(key)) is not None:  # a repetition: its owner still waits
-        repeated = msgspec.structs.replace(known, last_requested_at=now, lapsed=False, holder=holder or known.holder)
-        ledger.put_request(repeated)
+        holder = sender.holder or known.holder
+        ledger.put_request(msgspec.structs.replace(known, last_requested_at=now, lapsed=False, holder=holder))
         if known.lapsed:
             ledger.pools[pool.id] = queued(pool, 0, known.waiting_units)
             ledger.dirty.add(pool.id)
         return
-    since = _replace(ledger, pool, command, command.replaces, now, owner) if command.replaces is not None else now
+    since = _replace(ledger, pool, command, command.replaces, now, sender.name) if command.replaces is not None else now
     if command.group is not None:
         since = max(since, _join(ledger, pool, command.group, now))
     ledger.put_request(new(command, since=since))
@@ -199,7 +187,7 @@ def _join(ledger: Ledger, pool: LeasePool, wanted: LeaseGroup, now: datetime) ->
     return spread.due_at(group.first_at, member, spread.step(group.size, group.spread_seconds))
 
 
-def _cancel(ledger: Ledger, pool: LeasePool, command: LeaseCancelRequested, now: datetime, owner: str) -> None:
+def _cancel(ledger: Ledger, pool: LeasePool, command: LeaseCancelRequested, now: datetime, sender: Sender) -> None:
     request = ledger.requests.get((pool.id, command.request_id))
     if request is None or request.waiting_units == 0:
         ledger.refusals.append("nothing to cancel")
@@ -209,21 +197,26 @@ def _cancel(ledger: Ledger, pool: LeasePool, command: LeaseCancelRequested, now:
     ledger.pools[pool.id] = queued(pool, request.counted_units, after.counted_units)
     ledger.dirty.add(pool.id)
     units = request.waiting_units - after.waiting_units
-    ledger.add_history(pool, "cancelled", command.reason, now, owner, request_id=request.id, units=units)
+    ledger.add_history(pool, "cancelled", command.reason, now, sender.name, request_id=request.id, units=units)
 
 
 def _release(
-    ledger: Ledger, pool: LeasePool, command: LeaseReleaseRequested, denial: Denial | None, now: datetime, owner: str
+    ledger: Ledger,
+    pool: LeasePool,
+    command: LeaseReleaseRequested,
+    denial: Denial | None,
+    now: datetime,
+    sender: Sender,
 ) -> None:
     lease = ledger.leases.get((pool.id, command.lease_id))
     if lease is not None and denial is None and is_late_evidence(pool, lease, command):
-        _record_late_release(ledger, pool, lease, command, now, owner)
+        _record_late_release(ledger, pool, lease, command, now, sender.name)
         return
     # A lost lease is not shortened by a release: its holder may have sent it before its last call.
     if lease is None or denial is not None or not lease.live:
         ledger.refusals.append(refusal(lease, denial))
         return
-    _return_units(ledger, pool, lease, min(command.units, lease.units), command.result, now, owner)
+    _return_units(ledger, pool, lease, min(command.units, lease.units), command.result, now, sender.name)
     _record_evidence(ledger, lease, command, now)
     _update_backoff(ledger, lease, command.result, now)
 
@@ -340,9 +333,7 @@ def _extend(
     command: LeaseConfirmRequested | LeaseRenewRequested,
     denial: Denial | None,
     now: datetime,
-    owner: str,
-    *,
-    over_kafka: bool,
+    sender: Sender,
 ) -> None:
     """Confirm or renew a lease. Its state alone decides: a lease lives until its expiry has committed."""
     lease = ledger.leases.get((pool.id, command.lease_id))
@@ -354,7 +345,9 @@ def _extend(
     expires_at = alive_until(pool, state, now, lease.hold_until)
     if isinstance(command, LeaseRenewRequested):  # a renewal never shortens a lease that may live longer
         expires_at = max(expires_at, min(lease.expires_at, lease.hold_until))
-    after = msgspec.structs.replace(lease, state=state, expires_at=expires_at, extended_at=now, over_kafka=over_kafka)
+    after = msgspec.structs.replace(
+        lease, state=state, expires_at=expires_at, extended_at=now, over_kafka=sender.over_kafka
+    )
     progress = command.progress if isinstance(command, LeaseRenewRequested) else None
     if progress is not None and progress != lease.progress:
         terms = pool.policy.no_progress_seconds
@@ -369,12 +362,18 @@ def _extend(
     )
     if state is not lease.state:
         ledger.add_history(
-            pool, "confirmed", "confirmed by its holder", now, owner, lease_id=lease.id, request_id=lease.request_id
+            pool,
+            "confirmed",
+            "confirmed by its holder",
+            now,
+            sender.name,
+            lease_id=lease.id,
+            request_id=lease.request_id,
         )
 
 
 def _record_unleased(
-    ledger: Ledger, pool: LeasePool, command: LeaseUnleasedReported, now: datetime, owner: str
+    ledger: Ledger, pool: LeasePool, command: LeaseUnleasedReported, now: datetime, sender: Sender
 ) -> None:
     """Count an unleased launch as a lease. The answer carries its token; from then on it is a lease like any other,
     unless its hold has already ended."""
@@ -393,7 +392,7 @@ def _record_unleased(
             started_at=command.started_at,
             tenant=command.tenant,
         )
-        charge = unleased.charge(pool, start, now, lease_id=command.lease_id, owner=owner)
+        charge = unleased.charge(pool, start, now, lease_id=command.lease_id, owner=sender.name)
         lease = charge.lease
         ledger.put_lease(lease)
         ledger.new_leases.add((pool.id, lease.id))

@@ -8,22 +8,19 @@ import msgspec
 from slipway_lease_broker.domain.commands import LeaseCommand
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.refusals import Refusal
+from slipway_lease_broker.domain.sender import Sender
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease command with its caller. With `confirm` the answer that carries a grant confirms it. With `remaining` a
+    """One lease command with its sender. With `confirm` the answer that carries a grant confirms it. With `remaining` a
     release returns all but that many units."""
 
     command: LeaseCommand
-    caller: str
-    admin: bool = False
+    sender: Sender
     answered: bool = True  # False: no caller waits for the outcome; a refused command is only counted
-    over_kafka: bool = False  # and never answered
     confirm: bool = False
     woken: Any = None  # future of a waiting caller: the lease, or None if it must submit again
     remaining: int | None = None
-    holder: str = ""  # name that the calling process gave itself
-    join: bool = False  # hold a lease together with its present holders
     traceparent: str = ""
 
 

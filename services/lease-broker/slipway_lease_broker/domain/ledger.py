@@ -11,6 +11,7 @@ import msgspec
 from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import Mode, Policy
 
 Key: TypeAlias = tuple[str, str]  # lease pool id, id of a lease or request of that pool
@@ -328,12 +329,10 @@ def new_request(
     command: LeaseRequested,
     now: datetime,
     *,
+    sender: Sender,
     since: datetime | None = None,
     traceparent: str = "",
-    owner: str = "",
     gang_id: str | None = None,
-    over_kafka: bool = False,
-    holder: str = "",
 ) -> Request:
     """Row of a new request."""
     return Request(
@@ -350,11 +349,11 @@ def new_request(
         priority=command.priority,
         whole=command.whole,
         hold_seconds=command.hold_seconds,
-        owner=owner,
+        owner=sender.name,
         group_name="" if command.group is None else spread.group_key(command.group),
         gang_id=gang_id,
-        over_kafka=over_kafka,
-        holder=holder,
+        over_kafka=sender.over_kafka,
+        holder=sender.holder,
     )
 
 

@@ -34,6 +34,7 @@ from slipway_lease_broker.domain.refusals import (
 )
 from slipway_lease_broker.domain.repetition import answer_repeated
 from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.sender import Sender
 
 
 def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:
@@ -45,15 +46,7 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
             exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
             continue
         repeated = _repeated(submission, ledger)
-        apply_command(
-            ledger,
-            submission.command,
-            now,
-            submission.traceparent,
-            owner=submission.caller,
-            admin=submission.admin,
-            over_kafka=submission.over_kafka,
-        )
+        apply_command(ledger, submission.command, now, submission.sender, traceparent=submission.traceparent)
         if repeated is not None:
             ledger.events += answer_repeated(repeated, ledger.leases.values())
     for _, outcome in exchanges:  # a later submission of the batch may be about the same request
@@ -68,7 +61,7 @@ def _repeated(submission: Submission, ledger: Ledger) -> Request | None:
     if not isinstance(command, LeaseRequested):
         return None
     known = ledger.requests.get((command.lease_pool_id, command.request_id))
-    is_own = known is not None and may_act(known.owner, submission.caller, admin=submission.admin)
+    is_own = known is not None and may_act(known.owner, submission.sender.name, admin=submission.sender.admin)
     return known if is_own else None
 
 
@@ -87,7 +80,7 @@ def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | 
         return _refused_owner(submission, known)
     assert not isinstance(command, LeaseUnleasedReported)  # it is reported without waiting for an answer
     lease = ledger.leases.get((command.lease_pool_id, command.lease_id))
-    denial = denied(lease, command.fencing_token, submission.caller, admin=submission.admin)
+    denial = denied(lease, command.fencing_token, submission.sender.name, admin=submission.sender.admin)
     if lease is None or denial is not None:
         return of_denial(denial, command.lease_id, command.fencing_token)
     if lease.live:
@@ -97,7 +90,7 @@ def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | 
 
 
 def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
-    is_allowed = may_act(known.owner, submission.caller, admin=submission.admin)
+    is_allowed = may_act(known.owner, submission.sender.name, admin=submission.sender.admin)
     return None if is_allowed else wrong_owner(f"request {known.id}")
 
 
@@ -107,14 +100,14 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
     pool = ledger.pools[command.lease_pool_id]
     if pool.archived:  # the request would wait forever
         return unknown_lease_pool(command.lease_pool_id)
-    never = never_starts(pool, highest(pool), new_request(command, now))
+    never = never_starts(pool, highest(pool), new_request(command, now, sender=submission.sender))
     if never is not None:  # it would wait forever, too
         return too_many_units(command, never)
     if (replaced := command.replaces) is None:
         return None
     # Not as an admin: the new request inherits the age of its own owner's lease.
     lease = ledger.leases.get((command.lease_pool_id, replaced.lease_id))
-    denial = denied(lease, replaced.fencing_token, submission.caller)
+    denial = denied(lease, replaced.fencing_token, submission.sender.name)
     return of_denial(denial, replaced.lease_id, replaced.fencing_token)
 
 
@@ -152,20 +145,12 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     command, pool_id = submission.command, submission.command.lease_pool_id
     before = ledger.pools[pool_id]
     if isinstance(command, LeaseCancelRequested):
-        return _cancel(command, ledger, now, submission.caller, admin=submission.admin)
+        return _cancel(command, ledger, now, submission.sender)
     if isinstance(command, LeaseRequested):
-        apply_command(
-            ledger,
-            command,
-            now,
-            submission.traceparent,
-            owner=submission.caller,
-            admin=submission.admin,
-            holder=submission.holder,
-        )
+        apply_command(ledger, command, now, submission.sender, traceparent=submission.traceparent)
         lease = of_request(ledger.leases.values(), command.request_id)
         if lease is not None and lease.state is State.RESERVED and submission.confirm:
-            apply_command(ledger, confirmation(lease), now, owner=lease.owner)
+            apply_command(ledger, confirmation(lease), now, Sender(name=lease.owner))
             lease = ledger.leases[pool_id, lease.id]
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, command.request_id])
     assert not isinstance(command, LeaseUnleasedReported)
@@ -176,18 +161,18 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
             return Answer(pool=before, now=now, lease=lease)
         command = msgspec.structs.replace(command, units=max(1, units - submission.remaining))
     if lease.live or (isinstance(command, LeaseReleaseRequested) and is_late_evidence(before, lease, command)):
-        apply_command(ledger, command, now, owner=submission.caller, admin=submission.admin)
+        apply_command(ledger, command, now, submission.sender)
         lease = ledger.leases[pool_id, command.lease_id]
     return Answer(pool=before, now=now, lease=lease, released_units=units - lease.units)
 
 
-def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, caller: str, *, admin: bool) -> Answer:
+def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, sender: Sender) -> Answer:
     """Cancel the units that wait, and release the units granted meanwhile."""
     pool_id = command.lease_pool_id
     request = ledger.requests[pool_id, command.request_id]
     waited, released = request.waiting_units, 0
     if waited:
-        apply_command(ledger, msgspec.structs.replace(command, units=UNITS_MAX), now, owner=caller, admin=admin)
+        apply_command(ledger, msgspec.structs.replace(command, units=UNITS_MAX), now, sender)
     for lease in list(ledger.leases.values()):
         if lease.request_id == request.id and lease.live:
             release = LeaseReleaseRequested(
@@ -197,7 +182,7 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, caller
                 units=lease.units,
                 result="cancelled",
             )
-            apply_command(ledger, release, now, owner=caller, admin=admin)
+            apply_command(ledger, release, now, sender)
             released += lease.units
     return Answer(
         pool=ledger.pools[pool_id],

@@ -13,6 +13,7 @@ from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.messaging.records import Received
 from slipway_lease_broker.admission import RETRY_SECONDS, Admissions
 from slipway_lease_broker.domain.exchange import Submission
+from slipway_lease_broker.domain.sender import Sender
 
 # The locks of a batch are held until it commits: a batch with more due pools is left to the loop.
 AT_ONCE_MAX: Final = 4
@@ -34,10 +35,9 @@ class LeaseCommandHandler:
         commands = [
             Submission(
                 command=record.event,
-                caller=record.source,
+                sender=Sender(name=record.source, over_kafka=True),
                 traceparent=record.traceparent,
                 answered=False,
-                over_kafka=True,
             )
             for record in received
             if record.event is not None

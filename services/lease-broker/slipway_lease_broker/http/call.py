@@ -6,6 +6,7 @@ from slipway_common.database.postgres import Database
 from slipway_common.web import access
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.admission import Admissions
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.http.known_leases import KnownLeases
 
@@ -29,6 +30,10 @@ class Call(msgspec.Struct, frozen=True):
     def admin(self) -> bool:
         """True if the caller may act on leases of others."""
         return self.caller.may("admin")
+
+    def sender(self, holder: str = "", *, join: bool = False) -> Sender:
+        """The sender of this caller's commands, with the name that its process gave itself."""
+        return Sender(name=self.name, admin=self.admin, holder=holder, join=join)
 
     def may_write(self, lease_pool_id: str) -> None:
         """Raise a Problem 403 unless the caller may hold leases of this pool."""

@@ -67,9 +67,7 @@ async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
         leases = granted_to(ledger.leases.values(), body)
         if not leases:
             for command in wanted(body, call):
-                apply_command(
-                    ledger, command, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id
-                )
+                apply_command(ledger, command, now, call.sender(), traceparent=current_trace(), gang_id=body.request_id)
             await admission.decide_gang(gang.id)
             leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
         leases = await admission.confirm(leases)
@@ -95,7 +93,7 @@ async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
                 "Request id already used",
                 f"{body.request_id} is a request for a single lease of {command.lease_pool_id}; a gang needs a new id",
             )
-        submission = Submission(command=command, caller=call.name, admin=call.admin)
+        submission = Submission(command=command, sender=call.sender())
         if (found := refusal(submission, of_pool(ledger, command), admission.now)) is not None:
             raise problem(found)
     members = await gangs.pools_of(admission.tx, body.request_id)

@@ -48,11 +48,8 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ca
     the request with the same id after a lost answer, and to go on waiting."""
     submission = Submission(
         command=wanted(lease_pool_id, body, call.name),
-        caller=call.name,
-        admin=call.admin,
+        sender=call.sender(body.holder or "", join=body.join),
         confirm=body.confirm,
-        holder=body.holder or "",
-        join=body.join,
         woken=asyncio.get_running_loop().create_future() if body.wait_seconds > 0 else None,
         traceparent=current_trace(),
     )
@@ -177,8 +174,7 @@ async def writable(call: Call, lease_id: str) -> str:
 
 
 async def of_lease(call: Call, command: HeldLeaseCommand, *, remaining: int | None = None, holder: str = "") -> Answer:
-    submission = Submission(command=command, caller=call.name, admin=call.admin, remaining=remaining, holder=holder)
-    return await submit(call, submission)
+    return await submit(call, Submission(command=command, sender=call.sender(holder), remaining=remaining))
 
 
 @router.get("/leases")
@@ -274,7 +270,7 @@ async def cancel(lease_pool_id: Name, request_id: Name, call: Caller) -> Respons
     command = LeaseCancelRequested(
         lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
     )
-    answer = await submit(call, Submission(command=command, caller=call.name, admin=call.admin))
+    answer = await submit(call, Submission(command=command, sender=call.sender()))
     return answered(
         {"request_id": request_id, "cancelled_units": answer.cancelled_units, "released_units": answer.released_units}
     )

@@ -15,6 +15,7 @@ from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseReques
 from slipway_lease_broker.domain.commands import apply_command
 from slipway_lease_broker.domain.decide import decide
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, Request, Tenant
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import BrokerTerms
 from slipway_lease_broker.http.declared import terms
@@ -117,7 +118,7 @@ class LeasePools:
     ) -> Sequence[Lease]:
         rows = self._rows[command.lease_pool_id]
         ledger = Ledger([rows.pool], rows.leases.values(), rows.requests.values(), rows.tenants.values())
-        apply_command(ledger, command, now, owner=OWNER)
+        apply_command(ledger, command, now, Sender(name=OWNER))
         rows.pool = ledger.pools[rows.pool.id]
         placed = [replace(request, place=next(self._numbers)) for request in ledger.requests_to_add()]
         rows.put([*ledger.requests_to_save(), *placed], ledger.leases_to_save(), ledger.tenants_to_save())
