@@ -4,12 +4,15 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_client.leases import admission
 from slipway_client.leases.admission import (
+    FIRST_ANSWER_SECONDS,
+    SPREAD_SECONDS,
     Admission,
+    Cause,
     FailOpen,
     GiveUp,
     Request,
@@ -128,17 +131,134 @@ def test_an_outage_begins_with_the_first_unanswered_request() -> None:
 def test_no_rest_is_empty_and_none_outlasts_the_wait(
     mode: FailOpen, backoff: float, wait: float, start_in: float | None, at: float
 ) -> None:
-    """The steps neither spin nor sleep past the wait."""
+    """The steps neither spin nor sleep past the wait, or the start."""
     state = unavailable(
         begun(fail_open=mode, unavailable_seconds=backoff, max_wait_seconds=wait), since=100.0, now=100.0 + at
     )
     if start_in is not None:
         state = admission.paced(state, 100.0 + start_in)
     now = 100.0 + at
+    until = admission.decided_at(state)
+    assert until <= 100.0 + wait or (mode is FailOpen.ALWAYS and wait <= 2 * FIRST_ANSWER_SECONDS)
     match next_step(state, now):
-        case Wait(until):
-            assert now < until <= 100.0 + wait
+        case Wait(wake_at):
+            assert now < wake_at <= until
         case Request(wait_seconds):
-            assert now + wait_seconds <= 100.0 + wait
+            assert now + wait_seconds <= until
         case StartUnleased():
             assert mode is not FailOpen.PESSIMISTIC
+        case GiveUp():
+            assert mode is not FailOpen.ALWAYS
+
+
+# Mode `always`: the instant of a start by its cause
+
+SEEN = {
+    Cause.UNAVAILABLE: lambda state, at: admission.unanswered(state, asked_at=at, now=at, chance=0.5),
+    Cause.FULL: lambda state, at: waits(state, "full", at),
+    Cause.PAUSED: lambda state, at: waits(state, "drained", at),
+    Cause.REFUSED: lambda state, at: admission.refused(state, at),
+}
+
+
+def waits(state: Admission, code: str, at: float) -> Admission:
+    waiting = Waiting(position=1, cause=code)
+    return admission.waits(state, waiting, asked_at=at, wait_seconds=0.0, now=at)
+
+
+def always(wait: float, chance: float) -> Admission:
+    return begun(fail_open=FailOpen.ALWAYS, max_wait_seconds=wait, chance=chance, unavailable_seconds=1e9)
+
+
+def instants(wait: float, seen: list[tuple[float, Cause]], callers: int) -> list[tuple[Cause, float]]:
+    """Cause and instant of the start of callers that are all told the same, at these times after they began."""
+    found = []
+    for number in range(callers):
+        state = always(wait, number / callers)
+        for at, cause in sorted(seen, key=lambda one: one[0]):
+            if admission.starts_at(state) > 100.0 + at and state.cause is not Cause.REFUSED:
+                state = SEEN[cause](state, 100.0 + at)
+        found.append((state.cause, admission.starts_at(state) - 100.0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wait", "told", "between"),
+    [
+        (600.0, Cause.UNAVAILABLE, (300.0, 600.0)),
+        (600.0, Cause.FULL, (300.0, 600.0)),
+        (600.0, Cause.PAUSED, (600.0, 660.0)),
+        (60.0, Cause.PAUSED, (60.0, 90.0)),
+        (600.0, Cause.REFUSED, (0.5, 30.5)),
+        (0.0, Cause.FULL, (0.5, 31.0)),
+        (2.0, Cause.UNAVAILABLE, (1.0, 2.0)),
+    ],
+)
+def test_each_cause_has_its_span(wait: float, told: Cause, between: tuple[float, float]) -> None:
+    """A third of the callers starts in each third of it. After a wait of 0 they still spread over half a minute."""
+    starts = [at for _, at in instants(wait, [(0.5, told)], 300)]
+    begin, end = between
+    assert all(begin <= at <= end for at in starts)
+    thirds = [sum(number <= 3 * (at - begin) / (end - begin) < number + 1 for at in starts) for number in range(3)]
+    assert all(90 <= count <= 110 for count in thirds)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        *((code, Cause.PAUSED) for code in ("drained", "limit-zero", "backoff", "blocked", "restored")),
+        *((code, Cause.FULL) for code in ("full", "paced", "spread", "gang", "too-many-units", "of-the-future", None)),
+    ],
+)
+def test_what_the_broker_says_of_a_waiting_request(code: str, cause: Cause) -> None:
+    assert waits(always(60.0, 0.5), code, 101.0).cause is cause
+
+
+def test_always_takes_the_safe_slot_if_it_fits() -> None:
+    """Also before the second half of the wait; one that does not fit leaves the instant that was drawn."""
+    state = unavailable(begun(fail_open=FailOpen.ALWAYS, chance=0.5), since=100.0, now=100.1)
+    assert next_step(state, 110.0) == TakePlace()
+    assert next_step(admission.paced(state, 115.0), 115.0) == StartUnleased()
+    for slot in (161.0, inf):
+        late = admission.paced(state, slot)
+        assert (admission.starts_at(late), next_step(late, 145.0)) == (145.0, StartUnleased())
+
+
+def test_always_takes_no_slot_of_a_drained_pool() -> None:
+    """A pool that was paused when its broker was last heard still is."""
+    state = unavailable(waits(begun(fail_open=FailOpen.ALWAYS), "drained", 100.1), since=101.0, now=101.0)
+    assert not isinstance(next_step(state, 140.0), TakePlace)
+    assert admission.starts_at(state) == 160.0
+
+
+def test_a_refusal_ends_the_requests() -> None:
+    state = admission.refused(always(600.0, 0.5), 101.0)
+    assert next_step(state, 101.0) == Wait(116.0)
+    assert next_step(state, 116.0) == StartUnleased()
+
+
+def test_a_full_pool_is_asked_until_the_start() -> None:
+    """The place in the queue is kept, and no long poll outlasts the instant."""
+    state = waits(always(100.0, 0.5), "full", 100.1)
+    assert admission.starts_at(state) == 175.0
+    assert next_step(state, 100.1) == Request(admission.POLL_SECONDS)
+    assert next_step(state, 170.0) == Request(5.0)
+
+
+@given(
+    wait=st.floats(0.0, 3600.0),
+    seen=st.lists(st.tuples(st.floats(0.0, 4000.0), st.sampled_from(Cause)), max_size=6),
+)
+@example(wait=100.0, seen=[(0.1, Cause.PAUSED), (99.0, Cause.FULL)])
+@example(wait=100.0, seen=[(0.1, Cause.PAUSED), (70.0, Cause.FULL), (71.0, Cause.PAUSED), (72.0, Cause.FULL)])
+def test_callers_that_are_told_the_same_never_start_together(wait: float, seen: list[tuple[float, Cause]]) -> None:
+    """All start, by any history of causes, and never more at once than in the narrowest span of a cause."""
+    callers = 100
+    starts = sorted(at for _, at in instants(wait, seen, callers))
+    narrowest = min(SPREAD_SECONDS, max(wait / 4, FIRST_ANSWER_SECONDS / 2))
+    longest = max([wait, *(at for at, _ in seen)]) + 2 * max(SPREAD_SECONDS, wait / 10)
+    assert starts[-1] <= longest
+    per_window = callers / 10
+    for first, at in enumerate(starts):
+        together = sum(other <= at + narrowest / 10 for other in starts[first:])
+        assert together <= 2 * per_window + 3
