@@ -67,7 +67,7 @@ async def test_put_and_get_a_pool(client: httpx2.AsyncClient) -> None:
     assert shown.headers["ETag"] == answer.headers["ETag"]
     assert shown.json().items() >= {"id": ID, "max_capacity": 100, "owner": ""}.items()
     spec = shown.json()["declared"]
-    assert spec.items() >= {"id": ID, "mode": None, "drain_seconds": None, "scaling_ratio": "1"}.items()
+    assert spec.items() >= {"id": ID, "mode": None, "deadlines": {}, "scaling_ratio": "1"}.items()
     assert spec["launch_configs"][0]["name"] == "zone-a"
     again = await client.put(PATH, json=spec, headers={"If-Match": shown.headers["ETag"]})
     assert (again.json()["items"], again.json()["unchanged"]) == ([], 1)

@@ -463,8 +463,9 @@ async def test_the_default_drain_time_is_the_longest_task(provisioner: Provision
         await provisioner.set_clock(7000)
         await replaced(provisioner, strategy="now")
         assert await drain_seconds() == seconds
-    await provisioner.declare(declared(drain_seconds=300))
-    await provisioner.declare(with_image("linux-2", drain_seconds=300), strategy="now")
+    deadlines = {"drain_seconds": 300.0}
+    await provisioner.declare(declared(deadlines=deadlines))
+    await provisioner.declare(with_image("linux-2", deadlines=deadlines), strategy="now")
     assert await drain_seconds() == 300
 
 
@@ -573,7 +574,7 @@ async def test_a_pause_reaches_all_revisions_of_a_name(provisioner: Provisioner,
 
 async def test_lists_show_revisions(provisioner: Provisioner) -> None:
     """Archived ones only if asked; a name means its current revision."""
-    await provisioner.declare(declared(drain_seconds=900))
+    await provisioner.declare(declared(deadlines={"drain_seconds": 900.0}))
     await provisioner.trust()
     await replaced(provisioner, strategy="now")
     row = (await listed(provisioner))[OLD]

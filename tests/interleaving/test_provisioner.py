@@ -1001,7 +1001,7 @@ async def test_a_worker_that_ends_within_a_decision_is_not_replaced(provisioner:
         observed = await pools.observe(
             session,
             "linux",
-            idle_timeout_seconds=120,
+            deadlines=provisioner.settings.deadlines(),
             unavailable_seconds=0,
             weight_half_life_seconds=600,
             attempt_seconds=30,

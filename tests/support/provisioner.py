@@ -30,6 +30,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.apply.reading import Declared, DeclaredReader
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
+from slipway_provisioner.domain.deadlines import NO_DEFAULTS, DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, Request, Times
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.registration import batch_secret
@@ -110,6 +111,7 @@ async def apply_body(
     *,
     providers: Mapping[str, Provider] | None = None,
     tariff: Tariff = Tariff(),
+    deadlines: DefaultDeadlines = NO_DEFAULTS,
     **request: Any,
 ) -> Applied:
     """Apply a declaration, with its dangers confirmed unless `confirm` is given."""
@@ -118,7 +120,7 @@ async def apply_body(
     wanted = await read_body(db, body, skips=not Request(**usual).ends_others, providers=providers)
     if "confirm" not in request:
         usual["confirm"] = (await apply(db, wanted, Request(**(usual | {"dry_run": True})), providers)).digest
-    return await apply(db, wanted, Request(**usual), providers, tariff)
+    return await apply(db, wanted, Request(**usual), providers, tariff, deadlines)
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:

@@ -134,7 +134,9 @@ def build(settings: Settings) -> Service:
             "settings": settings,
             "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX},
             "providers": providers,
-            "enroller": Enroller(providers, document_age_seconds=settings.document_age_seconds),
+            "enroller": Enroller(
+                providers, deadlines=settings.deadlines(), grace_seconds=settings.identity_grace_seconds
+            ),
             "times": Times(
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
             ),

@@ -11,6 +11,7 @@ from slipway_common.declaration.fields import Money, Place, Provider
 from slipway_common.declaration.files import read_file
 from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.signal_settings import SignalSettings
+from slipway_provisioner.domain.deadlines import DefaultDeadlines, defaults
 from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.prices import MachineKind, Prices
@@ -37,14 +38,15 @@ class Settings(SignalSettings):
     visibility_seconds: float = 10.0
     """Longest time until a provider lists a new instance; earlier, "not found" proves nothing."""
     boot_timeout_seconds: float = 900.0
-    """Registration slower than this is a boot failure."""
+    """Registration slower than this is a boot failure. This time and the three below are defaults of `deadlines`."""
     identity_grace_seconds: float = 600.0
-    """The identity document of a machine enrols it within the boot timeout and this time, which it may take until the
-    lost reply of a launch is resolved and the boot timeout begins."""
+    """The identity document of a machine enrols it within its registration deadline and this time, which it may take
+    until the lost reply of a launch is resolved and the deadline begins."""
     idle_timeout_seconds: float = 120.0
     """A surplus worker that has been idle for this long is stopped."""
     give_up_idle_seconds: float = 300.0
-    """A worker that has been idle for this long while tasks are pending is stopped and replaced."""
+    """A worker that has been idle for this long while tasks are pending is stopped and replaced, also if it has never
+    claimed one."""
     stale_demand_seconds: float = 3600.0
     """A source of demand that no longer reports protects idle workers for this long after its last report was valid;
     then it is dropped."""
@@ -117,10 +119,17 @@ class Settings(SignalSettings):
         KeyRing(lines)  # the message of a ValueError names the line alone
         return lines
 
-    @property
-    def document_age_seconds(self) -> float:
-        """Age up to which an identity document enrols its machine."""
-        return self.boot_timeout_seconds + self.identity_grace_seconds
+    def deadlines(self) -> DefaultDeadlines:
+        """Deadlines by profile, of workers that declare none."""
+        return defaults(
+            {
+                "registration_seconds": self.boot_timeout_seconds,
+                "first_claim_seconds": self.give_up_idle_seconds,
+                "idle_seconds": self.idle_timeout_seconds,
+                "idle_despite_demand_seconds": self.give_up_idle_seconds,
+                "unresponsive_seconds": self.unresponsive_timeout_seconds,
+            }
+        )
 
     @property
     def url_for_machines(self) -> str:

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from slipway_common.declaration.deadlines import contradiction
 from slipway_common.declaration.fields import (
     AtLeastOne,
     Count,
@@ -212,8 +213,8 @@ class Limits(_Declared):
     )
     lifetime_seconds: Seconds = Field(
         86_400.0,
-        description="Time that a machine is assumed to run: a launch commits its price for this long, and so does each "
-        "time that it outlives.",
+        description="Longest that a machine runs: a launch commits its price for this long. Below a day it is the "
+        "maximum age of workers that declare none, and no maximum age may exceed it.",
     )
     default_price: Money | None = Field(
         None, description="Price per hour of machines that prices_file of the provisioner does not list."
@@ -266,6 +267,55 @@ class Evidence(_Declared):
     )
 
 
+class Deadlines(_Declared):
+    """Deadlines of workers. Those of a launch config come first, then those of its pool, then those of its profile.
+    They belong to the name of a launch config: a change keeps its revisions."""
+
+    registration_seconds: Seconds | None = Field(
+        default=None,
+        description="Time from launch to registration, after which the boot has failed [default: 900; bare-metal: "
+        "3600].",
+    )
+    first_claim_seconds: Seconds | None = Field(
+        default=None, description="Time from registration to the first claim while tasks are pending [default: 300]."
+    )
+    idle_seconds: Seconds | None = Field(
+        default=None, description="Idle time after which a surplus worker is stopped [default: 120; bare-metal: 1800]."
+    )
+    idle_despite_demand_seconds: Seconds | None = Field(
+        default=None, description="Idle time after which a worker is replaced while tasks are pending [default: 300]."
+    )
+    unresponsive_seconds: Seconds | None = Field(
+        default=None, description="Time without contact after which a registered worker is stopped [default: 900]."
+    )
+    maximum_age_seconds: Seconds | None = Field(
+        default=None,
+        description="Age at which a worker drains, drawn once from 90 to 100 % of it [default: none, or the "
+        "lifetime_seconds of a spend limit if that is below a day].",
+    )
+    credential_seconds: Seconds | None = Field(
+        default=None,
+        description="Lifetime of the credentials that a machine gets at launch: it leaves before their end even if "
+        "nothing can replace it [default: unlimited].",
+    )
+    drain_seconds: Seconds | None = Field(
+        default=None,
+        description="Time in which a worker that drains, of a replaced revision or by its age, should end its task "
+        "[default: the longest task of the last day, at least an hour].",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Deadlines":
+        if problem := contradiction(self.given()):
+            raise ValueError(problem)
+        return self
+
+    @model_serializer
+    def given(self) -> dict[str, float]:
+        """Declared deadlines, in seconds by name."""
+        return {name: seconds for name, seconds in self if seconds is not None}
+
+
 class LaunchConfig(_Declared):
     """One way to launch a worker. A change of its body (account, zone, instance_type, image, settings) makes a new
     revision, which replaces the one before under the same name; other fields belong to the name."""
@@ -280,7 +330,10 @@ class LaunchConfig(_Declared):
     max_capacity: Count | None = Field(
         None, description="Maximum workers of this launch config, over all its revisions [default: that of the pool]."
     )
-    profile: Profile | None = Field(None, description="Health profile [default: that of the pool].")
+    profile: Profile | None = Field(None, description="Profile of health and deadlines [default: that of the pool].")
+    deadlines: Deadlines = Field(
+        default_factory=Deadlines, description="Deadlines of its workers [default: those of the pool]."
+    )
     settings: Settings = Field(
         default_factory=dict, description="Settings passed to the provider adapter and the machine."
     )
@@ -299,18 +352,20 @@ class WorkerPool(_Declared):
         "is; of a new pool observe, or enforce if its accounts cost nothing, as simulated ones].",
     )
     limits: Limits | None = Field(None, description="Safety limits of the pool [default: those of its accounts only].")
-    profile: Profile = Field("on-demand", description="Health profile: spot and bare-metal remember outages longer.")
+    profile: Profile = Field(
+        "on-demand",
+        description="Profile of health and deadlines: spot and bare-metal remember outages longer; bare-metal has more "
+        "time to boot.",
+    )
+    deadlines: Deadlines = Field(
+        default_factory=Deadlines, description="Deadlines of its workers [default: those of the profile]."
+    )
     evidence: Evidence = Field(default_factory=Evidence)
     on_bad_image: Literal["probe", "freeze"] = Field(
         "probe", description="probe: keep trying with one start at a time; freeze: stop the pool until it is unfrozen."
     )
     freeze_after: AtLeastOne = Field(
         10, description="Consecutive starts of an image without a success that freeze the pool."
-    )
-    drain_seconds: Seconds | None = Field(
-        None,
-        description="Time in which workers of a replaced revision should finish [default: the longest task of the last "
-        "day, at least an hour].",
     )
     user_data: UserData | None = Field(
         None,
@@ -324,6 +379,17 @@ class WorkerPool(_Declared):
         if self.min_capacity > self.max_capacity:
             raise ValueError(f"min_capacity {self.min_capacity} is above max_capacity {self.max_capacity}")
         return self
+
+    @model_validator(mode="after")
+    def _deadlines_ordered(self) -> "WorkerPool":
+        for number, config in enumerate(self.launch_configs):
+            if problem := contradiction(self.deadlines_of(config)):
+                raise ValueError(f"launch_configs[{number}]: deadlines: {problem}")
+        return self
+
+    def deadlines_of(self, config: LaunchConfig) -> dict[str, float]:
+        """Declared deadlines of one of its launch configs, by name: its own, then those of the pool."""
+        return self.deadlines.given() | config.deadlines.given()
 
     @model_validator(mode="after")
     def _able_to_register(self) -> "WorkerPool":

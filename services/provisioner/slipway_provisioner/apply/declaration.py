@@ -14,12 +14,13 @@ from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
-from slipway_provisioner.apply import limiting, provider_keys
+from slipway_provisioner.apply import deadline_checks, limiting, provider_keys
 from slipway_provisioner.apply.first_hours import Locations, estimate
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership
 from slipway_provisioner.domain.comparison import AccountRow, Comparison, PoolRow, Snapshot, Writes, moves
+from slipway_provisioner.domain.deadlines import NO_DEFAULTS, DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
@@ -75,7 +76,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def apply(
-    db: Connection, declared: Declared, request: Request, providers: Providers, tariff: Tariff = Tariff()
+    db: Connection,
+    declared: Declared,
+    request: Request,
+    providers: Providers,
+    tariff: Tariff = Tariff(),
+    deadlines: DefaultDeadlines = NO_DEFAULTS,
 ) -> Applied:
     """Make the rows match what is declared, or only list the changes for a dry run, which takes no locks.
 
@@ -85,6 +91,7 @@ async def apply(
     for _ in range(ATTEMPTS):
         prepared = await _prepared(db, declared, request, providers)
         writes = prepared.writes
+        await deadline_checks.check(db, declared, writes, deadlines)
         locations = Locations(prepared.scope.providers, prepared.scope.regions)
         digest = writes.digest  # once: there may be thousands of changes
         if not request.dry_run:

@@ -14,6 +14,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_provisioner.apply.registration import Enrolment, UnknownBatch
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.identity import Attested, IdentityRefused, Proof, Reason, check_instance
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
@@ -78,11 +79,12 @@ class BatchInstances:
 
 
 class Enroller:
-    """Checks machines before they register. A document enrols one up to `document_age_seconds` after its start."""
+    """Checks machines before they register. A document enrols one until the registration deadline of its launch config
+    and `grace_seconds` have passed since its start."""
 
-    def __init__(self, providers: Mapping[str, Provider], *, document_age_seconds: float) -> None:
+    def __init__(self, providers: Mapping[str, Provider], *, deadlines: DefaultDeadlines, grace_seconds: float) -> None:
         self._providers = providers
-        self._document_age_seconds = document_age_seconds
+        self._deadlines, self._grace_seconds = deadlines, grace_seconds
         self.instances = BatchInstances()
 
     async def check(self, database: Database, batch_id: str, instance_id: str, proof: Proof | None) -> Enrolment | None:
@@ -94,6 +96,7 @@ class Enroller:
                 raise UnknownBatch(batch_id)
             account = await accounts.get(db, batch.account_id)
             bound_to = await instances.batch_of(db, account.id, instance_id)
+            seconds = await deadlines.registration_seconds(db, batch.launch_config_id, self._deadlines)
         provider = self._providers[account.provider]
         attested = provider.attested(account, str(batch.body["image"]), proof)
         if attested is None:
@@ -104,7 +107,7 @@ class Enroller:
             unlisted = await self.instances.unlisted_seconds(provider, account, batch.id, instance_id)
             if unlisted is not None:
                 await self._refuse_unlisted(database, batch, attested, unlisted)
-        return Enrolment(attested, self._document_age_seconds)
+        return Enrolment(attested, (seconds or 0.0) + self._grace_seconds)
 
     async def _refuse_unlisted(
         self, database: Database, batch: Batch, attested: Attested, unlisted_seconds: float

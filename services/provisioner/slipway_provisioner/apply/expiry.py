@@ -12,6 +12,7 @@ from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.consoles import request as request_consoles
+from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.silence import alert
 from slipway_provisioner.domain.workers import Worker, hastened, stopping, stopping_idle
 from slipway_provisioner.providers.port import Provider
@@ -21,9 +22,9 @@ UNRESPONSIVE: Final = "unresponsive"
 OVERDUE: Final = "did not register in time"
 
 
-async def stop_overdue_boots(db: Connection, timeout_seconds: float, providers: Mapping[str, Provider]) -> bool:
+async def stop_overdue_boots(db: Connection, defaults: DefaultDeadlines, providers: Mapping[str, Provider]) -> bool:
     """Stop workers whose instance did not register in time; False if there are none."""
-    ids = await deadlines.overdue_boots(db, timeout_seconds)
+    ids = await deadlines.overdue_boots(db, defaults)
     if not ids:
         return False
     async with db.transaction():
@@ -36,9 +37,9 @@ async def stop_overdue_boots(db: Connection, timeout_seconds: float, providers: 
     return bool(boots)
 
 
-async def stop_idle(db: Connection, idle_seconds: float, providers: Mapping[str, Provider]) -> bool:
+async def stop_idle(db: Connection, defaults: DefaultDeadlines, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that were idle while tasks waited; False if there are none."""
-    despite_demand = await deadlines.idle_despite_demand(db, idle_seconds)
+    despite_demand = await deadlines.idle_despite_demand(db, defaults)
     if not despite_demand:
         return False
     async with db.transaction():
@@ -52,9 +53,9 @@ async def stop_idle(db: Connection, idle_seconds: float, providers: Mapping[str,
     return bool(idle)
 
 
-async def stop_unresponsive(db: Connection, timeout_seconds: float) -> bool:
+async def stop_unresponsive(db: Connection, defaults: DefaultDeadlines) -> bool:
     """Stop unresponsive workers, except in accounts where too many are silent; False if there are none."""
-    silences = await deadlines.silences(db, timeout_seconds)
+    silences = await deadlines.silences(db, defaults)
     if not silences:
         return False
     async with db.transaction():
@@ -64,13 +65,13 @@ async def stop_unresponsive(db: Connection, timeout_seconds: float) -> bool:
             ):
                 await outbox.enqueue(db, [alert(silence)])
         kept = [silence.account_id for silence in silences if silence.implausible]
-        silent = await deadlines.unresponsive(db, timeout_seconds, kept=kept)
+        silent = await deadlines.unresponsive(db, defaults, kept=kept)
         return await _stop_silent(db, silent, UNRESPONSIVE) > 0
 
 
-async def stop_confirmed(tx: Connection, account_id: str, timeout_seconds: float, reason: str) -> int:
+async def stop_confirmed(tx: Connection, account_id: str, defaults: DefaultDeadlines, reason: str) -> int:
     """Stop unresponsive workers of an account that a person has confirmed to be dead; returns their number."""
-    return await _stop_silent(tx, await deadlines.unresponsive_in(tx, account_id, timeout_seconds), reason)
+    return await _stop_silent(tx, await deadlines.unresponsive_in(tx, account_id, defaults), reason)
 
 
 async def _stop_silent(tx: Connection, last_contact: Mapping[str, datetime], reason: str) -> int:

@@ -67,7 +67,6 @@ class GivenPool(msgspec.Struct, frozen=True):
                 max_capacity=pool.max_capacity,
                 scaling_ratio=str(pool.scaling_ratio),
                 mode=pool.mode or mode,
-                drain_seconds=pool.drain_seconds,
                 limits=_limits(pool.limits),
                 **_health_settings(pool),
                 owner=self.owner,
@@ -250,6 +249,7 @@ def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConf
         base_weight=config.base_weight,
         price_factor=config.price_factor,
         max_capacity=config.max_capacity,
+        deadlines=pool.deadlines_of(config),
         own_profile=config.profile is not None,
         **_health_settings(pool, config.profile),
     )

@@ -69,7 +69,6 @@ class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
     claim_evidence: str
     on_bad_image: str
     freeze_after: int
-    drain_seconds: float | None
     limits: dict[str, Any]
     owner: str
     spec: dict[str, Any]
@@ -90,6 +89,7 @@ class NameRow(msgspec.Struct, frozen=True, kw_only=True):
     base_weight: float
     price_factor: float
     max_capacity: int | None
+    deadlines: dict[str, float]
 
 
 class StoredName(NameRow, frozen=True, kw_only=True):
@@ -106,6 +106,7 @@ class DeclaredConfig(DeclaredRevision, frozen=True, kw_only=True):
     base_weight: float
     price_factor: float
     max_capacity: int | None
+    deadlines: dict[str, float]
     own_profile: bool
 
 
@@ -304,6 +305,7 @@ class Comparison:
             base_weight=config.base_weight,
             price_factor=config.price_factor,
             max_capacity=config.max_capacity,
+            deadlines=config.deadlines,
         )
         before, after = _described(stored, known), _described(row, [wanted])
         by_pool = set(inherited) - ({"profile"} if config.own_profile else set())
@@ -524,7 +526,7 @@ def _described(name: NameRow | None, known: Iterable[RevisionRow]) -> dict[str, 
     current = next((revision for revision in known if name is not None and revision.id == name.current_id), None)
     if name is None or current is None:
         return {}
-    of_name = {field: getattr(name, field) for field in ("base_weight", "price_factor", "max_capacity")}
+    of_name = {field: getattr(name, field) for field in ("base_weight", "price_factor", "max_capacity", "deadlines")}
     return (
         {"revision": hash_of(current.id)}
         | {field: getattr(current, field) for field in (*BODY, *HEALTH_SETTINGS)}
@@ -552,6 +554,11 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterabl
         old = before.get(field)
         if field == "ending":
             yield f"drains at once: {value}"
+        elif field == "deadlines":
+            seconds = old or {}
+            for key in sorted(seconds.keys() | value.keys()):
+                if seconds.get(key) != value.get(key):
+                    yield difference(f"deadlines.{key}", seconds.get(key), value.get(key))
         elif field == "settings":
             digests = old or {}
             for key in sorted(digests.keys() | value.keys()):

@@ -79,6 +79,8 @@ def check_age(age: Age, *, age_seconds_max: float) -> None:
         text = f"the instance was started {age.ahead_seconds:.0f} s after now by the database clock; {remedy}"
         raise IdentityRefused(Reason.EARLY, text)
     if age.uptime_seconds > age_seconds_max:
-        limit = f"its document enrols it for {age_seconds_max:g} s (boot_timeout_seconds and identity_grace_seconds)"
+        limit = (
+            f"its document enrols it for {age_seconds_max:g} s (its registration deadline and identity_grace_seconds)"
+        )
         text = f"the instance was started {age.uptime_seconds:.0f} s ago; {limit}"
         raise IdentityRefused(Reason.OLD, text)

@@ -159,8 +159,7 @@ def _reconsider(
     """Seconds until time alone may change the decision; None if it never will."""
     moments = [d.fresh_seconds for d in observed.demands if not d.stale]
     if spare > 0:
-        ages = [(now - idle.since).total_seconds() for idle in observed.idle]
-        moments += [observed.idle_timeout_seconds - age for age in ages if age < observed.idle_timeout_seconds]
+        moments += [idle.left_seconds(now, observed.idle_timeout_seconds) for idle in observed.idle]
     if missing > 0 and observed.calculator_unavailable_seconds > 0:
         moments.append(observed.attempt_in_seconds)
     if reached:  # also before time lifts it: the alert lasts for as long as it is seen to stop launches

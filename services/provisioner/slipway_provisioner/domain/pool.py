@@ -64,11 +64,18 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
     """A running worker without a task, for as long as it has been since `since`. Downtime is left out: no report
-    could be received then."""
+    could be received then. One that is not wanted is stopped after `timeout_seconds`, by default that of the decision.
+    """
 
     worker_id: str
     config_id: str
     since: datetime
+    timeout_seconds: float | None = None
+
+    def left_seconds(self, now: datetime, timeout_seconds: float) -> float:
+        """Time until it may be stopped if it is not wanted, by its own timeout or the given one; negative then."""
+        allowed = timeout_seconds if self.timeout_seconds is None else self.timeout_seconds
+        return allowed - (now - self.since).total_seconds()
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,6 @@ from slipway_common.events.alert import Alert, AlertRaised, alert_key
 Strategy = Literal["natural", "rolling", "now"]
 Replacement = Strategy | Literal["rollback"]
 """Strategy of a replacement; that of a rollback is its own unless another one is asked for."""
-DRAIN_SECONDS_MIN: Final = 3600.0
-"""Shortest default of the time in which a replaced revision should drain."""
 ALERT_SHARE: Final = 0.8
 """Share of the drain time after which workers that are left raise an alert."""
 STARTS_TO_PROVE: Final[Mapping[str, int]] = {"natural": 5, "rollback": 5, "rolling": 20}

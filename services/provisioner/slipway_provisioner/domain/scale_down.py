@@ -3,7 +3,7 @@ so they replace no idle worker before they have registered. Idle workers of drai
 wanted, a part at a time, so that their replacements can boot. Pure."""
 
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from slipway_provisioner.domain.pool import Idle
@@ -27,7 +27,7 @@ def select(
     The newest waiting workers come first, since the oldest are admitted next; then the longest idle ones.
     """
     cancel = list(reversed(waiting))[:surplus]
-    overdue = [w.worker_id for w in idle if now - w.since >= timedelta(seconds=idle_timeout_seconds)]
+    overdue = [w.worker_id for w in idle if w.left_seconds(now, idle_timeout_seconds) <= 0]
     return cancel, overdue[: max(0, min(surplus - len(cancel), registered_surplus))]
 
 

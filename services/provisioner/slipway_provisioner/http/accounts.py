@@ -130,7 +130,7 @@ async def confirm_unresponsive(
 ) -> dict[str, Any]:
     """Stop all unresponsive workers of an account, however many are silent. They are replaced, and their instances are
     terminated after the grace period."""
-    seconds = request.app.state.settings.unresponsive_timeout_seconds
+    defaults = request.app.state.settings.deadlines()
     reason = f"unresponsive, confirmed by {by}: {body.reason}"
     stopped = 0
     async with db.acquire() as connection:
@@ -138,7 +138,7 @@ async def confirm_unresponsive(
             raise _refused(reachability.UnknownAccount(account_id))
         while True:
             async with connection.transaction():
-                count = await expiry.stop_confirmed(connection, account_id, seconds, reason)
+                count = await expiry.stop_confirmed(connection, account_id, defaults, reason)
             if not count:
                 break
             stopped += count

@@ -27,10 +27,13 @@ from slipway_provisioner.apply.previews import preview
 from slipway_provisioner.apply.reading import SECTIONS, Declared, DeclaredReader
 from slipway_provisioner.apply.rollback import NothingToRollBack, TargetTripped
 from slipway_provisioner.domain import declaration as domain
+from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
+from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.domain.rollback import Rollback
 from slipway_provisioner.http.pools import no_pool
+from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import audit, declarations, history, pools, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
@@ -172,7 +175,7 @@ async def put_declaration(
         declared = await _read(request, db, asked)
         async with db.acquire() as connection:
             applied = await declaration.apply(
-                connection, declared, asked, request.app.state.providers, request.app.state.settings.tariff()
+                connection, declared, asked, request.app.state.providers, *_terms(request)
             )
     # Without a connection: a preview takes seconds.
     return _answer(request, applied, previews=await preview(applied.launches, request.app.state.providers))
@@ -238,7 +241,7 @@ async def put_pool(
         asked = how.request(by, if_match=if_match, **edit.model_dump())
         async with db.acquire() as connection:
             applied = await declaration.apply(
-                connection, declared, asked, request.app.state.providers, request.app.state.settings.tariff()
+                connection, declared, asked, request.app.state.providers, *_terms(request)
             )
     given = declared.pools.get(pool_id)
     return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
@@ -385,6 +388,12 @@ def _expected(headers: Mapping[str, str], stored: domain.Known | None) -> str | 
             return stored.digest if stored is not None else "*"
         case tag:
             return tag.removeprefix("W/").strip('"')
+
+
+def _terms(request: Request) -> tuple[Tariff, DefaultDeadlines]:
+    """Prices and deadlines of this service."""
+    settings: Settings = request.app.state.settings
+    return settings.tariff(), settings.deadlines()
 
 
 def _reader(request: Request, index: domain.Index, asked: domain.Request) -> DeclaredReader:

@@ -26,6 +26,7 @@ REGULAR_PASS_SECONDS: Final = 5.0
 async def expire_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that are past a deadline, drop sources of demand that no longer report, settle what retired accounts
     left open, end pauses that have expired, also refused ones, and alerts on limits, and renew leases."""
+    defaults = settings.deadlines()
     async with database.acquire() as db:
         if await restores.unconfirmed(db):  # what these workers did since the restored state is unknown
             async with db.transaction():
@@ -38,9 +39,9 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         await limits.redate(db)
         async with db.transaction():
             limited = await limiting.settle(db, settings.tariff())
-        booting = await expiry.stop_overdue_boots(db, settings.boot_timeout_seconds, providers)
-        idle = await expiry.stop_idle(db, settings.give_up_idle_seconds, providers)
-        unresponsive = await expiry.stop_unresponsive(db, settings.unresponsive_timeout_seconds)
+        booting = await expiry.stop_overdue_boots(db, defaults, providers)
+        idle = await expiry.stop_idle(db, defaults, providers)
+        unresponsive = await expiry.stop_unresponsive(db, defaults)
         async with db.transaction():
             sources = await settle_sources(db, settings.stale_demand_seconds)
         async with db.transaction():

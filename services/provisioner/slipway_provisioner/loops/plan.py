@@ -40,7 +40,7 @@ async def plan_next(
             observed = await pools.observe(
                 db,
                 pool_id,
-                idle_timeout_seconds=settings.idle_timeout_seconds,
+                deadlines=settings.deadlines(),
                 unavailable_seconds=calculator_unavailable_seconds(),
                 weight_half_life_seconds=settings.weight_half_life_seconds,
                 attempt_seconds=settings.unavailable_attempt_seconds,

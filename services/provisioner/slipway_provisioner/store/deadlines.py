@@ -10,6 +10,7 @@ import msgspec
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
+from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.identity import Age
 from slipway_provisioner.domain.silence import SILENT_PART, Silence
 from slipway_provisioner.store import accounts
@@ -43,42 +44,66 @@ SELECT coalesce((
 AGE: Final = """
 SELECT coalesce(uptime_since($1), 0) AS uptime_seconds,
     extract(epoch FROM $1 - slipway_clock())::float8 AS ahead_seconds"""
+
+
+def seconds(name: str, defaults: str = "$1") -> str:
+    """Deadline of the workers of a revision `c` with the name `n`: as declared, else that of its profile, by the
+    parameter `defaults`. NULL if there is none."""
+    return f"coalesce((n.deadlines ->> '{name}')::float8, ({defaults}::jsonb -> c.profile ->> '{name}')::float8)"
+
+
+# Read once a statement, since a fleet has few revisions and many workers.
+_REVISIONS: Final = f"""
+WITH revision AS MATERIALIZED (
+    SELECT c.id, c.boot_evidence, c.claim_evidence, {seconds("registration_seconds")} AS registration_seconds,
+        {seconds("first_claim_seconds")} AS first_claim_seconds,
+        {seconds("idle_despite_demand_seconds")} AS idle_despite_demand_seconds,
+        {seconds("unresponsive_seconds")} AS unresponsive_seconds
+    FROM launch_config c JOIN launch_config_name n ON n.name = c.name WHERE c.state <> 'archived')"""
 # The first condition is implied by the second, which costs a call for each row.
-OVERDUE_BOOTS: Final = f"""
-SELECT id::text FROM worker
-WHERE state IN ({states(IN_FLIGHT["boot"])}) AND launched_at < slipway_clock() - $1 * interval '1 s'
-    AND uptime_since(launched_at) > $1
-ORDER BY id LIMIT 200"""
+OVERDUE_BOOTS: Final = f"""{_REVISIONS}
+SELECT w.id::text FROM worker w JOIN revision c ON c.id = w.launch_config_id
+WHERE w.state IN ({states(IN_FLIGHT["boot"])})
+    AND w.launched_at < slipway_clock() - c.registration_seconds * interval '1 s'
+    AND uptime_since(w.launched_at) > c.registration_seconds
+ORDER BY w.id LIMIT 200"""
+REGISTRATION: Final = f"""
+SELECT {seconds("registration_seconds")} FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+WHERE c.id = $2"""
 # Idle although a source of its pool has had pending tasks for as long; `throughout`: during all of its idle time. Where
 # claims are not reported by a hook, the worker may be busy unless no source has seen a claimed task in that time.
-IDLE_DESPITE_DEMAND: Final = f"""
+IDLE_DESPITE_DEMAND: Final = f"""{_REVISIONS}
 SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
-FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
-WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - $1 * interval '1 s'
-    AND d.pending_since < slipway_clock() - $1 * interval '1 s'
-    AND uptime_since(greatest(w.idle_since, d.pending_since)) > $1 AND {SEEN_SINCE_DOWNTIME}
+FROM worker w JOIN revision c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
+CROSS JOIN LATERAL (SELECT CASE WHEN w.first_claimed_at IS NULL THEN c.first_claim_seconds
+    ELSE c.idle_despite_demand_seconds END AS seconds) AS allowed
+WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - allowed.seconds * interval '1 s'
+    AND d.pending_since < slipway_clock() - allowed.seconds * interval '1 s'
+    AND uptime_since(greatest(w.idle_since, d.pending_since)) > allowed.seconds AND {SEEN_SINCE_DOWNTIME}
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
     AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
         SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
 _SENDING_HEARTBEATS: Final = f"""worker
-    JOIN launch_config c ON c.id = worker.launch_config_id AND c.boot_evidence = 'register'
+    JOIN revision c ON c.id = worker.launch_config_id AND c.boot_evidence = 'register'
     AND ({Statement(in_states(REGISTERED) | FINISHING).text})"""
 _UNRESPONSIVE: Final = f"""
 SELECT {{columns}} FROM {_SENDING_HEARTBEATS}
-WHERE worker.last_seen_at < slipway_clock() - $1 * interval '1 s' AND uptime_since(worker.last_seen_at) > $1"""
-UNRESPONSIVE: Final = f"""
+WHERE worker.last_seen_at < slipway_clock() - c.unresponsive_seconds * interval '1 s'
+    AND uptime_since(worker.last_seen_at) > c.unresponsive_seconds"""
+UNRESPONSIVE: Final = f"""{_REVISIONS}
 {_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id <> ALL($2)
 ORDER BY worker.id LIMIT 200"""
-UNRESPONSIVE_IN: Final = f"""
+UNRESPONSIVE_IN: Final = f"""{_REVISIONS}
 {_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id = $2
 ORDER BY worker.id LIMIT 200"""
 # Accounts with an unresponsive worker, and those whose unresponsive workers are kept.
-SILENT: Final = f"""
+SILENT: Final = f"""{_REVISIONS}
 SELECT a.id AS account_id, a.silent AS kept, count(worker.id)::int AS registered,
-    (count(worker.id) FILTER (WHERE worker.last_seen_at < slipway_clock() - $1::float8 * $2::float8 * interval '1 s'
-        AND uptime_since(worker.last_seen_at) > $1 * $2))::int AS silent
+    (count(worker.id) FILTER (WHERE worker.last_seen_at
+            < slipway_clock() - c.unresponsive_seconds * $2::float8 * interval '1 s'
+        AND uptime_since(worker.last_seen_at) > c.unresponsive_seconds * $2))::int AS silent
 FROM account a LEFT JOIN ({_SENDING_HEARTBEATS}) ON worker.account_id = a.id
 WHERE a.silent OR a.id IN ({_UNRESPONSIVE.format(columns="worker.account_id")})
 GROUP BY a.id ORDER BY a.id"""
@@ -130,31 +155,39 @@ async def age(db: Connection, at: datetime) -> Age:
     return Age(**await db.fetchrow(AGE, at))
 
 
-async def overdue_boots(db: Connection, timeout_seconds: float) -> list[str]:
-    """Workers whose instance has not registered within `timeout_seconds` of uptime after its launch."""
-    return [row["id"] for row in await db.fetch(OVERDUE_BOOTS, timeout_seconds)]
+async def registration_seconds(db: Connection, config_id: str, defaults: DefaultDeadlines) -> float | None:
+    """Registration deadline of the workers of a revision; None if it does not exist any more."""
+    seconds: float | None = await db.fetchval(REGISTRATION, defaults, config_id)
+    return seconds
 
 
-async def idle_despite_demand(db: Connection, idle_seconds: float) -> Mapping[str, IdleTime]:
-    """Workers idle for `idle_seconds` in a pool whose tasks were pending for as long."""
-    rows = await db.fetch(IDLE_DESPITE_DEMAND, idle_seconds)
+async def overdue_boots(db: Connection, defaults: DefaultDeadlines) -> list[str]:
+    """Workers whose instance has not registered within its deadline, of uptime after its launch."""
+    return [row["id"] for row in await db.fetch(OVERDUE_BOOTS, defaults)]
+
+
+async def idle_despite_demand(db: Connection, defaults: DefaultDeadlines) -> Mapping[str, IdleTime]:
+    """Workers that were idle up to their deadline in a pool whose tasks were pending for as long."""
+    rows = await db.fetch(IDLE_DESPITE_DEMAND, defaults)
     return {row["id"]: IdleTime(row["idle_since"], row["throughout"]) for row in rows}
 
 
-async def silences(db: Connection, timeout_seconds: float) -> list[Silence]:
+async def silences(db: Connection, defaults: DefaultDeadlines) -> list[Silence]:
     """Silent workers of each account that has an unresponsive one, or whose unresponsive ones are kept."""
-    return [Silence(**row) for row in await db.fetch(SILENT, timeout_seconds, SILENT_PART)]
+    return [Silence(**row) for row in await db.fetch(SILENT, defaults, SILENT_PART)]
 
 
-async def unresponsive(db: Connection, timeout_seconds: float, *, kept: Sequence[str] = ()) -> Mapping[str, datetime]:
-    """Up to 200 workers without contact for `timeout_seconds` of uptime, with the time of their last contact, but for
+async def unresponsive(
+    db: Connection, defaults: DefaultDeadlines, *, kept: Sequence[str] = ()
+) -> Mapping[str, datetime]:
+    """Up to 200 workers without contact up to their deadline, of uptime, with the time of their last contact, but for
     those of the accounts that are `kept`."""
-    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, timeout_seconds, kept)}
+    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, defaults, kept)}
 
 
-async def unresponsive_in(db: Connection, account_id: str, timeout_seconds: float) -> Mapping[str, datetime]:
-    """Up to 200 workers of an account without contact for `timeout_seconds` of uptime, with the time of the last."""
-    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE_IN, timeout_seconds, account_id)}
+async def unresponsive_in(db: Connection, account_id: str, defaults: DefaultDeadlines) -> Mapping[str, datetime]:
+    """Up to 200 workers of an account without contact up to their deadline, with the time of the last."""
+    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE_IN, defaults, account_id)}
 
 
 async def take_terminable(db: Connection, *, grace_seconds: float, again_seconds: float) -> list[Terminable]:

@@ -98,6 +98,14 @@ LAUNCHING: Final = Statement(
     .order_by(P.id, N.name)
 )
 
+TIMED: Final = Statement(
+    sa.select(P.id.label("pool_id"), N.name, C.account_id, C.profile, N.deadlines, P.limits)
+    .join(tables.launch_config, C.pool_id == P.id)
+    .join(tables.launch_config_name, sa.and_(OF_NAME, C.id == N.current_id))
+    .where(C.account_id == sa.any_(IDS), N.declared, ~P.deleted, P.id != sa.all_(array("except_pools", P.id)))
+    .order_by(P.id, N.name)
+)
+
 SERVING_WORKERS: Final = f"""
 SELECT launch_config_id AS id, count(*)::int AS serving FROM worker
 WHERE pool_id = ANY($1::text[]) AND state IN ({states(SERVING)}) AND state NOT IN ({states(ENDED)}) GROUP BY 1"""
@@ -342,6 +350,12 @@ async def users(db: Connection, account_ids: Collection[str]) -> list[User]:
 async def launching(db: Connection, account_ids: Collection[str]) -> list[dict[str, Any]]:
     """Current revisions of declared launch configs in accounts, with the mode and limits of their pools."""
     return [dict(row) for row in await db.fetch(LAUNCHING.text, *LAUNCHING.arguments(ids=sorted(account_ids)))]
+
+
+async def timed(db: Connection, account_ids: Collection[str], *, except_pools: Collection[str]) -> list[dict[str, Any]]:
+    """Declared launch configs in accounts with their deadlines and the limits of their pools, but for some pools."""
+    arguments = TIMED.arguments(ids=sorted(account_ids), except_pools=sorted(except_pools))
+    return [dict(row) for row in await db.fetch(TIMED.text, *arguments)]
 
 
 async def account_limits(db: Connection, account_ids: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -14,11 +14,12 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEA
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import roll_out
+from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import accounts, demand, launch_stops, limits, restores
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME
+from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
@@ -163,8 +164,9 @@ WAITING_WORKERS: Final = Statement(
 # Idle for its uptime only.
 IDLE_WORKERS: Final = f"""
 SELECT w.id::text AS worker_id, w.launch_config_id AS config_id,
-    slipway_clock() - greatest(0, uptime_since(w.idle_since)) * interval '1 s' AS since
-FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+    slipway_clock() - greatest(0, uptime_since(w.idle_since)) * interval '1 s' AS since,
+    {seconds("idle_seconds", "$2")} AS timeout_seconds
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN launch_config_name n ON n.name = c.name
 WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {SEEN_SINCE_DOWNTIME}
 ORDER BY c.state = 'draining' DESC, w.idle_since LIMIT 500"""
 LAUNCH_STOPS: Final = f"""
@@ -223,7 +225,7 @@ async def observe(
     tx: Connection,
     pool_id: str,
     *,
-    idle_timeout_seconds: float,
+    deadlines: DefaultDeadlines,
     unavailable_seconds: float,
     weight_half_life_seconds: float,
     attempt_seconds: float,
@@ -244,7 +246,7 @@ async def observe(
     # After a restore, workers may have claimed tasks that this database knows nothing of.
     idle = []
     if launch_stop is None or not launch_stop["restored"]:
-        idle = await tx.fetch(IDLE_WORKERS, pool_id)
+        idle = await tx.fetch(IDLE_WORKERS, pool_id, deadlines)
     return Observed(
         pool=pool,
         demands=demands,
@@ -253,7 +255,7 @@ async def observe(
         shared=shared,
         waiting=[Waiting(**row) for row in waiting],
         idle=[Idle(**row) for row in idle],
-        idle_timeout_seconds=idle_timeout_seconds,
+        idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"],
         calculator_unavailable_seconds=unavailable_seconds,
         weight_half_life_seconds=weight_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,

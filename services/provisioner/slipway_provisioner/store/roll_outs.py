@@ -9,11 +9,12 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import CHUNK_ROWS
 from slipway_common.database.sql import Statement, array, given
+from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.lifecycle import ENDED, REGISTERED, STOPPABLE
 from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
-from slipway_provisioner.domain.roll_out import DRAIN_SECONDS_MIN, Drain, Progress, succeeded_starts
+from slipway_provisioner.domain.roll_out import Drain, Progress, succeeded_starts
 from slipway_provisioner.store import configs, marks
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
@@ -116,7 +117,7 @@ LONGEST_TASK_SECONDS: Final = (
 DRAIN_SECONDS: Final = sa.func.coalesce(
     DRAINS.c.drain_seconds,
     C.drain_seconds,
-    P.drain_seconds,
+    sa.cast(N.deadlines["drain_seconds"].astext, sa.Double),
     sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), sa.cast(LONGEST_TASK_SECONDS, sa.Double)),
 )
 # One that was replaced by `now` may have a leaked secret: this is remembered until somebody reactivates it.
@@ -124,7 +125,7 @@ _WITHDRAWN: Final = sa.and_(DRAINS.c.replaced_by == "now", DRAINS.c.drain_termin
 # A revision that drains already keeps the time at which that began, and an earlier deadline.
 DRAIN: Final = Statement(
     sa.update(launch_config)
-    .where(C.id == DRAINS.c.id, OF_NAME, P.id == C.pool_id, C.state != "archived")
+    .where(C.id == DRAINS.c.id, OF_NAME, C.state != "archived")
     .values(
         {field: DRAINS.c[field] for field in ("state_reason", "state_by", "replaced_by", "drain_terminate")}
         | {

@@ -119,7 +119,6 @@ worker_pool = Table(
     required("revision", BigInteger, server_default=ONE),
     now("swept_at"),
     Column("attempted_at", TIME),
-    Column("drain_seconds", Double),
     required("limits", JSONB, server_default=EMPTY_OBJECT),
     empty_text("owner"),
     required("spec", JSONB, server_default=EMPTY_OBJECT),
@@ -177,6 +176,7 @@ launch_config_name = Table(
     required("base_weight", Double),
     required("price_factor", Double),
     Column("max_capacity", Integer),
+    required("deadlines", JSONB, server_default=EMPTY_OBJECT),  # as declared, in seconds by name
     required("paused", Boolean, server_default=FALSE),
     empty_text("paused_reason"),
     empty_text("paused_by"),

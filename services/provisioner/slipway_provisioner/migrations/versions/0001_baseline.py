@@ -45,7 +45,7 @@ CREATE TABLE worker_pool (
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
     frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
-    swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz, drain_seconds double precision,
+    swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz,
     limits jsonb NOT NULL DEFAULT '{}',
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
@@ -65,6 +65,7 @@ CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
 CREATE TABLE launch_config_name (
     name text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, current_id text NOT NULL,
     base_weight double precision NOT NULL, price_factor double precision NOT NULL, max_capacity integer,
+    deadlines jsonb NOT NULL DEFAULT '{}', -- as declared, in seconds by name
     paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, declared boolean NOT NULL DEFAULT true
 );
