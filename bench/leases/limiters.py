@@ -9,7 +9,7 @@ import msgspec
 from bench.leases.broker import Broker
 from bench.leases.clouds import CloudTerms
 from slipway_lease_broker.domain.ledger import Lease
-from slipway_lease_broker.domain.pacing import default_pacing
+from slipway_lease_broker.domain.pacing import MAX_INTERVAL_SECONDS, default_pacing
 from slipway_lease_broker.domain.terms import Bounds, Policy
 
 FLOOR, CEILING = 2, 100
@@ -118,7 +118,7 @@ class PlainAimd(Static):
         yield from super().start(now)
 
     def interval_seconds(self) -> float:
-        return default_pacing(int(self._limit), self.terms.hold_seconds).interval_seconds
+        return default_pacing(int(self._limit), self.terms.hold_seconds, MAX_INTERVAL_SECONDS).interval_seconds
 
 
 class Slipway:

@@ -197,7 +197,8 @@ async def test_commands_that_arrive_together_are_decided_together(world: World) 
 
 
 async def test_a_waiting_request_gets_its_position_and_reason(world: World) -> None:
-    """202 with position, estimate and time of the next poll, in the body and as Retry-After."""
+    """202 with position, estimate, the end of the leases that it waits for, and the time of the next poll, in the body
+    and as Retry-After."""
     await world.replica.acquire("held", units=2)
     first, second = await world.replica.acquire("first"), await world.replica.acquire("second", units=2)
     assert first.status_code == 202
@@ -207,7 +208,8 @@ async def test_a_waiting_request_gets_its_position_and_reason(world: World) -> N
         "position": 1,
         "eta_seconds": 0,
         "retry_after_seconds": 0,
-        "reason": "2 of 2 held",
+        "held_until": "2026-01-01T12:20:00Z",
+        "reason": "2 of 2 held; free by 2026-01-01T12:20:00+00:00",
         "cause": "full",
     }
     assert second.json()["position"] == 2

@@ -21,7 +21,7 @@ from tests.support.lease_broker_http import World, world_on
 
 TIMES: Final = {"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
 LARGE: Final = "gecko-t/t-linux-large"
-UNKNOWN_OF_OPERATION: Final = "unknown field; known: weight, reserved_units, max_wait_seconds"
+UNKNOWN_OF_OPERATION: Final = "unknown field; known: weight, reserved_units, max_wait_seconds, pacing"
 
 
 @pytest.fixture

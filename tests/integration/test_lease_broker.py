@@ -39,6 +39,7 @@ from slipway_lease_broker import admission
 from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Exchange
+from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.reception import Downtime, Receiving
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
@@ -517,7 +518,7 @@ async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> N
     assert names(await broker.grants()) == ["fine", "fine"]
     assert UNDECIDED.labels("sim-c")._value.get() == counted + 1
     await broker.pool.execute(
-        "UPDATE lease_pools SET policy = policy - 'ageing_seconds', paced_until = NULL WHERE id = 'sim-c'"
+        "UPDATE lease_pools SET policy = policy - 'ageing_seconds', paces = '{}' WHERE id = 'sim-c'"
     )
     assert await loop.step(broker.pool) is False
     await broker.set_clock(30)
@@ -602,10 +603,23 @@ async def test_pacing_goes_on_from_decision_to_decision(broker: Broker) -> None:
     await declared(broker, Policy())
     await broker.send(acquire_request("r1", 2))
     assert [grant.units for grant in await broker.grants()] == [1]
-    await broker.set_clock(119.9)
+    await broker.set_clock(29.9)
     assert await broker.grants() == []
-    await broker.set_clock(120)
+    await broker.set_clock(30)
     assert [grant.units for grant in await broker.grants()] == [1]
+
+
+async def test_operations_are_paced_each_by_itself(broker: Broker) -> None:
+    """Stored by operation: launches wait for no installation, and each goes on from decision to decision."""
+    await declared(broker, Policy(operations={"launch": Operation(pacing=Pacing(0.5))}))
+    await broker.send(*(acquire_request(name, operation="install") for name in ("i1", "i2")))
+    assert names(await broker.grants()) == ["i1"]
+    await broker.send(*(acquire_request(f"l{n}") for n in range(3)))
+    assert names(await broker.grants()) == ["l0"]
+    await broker.set_clock(0.5)
+    assert names(await broker.grants()) == ["l1"]
+    await broker.set_clock(30)
+    assert names(await broker.grants()) == ["i2", "l2"]
 
 
 async def test_a_new_mode_starts_with_fresh_pacing(broker: Broker) -> None:
@@ -615,7 +629,7 @@ async def test_a_new_mode_starts_with_fresh_pacing(broker: Broker) -> None:
     shadowed = await broker.grants()
     assert [(grant.mode, grant.advised_wait_seconds, grant.reason) for grant in shadowed] == [("shadow", None, "")] * 9
     rows = await broker.pool.fetch("SELECT advised_wait_seconds FROM leases ORDER BY fencing_token")
-    assert [row[0] for row in rows] == [None, 120, 240, 360, 480, 600, 720, 840, 960]
+    assert [row[0] for row in rows] == [None, 30, 60, 90, 120, 240, 480, 720, 960]
     await broker.send(*(release(grant) for grant in shadowed))
     await declared(broker, Policy())
     await broker.send(acquire_request("r10"))

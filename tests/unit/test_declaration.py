@@ -462,7 +462,14 @@ def test_schema_accepts_the_example_and_refuses_the_broken_file() -> None:
 
 
 def _without_durations(declared: Declaration) -> str:
-    seconds = {"hold_seconds", "ttl_seconds", "reserve_seconds", "ageing_seconds", "backoff"}
+    seconds = {
+        "hold_seconds",
+        "ttl_seconds",
+        "reserve_seconds",
+        "max_interval_seconds",
+        "ageing_seconds",
+        "backoff",
+    }
     configs = {"__all__": {"launch_configs": {"__all__": {"settings"}}}}
     return declared.model_dump_json(exclude={"lease_pools": {"__all__": seconds}, "worker_pools": configs})
 

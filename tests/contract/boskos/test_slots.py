@@ -153,7 +153,8 @@ async def test_starts_are_paced(slot_broker: SlotBroker) -> None:
     await slot_broker.open(policy=Policy(), hold_seconds=1200)
     assert await outcome(slot_broker, acquires("a")) == "car-1"
     answer = await slot_broker.call(acquires("b"))
-    assert (answer.status_code, answer.text) == (404, "no lease of car available: starts are paced\n")
+    waits = "paced: next start in 30 s; 1 of 2 held"
+    assert (answer.status_code, answer.text) == (404, f"no lease of car available: {waits}\n")
     await slot_broker.broker.set_clock(300)
     assert await outcome(slot_broker, acquires("b")) == "car-2"
 

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,34 @@ from hypothesis import strategies as st
 from slipway_client.leases import pace
 from slipway_client.leases.pace import Pace, slot
 
-POOL = {"id": "aws-ci", "limit": 50, "hold_seconds": 1200.0, "pacing": None, "waiting": 30}
+TWELVE = {"interval_seconds": 12.0, "burst": 1}
+POOL = {
+    "id": "aws-ci",
+    "limit": 50,
+    "hold_seconds": 1200.0,
+    "pacing_in_force": {"default": TWELVE, "operations": {}},
+    "waiting": 30,
+}
+
+
+def seen(row: dict[str, Any], before: Pace | None = None) -> Pace:
+    return pace.seen(row, "install", before)
 
 
 def test_the_safe_rate_is_the_sustained_rate_of_the_limit() -> None:
     """Pacing is for bursts: at twice limit ÷ hold, launches in progress would exceed the limit in the end."""
-    assert pace.seen(POOL, None).start_seconds == 24.0
-    assert pace.seen(POOL | {"pacing": {"interval_seconds": 60.0, "burst": 3}}, None).start_seconds == 60.0
-    assert pace.seen(POOL | {"pacing": "off"}, None).start_seconds == 24.0
+    assert seen(POOL).start_seconds == 24.0
+    slow = {"default": TWELVE, "operations": {"install": {"interval_seconds": 60.0, "burst": 3}}}
+    assert seen(POOL | {"pacing_in_force": slow}).start_seconds == 60.0
+    off = {"default": TWELVE, "operations": {"install": None}}
+    assert seen(POOL | {"pacing_in_force": off}).start_seconds == 24.0
+
+
+def test_the_pace_is_that_of_the_operation() -> None:
+    """As the broker serves it: the default of a pool is computed in one place."""
+    row = POOL | {"pacing_in_force": {"default": TWELVE, "operations": {"launch": {"interval_seconds": 0.5}}}}
+    assert pace.seen(row, "launch", None).interval_seconds == 0.5
+    assert pace.seen(row, "install", None).interval_seconds == 12
 
 
 def test_a_pool_that_was_never_seen_admits_one_at_a_time() -> None:
@@ -26,20 +47,20 @@ def test_a_pool_that_was_never_seen_admits_one_at_a_time() -> None:
 
 
 def test_a_drained_pool_lets_nothing_start() -> None:
-    drained = pace.seen(POOL | {"limit_in_force": 0}, None)
+    drained = seen(POOL | {"limit_in_force": 0})
     assert slot(drained, 1, 0.0, 0.5) == (inf, drained)
 
 
 def test_the_first_start_is_random_within_the_time_of_the_whole_queue() -> None:
     """All hosts begin at the same moment: an outage must not cause a thundering herd."""
-    known = pace.seen(POOL, None)
+    known = seen(POOL)
     assert [slot(known, 1, 1000.0, chance)[0] for chance in (0.0, 0.5)] == [1000.0, 1000.0 + 15 * 24.0]
 
 
 def test_seeing_the_pool_again_keeps_the_place_of_the_next_start() -> None:
-    _, after = slot(pace.seen(POOL, None), 2, 1000.0, 0.0)
+    _, after = slot(seen(POOL), 2, 1000.0, 0.0)
     assert after.next_start_at == 1048.0
-    assert pace.seen(POOL | {"limit": 10}, after).next_start_at == 1048.0
+    assert seen(POOL | {"limit": 10}, after).next_start_at == 1048.0
 
 
 @given(
@@ -66,7 +87,7 @@ def test_starts_of_one_host_keep_their_distance(
 
 def test_hosts_together_keep_the_rate() -> None:
     """A hundred hosts with one start each, all at the same moment, spread over what a hundred starts may take."""
-    rng, known = Random(7), pace.seen(POOL | {"waiting": 100}, None)
+    rng, known = Random(7), seen(POOL | {"waiting": 100})
     starts = sorted(slot(known, 1, 0.0, rng.random())[0] for _ in range(100))
     assert starts[-1] - starts[0] == pytest.approx(100 * 24.0, rel=0.1)
     assert max(sum(at <= start < at + 240.0 for start in starts) for at in starts) <= 20  # twice the safe 10

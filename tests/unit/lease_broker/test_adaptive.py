@@ -17,6 +17,7 @@ from slipway_lease_broker.domain.adaptive import (
     initial_adaptive,
     rises_at,
 )
+from slipway_lease_broker.domain.pacing import Pacing
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TERMS = AdaptiveTerms(floor=5, ceiling=60, window_seconds=1200)
@@ -132,11 +133,12 @@ PACES = [
 
 @pytest.mark.parametrize(("held", "interval"), PACES)
 def test_starts_follow_each_other_evenly(held: list[float], interval: float) -> None:
-    """Starts are paced at about the rate at which leases end, never faster than the default."""
+    """Starts are paced at about the rate at which leases end, never faster than the default, nor beyond the maximum."""
     state = initial_adaptive(50, TERMS, NOW)
     for seconds in held:
         state, _ = adapt(state, TERMS, evidence("t1", 0, held=seconds), saturated=True, now=NOW)
-    assert even_pacing(state, TERMS).interval_seconds == pytest.approx(interval)
+    assert even_pacing(state, TERMS, 30).interval_seconds == pytest.approx(interval)
+    assert even_pacing(state, TERMS, 10) == Pacing(10)
 
 
 #   declared, floor, ceiling, in force

@@ -11,16 +11,23 @@ from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
 from slipway_lease_broker.domain.gangs import find_blocked_gangs
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.limits import Limit
-from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.paces import OPERATIONS_MAX, SHARED
+from slipway_lease_broker.domain.pacing import Pace, Pacing
 from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode, Operation, Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SLOW = Policy(max_interval_seconds=600)
 DESTROY_RESERVED = Policy(pacing="off", operations={"destroy": Operation(reserved_units=2, max_wait_seconds=600)})
 
 
 def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
+
+
+def paced(until: float, interval: float, operation: str = "install") -> dict[str, Pace]:
+    """Pace of an operation, in seconds from now."""
+    return {operation: Pace(until=at(until), interval_seconds=interval)}
 
 
 def waiter(name: str, units: int = 1, *, since: float = 0, **fields: Any) -> Request:
@@ -194,8 +201,7 @@ def test_weight_0_is_not_blocked() -> None:
         held={"install": 5},
         policy=policy,
         blocked_until=at(5),
-        paced_until=at(60),
-        paced_interval_seconds=10.0,
+        paces=paced(60, 10),
     )
     assert started(admission) == [("l", 3)]
     assert admission.held == {"install": 5}
@@ -266,42 +272,76 @@ def test_weights_of_tenants() -> None:
 
 def test_pacing() -> None:
     """A single job starts at once, then one per interval, whatever units are free. Without terms the interval is hold /
-    (2 × limit)."""
-    first = round_([a, b, c], policy=Policy())
-    assert (started(first), first.paced_until, first.wake_times) == ([("a", 1)], at(120), [at(120)])
+    (2 × limit), up to the maximum."""
+    assert round_([a, b, c], policy=Policy()).wake_times == [at(30)]
+    first = round_([a, b, c], policy=SLOW)
+    assert (started(first), first.paces.after(), first.wake_times) == ([("a", 1)], paced(120, 120), [at(120)])
     burst = round_([waiter("m", 5)], policy=Policy(pacing=Pacing(10, 3)))
     assert (started(burst), burst.wake_times) == ([("m", 3)], [at(10)])
     delayed = round_(
         [waiter("big", 2, whole=True), b],
         policy=Policy(pacing=Pacing(10, 2)),
-        paced_until=at(10),
-        paced_interval_seconds=10.0,
+        paces=paced(10, 10),
     )
     assert (started(delayed), delayed.wake_times) == ([], [at(10)])
 
 
 def test_starts_over_the_limit_delay_at_most_a_limit_of_starts() -> None:
     """They delay later starts by a hold or a limit's worth of starts, not for as long as their units would take."""
-    policy = Policy(operations={"destroy": Operation(max_wait_seconds=600)})
+    policy = Policy(max_interval_seconds=600, operations={"destroy": Operation(max_wait_seconds=600)})
     late = [waiter(f"d{n}", 1_000_000, operation="destroy", since=600) for n in range(7)]
-    assert round_(late, policy=policy).paced_until == at(1200)
+    assert round_(late, policy=policy).paces.until("destroy") == at(1200)
     slow = msgspec.structs.replace(policy, pacing=Pacing(600, 3))
-    assert round_(late, policy=slow).paced_until == at(3000)
+    assert round_(late, policy=slow).paces.until("destroy") == at(3000)
 
 
 def test_pacing_follows_the_limit_in_force() -> None:
     """The same number of starts lies ahead, each at its new interval."""
-    twice = round_([a], limit=10, policy=Policy(), paced_until=at(120), paced_interval_seconds=120.0)
-    assert (started(twice), twice.paced_until) == ([], at(60))
+    twice = round_([a], limit=10, policy=SLOW, paces=paced(120, 120))
+    assert (started(twice), twice.paces.after()) == ([], paced(60, 60))
 
 
 def test_a_drain_does_not_reset_pacing() -> None:
     """Draining and undraining are no new terms: the starts that lie ahead still count."""
-    closed = round_([a], limit=0, policy=Policy(), paced_until=at(600), paced_interval_seconds=12.0, drained_reason="d")
-    assert closed.paced_until == at(600)
-    assert closed.pacing == Pacing(12)
-    never_open = round_([a], limit=0, policy=Policy())
-    assert never_open.pacing == Pacing(600)
+    closed = round_([a], limit=0, policy=SLOW, paces=paced(600, 12), drained_reason="d")
+    assert closed.paces.after() == paced(600, 12)
+    assert closed.paces.pacing("install") == Pacing(12)
+    never_open = round_([a], limit=0, policy=SLOW)
+    assert never_open.paces.pacing("install") == Pacing(600)
+
+
+def test_each_operation_is_paced_by_itself() -> None:
+    """The starts of one delay no other, and a later request of another operation starts while the first one waits."""
+    waiters = [waiter("i1"), waiter("i2"), waiter("d1", operation="destroy"), waiter("d2", operation="destroy")]
+    admission = round_(waiters, policy=SLOW, paces=paced(60, 120))
+    assert (started(admission), set(admission.wake_times)) == ([("d1", 1)], {at(60), at(120)})
+    assert admission.paces.after() == paced(60, 120) | paced(120, 120, "destroy")
+    assert admission.waiting == {
+        "i1": "paced: next start in 60 s; 0 of 5 held",
+        "d2": "paced: next start in 120 s; 1 of 5 held",
+    }
+    own = {"destroy": Operation(pacing=Pacing(10, 2)), "install": Operation(pacing="off")}
+    admission = round_(waiters, policy=msgspec.structs.replace(SLOW, operations=own))
+    assert [name for name, _ in started(admission)] == ["i1", "i2", "d1", "d2"]
+    assert admission.paces.after() == paced(20, 10, "destroy")
+
+
+def test_a_paced_request_is_served_before_later_ones_of_other_operations() -> None:
+    """Once its time has come, the next free unit is for it: others do not starve it."""
+    waiters = [waiter("i", since=10), waiter("d", operation="destroy")]
+    assert started(round_(waiters, limit=1, policy=SLOW, paces=paced(1, 600))) == [("d", 1)]
+    assert started(round_(waiters, limit=1, policy=SLOW, paces=paced(0, 600))) == [("i", 1)]
+
+
+def test_names_for_each_job_do_not_evade_pacing() -> None:
+    """A few operations that are not declared have a pace of their own, all others share one."""
+    waiters = [waiter(f"r{n}", operation=f"install-{n}") for n in range(9)]
+    declared = {"launch": Operation()}
+    admission = round_(
+        [waiter("l", operation="launch"), *waiters], limit=9, policy=msgspec.structs.replace(SLOW, operations=declared)
+    )
+    assert len(admission.grants) == 1 + OPERATIONS_MAX + 1
+    assert set(admission.paces.after()) == {"launch", SHARED, *(f"install-{n}" for n in range(OPERATIONS_MAX))}
 
 
 def test_a_tenant_backs_off() -> None:
@@ -335,8 +375,8 @@ def test_nothing_waits_unless_enforced(mode: Mode) -> None:
     assert started(admission) == [("one", 5), ("two", 1), ("later", 1)]
     spared = [(grant.spared_seconds, grant.reason) for grant in admission.grants]
     assert spared == [(None, ""), (240, "5 of 5 held"), (480, "its group starts it later")]
-    paced = round_([a, b, c], policy=Policy(mode=mode))
-    assert [grant.spared_seconds for grant in paced.grants] == [None, 120, 240]
+    early = round_([a, b, c], policy=Policy(mode=mode))
+    assert [grant.spared_seconds for grant in early.grants] == [None, 30, 60]
     for most, spared_seconds in ((None, None), (60.0, 240.0)):  # without a maximum wait it would have waited forever
         terms = {"install": Operation(max_wait_seconds=most)}
         (never,) = round_(

@@ -55,10 +55,11 @@ def test_examples(pacing: Pacing, paced: float | None, units: int, free: float, 
 
 
 def test_default() -> None:
-    """Twice the rate that the limit needs: 50 units of 20 minutes every 12 s; a limit of 0 causes no division by
-    zero."""
-    assert default_pacing(50, 1200) == Pacing(12)
-    assert default_pacing(1, 1200) == default_pacing(0, 1200) == Pacing(600)
+    """Twice the rate that the limit needs: 50 units of 20 minutes every 12 s; a limit of 0 causes no division by zero.
+    In a small pool the second start waits for the maximum, not for a quarter of the hold."""
+    assert default_pacing(50, 1200, 30) == Pacing(12)
+    assert default_pacing(2, 1200, 30) == Pacing(30)
+    assert default_pacing(1, 1200, 900) == default_pacing(0, 1200, 900) == Pacing(600)
 
 
 def test_off() -> None:

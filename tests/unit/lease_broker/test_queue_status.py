@@ -5,9 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipway_lease_broker.domain.ledger import Group, Tenant
-from slipway_lease_broker.domain.queue_status import QueuePosition, at_its_turn, queue_status
+from slipway_lease_broker.domain.pacing import Pace, Pacing
+from slipway_lease_broker.domain.queue_status import HoldEnd, QueuePosition, at_its_turn, queue_status
 from slipway_lease_broker.domain.terms import Operation, Policy
 from tests.support import lease_rows
 from tests.support.lease_rows import NOW
@@ -77,8 +80,8 @@ CASES = [
         "blocked",
     ),
     (
-        place({"policy": Policy(), "paced_until": at(9), "paced_interval_seconds": 300.0}, {}),
-        "starts are paced; not before 2026-01-01T12:00:09+00:00",
+        place({"policy": Policy(), "paces": {"install": Pace(until=at(9.7), interval_seconds=30)}}, {}),
+        "paced: next start in 9.7 s; 0 of 2 held",
         "paced",
     ),
     (place({}, {"gang_id": "g"}), "its gang starts once all of its pools have free units", "gang"),
@@ -126,3 +129,64 @@ def test_a_later_start_without_weight_passes_a_limit_of_reserved_units() -> None
     policy = Policy(pacing="off", operations={"install": Operation(weight=0), "destroy": Operation(reserved_units=3)})
     status = queue_status(place({"policy": policy}, {"since": at(9)}))
     assert status.reason == "its group starts it later; not before 2026-01-01T12:00:09+00:00"
+
+
+ENDS = (HoldEnd(at=at(90), cost=1), HoldEnd(at=at(200), cost=1))
+WEIGHT = Policy(pacing="off", operations={"install": Operation(weight=2)})
+ONE: dict[str, Any] = {"held": {"install": 1}}
+#   request, expected end of the leases that it waits for, expected wait; in seconds
+BEHIND = [
+    (place(FULL, {}, hold_ends=ENDS), 90, 90),
+    (place(FULL, {}, position=2, hold_ends=ENDS), 200, 200),
+    (place(FULL, {"waiting_units": 2}, hold_ends=ENDS), 200, 200),
+    (place(FULL, {}, position=3, hold_ends=ENDS), None, 1800),  # for the next hold of one of them: two of 1200 s
+    (place(FULL, {}, hold_ends=(HoldEnd(at=at(0), cost=1),)), 0, 1),  # the end of a lease takes a decision
+    (place(ONE | {"policy": WEIGHT}, {}, hold_ends=ENDS), 90, 90),  # a unit is free, and it needs two
+    (place({}, {}), None, 0),
+    (place({}, {}, position=2), None, 0),  # the next decision grants both
+]
+
+
+@pytest.mark.parametrize(("position", "held_until", "eta_seconds"), BEHIND)
+def test_a_waiter_is_told_when_the_leases_ahead_end(
+    position: QueuePosition, held_until: float | None, eta_seconds: float
+) -> None:
+    """Not later than at the end of their holds."""
+    status = queue_status(position)
+    assert (status.held_until, status.eta_seconds) == (None if held_until is None else at(held_until), eta_seconds)
+    assert ("free by" in status.reason) == (held_until is not None)
+
+
+@given(
+    held=st.integers(1, 5),
+    units=st.integers(1, 5),
+    position=st.integers(1, 4),
+    weight=st.integers(1, 3),
+    granted=st.integers(0, 10**6),
+    left=st.floats(-5, 1200),
+)
+def test_no_request_behind_held_leases_is_expected_at_once(
+    held: int, units: int, position: int, weight: int, granted: int, left: float
+) -> None:
+    """However many units were granted in the last minute, and however soon their holds end."""
+    policy = Policy(pacing="off", operations={"install": Operation(weight=weight)})
+    waits = place(
+        {"policy": policy, "held": {"install": held}, "limit_units": max(held, units * weight)},
+        {"waiting_units": units},
+        position=position,
+        hold_ends=[HoldEnd(at=at(left), cost=held)],
+    )
+    status = queue_status(msgspec.structs.replace(waits, granted_units=granted, granted_seconds=60))
+    assert status.eta_seconds is not None
+    if held + (position - 1 + units) * weight > waits.pool.limit_units:
+        assert status.eta_seconds >= 1
+
+
+def test_a_request_waits_for_the_starts_ahead_of_it() -> None:
+    """One interval each, also while units are free."""
+    limit = {
+        "limit_units": 9,
+        "policy": Policy(pacing=Pacing(12)),
+        "paces": {"install": Pace(until=at(5), interval_seconds=12)},
+    }
+    assert [queue_status(place(limit, {}, position=n)).eta_seconds for n in (1, 2, 4)] == [5, 17, 41]

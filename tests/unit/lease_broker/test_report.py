@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.report import (
     Band,
+    PacingOf,
     PastLease,
     Report,
     Spread,
@@ -35,10 +36,12 @@ def past_lease(
     confirmed: float | None = None,
     throttled: bool = False,
     returned: tuple[tuple[float, int], ...] = (),
+    operation: str = "",
 ) -> PastLease:
     times = [None if seconds is None else at(seconds) for seconds in (granted, confirmed, ended)]
     return PastLease(
         requested_at=at(requested),
+        operation=operation,
         units=units,
         granted_at=times[0],
         confirmed_at=times[1],
@@ -48,10 +51,15 @@ def past_lease(
     )
 
 
+def always(pacing: Pacing | None) -> PacingOf:
+    """The same pacing for every operation."""
+    return lambda _: pacing
+
+
 def reported(
     past_leases: list[PastLease], until: float = 1000, limit: int = 2, hold: float = 600, pacing: Pacing | None = None
 ) -> Report:
-    return report(past_leases, START, at(until), limit_units=limit, hold_seconds=hold, pacing=pacing)
+    return report(past_leases, START, at(until), limit_units=limit, hold_seconds=hold, pacing=always(pacing))
 
 
 def test_a_past_computed_by_hand() -> None:
@@ -137,14 +145,16 @@ def test_the_same_past_under_other_terms(
 ) -> None:
     """First come, first served, within the limit, at the pacing, for at most the hold."""
     past_leases = [past_lease(*times) for times in past]
-    found = what_if(past_leases, limit_units=limit, hold_seconds=hold, pacing=pacing)
+    found = what_if(past_leases, limit_units=limit, hold_seconds=hold, pacing=always(pacing))
     assert (found.waited, found.waiting.most, found.concurrency_most) == (waited, longest, most)
     assert (found.starts_per_minute_most, found.cut_short) == (rate, cut)
 
 
 def test_a_request_for_more_than_the_limit_blocks_no_other() -> None:
     """It is reported separately: under this limit it would never start."""
-    found = what_if([past_lease(0, 0, 9, units=3), past_lease(1, 1, 9)], limit_units=2, hold_seconds=60, pacing=None)
+    found = what_if(
+        [past_lease(0, 0, 9, units=3), past_lease(1, 1, 9)], limit_units=2, hold_seconds=60, pacing=always(None)
+    )
     assert (found.never, found.waited) == (1, 0)
 
 
@@ -152,18 +162,27 @@ def test_a_past_of_great_demand_is_replayed_under_any_terms() -> None:
     """A start beyond the range of dates counts as never."""
     year = 31_536_000
     for requested in (1_000, 20_000):
-        for pacing in (None, Pacing(year)):
+        for pacing, waited in ((None, 101), (Pacing(year), 100)):
             past = [past_lease(second) for second in range(requested)]
-            found = what_if(past, limit_units=1, hold_seconds=year, pacing=pacing)
-            assert (found.waited, found.never) == (101, requested - 102)
-            assert found.waiting.most == pytest.approx(101 * year, abs=requested)
+            found = what_if(past, limit_units=1, hold_seconds=year, pacing=always(pacing))
+            assert (found.waited, found.never) == (waited, requested - waited - 1)
+            assert found.waiting.most == pytest.approx(waited * year, abs=requested)
 
 
 def test_the_replay_paces_like_admission() -> None:
     """`paced_until` is bounded as in admission: a year at most for one request of a million units."""
     past = [past_lease(0, 0, 1, units=1_000_000), past_lease(1, 1, 2)]
-    found = what_if(past, limit_units=1_000_000, hold_seconds=60, pacing=Pacing(3600))
+    found = what_if(past, limit_units=1_000_000, hold_seconds=60, pacing=always(Pacing(3600)))
     assert found.waiting.most == 31_536_000 - 1
+
+
+def test_operations_are_replayed_each_at_its_own_pace() -> None:
+    """A start of one operation delays no other; within an operation, requests start in order of arrival."""
+    past = [past_lease(at, at, at + 9, operation=name) for at in range(2) for name in ("install", "launch", "look")]
+    paces = {"install": Pacing(40), "launch": Pacing(10), "look": None}
+    found = what_if(past, limit_units=6, hold_seconds=60, pacing=paces.__getitem__)
+    assert (found.waited, found.waiting.p50, found.waiting.most, found.interval_seconds) == (2, 9, 39, 40)
+    assert found.starts_per_minute_most == 6
 
 
 #   seconds of the starts, most within a minute
@@ -204,11 +223,11 @@ pasts = st.lists(
 @given(pasts, st.integers(1, 12), st.floats(1, 400), st.none() | st.builds(Pacing, st.floats(0.1, 60)))
 def test_laws(past: list[PastLease], limit: int, hold: float, pacing: Pacing | None) -> None:
     """Never above the limit; without pacing an unreached limit makes nothing wait, and a higher one never more."""
-    found = what_if(past, limit_units=limit, hold_seconds=hold, pacing=pacing)
+    found = what_if(past, limit_units=limit, hold_seconds=hold, pacing=always(pacing))
     assert found.concurrency_most <= limit
     assert found.waited + found.never <= len(past)
-    roomy = what_if(past, limit_units=1000, hold_seconds=hold, pacing=None)
+    roomy = what_if(past, limit_units=1000, hold_seconds=hold, pacing=always(None))
     assert (roomy.waited, roomy.never) == (0, 0)
-    whole = report(past, START, at(1000), limit_units=limit, hold_seconds=hold, pacing=pacing)
+    whole = report(past, START, at(1000), limit_units=limit, hold_seconds=hold, pacing=always(pacing))
     assert sum(band.starts for band in whole.bands) == len(past)
     assert whole.concurrency.p50 <= whole.concurrency.p95 <= whole.concurrency.most

@@ -33,21 +33,17 @@ def unknown(hold_seconds: float) -> Pace:
     return Pace(limit_units=1, hold_seconds=hold_seconds)
 
 
-def seen(row: dict[str, Any], before: Pace | None) -> Pace:
-    """Pace from the row of a lease pool. A drained pool lets nothing start, also without its broker."""
+def seen(row: dict[str, Any], operation: str, before: Pace | None) -> Pace:
+    """Pace of an operation from the row of a lease pool. A drained pool lets nothing start, also without its broker."""
     limit_units = row.get("limit_in_force")
     limit_units = int(row["limit"] if limit_units is None else limit_units)
     hold_seconds = float(row["hold_seconds"])
-    pacing = row.get("pacing")
-    interval_seconds = 0.0
-    if isinstance(pacing, dict):
-        interval_seconds = float(pacing.get("interval_seconds") or 0.0)
-    elif pacing != "off" and limit_units:
-        interval_seconds = hold_seconds / (2 * limit_units)
+    in_force = row["pacing_in_force"]
+    pacing = in_force["operations"].get(operation, in_force["default"])
     return Pace(
         limit_units=limit_units,
         hold_seconds=hold_seconds,
-        interval_seconds=interval_seconds,
+        interval_seconds=0.0 if pacing is None else float(pacing["interval_seconds"]),
         waiting_units=int(row.get("waiting") or 0),
         next_start_at=before.next_start_at if before else 0.0,
     )

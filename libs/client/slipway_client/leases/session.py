@@ -267,7 +267,7 @@ class Session:
         pool = self._wanted.lease_pool_id
         with contextlib.suppress(NoAnswer, Refused, KeyError, ValueError, TypeError):
             if (row := await self._broker.lease_pool(pool)) is not None:
-                self._state.learn(pool, pace.seen(row, self._state.pace(pool)))
+                self._state.learn(pool, pace.seen(row, self._wanted.operation, self._state.pace(pool)))
 
     async def report_unleased(self) -> None:
         """Report all unleased launches, retrying until the broker answers."""

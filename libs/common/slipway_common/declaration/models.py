@@ -49,20 +49,8 @@ class _Declared(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class LeaseOperation(_Declared):
-    """Weight and reservation of an operation."""
-
-    weight: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
-        1, description="Weight of one unit against the limit; 0 is granted at once."
-    )
-    reserved_units: Count = Field(0, description="Units reserved for this operation.")
-    max_wait_seconds: Seconds | None = Field(
-        None, description="Maximum wait; after it the operation is granted even above the limit, and counted."
-    )
-
-
 class LeasePacing(_Declared):
-    """Pacing: at most one unit starts per interval, after a burst."""
+    """Pacing: at most one unit of an operation starts per interval, after a burst."""
 
     interval_seconds: Seconds
     burst: AtLeastOne = 1
@@ -75,6 +63,19 @@ def _word_or_mapping(given: object) -> str:
 Pacing = Annotated[
     Annotated[LeasePacing, Tag(MAPPING)] | Annotated[Literal["off"], Tag(WORD)], Discriminator(_word_or_mapping)
 ]
+
+
+class LeaseOperation(_Declared):
+    """Weight, reservation, maximum wait and pacing of an operation."""
+
+    weight: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
+        1, description="Weight of one unit against the limit; 0 is granted at once."
+    )
+    reserved_units: Count = Field(0, description="Units reserved for this operation.")
+    max_wait_seconds: Seconds | None = Field(
+        None, description="Maximum wait; after it the operation is granted even above the limit, and counted."
+    )
+    pacing: Pacing | None = Field(None, description="Rate of its starts [default: that of the pool].")
 
 
 class LeaseBackoff(_Declared):
@@ -128,8 +129,11 @@ class LeasePool(_Declared):
         None, description="Time for which a lost lease stays counted [default: set by the lease-broker]."
     )
     pacing: Pacing | None = Field(
-        None, description="Rate of starts [default: one unit per hold_seconds / (2 × current limit)]."
+        None,
+        description="Rate of starts of each operation; off: all at once [default: one unit per hold_seconds / (2 × "
+        "current limit), at most max_interval_seconds; of launches the rate of their provider, if it has one].",
     )
+    max_interval_seconds: Seconds = Field(30.0, description="Longest interval between starts by default.")
     operations: dict[Name, LeaseOperation] = Field(default_factory=dict, max_length=100)
     tenants: dict[Name, Positive] = Field(
         default_factory=dict, max_length=10_000, description="Fair-share weight per tenant [default: 1]."

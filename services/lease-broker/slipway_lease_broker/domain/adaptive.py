@@ -108,12 +108,13 @@ def rises_at(state: Adaptive, terms: AdaptiveTerms) -> datetime:
     return max(state.changed_at, state.quota_low_at or state.changed_at) + timedelta(seconds=terms.window_seconds)
 
 
-def even_pacing(state: Adaptive, terms: AdaptiveTerms) -> Pacing:
-    """Pacing at about the rate at which leases end, never faster than the default."""
-    default = default_pacing(state.units, terms.window_seconds)
+def even_pacing(state: Adaptive, terms: AdaptiveTerms, max_interval_seconds: float) -> Pacing:
+    """Pacing at about the rate at which leases end, never faster than the default, nor slower than the maximum."""
+    default = default_pacing(state.units, terms.window_seconds, max_interval_seconds)
     if state.held_seconds is None:
         return default
-    return Pacing(max(default.interval_seconds, state.held_seconds / (HEADROOM * max(1, state.units))))
+    even_seconds = min(state.held_seconds / (HEADROOM * max(1, state.units)), max_interval_seconds)
+    return Pacing(max(default.interval_seconds, even_seconds))
 
 
 def _cut(state: Adaptive, terms: AdaptiveTerms, now: datetime) -> tuple[Adaptive, str]:

@@ -19,16 +19,16 @@ from typing import Final
 
 import msgspec
 
-from slipway_lease_broker.domain import fairness, pacing
-from slipway_lease_broker.domain.adaptive import even_pacing
+from slipway_lease_broker.domain import fairness
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import LeasePool, Request
-from slipway_lease_broker.domain.limits import Limit, adaptive_terms
-from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.limits import Limit
+from slipway_lease_broker.domain.paces import Paces
 from slipway_lease_broker.domain.rules import Blocks, Cause, Conditions, Verdict, first_verdict, stopped
 from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.domain.text import brief_seconds
 
 OVER_THE_LIMIT: Final = "proceeds over the limit: maximum wait of its operation exceeded"
 WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all of its pools have free units", Cause.GANG, Blocks.UNITS)
@@ -55,9 +55,7 @@ class Admission:
     def __init__(self, pool: LeasePool, limit: Limit, situation: Situation, now: datetime) -> None:
         self.pool, self.limit, self.now = pool, limit, now
         self.for_gang, self.blocked_gangs = situation.for_gang, situation.blocked_gangs
-        self.pacing = pacing_of(pool, limit.units)
-        self.paced_until = repaced(pool, self.pacing, now)
-        self.most_ahead = pacing.most_ahead(self.pacing, limit.units, pool.hold_seconds)
+        self.paces = Paces(pool, limit, now)
         self.held = dict(pool.held)
         self.tenants = {tenant.tenant: tenant for tenant in situation.tenants}
         self.groups = {group.name: group for group in situation.groups}
@@ -88,7 +86,8 @@ class Admission:
         self._has_express = bool(self._overdue_times) or any(one.weight == 0 for one in pool.policy.operations.values())
         self._reserved_for_gangs = 0  # units of gangs at their turn
         self._short_operations: set[str] = set()  # operations whose first request lacks units
-        self._stopped = False  # nothing paced may start
+        self._paced_operations: set[str] = set()  # operations whose first request is too early
+        self._stopped = False  # nothing that counts against the limit may start
 
     def run(self) -> "Admission":
         while (request := self._next()) is not None:
@@ -128,7 +127,7 @@ class Admission:
         of = {
             Head(tenant=head.tenant, priority=head.priority, requested_at=head.since, place=head.place): head
             for head in heads
-            if head.operation not in self._short_operations
+            if head.operation not in self._short_operations and head.operation not in self._paced_operations
         }
         first = fairness.next_head(of, self.shares, self.now, self.pool.policy.ageing_seconds)
         return None if first is None else of[first]
@@ -180,12 +179,12 @@ class Admission:
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
         if units == 0 or (units < request.waiting_units and request.starts_whole):
             return Verdict(0, self.usage(request.operation), Cause.FULL, Blocks.LATER)
-        if self.pacing is not None:
-            if not request.starts_whole:
-                units = min(units, pacing.units_now(self.paced_until, self.now, self.pacing))
-            until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
-            if until > self.now:
-                return Verdict(0, "starts are paced", Cause.PACED, Blocks.ALL, until)
+        if not request.starts_whole:
+            units = self.paces.units_now(request.operation, units)
+        until = self.paces.free_at(request.operation, max(1, units))
+        if until > self.now:
+            reason = f"paced: next start in {brief_seconds(until - self.now)}; {self.usage(request.operation)}"
+            return Verdict(0, reason, Cause.PACED, Blocks.OPERATION, until)
         return WITH_ITS_GANG if self._starts_with_gang(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
@@ -225,7 +224,7 @@ class Admission:
             self._overdue_times.pop(request.id, None)
         if cost:
             self.held[request.operation] = self.held.get(request.operation, 0) + cost
-            self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing, self.most_ahead)
+            self.paces.spend(request.operation, grant.units)
             self.shares = fairness.charged(self.shares, request.tenant, cost, self.pool.policy.tenants)
             self.finish[request.tenant] = self.shares.finish[request.tenant]
         if (group := self.groups.get(request.group_name)) is not None:
@@ -242,6 +241,8 @@ class Admission:
                 del self._queues[request.queue]
             case Blocks.LATER:
                 self._short_operations.add(request.operation)
+            case Blocks.OPERATION:
+                self._paced_operations.add(request.operation)
             case Blocks.ALL:
                 self._stopped = True
             case Blocks.UNITS:
@@ -254,8 +255,7 @@ class Admission:
         """Estimated wait that the request was spared; None when it would have waited forever."""
         if verdict.units_max is not None and self.pool.policy.operation(request.operation).max_wait_seconds is None:
             return None
-        paced = pacing.free_at(self.paced_until, self.now, request.waiting_units, self.pacing)
-        until = max(paced, verdict.until or self.now)
+        until = max(self.paces.free_at(request.operation, request.waiting_units), verdict.until or self.now)
         for_units = eta_seconds(
             limit_units=self.limit.units,
             held_units=sum(self.held.values()),
@@ -264,30 +264,6 @@ class Admission:
             hold_seconds=self.pool.hold_seconds,
         )
         return None if for_units is None else max(for_units, (until - self.now).total_seconds())
-
-
-def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:
-    """The pacing in effect; None: starts are not paced."""
-    declared = pool.policy.pacing
-    if isinstance(declared, str):
-        return None
-    if declared is not None:
-        return declared
-    bounds, state = pool.policy.adaptive, pool.adaptive
-    if bounds is not None and state is not None and state.units == limit_units:  # it is the limit in force
-        return even_pacing(state, adaptive_terms(pool, bounds))
-    if limit_units == 0 and pool.paced_interval_seconds is not None:
-        # Stopped for a while: converting `paced_until` to the pace of a limit of 0 and back would lose most of it.
-        return Pacing(pool.paced_interval_seconds)
-    return pacing.default_pacing(limit_units, pool.hold_seconds)
-
-
-def repaced(pool: LeasePool, terms: Pacing | None, now: datetime) -> datetime | None:
-    """`paced_until` of the pool under `terms`, converted if it was computed with another interval."""
-    if terms is None or pool.paced_interval_seconds == terms.interval_seconds:
-        return pool.paced_until if terms is not None else None
-    before = None if pool.paced_interval_seconds is None else Pacing(pool.paced_interval_seconds)
-    return pacing.repaced(pool.paced_until, now, before, terms)
 
 
 def _waits_since(request: Request) -> datetime:

@@ -96,8 +96,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
         last_token=pool.last_token + len(granted),
         limit_in_force=limit.units,
         limit_reason=limit.reason,
-        paced_until=admission.paced_until,
-        paced_interval_seconds=admission.pacing.interval_seconds if admission.pacing else None,
+        paces=admission.paces.after(),
         virtual_time=admission.shares.virtual_time,
     )
     history = (

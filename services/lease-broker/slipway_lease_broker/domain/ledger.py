@@ -11,6 +11,7 @@ import msgspec
 from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
+from slipway_lease_broker.domain.pacing import Pace
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import Mode, Policy
 
@@ -72,9 +73,8 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     counted_at: datetime | None = None  # idle units are accrued up to this time
     idle_unit_seconds: float = 0.0  # since the last decision, while requests waited
     last_granted_at: datetime | None = None
-    paced_until: datetime | None = None  # theoretical arrival time of the next start
-    paced_interval_seconds: float | None = None  # interval that paced_until was computed with
-    blocked_until: datetime | None = None  # from a Retry-After: no paced start before this time
+    paces: dict[str, Pace] = {}  # by operation; those of paces.py, while starts lie ahead
+    blocked_until: datetime | None = None  # from a Retry-After: no counted start before this time
     incomplete_until: datetime | None = None  # the database was restored: until then it may lack leases
     virtual_time: float = 0.0
     adaptive: Adaptive | None = None

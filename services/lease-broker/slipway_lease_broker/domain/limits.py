@@ -63,7 +63,7 @@ def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:
     bounds = pool.policy.adaptive
     if bounds is None:
         return (pool if pool.adaptive is None and not pool.evidence else _with(pool, None)), ""
-    terms = adaptive_terms(pool, bounds)
+    terms = adaptive_terms(pool.hold_seconds, bounds)
     state, reason = adapt(
         pool.adaptive or initial_adaptive(pool.limit_units, terms, now),
         terms,
@@ -92,7 +92,7 @@ def reconsider_at(pool: LeasePool, now: datetime) -> datetime | None:
         return None
     if state.limit >= policy.adaptive.ceiling:
         return None
-    return max(now, rises_at(state, adaptive_terms(pool, policy.adaptive)))
+    return max(now, rises_at(state, adaptive_terms(pool.hold_seconds, policy.adaptive)))
 
 
 def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | AlertResolved | None]:
@@ -108,7 +108,7 @@ def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | Alert
         summary=f"lease pool {pool.id}: the units that its limit derives from were not reported in time",
         effect=f"its limit stays at the value for {quantity(pool.derived_units or 0, 'unit')}, which may be outdated",
         doing="keeps the last limit until units are reported again",
-        command=f"slipway lease report {pool.id}",
+        command=f"slipway lease units {pool.id} {pool.derived_units or 0}",
         since=pool.derived_until,
         cause="the reporter of the units has stopped reporting",
         severity="notice",
@@ -117,8 +117,8 @@ def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | Alert
     return msgspec.structs.replace(pool, derived_alerted=old), kind(**msgspec.structs.asdict(alert))
 
 
-def adaptive_terms(pool: LeasePool, bounds: Bounds) -> AdaptiveTerms:
-    return AdaptiveTerms(floor=bounds.floor, ceiling=bounds.ceiling, window_seconds=pool.hold_seconds)
+def adaptive_terms(hold_seconds: float, bounds: Bounds) -> AdaptiveTerms:
+    return AdaptiveTerms(floor=bounds.floor, ceiling=bounds.ceiling, window_seconds=hold_seconds)
 
 
 def _with(pool: LeasePool, state: Adaptive | None) -> LeasePool:

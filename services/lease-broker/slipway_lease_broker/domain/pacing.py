@@ -2,7 +2,7 @@
 
 The generic cell rate algorithm (ITU-T I.371): each unit that starts moves `paced_until` on by one interval, from now or
 from its value in the future. A request that finds it in the past starts at once, so a single job never waits; others
-wait until it is near enough. The state is one timestamp per lease pool.
+wait until it is near enough. The state is one timestamp per operation of a lease pool (paces.py).
 """
 
 from datetime import datetime, timedelta
@@ -13,6 +13,8 @@ import msgspec
 START_RATIO: Final = 2
 """Starts per hold and unit of limit. At 1 an empty pool takes a whole hold to fill; at 2 half a hold, and the highest
 rate of starts is twice the lowest rate that uses the whole limit."""
+MAX_INTERVAL_SECONDS: Final = 30.0
+"""Longest interval by default."""
 INTERVAL_SECONDS_MIN: Final = 1e-6  # resolution of a timestamp
 AHEAD_SECONDS_MAX: Final = 31_536_000  # the longest duration that can be declared; keeps dates within their range
 
@@ -28,9 +30,18 @@ class Pacing(msgspec.Struct, frozen=True):
         return timedelta(seconds=max(self.interval_seconds, INTERVAL_SECONDS_MIN))
 
 
-def default_pacing(limit_units: int, hold_seconds: float) -> Pacing:
-    """Two starts per hold for each unit of the limit: hold / (2 × limit) between them."""
-    return Pacing(hold_seconds / (START_RATIO * max(1, limit_units)))
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the pacing of one operation: `until` is the theoretical arrival time of its next start, computed with
+    this interval."""
+
+    until: datetime
+    interval_seconds: float
+
+
+def default_pacing(limit_units: int, hold_seconds: float, max_interval_seconds: float) -> Pacing:
+    """Two starts per hold for each unit of the limit, min(hold / (2 × limit), maximum) between them. Without the
+    maximum the second start of a small pool would wait for a quarter of its hold, with every other unit free."""
+    return Pacing(min(hold_seconds / (START_RATIO * max(1, limit_units)), max_interval_seconds))
 
 
 def free_at(paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None) -> datetime:

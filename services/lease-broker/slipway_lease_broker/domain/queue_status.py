@@ -1,7 +1,7 @@
 """Status of a waiting request for its owner: position, expected wait, time of the next poll, reason and code. Pure.
 
 The reason is that of the verdict of admission (admit.py) on the request. The status adds the time at which the verdict
-may change by itself, and the number of requests ahead.
+may change by itself, the number of requests ahead, and the time by which the leases that it waits for end.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,14 @@ from slipway_lease_broker.domain.rules import Cause, never_starts
 from slipway_lease_broker.domain.situation import Situation
 
 RETRY_SECONDS: Final = (1.0, 60.0)  # at least and at most
+BEHIND_LEASES_SECONDS_MIN: Final = 1.0  # the end of a lease takes a decision
+
+
+class HoldEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A held lease: the time at which it ends unless it is released before, and its cost."""
+
+    at: datetime
+    cost: int
 
 
 class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +42,7 @@ class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
     group: Group | None = None
     elsewhere: Sequence[Request] = ()  # the other requests of its gang
     other_pools: Sequence[LeasePool] = ()  # of these
+    hold_ends: Sequence[HoldEnd] = ()  # of the counted leases of its pool, the earliest ones, in order
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +51,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_seconds: float
     reason: str
     cause: Cause
+    held_until: datetime | None  # when enough held leases have ended; None: it waits for none, or for a second hold
 
 
 def queue_status(place: QueuePosition) -> QueueStatus:
@@ -50,15 +60,21 @@ def queue_status(place: QueuePosition) -> QueueStatus:
     verdict = admission.verdict(place.request)
     reason = admission.usage(place.request.operation) if verdict.units else verdict.reason
     until = "" if verdict.until is None else f"not before {verdict.until.isoformat(timespec='seconds')}"
+    if verdict.cause is Cause.PACED:
+        until = ""  # the reason names the next start
     ahead = f"{place.position - 1} ahead" if place.position > 1 else ""
-    eta = _eta_seconds(place, verdict.until)
+    missing = _missing_cost(place, admission)
+    held_until = _held_until(place.hold_ends, missing)
+    eta = _eta_seconds(place, admission, verdict.until, missing, held_until)
+    free = "" if held_until is None else f"free by {held_until.isoformat(timespec='seconds')}"
     shortest, longest = RETRY_SECONDS
     return QueueStatus(
         position=place.position,
         eta_seconds=None if eta is None else round(eta, 1),
         retry_after_seconds=longest if eta is None else min(longest, max(shortest, round(eta, 1))),
-        reason="; ".join(filter(None, (reason, until, ahead))),
+        reason="; ".join(filter(None, (reason, until, free, ahead))),
         cause=verdict.cause,
+        held_until=held_until,
     )
 
 
@@ -74,19 +90,44 @@ def at_its_turn(place: QueuePosition) -> Admission:
     return Admission(place.pool, in_force(place.pool), situation, place.now)
 
 
-def _eta_seconds(place: QueuePosition, until: datetime | None) -> float | None:
-    pool, request, tenant = place.pool, place.request, place.tenant
-    limit = in_force(pool)
-    if never_starts(pool, limit, request) is not None:
+def _missing_cost(place: QueuePosition, admission: Admission) -> int:
+    """Cost that held leases have to free before the request and those ahead of it have started."""
+    operation = place.request.operation
+    wanted = (place.position - 1 + place.request.waiting_units) * place.pool.policy.operation(operation).weight
+    return max(0, wanted - admission.free_cost(operation))
+
+
+def _held_until(hold_ends: Sequence[HoldEnd], missing: int) -> datetime | None:
+    freed = 0
+    for end in hold_ends if missing else ():
+        freed += end.cost
+        if freed >= missing:
+            return end.at
+    return None
+
+
+def _eta_seconds(
+    place: QueuePosition, admission: Admission, until: datetime | None, missing: int, held_until: datetime | None
+) -> float | None:
+    pool, request, tenant, now = place.pool, place.request, place.tenant, place.now
+    if never_starts(pool, admission.limit, request) is not None:
         return None
-    per_minute = round(60 * place.granted_units / place.granted_seconds) if place.granted_seconds > 1 else 0
     eta = eta_seconds(
-        limit_units=limit.units,
-        held_units=pool.held_cost,
-        waiting_units=place.position + request.waiting_units - 2,
-        granted_per_minute=per_minute,
+        limit_units=admission.limit.units,
+        held_units=admission.limit.units,
+        waiting_units=missing - 1,
+        granted_per_minute=round(60 * place.granted_units / place.granted_seconds) if place.granted_seconds > 1 else 0,
         hold_seconds=pool.hold_seconds,
     )
-    earliest = (until, request.since, pool.paced_until, pool.blocked_until, tenant.backoff_until if tenant else None)
-    not_before = max(at for at in earliest if at)
-    return None if eta is None else max(eta, (not_before - place.now).total_seconds(), 0.0)
+    if eta is None:
+        return None
+    if held_until is not None:
+        eta = min(eta, (held_until - now).total_seconds())
+    if missing:
+        eta = max(eta, BEHIND_LEASES_SECONDS_MIN)
+    pacing = admission.paces.pacing(request.operation)
+    paced_until = admission.paces.free_at(request.operation, request.waiting_units)
+    if pacing is not None:
+        paced_until += (place.position - 1) * pacing.interval
+    earliest = (until, request.since, paced_until, pool.blocked_until, tenant.backoff_until if tenant else None)
+    return max(eta, (max(at for at in earliest if at) - now).total_seconds(), 0.0)

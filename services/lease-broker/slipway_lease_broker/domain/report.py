@@ -2,14 +2,15 @@
 
 Meant for a pool in shadow mode, where all requests start at once: how many ran together, at which concurrency the
 provider began to throttle, and how long each phase took. The same past is also replayed under a given limit, hold and
-pacing, in order of arrival: how many requests would have waited, for how long, and how fast starts would have followed
-each other.
+pacing, each operation in order of arrival: how many requests would have waited, for how long, and how fast starts would
+have followed each other.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,7 @@ from slipway_lease_broker.domain.pacing import Pacing, free_at, most_ahead, spen
 BANDS: Final = 10
 TOLERATED: Final = 0.05  # share of throttled starts that still counts as quiet
 MINUTE: Final = timedelta(minutes=1)
+PacingOf: TypeAlias = Callable[[str], Pacing | None]  # of an operation; None: not paced
 FAR: Final = timedelta(days=36_525)  # nothing starts later than a hundred years after the first request
 
 
@@ -25,6 +27,7 @@ class PastLease(msgspec.Struct, frozen=True, kw_only=True):
     """One lease, or one request without a lease yet, from request to end; None for times not reached."""
 
     requested_at: datetime
+    operation: str = ""
     units: int  # granted, or waiting
     granted_at: datetime | None = None
     confirmed_at: datetime | None = None
@@ -57,7 +60,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
     limit_units: int
     hold_seconds: float
-    interval_seconds: float | None  # between starts; None: not paced
+    interval_seconds: float | None  # between starts of one operation, at most; None: none is paced
     waited: int
     never: int
     waiting: Spread  # of the requests that would have waited
@@ -92,7 +95,7 @@ def report(
     *,
     limit_units: int,
     hold_seconds: float,
-    pacing: Pacing | None,
+    pacing: PacingOf,
 ) -> Report:
     """The report on `past_leases`, which are all that overlap the time from `since` to `until`, in any order; units
     held before it count. The report begins no earlier than the first of them, since an unused pool gives no
@@ -117,44 +120,53 @@ def report(
     )
 
 
-def what_if(
-    past_leases: Sequence[PastLease], *, limit_units: int, hold_seconds: float, pacing: Pacing | None
-) -> WhatIf:
+def what_if(past_leases: Sequence[PastLease], *, limit_units: int, hold_seconds: float, pacing: PacingOf) -> WhatIf:
     """Replay the arrivals. A lease without an end, and a request without a lease, count for the whole hold."""
     ends: list[tuple[datetime, int]] = []
     starts: list[tuple[datetime, int]] = []
     waits: list[float] = []
     held = most = never = cut_short = 0
-    paced_until: datetime | None = None
-    last: datetime | None = None  # requests start in order of arrival
-    ahead_most = most_ahead(pacing, limit_units, hold_seconds)
+    last: datetime | None = None  # of the operations, the one that may start first is next
     arrivals = sorted(past_leases, key=lambda lease: lease.requested_at)
+    queues: dict[str, deque[PastLease]] = {}  # by operation
     for lease in arrivals:
-        now = max(lease.requested_at, last or lease.requested_at)
+        queues.setdefault(lease.operation, deque()).append(lease)
+    paces = {operation: pacing(operation) for operation in queues}
+    paced_until: dict[str, datetime | None] = {}
+    heads = [(queue[0].requested_at, operation) for operation, queue in queues.items()]  # start by its pace, operation
+    heapq.heapify(heads)
+    while heads:
+        now, operation = heapq.heappop(heads)
+        lease, terms = queues[operation].popleft(), paces[operation]
+        now = now if last is None else max(now, last)
         if lease.units > limit_units or now - arrivals[0].requested_at > FAR:
             never += 1
-            continue
-        now = free_at(paced_until, now, lease.units, pacing)
-        while ends and (ends[0][0] <= now or held + lease.units > limit_units):
-            end, units = heapq.heappop(ends)
-            held -= units
-            now = max(now, end)
-        seconds = _held_seconds(lease)
-        cut_short += seconds is not None and seconds > hold_seconds
-        for units, ended_at in _parts(lease):
-            lasted = hold_seconds if ended_at is None else (ended_at - _granted(lease)).total_seconds()
-            heapq.heappush(ends, (now + timedelta(seconds=min(lasted, hold_seconds)), units))
-        held += lease.units
-        most = max(most, held)
-        paced_until = spend(paced_until, now, lease.units, pacing, ahead_most)
-        last = now
-        starts.append((now, lease.units))
-        if now > lease.requested_at:
-            waits.append((now - lease.requested_at).total_seconds())
+        else:
+            while ends and (ends[0][0] <= now or held + lease.units > limit_units):
+                end, units = heapq.heappop(ends)
+                held -= units
+                now = max(now, end)
+            seconds = _held_seconds(lease)
+            cut_short += seconds is not None and seconds > hold_seconds
+            for units, ended_at in _parts(lease):
+                lasted = hold_seconds if ended_at is None else (ended_at - _granted(lease)).total_seconds()
+                heapq.heappush(ends, (now + timedelta(seconds=min(lasted, hold_seconds)), units))
+            held += lease.units
+            most = max(most, held)
+            ahead_most = most_ahead(terms, limit_units, hold_seconds)
+            paced_until[operation] = spend(paced_until.get(operation), now, lease.units, terms, ahead_most)
+            last = now
+            starts.append((now, lease.units))
+            if now > lease.requested_at:
+                waits.append((now - lease.requested_at).total_seconds())
+        if queues[operation]:
+            following = queues[operation][0]
+            free = free_at(paced_until.get(operation), following.requested_at, following.units, terms)
+            heapq.heappush(heads, (free, operation))
     return WhatIf(
         limit_units=limit_units,
         hold_seconds=hold_seconds,
-        interval_seconds=pacing.interval_seconds if pacing is not None else None,
+        interval_seconds=max((terms.interval_seconds for terms in paces.values() if terms is not None), default=None),
         waited=len(waits),
         never=never,
         waiting=spread(waits),

@@ -30,7 +30,8 @@ class Blocks(Enum):
     NOTHING = "nothing"  # it can never be granted: more units than will ever be free
     QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
     LATER = "later"  # all later requests, apart from units reserved for their own operation
-    ALL = "all"  # everything that is paced
+    OPERATION = "operation"  # its own operation, whose starts are paced
+    ALL = "all"  # everything that counts against the limit
     UNITS = "units"  # its own units only: they are reserved until its gang can start in all pools
 
 

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.pacing import MAX_INTERVAL_SECONDS, Pacing
 
 
 class BrokerTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,11 +26,12 @@ class Mode(StrEnum):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one unit of an operation, its reserved units and its maximum wait."""
+    """Cost of one unit of an operation, its reserved units, its maximum wait and its pacing."""
 
     weight: int = 1  # 0: not counted, admitted at once
     reserved_units: int = 0  # not available to other operations
     max_wait_seconds: float | None = None  # after it, the operation proceeds over the limit and is counted
+    pacing: Pacing | Literal["off"] | None = None  # None: that of its pool
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: Mode = Mode.ENFORCE
     lock_delay_seconds: float | None = None  # None: the broker's lost_linger_seconds
-    pacing: Pacing | Literal["off"] | None = None  # None: one unit per hold / (2 × limit in force)
+    pacing: Pacing | Literal["off"] | None = None  # None: one unit per min(hold / (2 × limit in force), maximum)
+    max_interval_seconds: float = MAX_INTERVAL_SECONDS  # between starts, unless their pacing is declared
     operations: dict[str, Operation] = {}
     tenants: dict[str, float] = {}  # weight; 1 for those not named
     ageing_seconds: float = 300.0

@@ -22,10 +22,10 @@ from slipway_common.web.text import Name, NameOrEmpty, ReasonOrEmpty
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile
 from slipway_lease_broker.domain import declaration, ledger, unleased
-from slipway_lease_broker.domain.admit import pacing_of
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import accrue_idle
 from slipway_lease_broker.domain.ownership import may_act
+from slipway_lease_broker.domain.paces import pacing_in_force, pacing_of
 from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
@@ -83,7 +83,8 @@ async def put_lease_pools(
 @router.get("/lease-pools", dependencies=[READ])
 async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     """List lease pools: limit, units held and waiting, waiting requests and the longest wait, units granted in the last
-    minute, the expected wait of one unit requested now (null: forever), and the reasons of the last decision.
+    minute, the expected wait of one unit requested now (null: forever), the reasons of the last decision, and the
+    pacing in force: of each declared operation, and the default of all others, each paced by itself (null: not paced).
 
     Each has all its terms with the names of slipway.yaml, and the `owner` that declares it (empty: none). One that is
     `archived` is no longer declared, and listed until its leases and requests have ended.
@@ -102,7 +103,9 @@ async def get_lease_pool(database: DatabaseDep, lease_pool_id: Name) -> dict[str
 
 def overview(pool: pools.Overview) -> dict[str, Any]:
     """A lease pool as shown."""
-    return declaration.shown(pool) | {"eta_seconds": pool.eta_seconds}
+    shown = declaration.shown(pool) | {"eta_seconds": pool.eta_seconds}
+    shown["pacing_in_force"] = msgspec.to_builtins(pacing_in_force(pool, pool.limit))
+    return {name: value for name, value in shown.items() if name not in ("adaptive_state", "paces", "read_at")}
 
 
 @router.patch("/lease-pools/{lease_pool_id:id}")
@@ -267,7 +270,7 @@ async def get_report(
         now,
         limit_units=replayed.limit_units,
         hold_seconds=replayed.hold_seconds,
-        pacing=pacing_of(replayed, replayed.limit_units),
+        pacing=lambda operation: pacing_of(replayed, operation, replayed.limit_units),
     )
     return answered(
         {"id": lease_pool_id, "mode": pool.policy.mode, "limit": pool.limit_units} | shown.flat(found_report)

@@ -250,14 +250,7 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
     granted = await answers.of_requests(database, lease_pool_id, [request_id])
     body: dict[str, Any] = shown.request(position.request)
     if position.request.waiting_units:
-        status = queue_status(position)
-        body |= {
-            "position": status.position,
-            "eta_seconds": status.eta_seconds,
-            "retry_after_seconds": status.retry_after_seconds,
-            "reason": status.reason,
-            "cause": status.cause,
-        }
+        body |= msgspec.to_builtins(queue_status(position))
     elif not granted:
         body["state"] = "cancelled"
     ttl_seconds = position.pool.ttl_seconds

@@ -74,15 +74,7 @@ def request(row: Request) -> dict[str, Any]:
 
 def queued(request_id: str, status: QueueStatus) -> Response:
     return answered(
-        {
-            "request_id": request_id,
-            "state": "waiting",
-            "position": status.position,
-            "eta_seconds": status.eta_seconds,
-            "retry_after_seconds": status.retry_after_seconds,
-            "reason": status.reason,
-            "cause": status.cause,
-        },
+        {"request_id": request_id, "state": "waiting"} | msgspec.to_builtins(status),
         202,
         **{"Retry-After": str(round(status.retry_after_seconds))},
     )

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, func, select, tuple_
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, arrays, given, matches, names
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
-from slipway_lease_broker.domain.queue_status import QueuePosition
+from slipway_lease_broker.domain.queue_status import HoldEnd, QueuePosition
 from slipway_lease_broker.store import gangs, groups, leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease, lease_pool, request
@@ -56,6 +56,10 @@ GRANT_RATE: Final = """
 SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
     SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
 WHERE granted_at > slipway_clock() - interval '1 minute'"""
+# The earliest ends of the held leases, unless they are released before: enough to tell when the next requests start.
+HOLD_ENDS: Final = f"""
+SELECT coalesce(counted_until, hold_until) AS at, units * weight AS cost FROM leases
+WHERE lease_pool_id = $1 AND {condition(COUNTED)} ORDER BY 1 LIMIT $2"""
 UNGRANTED: Final = Statement(
     select(*requests.FIELDS)
     .where(
@@ -130,6 +134,7 @@ async def queue_position(db: Connection, lease_pool_id: str, request_id: str) ->
         group=group[0] if group else None,
         elsewhere=elsewhere,
         other_pools=await pools.named(db, others) if others else (),
+        hold_ends=structs(await db.fetch(HOLD_ENDS, lease_pool_id, AHEAD_MAX), HoldEnd),
         granted_units=rate["units"],
         granted_seconds=(found[1] - rate["since"]).total_seconds() if rate["since"] else 0.0,
     )

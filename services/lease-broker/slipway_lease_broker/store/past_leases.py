@@ -12,8 +12,8 @@ from slipway_lease_broker.store.tables import COUNTED, WAITING, condition
 # A lost lease ends when it stops counting. Leases of unleased launches may have no request. Units whose partial release
 # is no longer in the history count until the end of the lease.
 PAST_LEASES: Final = f"""
-SELECT coalesce(r.requested_at, l.granted_at) AS requested_at, l.granted_units AS units, l.granted_at, l.ended_at,
-    reported.confirmed_at, coalesce(reported.throttled, false) AS throttled,
+SELECT coalesce(r.requested_at, l.granted_at) AS requested_at, l.operation, l.granted_units AS units, l.granted_at,
+    l.ended_at, reported.confirmed_at, coalesce(reported.throttled, false) AS throttled,
     coalesce(reported.returned, '[]') AS returned
 FROM leases AS l LEFT JOIN requests AS r ON r.lease_pool_id = l.lease_pool_id AND r.id = l.request_id,
     LATERAL (SELECT min(at) FILTER (WHERE kind = 'confirmed') AS confirmed_at, bool_or(kind = 'throttled') AS throttled,
@@ -22,7 +22,7 @@ FROM leases AS l LEFT JOIN requests AS r ON r.lease_pool_id = l.lease_pool_id AN
              FROM history WHERE lease_id = l.id) AS reported
 WHERE l.lease_pool_id = $1 AND ({condition(COUNTED, "l.")} OR l.ended_at >= $2)
 UNION ALL
-SELECT requested_at, waiting_units, NULL, NULL, NULL, false, '[]' FROM requests
+SELECT requested_at, operation, waiting_units, NULL, NULL, NULL, false, '[]' FROM requests
 WHERE lease_pool_id = $1 AND {condition(WAITING)}
 ORDER BY requested_at DESC LIMIT $3"""
 

@@ -13,11 +13,14 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.sql import Statement, array, given, names, seconds
 from slipway_common.database.tables import TIME
 from slipway_common.messaging.incarnation import TRUSTED
+from slipway_lease_broker.domain.adaptive import Adaptive
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.drift import COUNTERS, Counted
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
+from slipway_lease_broker.domain.paces import expected_wait
+from slipway_lease_broker.domain.pacing import Pace
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease_pool
 
@@ -151,7 +154,10 @@ DECLARE: Final = Statement(
                 (lease_pool.c.limit_in_force == lease_pool.c.limit_units, NEW.excluded.limit_units),
                 else_=lease_pool.c.limit_in_force,
             ),
-            "paced_until": case((lease_pool.c.policy["mode"] == NEW.excluded.policy["mode"], lease_pool.c.paced_until)),
+            "paces": case(
+                (lease_pool.c.policy["mode"] == NEW.excluded.policy["mode"], lease_pool.c.paces),
+                else_=text("'{}'::jsonb"),
+            ),
         },
         where=lease_pool.c.revision == NEW.excluded.revision - 1,
     ).returning(lease_pool.c.id)
@@ -167,11 +173,13 @@ SHOWN: Final = lease_pool.c[
     "derived_units",
     "derived_until",
     "blocked_until",
+    "paces",
 ]
 # The rate of grants is taken from the last hundred; if these span less than a minute it is extrapolated to one.
 OVERVIEW: Final = f"""
-SELECT {names(SHOWN)}, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
-    oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
+SELECT {names(SHOWN)}, adaptive AS adaptive_state, held_units AS held, waiting_units AS waiting,
+    waiting_requests AS requests, oldest_wait_seconds, granted_per_minute, slipway_clock() AS read_at
+FROM lease_pools AS p,
     LATERAL (SELECT extract(epoch FROM slipway_clock() - min(requested_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND {condition(WAITING)}) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units) * CASE WHEN count(*) < 100 THEN 1 ELSE
@@ -194,22 +202,36 @@ class Overview(Declared, frozen=True, kw_only=True):
     derived_units: int | None
     derived_until: datetime | None
     blocked_until: datetime | None
+    adaptive_state: Adaptive | None
+    paces: dict[str, Pace]
     held: int
     waiting: int
     requests: int
     oldest_wait_seconds: float | None  # None while no request waits
     granted_per_minute: int
+    read_at: datetime
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        return self.adaptive_state
+
+    @property
+    def limit(self) -> int:
+        """The limit in force, declared before the first decision."""
+        return self.limit_units if self.limit_in_force is None else self.limit_in_force
 
     @property
     def eta_seconds(self) -> float | None:
         """Expected wait of one unit requested now; None: forever."""
-        return eta_seconds(
-            limit_units=self.limit_units if self.limit_in_force is None else self.limit_in_force,
+        for_units = eta_seconds(
+            limit_units=self.limit,
             held_units=self.held,
             waiting_units=self.waiting,
             granted_per_minute=self.granted_per_minute,
             hold_seconds=self.hold_seconds,
         )
+        paced = expected_wait(self, self.limit, self.waiting, self.read_at)
+        return None if for_units is None else max(for_units, paced.total_seconds())
 
 
 async def clock(tx: Connection) -> datetime:

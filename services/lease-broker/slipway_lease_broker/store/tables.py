@@ -90,11 +90,10 @@ lease_pool = Table(
     required("idle_unit_seconds", Double, default=ZERO),  # since the last decision, while requests waited
     Column("last_granted_at", TIME),
     Column("verified_at", TIME),  # when its counters were last compared with its rows
-    Column("paced_until", TIME),  # theoretical arrival time of the next start
-    Column("blocked_until", TIME),  # a Retry-After: no paced start before this time
+    required("paces", JSONB, default="{}"),  # operation → until and interval_seconds of its pacing
+    Column("blocked_until", TIME),  # a Retry-After: no counted start before this time
     Column("incomplete_until", TIME),  # the database was restored: until then it may lack leases
     required("virtual_time", Double, default=ZERO),
-    Column("paced_interval_seconds", Double),  # interval that paced_until was computed with
     Column("adaptive", JSONB),  # the adaptive limit and its times
     required("evidence", JSONB, default="[]"),  # of throttling, received since the last decision
     Column("pinned_reason", Text),  # the declared limit holds until an operator unpins

@@ -37,11 +37,10 @@ CREATE TABLE lease_pools (
     idle_unit_seconds double precision NOT NULL DEFAULT 0,  -- since the last decision, while requests waited
     last_granted_at timestamptz,
     verified_at timestamptz,                    -- when its counters were last compared with its rows
-    paced_until timestamptz,                    -- theoretical arrival time of the next start
-    blocked_until timestamptz,                  -- a Retry-After: no paced start before this time
+    paces jsonb NOT NULL DEFAULT '{}',          -- operation → until and interval_seconds of its pacing
+    blocked_until timestamptz,                  -- a Retry-After: no counted start before this time
     incomplete_until timestamptz,                -- the database was restored: until then it may lack leases
     virtual_time double precision NOT NULL DEFAULT 0,
-    paced_interval_seconds double precision,    -- interval that paced_until was computed with
     adaptive jsonb,                             -- the adaptive limit and its times
     evidence jsonb NOT NULL DEFAULT '[]',       -- of throttling, received since the last decision
     pinned_reason text,                         -- the declared limit holds until an operator unpins
