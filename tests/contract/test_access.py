@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 
-from slipway_common.base.ids import hash_secret, new_worker_token
+from slipway_common.base.ids import hash_secret, new_lease_token, new_worker_token
 from slipway_common.service import Service, ServiceSettings
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, Tokens, declared
 from slipway_lease_broker import main as lease_broker
 from slipway_lease_broker.boskos import app as boskos
+from slipway_lease_broker.http.callers import NeedsLease
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner import main as provisioner
@@ -29,8 +30,8 @@ from tests.support.lease_broker_http import world_on
 from tests.support.provisioner import administrator, provisioner_on
 from tests.support.provisioner import declared as declared_body
 
-OPEN, WORKER = "open", "worker"
-"""Access without a token, and by the token of the worker in the path."""
+OPEN, WORKER, LEASE = "open", "worker", "lease"
+"""Access without a token, by the token of the worker in the path, and also by that of the lease."""
 COMMON: Final = """
 GET  /livez                                             open
 GET  /readyz                                            open
@@ -125,7 +126,7 @@ GET  /lease-pools/{lease_pool_id}/audit                 read
 POST /lease-pools/{lease_pool_id}/drain                 lease-pools:write
 POST /lease-pools/{lease_pool_id}/undrain               lease-pools:write
 GET  /lease-pools/{lease_pool_id}/history               read
-POST /lease-pools/{lease_pool_id}/leases                leases:write:{lease_pool_id}
+POST /lease-pools/{lease_pool_id}/leases                leases:write:{lease_pool_id} lease
 GET  /lease-pools/{lease_pool_id}/report                read
 GET  /lease-pools/{lease_pool_id}/requests              read leases:write:{lease_pool_id}
 GET  /lease-pools/{lease_pool_id}/requests/{request_id} read leases:write:{lease_pool_id}
@@ -135,10 +136,11 @@ POST /lease-pools/{lease_pool_id}/unleased              leases:write:{lease_pool
 GET  /leases                                            read leases:write:{lease_pool_id}
 GET  /leases/{lease_id}                                 read leases:write:{lease_pool_id}
 POST /leases/{lease_id}/confirm                         leases:write:{lease_pool_id}
-POST /leases/{lease_id}/heartbeat                       leases:write:{lease_pool_id}
+POST /leases/{lease_id}/heartbeat                       leases:write:{lease_pool_id} lease
 GET  /leases/{lease_id}/history                         read leases:write:{lease_pool_id}
-POST /leases/{lease_id}/release                         leases:write:{lease_pool_id}
-POST /leases/{lease_id}/renew                           leases:write:{lease_pool_id}
+POST /leases/{lease_id}/release                         leases:write:{lease_pool_id} lease
+POST /leases/{lease_id}/renew                           leases:write:{lease_pool_id} lease
+POST /leases/{lease_id}/token                           leases:write:{lease_pool_id}
 GET  /slots                                             read
 PUT  /slots                                             lease-pools:write
 """,
@@ -179,15 +181,23 @@ TABLE: Final[dict[str, dict[Route, str]]] = {
 }
 # Scopes that include read scopes.
 INCLUDING: Final = {"read": {"read:settings", "declaration:write"}, "read:settings": {"declaration:write"}}
+ALONE: Final[dict[str, dict[str, list[str]]]] = {WORKER: {"workerToken": []}, LEASE: {"leaseToken": []}}
 SECRET: Final = "secret"
 REFUSALS: Final = {
     "no-token": 401,
     "unknown-token": 401,
     "worker-token": 403,
+    "lease-token": 403,
     "foreign-token": 403,
     "scope-missing": 403,
 }
-CALLERS: Final = ("nobody", "stranger", "foreign", "worker", "read", "read:settings", "admin", "own")
+UNKNOWN: Final = {
+    "nobody": "no-token",
+    "stranger": "unknown-token",
+    "worker": "worker-token",
+    "lease": "lease-token",
+}
+CALLERS: Final = ("nobody", "stranger", "foreign", "worker", "lease", "read", "read:settings", "admin", "own")
 
 
 @cache
@@ -206,7 +216,9 @@ def written(access: Any) -> str:
     """A declared access as in the table."""
     if isinstance(access, Open):
         return OPEN
-    return " ".join(access.scopes) if isinstance(access, Needs) else WORKER
+    if not isinstance(access, Needs):
+        return WORKER
+    return " ".join([*access.scopes, *([LEASE] if isinstance(access, NeedsLease) else [])])
 
 
 def filled(text: str, by: str) -> str:
@@ -227,7 +239,7 @@ def scopes(caller: str, access: str, path: str) -> list[str]:
     enough = needed.union(*(INCLUDING.get(scope, ()) for scope in needed))
     others = {scope for table in TABLE.values() for given in table.values() for scope in given.split()} - enough
     elsewhere = {scope for scope in needed if "{" in scope and parameters(scope) <= parameters(path)}
-    return [filled(scope, "elsewhere") for scope in sorted((others | elsewhere) - {OPEN, WORKER})]
+    return [filled(scope, "elsewhere") for scope in sorted((others | elsewhere) - {OPEN, WORKER, LEASE})]
 
 
 def expected(caller: str, access: str) -> str:
@@ -236,8 +248,10 @@ def expected(caller: str, access: str) -> str:
         return ""
     if access == WORKER and caller != "nobody":
         return "" if caller == "worker" else "foreign-token"
-    if caller in ("nobody", "stranger", "worker"):
-        return {"nobody": "no-token", "stranger": "unknown-token", "worker": "worker-token"}[caller]
+    if caller == "lease" and LEASE in access.split():
+        return ""
+    if caller in UNKNOWN:
+        return UNKNOWN[caller]
     reads = {caller} | {scope for scope, including in INCLUDING.items() if caller in including}
     return "" if reads & set(access.split()) else "scope-missing"
 
@@ -249,7 +263,12 @@ async def test_every_route(service: str, caller: str, tmp_path: Path) -> None:
     app, found, tokens = apps()[service], {}, tmp_path / "tokens.yaml"
     if service != "simulator":
         app.state.tokens = Tokens(tokens)
-    headers = {"stranger": "Bearer unknown", "worker": f"Bearer {new_worker_token()}", "nobody": ""}
+    headers = {
+        "stranger": "Bearer unknown",
+        "worker": f"Bearer {new_worker_token()}",
+        "lease": f"Bearer {new_lease_token('x')}",
+        "nobody": "",
+    }
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     async with contextlib.AsyncExitStack() as stack:
         if service == "simulator":
@@ -290,9 +309,9 @@ def test_the_api_document_tells_the_access(service: str) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             shown[method.upper(), path] = operation["security"]
-    schemes: dict[str, Any] = {OPEN: [], WORKER: [{"workerToken": []}]}
+    schemes: dict[str, Any] = {OPEN: []}
     assert shown == {
-        (method, path): schemes.get(access, [{"token": [scope]} for scope in access.split()])
+        (method, path): schemes.get(access, [ALONE.get(scope, {"token": [scope]}) for scope in access.split()])
         for (method, path), access in TABLE[service].items()
         if path not in ("/livez", "/readyz", "/metrics")
     }
@@ -307,7 +326,7 @@ def test_a_route_without_access_is_not_served() -> None:
             Service("probe", ServiceSettings(database_url="", kafka=""), routers=[router]).app()
 
 
-@pytest.mark.parametrize("secret", ["", "unknown", new_worker_token()])
+@pytest.mark.parametrize("secret", ["", "unknown", new_worker_token(), new_lease_token("x")])
 async def test_boskos_needs_a_token(secret: str) -> None:
     """Its clients authenticate by HTTP Basic, unless the setting opens it to all."""
     service = lease_broker.build(LeaseBrokerSettings(database_url="", kafka="", boskos_port=0))

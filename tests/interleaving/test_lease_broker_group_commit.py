@@ -50,6 +50,62 @@ async def test_a_renewal_behind_a_replacement_is_refused(world: World) -> None:
     assert await world.broker.held() == 2
 
 
+async def test_two_processes_with_one_request_id_at_two_replicas(world: World) -> None:
+    """Both batches wait for the lock; the second finds the holder of the first, and is refused."""
+    async with world.broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
+            calls = [
+                asyncio.create_task(replica.acquire("r", holder=holder))
+                for replica, holder in zip(world.replicas, ("first", "second"), strict=True)
+            ]
+            await world.broker.until_waiting(*calls)
+        granted, refused = sorted(await asyncio.gather(*calls), key=lambda answer: answer.status_code)
+    assert (granted.status_code, refused.status_code) == (200, 409)
+    assert granted.json()["holder"] == refused.json()["holder"]
+
+
+@pytest.mark.parametrize("behind", ["renew", "release", "token"])
+async def test_a_call_of_the_first_holder_behind_a_take_over(world: World, behind: str) -> None:
+    """The lease was taken over while the call waited for the lock: it is fenced off, and changes nothing."""
+    here, there = world.replicas
+    held = (await here.acquire("r", holder="first")).json()
+    await world.broker.set_clock(299)
+    async with world.broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the first batch has read and cannot write yet
+            taking = asyncio.create_task(here.acquire("r", holder="second"))
+            await world.broker.until_waiting(taking)
+            path = f"/leases/{held['lease_id']}/{behind}"
+            late = asyncio.create_task(there.call("POST", path, {"fencing_token": held["fencing_token"]}))
+            await world.broker.until_waiting(taking, late)
+        taken, refused = await asyncio.gather(taking, late)
+    assert (taken.status_code, taken.json()["holder"]) == (200, "second")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:slipway:problem:stale-token")
+    renewed = await here.call(
+        "POST", f"/leases/{held['lease_id']}/renew", {"fencing_token": taken.json()["fencing_token"]}
+    )
+    assert renewed.json()["holder"] == "second"
+
+
+async def test_a_take_over_behind_a_renewal_is_refused(world: World) -> None:
+    """The first holder was heard of while the other waited for the lock."""
+    here, there = world.replicas
+    held = (await here.acquire("r", holder="first")).json()
+    await world.broker.set_clock(299)
+    async with world.broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
+            path = f"/leases/{held['lease_id']}/renew"
+            renewing = asyncio.create_task(here.call("POST", path, {"fencing_token": held["fencing_token"]}))
+            await world.broker.until_waiting(renewing)
+            late = asyncio.create_task(there.acquire("r", holder="second"))
+            await world.broker.until_waiting(renewing, late)
+        renewed, refused = await asyncio.gather(renewing, late)
+    assert (renewed.status_code, refused.status_code) == (200, 409)
+    assert refused.json()["type"] == "urn:slipway:problem:request-in-use"
+
+
 async def test_two_gangs_of_one_name(world: World) -> None:
     """They request different pools for the first time, so that no pool's lock orders them; the lock of the gang does.
     One is refused as if it had come later, and leaves no rows."""

@@ -14,6 +14,8 @@ _counter = 0
 
 WORKER_TOKEN: Final = "slipway-worker-"  # noqa: S105 # the beginning of a token
 """Beginning of workers' tokens, by which every service tells them from others without a look-up."""
+LEASE_TOKEN: Final = "slipway-lease-"  # noqa: S105 # the beginning of a token
+"""Beginning of tokens that are bound to a lease; then come the id of the lease, a dot, and the secret."""
 # A system call for every few bytes would take a tenth of a busy service's time.
 BLOCK_BYTES: Final = 4096
 _block = io.BytesIO()
@@ -64,6 +66,11 @@ def new_secret() -> str:
 def new_worker_token() -> str:
     """Create the token of one worker."""
     return WORKER_TOKEN + new_secret()
+
+
+def new_lease_token(lease_id: str) -> str:
+    """Create a token that is bound to one lease."""
+    return f"{LEASE_TOKEN}{lease_id}.{new_secret()}"
 
 
 def hash_secret(secret: str) -> str:

@@ -34,7 +34,7 @@ _PATTERNS: Final = (
         rf"\1{GONE}",
     ),
     (re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+\b"), GONE),
-    (re.compile(r"\b(?:AKIA|ASIA|ghp_|xox[a-z]-|AIza)\w+|\bslipway-worker-[\w-]+"), GONE),
+    (re.compile(r"\b(?:AKIA|ASIA|ghp_|xox[a-z]-|AIza)\w+|\bslipway-(?:worker|lease)-[\w.-]+"), GONE),
 )
 _LONG: Final = re.compile(r"[\w+/=.-]{32,}")
 _DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")

@@ -2,7 +2,8 @@
 
 Only SHA-256 hashes of tokens are stored, in a file that is reloaded on change: a YAML (or JSON) list of
 {name, sha256, scopes}. A scope is `read`, `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin`
-allows everything. The token of a worker is in no file: it reaches that worker's own routes alone.
+allows everything. The tokens of workers and of leases are in no file: each reaches the own routes of its worker or
+lease alone.
 """
 
 import hmac
@@ -18,7 +19,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from slipway_common.base.ids import WORKER_TOKEN, hash_secret
+from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
 from slipway_common.base.text import NAME, Name
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.problem import Problem
@@ -230,7 +231,7 @@ def check(app: FastAPI) -> None:
 
 
 def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) -> Token:
-    """Token of the request. Raises Problem 401 if it is absent or unknown, 403 if it is a worker's."""
+    """Token of the request. Raises Problem 401 if it is absent or unknown, 403 if it is a worker's or a lease's."""
     if credentials is None:
         creating = f"`slipway token create --name NAME --scope {_shown(wanted[:1])} --file TOKENS` creates one"
         detail = f"send one with the scope {_shown(wanted)} as 'Authorization: Bearer …'; {creating}"
@@ -239,6 +240,9 @@ def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) ->
     if secret.startswith(WORKER_TOKEN):
         detail = "for all else use a token of the services' tokens file"
         raise Problem(403, "worker-token", "The token of a worker reaches its own worker only", detail)
+    if secret.startswith(LEASE_TOKEN):
+        detail = "it renews and releases this lease, and repeats its request; for all else use a token of the services"
+        raise Problem(403, "lease-token", "The token of a lease reaches its own lease only", detail)
     tokens: Tokens = request.app.state.tokens
     token = tokens.find(secret)
     if token is None:

@@ -29,6 +29,7 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.domain import backoff, spread, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
 from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, ended_event, lost_event
+from slipway_lease_broker.domain.holders import Left, active, claim, left, without
 from slipway_lease_broker.domain.ledger import (
     Group,
     Lease,
@@ -146,6 +147,27 @@ def _request(
     ledger.dirty.add(pool.id)
 
 
+def claim_lease(ledger: Ledger, lease: Lease, sender: Sender, now: datetime) -> Lease:
+    """Give a live lease to the sender who asks for it again and may have it; see holders.py."""
+    pool = ledger.pools[lease.lease_pool_id]
+    after = claim(lease, sender, now, new_token=pool.last_token + 1)
+    if after is lease:
+        return lease
+    kind, reason = "joined", f"{sender.holder} holds it, too"
+    if after.fencing_token != lease.fencing_token:
+        kind, reason = "taken-over", f"{sender.holder} holds it instead of {lease.holder}, which was not heard of"
+        expires_at = max(lease.expires_at, alive_until(pool, lease.state, now, lease.hold_until))
+        after = msgspec.structs.replace(after, expires_at=expires_at)
+        ledger.pools[pool.id] = msgspec.structs.replace(pool, last_token=after.fencing_token)
+        ledger.deadlines[pool.id] = min(after.deadline, ledger.deadlines.get(pool.id, after.deadline))
+        ledger.events.append(confirmed_event(after))
+    ledger.put_lease(after)
+    if sender.join or after.fencing_token != lease.fencing_token:
+        about = {"lease_id": lease.id, "request_id": lease.request_id}
+        ledger.add_history(pool, kind, reason, now, sender.name, **about)
+    return after
+
+
 def _replace(
     ledger: Ledger, pool: LeasePool, command: LeaseRequested, replaced: ReplacedLease, now: datetime, owner: str
 ) -> datetime:
@@ -158,7 +180,7 @@ def _replace(
     if lease is None or denial is not None:
         ledger.refusals.append(refusal(lease, denial))
         return now
-    if lease.live:
+    if lease.live and len(active(lease)) == 1:  # others would lose theirs
         _return_units(ledger, pool, lease, lease.units, REPLACED, now, owner)
     if lease.replaced or (lease.tenant, lease.operation) != (command.tenant, command.operation):
         ledger.refusals.append("not an earlier attempt")
@@ -216,7 +238,21 @@ def _release(
     if lease is None or denial is not None or not lease.live:
         ledger.refusals.append(refusal(lease, denial))
         return
-    _return_units(ledger, pool, lease, min(command.units, lease.units), command.result, now, sender.name)
+    match left(lease, sender):
+        case Left.UNNAMED:
+            ledger.refusals.append("unknown holder")
+            return
+        case Left.AGAIN:
+            return
+        case Left.OTHERS:
+            if command.units < lease.units:  # the others use them all
+                return
+            ledger.put_lease(without(lease, sender.holder))
+            ledger.deadlines[pool.id] = min(lease.deadline, ledger.deadlines.get(pool.id, lease.deadline))
+            reason = f"{sender.holder} has released it: {command.result}"
+            ledger.add_history(pool, "left", reason, now, sender.name, lease_id=lease.id, request_id=lease.request_id)
+        case Left.LAST:
+            _return_units(ledger, pool, lease, min(command.units, lease.units), command.result, now, sender.name)
     _record_evidence(ledger, lease, command, now)
     _update_backoff(ledger, lease, command.result, now)
 
@@ -355,11 +391,7 @@ def _extend(
         after = msgspec.structs.replace(after, progress=progress, progress_until=until)
     ledger.put_lease(after)
     ledger.deadlines[pool.id] = min(after.deadline, ledger.deadlines.get(pool.id, after.deadline))
-    ledger.events.append(
-        LeaseConfirmed(
-            lease_pool_id=pool.id, lease_id=lease.id, fencing_token=lease.fencing_token, expires_at=expires_at
-        )
-    )
+    ledger.events.append(confirmed_event(after))
     if state is not lease.state:
         ledger.add_history(
             pool,
@@ -402,14 +434,7 @@ def _record_unleased(
         ledger.history.append(charge.entry)
     if lease.live:
         ledger.deadlines[pool.id] = min(lease.deadline, ledger.deadlines.get(pool.id, lease.deadline))
-        ledger.events.append(
-            LeaseConfirmed(
-                lease_pool_id=pool.id,
-                lease_id=lease.id,
-                fencing_token=lease.fencing_token,
-                expires_at=lease.expires_at,
-            )
-        )
+        ledger.events.append(confirmed_event(lease))
     else:
         ledger.events.append(
             LeaseReleased(
@@ -462,6 +487,15 @@ def is_late_evidence(pool: LeasePool, lease: Lease, command: LeaseReleaseRequest
         return False
     evidence = command.throttled or command.retry_after_seconds is not None or command.quota_remaining is not None
     return evidence or pool.policy.adaptive is not None
+
+
+def confirmed_event(lease: Lease) -> LeaseConfirmed:
+    return LeaseConfirmed(
+        lease_pool_id=lease.lease_pool_id,
+        lease_id=lease.id,
+        fencing_token=lease.fencing_token,
+        expires_at=lease.expires_at,
+    )
 
 
 def confirmation(lease: Lease) -> LeaseConfirmRequested:

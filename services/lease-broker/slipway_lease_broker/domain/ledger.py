@@ -108,9 +108,12 @@ class UnleasedBy(StrEnum):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's part in a lease."""
+    """One process's part in a lease. `left`: it has released it. `token_sha256`: of the token bound to the lease that
+    its command has."""
 
     since: datetime
+    left: bool = False
+    token_sha256: str | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +152,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holder(self) -> str:
-        """Name of its holder; empty if it gave none."""
-        return next(reversed(self.holders), "")
+        """Name of its holder, the last one of several; empty if it gave none."""
+        holding = [name for name, one in self.holders.items() if not one.left]
+        return (holding or [*self.holders, ""])[-1]
 
     @property
     def live(self) -> bool:

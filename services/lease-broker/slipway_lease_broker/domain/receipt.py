@@ -10,8 +10,9 @@ import msgspec
 from slipway_common.events.lease import LeaseConfirmRequested, LeaseGranted, LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
+from slipway_lease_broker.domain.holders import is_holder
 from slipway_lease_broker.domain.ledger import Entry, Lease, State, advance, alive_until
-from slipway_lease_broker.domain.refusals import Refusal, end_of, lease_ended
+from slipway_lease_broker.domain.refusals import Refusal, end_of, in_use, lease_ended
 
 
 def receive(
@@ -44,6 +45,7 @@ def receive(
             outcome.pool = decision.pool
             if outcome.request is not None and outcome.lease is None:
                 outcome.lease = granted.get(outcome.request.id)
+                outcome = _of_another(submission, outcome) or outcome
             elif outcome.lease is not None and (then := ended.get(outcome.lease.id)) is not None:
                 outcome.lease = then
                 outcome = overtaken(submission, then) or outcome
@@ -61,6 +63,14 @@ def overtaken(submission: Submission, then: Lease) -> Refusal | None:
             return lease_ended(f"lease {then.id}", end_of(then))
         case _:
             return None
+
+
+def _of_another(submission: Submission, answer: Answer) -> Refusal | None:
+    """Refusal of a request whose grant belongs to another process, which asked later in the same batch."""
+    lease = answer.lease
+    if lease is None or is_holder(lease, submission.sender.holder):
+        return None
+    return in_use(lease, answer.pool)
 
 
 def _confirm(decision: Decision, is_received: Callable[[Lease], bool], now: datetime) -> Decision:

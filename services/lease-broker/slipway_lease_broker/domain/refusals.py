@@ -1,13 +1,16 @@
 """Refusals of lease commands: a kind for programs and a sentence for people. Pure; HTTP gives each kind its status."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from slipway_common.base.text import listed
 from slipway_common.events.lease import LeaseRequested
-from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.holders import takeover_at
+from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.ownership import Denial
 from slipway_lease_broker.domain.rules import Verdict
 from slipway_lease_broker.domain.text import quantity
@@ -24,6 +27,8 @@ class Kind(StrEnum):
     TOO_MANY_UNITS = "too-many-units"
     LEASE_ENDED = "lease-ended"
     WRONG_OWNER = "wrong-owner"
+    REQUEST_IN_USE = "request-in-use"  # by another process
+    HOLDER_UNKNOWN = "holder-unknown"  # of several, which one releases the lease
     FENCED = "stale-token"  # of an earlier or a later lease
 
 
@@ -65,6 +70,29 @@ def lease_ended(what: str, reason: str) -> Refusal:
 
 def wrong_owner(what: str) -> Refusal:
     return Refusal(Kind.WRONG_OWNER, f"{what} was acquired with another token; use that token")
+
+
+def request_in_use(request_id: str, holder: str, since: datetime, takeover_at: datetime | None = None) -> Refusal:
+    """Refusal of a process that uses the request id of another one; None: the other waits, and holds nothing yet."""
+    detail = (
+        f"request {request_id} is in use by {holder} since {since.isoformat(timespec='seconds')}; give a second "
+        "operation a request id of its own, or join the first one (--join)"
+    )
+    if takeover_at is not None:
+        detail += f"; unless renewed, its lease can be taken over after {takeover_at.isoformat(timespec='seconds')}"
+    return Refusal(Kind.REQUEST_IN_USE, detail, {"holder": holder, "since": since.isoformat()})
+
+
+def in_use(lease: Lease, pool: LeasePool) -> Refusal:
+    """Refusal of a process that may not act on the lease of another one."""
+    holding = lease.holders.get(lease.holder)
+    since = lease.granted_at if holding is None else holding.since
+    return request_in_use(lease.request_id, lease.holder, since, takeover_at(lease, pool))
+
+
+def holder_unknown(lease: Lease, holders: Sequence[str]) -> Refusal:
+    detail = f"lease {lease.id} is held by {listed(holders)} together; name the one that releases it as its holder"
+    return Refusal(Kind.HOLDER_UNKNOWN, detail, {"holders": [*holders]})
 
 
 def stale_token(lease_id: str, token: int) -> Refusal:

@@ -14,19 +14,24 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.domain.commands import (
     UNITS_MAX,
     apply_command,
+    claim_lease,
     confirmation,
     is_late_evidence,
 )
 from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
+from slipway_lease_broker.domain.holders import Left, active, is_holder, is_in_use, left
 from slipway_lease_broker.domain.ledger import Lease, Ledger, Request, State, new_request
 from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import denied, may_act
 from slipway_lease_broker.domain.refusals import (
     Refusal,
     end_of,
+    holder_unknown,
+    in_use,
     lease_ended,
     of_denial,
     request_conflict,
+    request_in_use,
     too_many_units,
     unknown_lease_pool,
     unknown_request,
@@ -72,19 +77,20 @@ def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | 
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
         if known is None:
             return _refused_new(submission, command, ledger, now)
-        return _refused_repeat(submission, command, known, ledger)
+        return _refused_repeat(submission, command, known, ledger, now)
     if isinstance(command, LeaseCancelRequested):
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
         if known is None:
             return unknown_request(command.lease_pool_id, command.request_id)
-        return _refused_owner(submission, known)
+        return _refused_owner(submission, known) or _refused_cancel(submission, known, ledger)
     assert not isinstance(command, LeaseUnleasedReported)  # it is reported without waiting for an answer
     lease = ledger.leases.get((command.lease_pool_id, command.lease_id))
     denial = denied(lease, command.fencing_token, submission.sender.name, admin=submission.sender.admin)
     if lease is None or denial is not None:
         return of_denial(denial, command.lease_id, command.fencing_token)
     if lease.live:
-        return None
+        is_unnamed = isinstance(command, LeaseReleaseRequested) and left(lease, submission.sender) is Left.UNNAMED
+        return holder_unknown(lease, active(lease)) if is_unnamed else None
     is_repeat = lease.state is State.RELEASED and isinstance(command, LeaseReleaseRequested)
     return None if is_repeat else lease_ended(f"lease {lease.id}", end_of(lease))
 
@@ -92,6 +98,20 @@ def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | 
 def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
     is_allowed = may_act(known.owner, submission.sender.name, admin=submission.sender.admin)
     return None if is_allowed else wrong_owner(f"request {known.id}")
+
+
+def _refused_cancel(submission: Submission, known: Request, ledger: Ledger) -> Refusal | None:
+    """Refusal of a cancellation that would end the wait or the lease of another process."""
+    sender = submission.sender
+    if known.waiting_units and sender.holder and known.holder not in ("", sender.holder):
+        return request_in_use(known.id, known.holder, known.last_requested_at)
+    for lease in ledger.leases.values():
+        if lease.request_id == known.id and lease.live:
+            if not is_holder(lease, sender.holder):
+                return in_use(lease, ledger.pools[known.lease_pool_id])
+            if left(lease, sender) is Left.UNNAMED:
+                return holder_unknown(lease, active(lease))
+    return None
 
 
 def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger, now: datetime) -> Refusal | None:
@@ -111,8 +131,11 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
     return of_denial(denial, replaced.lease_id, replaced.fencing_token)
 
 
-def _refused_repeat(submission: Submission, command: LeaseRequested, known: Request, ledger: Ledger) -> Refusal | None:
-    """Refusal of a repeated request: its fields differ from the first time, or its lease has ended."""
+def _refused_repeat(
+    submission: Submission, command: LeaseRequested, known: Request, ledger: Ledger, now: datetime
+) -> Refusal | None:
+    """Refusal of a repeated request: its fields differ from the first time, its lease has ended, or another process
+    uses it."""
     if (refused := _refused_owner(submission, known)) is not None:
         return refused
     fields = {
@@ -131,6 +154,9 @@ def _refused_repeat(submission: Submission, command: LeaseRequested, known: Requ
         return lease_ended(f"lease {lease.id} of request {known.id}", end_of(lease))
     if lease is None and known.waiting_units == 0:
         return lease_ended(f"request {known.id}", "cancelled")
+    pool = ledger.pools[command.lease_pool_id]
+    if lease is not None and is_in_use(lease, pool, submission.sender, now):
+        return in_use(lease, pool)
     return None
 
 
@@ -149,6 +175,8 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     if isinstance(command, LeaseRequested):
         apply_command(ledger, command, now, submission.sender, traceparent=submission.traceparent)
         lease = of_request(ledger.leases.values(), command.request_id)
+        if lease is not None:
+            lease = claim_lease(ledger, lease, submission.sender, now)
         if lease is not None and lease.state is State.RESERVED and submission.confirm:
             apply_command(ledger, confirmation(lease), now, Sender(name=lease.owner))
             lease = ledger.leases[pool_id, lease.id]
@@ -183,7 +211,7 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, sender
                 result="cancelled",
             )
             apply_command(ledger, release, now, sender)
-            released += lease.units
+            released += lease.units - ledger.leases[pool_id, lease.id].units
     return Answer(
         pool=ledger.pools[pool_id],
         now=now,

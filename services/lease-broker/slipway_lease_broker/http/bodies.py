@@ -60,6 +60,12 @@ class Acquire(Body):
     replaces: Replaced | None = None
     group: GroupBody | None = None
 
+    @model_validator(mode="after")
+    def _has_holder(self) -> Self:
+        if self.join and self.holder is None:
+            raise ValueError("join needs the name of the holder that joins")
+        return self
+
 
 class Prolong(Body):
     fencing_token: Token
@@ -67,6 +73,10 @@ class Prolong(Body):
 
 class Renew(Prolong):
     progress: Reason | None = Field(None, description="Any text that changes while the work progresses.")
+
+
+class Bind(Prolong):
+    holder: Name | None = Field(None, description="Holder that the token is for; needed if the lease has several.")
 
 
 class Release(Prolong):

@@ -6,13 +6,21 @@ from slipway_common.database.postgres import Database
 from slipway_common.web import access
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.admission import Admissions
+from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.http.known_leases import KnownLeases
 
 
+class BoundLease(msgspec.Struct, frozen=True):
+    """The lease that the token of a call is bound to, with the holder that the token was made for."""
+
+    lease: Lease
+    holder: str
+
+
 class Call(msgspec.Struct, frozen=True):
-    """An authenticated request with the objects that its route works on."""
+    """An authenticated request with the objects that its route works on. `bound`: its token reaches this lease only."""
 
     caller: access.Caller
     database: Database
@@ -20,6 +28,7 @@ class Call(msgspec.Struct, frozen=True):
     group_commit: GroupCommit
     known_leases: KnownLeases
     runtime: Runtime
+    bound: BoundLease | None = None
 
     @property
     def name(self) -> str:
@@ -33,6 +42,8 @@ class Call(msgspec.Struct, frozen=True):
 
     def sender(self, holder: str = "", *, join: bool = False) -> Sender:
         """The sender of this caller's commands, with the name that its process gave itself."""
+        if self.bound is not None:
+            holder, join = self.bound.holder, False
         return Sender(name=self.name, admin=self.admin, holder=holder, join=join)
 
     def may_write(self, lease_pool_id: str) -> None:

@@ -3,17 +3,25 @@
 from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
 
 from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import LEASE_TOKEN, hash_secret
 from slipway_common.web import access
 from slipway_common.web.access import Credentials, Needs, NeedsCaller
 from slipway_common.web.problem import Problem
-from slipway_lease_broker.http.call import Call
+from slipway_lease_broker.domain.holders import holder_of
+from slipway_lease_broker.http.call import BoundLease, Call
+from slipway_lease_broker.store import leases, pools
 
 FUTURE_SECONDS_MAX: Final = 60.0
+_lease_bearer = HTTPBearer(
+    auto_error=False, scheme_name="leaseToken", description="Token bound to a lease, for the command that runs under it"
+)
 CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
     "Slipway-Sent-At": datetime.fromisoformat,
     "Date": parsedate_to_datetime,
@@ -25,14 +33,54 @@ class NeedsCall(NeedsCaller):
     base, 422 for a request time in the future, 503 while starting."""
 
     async def __call__(self, request: Request, credentials: Credentials) -> Call:
-        caller = self.caller(request, credentials)
-        timely(request)
-        state = request.app.state
-        if state.runtime.database is None:
-            raise Problem(503, "starting", "The service is starting", "retry in a moment")
-        return Call(
-            caller, state.runtime.database, state.admissions, state.group_commit, state.known_leases, state.runtime
-        )
+        return called(request, self.caller(request, credentials))
+
+
+class NeedsLease(NeedsCall):
+    """Access by a token with one of these scopes, or by the token that is bound to the lease of the path. Without a
+    lease in the path the route compares the lease. Raises Problem 401 for an unknown token, also of a lease that ended
+    a while ago, and 403 for that of another lease."""
+
+    def __init__(self, *scopes: str) -> None:
+        super().__init__(*scopes)
+        self.security = [*self.security, {_lease_bearer.scheme_name: []}]
+
+    async def __call__(
+        self, request: Request, credentials: Credentials, _: Annotated[Any, Depends(_lease_bearer)] = None
+    ) -> Call:
+        if credentials is None or not credentials.credentials.startswith(LEASE_TOKEN):
+            return called(request, self.caller(request, credentials))
+        lease_id = credentials.credentials.removeprefix(LEASE_TOKEN).rpartition(".")[0]
+        nobody = called(request, access.Caller(access.Token(name="", sha256="", scopes=[]), self.scopes))
+        found = await leases.named(nobody.database, [lease_id])
+        digest, now = hash_secret(credentials.credentials), await pools.clock(nobody.database)
+        holder = holder_of(found[0], digest, now) if found else None
+        if holder is None:
+            detail = "the lease has ended, was taken over by another process, or has a newer token"
+            raise Problem(401, "unknown-token", "Unknown token of a lease", detail)
+        lease = found[0]
+        if request.path_params.get("lease_id", lease.id) != lease.id:
+            raise other_lease()
+        if request.path_params.get("lease_pool_id", lease.lease_pool_id) != lease.lease_pool_id:
+            raise other_lease()
+        scopes = [scope.format(lease_pool_id=lease.lease_pool_id) for scope in self.scopes]
+        caller = access.Caller(access.Token(name=lease.owner, sha256="", scopes=scopes), self.scopes)
+        return msgspec.structs.replace(nobody, caller=caller, bound=BoundLease(lease, holder))
+
+
+def called(request: Request, caller: access.Caller) -> Call:
+    """The call of a caller. Raises Problems: 422 for a request time in the future, 503 while starting."""
+    timely(request)
+    state = request.app.state
+    if state.runtime.database is None:
+        raise Problem(503, "starting", "The service is starting", "retry in a moment")
+    return Call(caller, state.runtime.database, state.admissions, state.group_commit, state.known_leases, state.runtime)
+
+
+def other_lease() -> Problem:
+    """Problem for what the token of a lease does not reach."""
+    detail = "it renews and releases its own lease, and repeats the request of it; for all else use another token"
+    return Problem(403, "lease-token", "The token of a lease reaches its own lease only", detail)
 
 
 def timely(request: Request) -> None:
@@ -69,6 +117,8 @@ def clock_ahead(name: str, ahead_seconds: float) -> None:
 
 HOLD: Final = "leases:write:{lease_pool_id}"
 Caller = Annotated[Call, Depends(NeedsCall(HOLD))]
+HolderOrCaller = Annotated[Call, Depends(NeedsLease(HOLD))]
+"""Caller that may hold leases, or the command that runs under this one."""
 Operator = Annotated[Call, Depends(NeedsCall("lease-pools:write"))]
 Reader = Annotated[access.Caller, Depends(NeedsCaller("read", HOLD))]
 """Caller that may read what it asks for, or hold leases of its pool, which the route has to look up."""

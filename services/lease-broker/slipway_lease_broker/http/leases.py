@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from slipway_common.base.ids import hash_secret, new_lease_token
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import (
     LeaseCancelRequested,
@@ -17,19 +18,30 @@ from slipway_common.events.lease import (
     LeaseRequested,
     ReplacedLease,
 )
-from slipway_common.observability.telemetry import current_trace
+from slipway_common.observability.telemetry import current_trace, logger
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.exchange import Answer, Submission
+from slipway_lease_broker.domain.holders import active, is_holder, with_token
 from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.ownership import denied
 from slipway_lease_broker.domain.queue_status import queue_status
-from slipway_lease_broker.domain.refusals import Refusal, unknown_lease, unknown_lease_pool, unknown_request
+from slipway_lease_broker.domain.refusals import (
+    Refusal,
+    end_of,
+    holder_unknown,
+    lease_ended,
+    of_denial,
+    unknown_lease,
+    unknown_lease_pool,
+    unknown_request,
+)
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
-from slipway_lease_broker.http.bodies import Acquire, Prolong, Release, Renew
+from slipway_lease_broker.http.bodies import Acquire, Bind, Prolong, Release, Renew
 from slipway_lease_broker.http.call import Call
-from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Reader
+from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, HolderOrCaller, Reader, other_lease
 from slipway_lease_broker.http.refusals import problem, refused
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, history, leases, pools
@@ -37,17 +49,24 @@ from slipway_lease_broker.store import answers, history, leases, pools
 router = APIRouter()
 DatabaseDep = Annotated[Database, Depends(database)]
 Items = Annotated[int, Query(ge=1, le=10_000)]
+LOG = logger(__name__)
+UNNAMED: Final[set[str]] = set()  # callers whose processes give no names
+UNNAMED_MAX: Final = 1_000
 HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
 
 
 @router.post(
     "/lease-pools/{lease_pool_id:id}/leases", responses={202: {"description": "The request waits in the queue."}}
 )
-async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Caller) -> Response:
+async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: HolderOrCaller) -> Response:
     """Acquire a lease, or get a place in the queue after `wait_seconds`. A request id never gets a second lease: repeat
     the request with the same id after a lost answer, and to go on waiting."""
+    if (bound := call.bound) is not None and (body.request_id != bound.lease.request_id or body.replaces is not None):
+        raise other_lease()
+    if body.holder is None:
+        notice_unnamed(call.name)
     submission = Submission(
-        command=wanted(lease_pool_id, body, call.name),
+        command=wanted(lease_pool_id, body, call.name if bound is None else bound.lease.tenant),
         sender=call.sender(body.holder or "", join=body.join),
         confirm=body.confirm,
         woken=asyncio.get_running_loop().create_future() if body.wait_seconds > 0 else None,
@@ -57,7 +76,8 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ca
     woken = submission.woken
     if answer.waits and woken and await wait_for_grant(woken, body.wait_seconds, disconnected(request)):
         lease = woken.result()
-        answer = await submit_again(call, submission) if lease is None else granted(answer, lease)
+        is_mine = lease is not None and is_holder(lease, submission.sender.holder)
+        answer = granted(answer, lease) if lease is not None and is_mine else await submit_again(call, submission)
     if answer.lease is None:
         position = await answers.queue_position(call.database, lease_pool_id, body.request_id)
         assert position is not None
@@ -67,6 +87,13 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ca
     assert answer.lease is not None
     call.known_leases.remember(answer.lease.id, lease_pool_id)
     return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
+
+
+def notice_unnamed(caller: str) -> None:
+    """Log once for each caller that its processes give no names, so that two of them may use one request id."""
+    if caller not in UNNAMED and len(UNNAMED) < UNNAMED_MAX:
+        UNNAMED.add(caller)
+        LOG.info("requests without holder: two processes with one request id share a lease unnoticed", caller=caller)
 
 
 async def submit(call: Call, submission: Submission) -> Answer:
@@ -122,7 +149,7 @@ def wanted(lease_pool_id: str, body: Acquire, caller: str) -> LeaseRequested:
 
 @router.post("/leases/{lease_id:id}/renew")
 @router.post("/leases/{lease_id:id}/heartbeat")
-async def renew(lease_id: Name, body: Renew, call: Caller) -> Response:
+async def renew(lease_id: Name, body: Renew, call: HolderOrCaller) -> Response:
     """Renew a lease for its ttl. 410: the lease has ended, for the given reason; stop the work that it covers."""
     pool_id = await writable(call, lease_id)
     command = LeaseRenewRequested(
@@ -144,7 +171,7 @@ async def confirm(lease_id: Name, body: Prolong, call: Caller) -> Response:
 
 
 @router.post("/leases/{lease_id:id}/release")
-async def release(lease_id: Name, body: Release, call: Caller) -> Response:
+async def release(lease_id: Name, body: Release, call: HolderOrCaller) -> Response:
     """Release a lease, or some of its units. A repeated release changes nothing, except with `units`: use `remaining`
     where an answer may be lost."""
     pool_id = await writable(call, lease_id)
@@ -162,6 +189,29 @@ async def release(lease_id: Name, body: Release, call: Caller) -> Response:
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
     return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
+
+
+@router.post("/leases/{lease_id:id}/token")
+async def create_token(lease_id: Name, body: Bind, call: Caller) -> Response:
+    """Create a token for the command that runs under a live lease: it renews and releases this lease, repeats its
+    request, and ends with the lease. Another call for the same holder replaces it. It is shown only here."""
+    pool_id = await writable(call, lease_id)
+    token = new_lease_token(lease_id)
+    async with call.admissions.transaction(call.database) as admission:
+        await admission.lock([pool_id])
+        found = await leases.named(admission.tx, [lease_id])
+        lease = found[0] if found else None
+        denial = denied(lease, body.fencing_token, call.name, admin=call.admin)
+        if lease is None or denial is not None:
+            raise refused(of_denial(denial, lease_id, body.fencing_token) or unknown_lease(lease_id))
+        if not lease.live:
+            raise problem(lease_ended(f"lease {lease.id}", end_of(lease)))
+        names = active(lease)
+        name = names[0] if body.holder is None and len(names) == 1 else body.holder or ""
+        if name not in names:
+            raise problem(holder_unknown(lease, names))
+        await leases.save(admission.tx, [with_token(lease, name, hash_secret(token))])
+    return answered({"token": token})
 
 
 async def writable(call: Call, lease_id: str) -> str:
@@ -258,12 +308,13 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
 
 
 @router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
-async def cancel(lease_pool_id: Name, request_id: Name, call: Caller) -> Response:
-    """Cancel a request; units granted in the meantime are released. A repeated call changes nothing."""
+async def cancel(lease_pool_id: Name, request_id: Name, call: Caller, holder: Name | None = None) -> Response:
+    """Cancel a request; units granted in the meantime are released. A repeated call changes nothing. With the `holder`
+    of the request neither the wait nor the lease of another process ends."""
     command = LeaseCancelRequested(
         lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
     )
-    answer = await submit(call, Submission(command=command, sender=call.sender()))
+    answer = await submit(call, Submission(command=command, sender=call.sender(holder or "")))
     return answered(
         {"request_id": request_id, "cancelled_units": answer.cancelled_units, "released_units": answer.released_units}
     )

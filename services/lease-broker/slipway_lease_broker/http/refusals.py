@@ -15,6 +15,8 @@ ANSWERS: Final = {
     Kind.TOO_MANY_UNITS: (422, "More units requested than can ever be granted"),
     Kind.LEASE_ENDED: (410, "The lease has ended"),
     Kind.WRONG_OWNER: (403, "Owned by another token"),
+    Kind.REQUEST_IN_USE: (409, "Request id in use by another process"),
+    Kind.HOLDER_UNKNOWN: (409, "Lease held by several processes"),
     Kind.FENCED: (409, "Stale fencing token"),
 }
 

@@ -19,7 +19,6 @@ FIXED: Final = lease.c[
     "id",
     "lease_pool_id",
     "request_id",
-    "fencing_token",
     "granted_units",
     "granted_at",
     "hold_until",
