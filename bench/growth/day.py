@@ -12,8 +12,10 @@ import msgspec
 
 from bench.growth.callers import Callers
 from bench.growth.copies import MARK
+from bench.growth.modules import Modules
 from bench.growth.outsiders import Outsiders
 from slipway_common.base.ids import new_id
+from slipway_provisioner.loops import consoles
 from slipway_provisioner.providers.port import CreateRequest
 from slipway_simulator.facts import Call
 from slipway_simulator.scenario import Image, Scenario
@@ -32,6 +34,7 @@ IMAGE: Final = f"linux-{MARK}"
 BAD_IMAGE: Final = f"bad-{MARK}"
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 REASON: Final = {"reason": "drill"}
+BOOTING: Final = "SELECT instance_id FROM worker WHERE state = 'starting' AND image_revision = $1 ORDER BY id LIMIT 1"
 ROUNDS: Final = 13
 ROUNDS_MAX: Final = 40
 """Rounds after which what the day waits for would never happen."""
@@ -50,6 +53,7 @@ class Day:
         self.deployment = deployment
         self.outsiders = Outsiders(deployment)
         self.callers = Callers(deployment)
+        self.modules = Modules(deployment)
 
     async def begin(self) -> None:
         """Run some rounds without work, so that what is updated every day exists."""
@@ -70,11 +74,13 @@ class Day:
             3: self._pause_and_freeze,
             4: self._hold_leases,
             6: self._roll_out_a_bad_image,
+            5: self._lose_a_boot,
             7: self._lose_and_find_instances,
             8: self._remove_the_team,
             9: self._lose_an_account,
             11: self._end_roll_outs,
         }
+        await self.modules.write()  # while nothing is paused yet
         for number in range(ROUNDS):
             if number in due:
                 await due[number]()
@@ -159,6 +165,20 @@ class Day:
         (stranger,) = cloud.effect(call, request).instance_ids
         await self._until(self._has("orphan_instance"), "an orphan instance")
         cloud.terminate_now(stranger, "self")
+
+    async def _lose_a_boot(self) -> None:
+        """End an instance that boots; its console is read."""
+        await self._until(self._ends_a_boot, "a machine that boots")
+        await self._until(self._has("console_output"), "a machine that never registered")
+        provisioner, providers = self.deployment.databases["provisioner"], {"simulated": self.deployment.cloud}
+        await consoles.fetch_next(provisioner, settings=self.deployment.settings, providers=providers)
+
+    async def _ends_a_boot(self) -> bool:
+        """End an instance of the day's image that has not registered; False if there is none."""
+        instance_id = await self.deployment.databases["provisioner"].fetchval(BOOTING, IMAGE)
+        if instance_id is not None:
+            self.deployment.cloud.terminate_now(instance_id, "fault")
+        return instance_id is not None
 
     async def _lose_an_account(self) -> None:
         """Let an account stop answering, with a machine in it that hangs, until a person retires it; then it answers
