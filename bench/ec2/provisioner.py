@@ -125,7 +125,7 @@ class Lives:
         for worker in await self.provisioner.workers():
             if worker.state is not State.STOPPED:
                 async with self.provisioner.database.acquire() as db, db.transaction():
-                    await terminate(db, worker.id, "bench")
+                    await terminate(db, worker.id, by="bench", reason="the round is over")
         await self._forward()
 
     async def _forward(self, seconds: float = BEYOND_DEADLINES_SECONDS) -> None:

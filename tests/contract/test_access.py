@@ -37,6 +37,7 @@ GET  /livez                                             open
 GET  /readyz                                            open
 GET  /metrics                                           open
 GET  /status                                            read
+GET  /audit                                             read
 POST /restored                                          restores:write
 """
 CONSUMING: Final = """
@@ -60,7 +61,6 @@ POST /accounts/{account_id}/check                       accounts:write
 POST /accounts/{account_id}/retire                      accounts:write
 POST /accounts/{account_id}/reinstate                   accounts:write
 POST /accounts/{account_id}/confirm-unresponsive        accounts:write
-GET  /audit                                             read
 GET  /console-outputs                                   read
 GET  /declaration                                       read:settings
 PUT  /declaration                                       declaration:write
@@ -116,13 +116,11 @@ GET  /weights                                           read
     "lease-broker": COMMON
     + CONSUMING
     + """
-GET  /audit                                             read
 POST /lease-gangs                                       leases:write:{lease_pool_id}
 GET  /lease-pools                                       read
 PUT  /lease-pools                                       lease-pools:write
 GET  /lease-pools/{lease_pool_id}                       read leases:write:{lease_pool_id}
 PATCH /lease-pools/{lease_pool_id}                      lease-pools:write
-GET  /lease-pools/{lease_pool_id}/audit                 read
 POST /lease-pools/{lease_pool_id}/drain                 lease-pools:write
 POST /lease-pools/{lease_pool_id}/undrain               lease-pools:write
 GET  /lease-pools/{lease_pool_id}/history               read

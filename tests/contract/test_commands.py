@@ -407,18 +407,18 @@ async def test_who_changed_what(deployment: Deployment) -> None:
     await deployment.slipway("lc", "pause", "zone-a", "--reason", "rack")
     await deployment.slipway("lease", "set", "sim-a", "--limit", "20", "--reason", "quota")
     lines = (await deployment.slipway("audit")).splitlines()
-    assert lines[0].split() == ["at", "by", "action", "kind", "id", "result", "change", "reason"]
+    assert lines[0].split() == ["at", "by", "action", "kind", "subject", "result", "change", "reason"]
     for words, change in (
-        ("root  pause   config      zone-a  updated  ", "reason: none → rack"),
-        ("root  set     pool        linux   updated  ", "max_capacity: 100 → 80"),
-        ("root  set     lease-pool  sim-a   updated  ", "limit: 24 → 20"),
+        ("root  pause   config      zone-a   updated  ", "paused: none → true"),
+        ("root  set     pool        linux    updated  ", "max_capacity: 100 → 80"),
+        ("root  set     lease-pool  sim-a    updated  ", "limit: 24 → 20"),
     ):
         assert [change in line for line in lines if words in line] == [True], lines
     for kind, id_ in (("account", "sim-a"), ("pool", "linux"), ("config", "zone-a"), ("lease-pool", "sim-a")):
-        rows = await deployment.read("audit", "--kind", kind, "--id", id_)
+        rows = await deployment.read("audit", "--kind", kind, "--subject", id_)
         assert {(row["kind"], row["subject_id"]) for row in rows} == {(kind, id_)}
     assert len(await deployment.read("audit", "-n", "2")) == 2
-    assert "account" in await deployment.slipway("audit", "--kind", "zone", exit_code=2)
+    assert "account" in await deployment.slipway("audit", "--kind", "sector", exit_code=2)
 
 
 async def test_user_data(deployment: Deployment) -> None:
@@ -463,7 +463,7 @@ async def test_ids_with_slashes(deployment: Deployment) -> None:
         ("demand", "ls", pool),
         ("demand", "rm", pool, "queue/1", "--reason", "r"),
         ("stop-launching", "--pool", pool, "--reason", "r"),
-        ("start-launching", "--pool", pool),
+        ("start-launching", "--pool", pool, "--reason", "r"),
     ):
         assert await deployment.slipway(*command), command
 
@@ -472,8 +472,11 @@ async def test_launch_stops(deployment: Deployment) -> None:
     await deployment.apply("zone-a")
     await deployment.slipway("stop-launching", "--account", "sim-a", "--reason", "quota talks", "--for", "30m")
     assert "Pool linux: launching is stopped in account sim-a by root" in (await deployment.slipway("why", "linux"))
-    assert await deployment.slipway("start-launching", "--account", "sim-a") == "launches resumed in account sim-a\n"
-    assert await deployment.slipway("start-launching") == "launches were not stopped everywhere\n"
+    assert (
+        await deployment.slipway("start-launching", "--account", "sim-a", "--reason", "r")
+        == "launches resumed in account sim-a\n"
+    )
+    assert await deployment.slipway("start-launching", "--reason", "r") == "launches were not stopped everywhere\n"
 
 
 async def test_workers(deployment: Deployment) -> None:

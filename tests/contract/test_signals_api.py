@@ -50,10 +50,11 @@ async def caller(
     *,
     secret: str = "secret",
     rules: str = "",
+    name: str = "status-page",
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the real routes, with a token named "status-page"."""
+    """A client of the real routes, with a token of this name."""
     (folder / "tokens.yaml").write_bytes(
-        msgspec.json.encode([{"name": "status-page", "sha256": hash_secret("secret"), "scopes": scopes}])
+        msgspec.json.encode([{"name": name, "sha256": hash_secret("secret"), "scopes": scopes}])
     )
     (folder / "sources.yaml").write_text(rules or "{}")
     settings: dict[str, Any] = {"tokens_file": folder / "tokens.yaml", "signal_sources_file": folder / "sources.yaml"}

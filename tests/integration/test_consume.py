@@ -532,7 +532,11 @@ async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) ->
             assert set(await place.gaps()) == {"foreign-position"}
             assert await place.effects() == {}
             for partition in range(PARTITIONS):
-                assert await joined.subscription.adopt(partition, at_end=False) == 0
+                assert await joined.subscription.adopt(partition, at_end=False, by="ops") == 0
+            audit = await place.database.fetch("SELECT by, action, subject_id FROM audit")
+            assert sorted((row["by"], row["action"], row["subject_id"]) for row in audit) == [
+                ("ops", "adopt", f"{WORKER_LIFECYCLE.name}/{partition}") for partition in range(PARTITIONS)
+            ]
             await until_owned(joined)
             await until_read(place, 1)
         finally:

@@ -84,9 +84,9 @@ async def test_replay(place: Place, database: Database, handler: Handler) -> Non
     assert await remaining(database) == [(0, "w1", "dead"), (1, "w1", "parked"), (2, "w2", "dead"), (4, "w1", "parked")]
     handler.refused = set()
     async with database.acquire() as db:
-        assert await dead_letters.replay(db, consumer(handler), 0, 4) == Replayed(3, 0)
+        assert await dead_letters.replay(db, consumer(handler), 0, 4, "ops") == Replayed(3, 0)
         with pytest.raises(NotDead):
-            await dead_letters.replay(db, consumer(handler), 0, 0)
+            await dead_letters.replay(db, consumer(handler), 0, 0, "ops")
     assert await place.words("w1") == ["bad", "b", "c"]
     assert handler.counted == ["d", "bad", "b", "c"]
     assert await remaining(database) == [(2, "w2", "dead")]
@@ -96,7 +96,7 @@ async def test_replay_fails_again(place: Place, database: Database, handler: Han
     """Replay stops at the first failure: that record is dead, later ones stay parked."""
     handler.refused = {"b"}
     async with database.acquire() as db:
-        outcome = await dead_letters.replay(db, consumer(handler), 0, 0)
+        outcome = await dead_letters.replay(db, consumer(handler), 0, 0, "ops")
     assert outcome == Replayed(1, 2, "ValueError: b is refused")
     assert await place.words("w1") == ["bad"]
     assert handler.counted == ["d", "bad"]
@@ -109,16 +109,16 @@ async def test_replay_meets_an_outage(place: Place, database: Database, handler:
     handler.refused, handler.troubled = set(), {"c"}
     async with database.acquire() as db:
         with pytest.raises(Transient):
-            await dead_letters.replay(db, consumer(handler), 0, 0)
+            await dead_letters.replay(db, consumer(handler), 0, 0, "ops")
     assert (await remaining(database), await place.words("w1"), handler.counted) == (before, [], ["d"])
 
 
 async def test_drop(place: Place, database: Database, handler: Handler) -> None:
     """Records parked behind a dropped one are applied; dropping one in the middle only deletes it."""
     async with database.acquire() as db:
-        outcome = await dead_letters.drop(db, consumer(handler), 0, 1)
+        outcome = await dead_letters.drop(db, consumer(handler), 0, 1, "ops")
         assert outcome == Replayed(0, 2, "ValueError: bad is refused")
-        assert await dead_letters.drop(db, consumer(handler), 0, 0) == Replayed(1, 0)
+        assert await dead_letters.drop(db, consumer(handler), 0, 0, "ops") == Replayed(1, 0)
     assert await place.words("w1") == ["c"]
     assert await remaining(database) == [(2, "w2", "dead")]
 
@@ -143,7 +143,7 @@ async def test_input_of_monitors_stands_alone(place: Place, handler: Handler) ->
         ]
         await consume.apply(db, signals, owned, records)
         handler.refused = set()
-        assert await dead_letters.replay(db, signals, 0, 1) == Replayed(1, 0)
+        assert await dead_letters.replay(db, signals, 0, 1, "ops") == Replayed(1, 0)
     assert await remaining(place.database) == [(0, "c", "dead")]
 
 
@@ -156,10 +156,10 @@ async def test_undecoded_batch(place: Place, database: Database, handler: Handle
         await consume.apply(db, consumer(handler), owned, [batch, record(7, "w4", "e")])
         said = Replayed(0, 1, f"{raw.reason}; it can only be shown and dropped")
         for _ in range(2):
-            assert await dead_letters.replay(db, consumer(handler), 0, 6) == said
+            assert await dead_letters.replay(db, consumer(handler), 0, 6, "ops") == said
         shown = await dead_letters.find(db, TOPIC, 0, 6)
         assert (shown.undecoded, shown.value, shown.reason) == (True, raw.hex(), raw.reason)
-        assert await dead_letters.drop(db, consumer(handler), 0, 6) == Replayed(0, 0)
+        assert await dead_letters.drop(db, consumer(handler), 0, 6, "ops") == Replayed(0, 0)
         with pytest.raises(NotDead):
             await dead_letters.find(db, TOPIC, 0, 6)
     assert await place.words("w4") == ["e"]

@@ -512,7 +512,7 @@ async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_pat
         assert (shown["paused"], shown["frozen"]) == (not pool, not pool)
         (removed,) = [
             row
-            for row in (await client.get("/audit?kind=config&id=zone-a")).json()["items"]
+            for row in (await client.get("/audit?kind=config&subject=zone-a")).json()["items"]
             if row["result"] == "archived"
         ]
         assert removed["before"]["paused"] is True
@@ -871,7 +871,7 @@ async def test_history_and_audit_have_the_command_and_its_reason(provisioner: Pr
             assert (await client.put("/pools/linux", json=wanted, params=params)).status_code == 200
         assert (await client.post("/pools/linux/rollback", json={"reason": "no boot"})).status_code == 200
         expected = [("rollback", "no boot"), ("set-image", "patched kernel"), ("put", ""), ("apply", "")]
-        for path in ("/pools/linux/history", "/audit?kind=config&id=zone-a"):
+        for path in ("/pools/linux/history", "/audit?kind=config&subject=zone-a"):
             items = (await client.get(path)).json()["items"]
             assert [(item["action"], item["reason"]) for item in items] == expected
         assert (await client.put("/pools/linux?action=invented", json=wanted)).status_code == 422
@@ -915,7 +915,7 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.declare(with_image("linux-2", max_capacity=50), by="ann")
     await provisioner.declare(declared() | {"worker_pools": []}, by="bob", action="apply")
     async with administrator(provisioner, tmp_path) as client:
-        of_pool = (await client.get("/audit", params={"kind": "pool", "id": "linux"})).json()["items"]
+        of_pool = (await client.get("/audit", params={"kind": "pool", "subject": "linux"})).json()["items"]
         assert [(row["by"], row["result"]) for row in of_pool] == [
             ("bob", "archived"),
             ("ann", "updated"),
@@ -925,12 +925,12 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
         assert of_pool[2]["before"] is None
         assert of_pool[2]["after"].items() >= {"max_capacity": 100, "owner": "test"}.items()
         assert (of_pool[0]["before"]["max_capacity"], of_pool[0]["after"]) == (50, None)
-        (_, changed, _) = (await client.get("/audit?kind=config&id=zone-a")).json()["items"]
+        (_, changed, _) = (await client.get("/audit?kind=config&subject=zone-a")).json()["items"]
         hashes = [id_.removeprefix("zone-a@") for id_ in (revision_id(), revision_id(image="linux-2"))]
         assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
         assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
-        unknown = await client.get("/audit?kind=zone")
-        expected = "'account', 'pool', 'config', 'worker' or 'database'"
+        unknown = await client.get("/audit?kind=sector")
+        expected = "'account', 'pool', 'config',"
         assert (unknown.status_code, expected in unknown.json()["detail"]) == (
             422,
             True,
@@ -1041,7 +1041,7 @@ async def test_audit_of_commands(provisioner: Provisioner, tmp_path: Path) -> No
         for path in ("/launch-configs/zone-a/pause", "/launch-configs/zone-a/resume"):
             assert (await client.post(path, json={"reason": "drill"})).status_code == 200
         items = (await client.get("/audit?limit=6")).json()["items"]
-    assert [(row["subject_id"], row["action"], row["by"], row["after"]["reason"]) for row in reversed(items)] == [
+    assert [(row["subject_id"], row["action"], row["by"], row["reason"]) for row in reversed(items)] == [
         *(("linux", action, "admin", "drill") for action in ("pause", "resume", "freeze", "unfreeze")),
         *(("zone-a", action, "admin", "drill") for action in ("pause", "resume")),
     ]

@@ -204,7 +204,7 @@ async def test_dead_letters_are_settled_by_the_leader(place: Place) -> None:
 
 
 async def drop(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
-    return await dead_letters.drop(db, consumer, 0, 0)
+    return await dead_letters.drop(db, consumer, 0, 0, "ops")
 
 
 @pytest.mark.parametrize("where", ["store", "committed", "load"])
@@ -365,7 +365,7 @@ async def test_foreign_cluster_and_adoption(place: Place, monkeypatch: pytest.Mo
             assert list(reading.stopped) == [0]
             assert "the-old-one" in reading.stopped[0]
             assert (await place.effects()).get(("w0", "a")) is None
-            assert await reading.adopt(0, at_end=False) == 0
+            assert await reading.adopt(0, at_end=False, by="ops") == 0
             await until_effects(place, PARTITIONS)
             assert not reading.stopped
     assert await place.gaps() == ["foreign-position"]

@@ -49,7 +49,7 @@ async def adopt(readings: Callable[[], Sequence[Partitions]], cluster: str) -> N
             for partition, reason in list(reading.stopped.items()):
                 assert f"this is cluster {cluster}" in reason
                 with contextlib.suppress(KeyError):
-                    assert await reading.adopt(partition, at_end=False) == 0
+                    assert await reading.adopt(partition, at_end=False, by="ops") == 0
                     adopted.add((reading.name, partition))
         return bool(readings()) and len(adopted) == len(readings()) * PARTITIONS
 

@@ -33,6 +33,9 @@ from tests.support.retention import prune_all
 # A row of each table that ended at $1, with the number $2 in its key.
 UUID: Final = "lpad($2::text, 32, '0')::uuid"
 EVERY_SERVICE: Final = {
+    "audit": """
+INSERT INTO audit (at, by, origin, action, reason, kind, subject_id, result)
+SELECT $1, 'b', '', 'set', '', 'k', 's' || $2, 'updated'""",
     "outbox_subject": """
 INSERT INTO outbox_subject (topic, subject, revision, created_at, touched_at)
 SELECT 'slipway.worker.lifecycle.v1', 's' || $2, 1, $1, $1""",
@@ -62,8 +65,6 @@ INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_toke
 SELECT 'l' || $2, 'r', 'p', 'c', 1, 0, 'ended', $1, $1, $1, ''""",
             "unreachable_machine": f"INSERT INTO unreachable_machine SELECT {UUID}, 'a', 'p', 'c', NULL, NULL, $1",
             "launch_stop": "INSERT INTO launch_stop SELECT 'pool', 'p' || $2, 'r', 'b', $1, $1",
-            "audit": """
-INSERT INTO audit (at, by, action, kind, subject_id, result) SELECT $1, 'b', 'apply', 'k', 's' || $2, 'created'""",
             "console_output": f"""
 INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,
     reason, requested_at)
@@ -91,8 +92,6 @@ INSERT INTO requests (lease_pool_id, id, tenant, operation, requested_units, wai
 SELECT 'p', 'r' || $2, 't', 'launch', 1, 0, $1, $1, 'o', $1""",
             "history": """
 INSERT INTO history (lease_pool_id, at, kind, reason) SELECT 'p', $1, 'released', 'n' || $2""",
-            "audit": """
-INSERT INTO audit (at, by, action, kind, subject_id, result) SELECT $1, 'b', 'set', 'k', 's' || $2, 'updated'""",
             "gangs": "INSERT INTO gangs SELECT 'g' || $2, 'o', 1, $1, $1",
         },
     ),
@@ -199,7 +198,7 @@ async def test_a_rule_that_fails_delays_no_other(service: Service) -> None:
     """The step fails, so that it is logged and counted, and the next one goes on behind the rule."""
     broken = Rule(table="gap", rows="", after="", delete=Statement(text("DELETE FROM nothing")))
     await service.insert("gap", 1, seconds=61 * DAY_SECONDS)
-    loop = PruneLoop((broken, *RETENTION), SimpleNamespace())
+    loop = PruneLoop((broken, *RETENTION), SimpleNamespace(audit_kept_days=60))
     failures = 0
     for _ in range(20):
         try:

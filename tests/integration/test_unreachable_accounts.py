@@ -242,6 +242,11 @@ async def test_retire(provisioner: Provisioner, clouds: Clouds, tmp_path: Path) 
         await provisioner.resolve()
         assert DEAD not in clouds.listed
         await client.post(f"/accounts/{DEAD}/reinstate", json={"reason": "reopened"})
+        audit = (await client.get("/audit", params={"subject": DEAD, "limit": 2})).json()["items"]
+        assert [(row["action"], row["by"], row["reason"]) for row in audit] == [
+            ("reinstate", "admin", "reopened"),
+            ("retire", "admin", "closed by its owner"),
+        ]
         await provisioner.set_clock(400)
         await provisioner.reap()
         assert set(clouds.terminated) == clouds.of[DEAD] != set()

@@ -439,7 +439,7 @@ async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
 
     consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
     _, outcome = await calculator.leadership.turn(
-        calculator.database, how=lambda db: dead_letters.drop(db, consumer, 0, 0)
+        calculator.database, how=lambda db: dead_letters.drop(db, consumer, 0, 0, "ops")
     )
     assert outcome == dead_letters.Replayed(1, 0)
     assert await folded(calculator) == 2

@@ -45,7 +45,7 @@ async def worker_with(provisioner: Provisioner, saved: bytes | None = None, **ch
 
 
 async def audited(client: httpx2.AsyncClient, worker_id: str) -> list[tuple[str, str]]:
-    rows = (await client.get("/audit", params={"kind": "worker", "id": worker_id})).json()["items"]
+    rows = (await client.get("/audit", params={"kind": "worker", "subject": worker_id})).json()["items"]
     return [(row["action"], row["reason"]) for row in rows]
 
 
@@ -166,6 +166,8 @@ async def test_keys_are_rotated_in_chunks(
             made = [await stored(db, KEYS) for _ in range(5)]
         answers = await rotated(client)
         assert [answer["left"] for answer in answers] == [3, 1, 0]
+        audit = (await client.get("/audit", params={"subject": "state-keys"})).json()["items"]
+        assert [(row["action"], row["after"]["encrypted"]) for row in audit] == [("rotated", n) for n in (1, 2, 2)]
         listed = (await client.get("/state-keys")).json()["items"]
         assert [(key["documents"], key["encrypts"], key["available"]) for key in listed] == [
             (5, True, True),

@@ -377,6 +377,22 @@ async def test_gaps_are_pruned_twice_at_once(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT array_agg(detail) FROM gap") == ["59 days ago"]
 
 
+OLD_AUDIT: Final = """
+INSERT INTO audit (at, by, origin, action, reason, kind, subject_id, result)
+SELECT slipway_clock() - make_interval(days => age), 'op', '', 'apply', '', 'account', 'a', 'created'
+FROM unnest('{61, 59}'::int[]) AS ages (age)"""
+
+
+@locking("messaging.retention.DELETE_AUDIT")
+async def test_the_audit_is_pruned_twice_at_once(pair: Pair) -> None:
+    """The second does not wait for the first, and leaves its rows to it."""
+    await pair.a.execute(OLD_AUDIT)
+    async with pair.a.transaction():
+        assert await pair.a.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 1"
+        assert await pair.b.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 0"
+    assert await pair.a.fetchval("SELECT count(*) FROM audit") == 1
+
+
 # Sequence numbers.
 
 
@@ -473,7 +489,7 @@ async def test_an_event_during_a_replay(pair: Pair) -> None:
     """The event waits, and is then neither parked behind a record that is no longer dead, nor applied before it."""
     owned = await dead_letter(pair)
     async with pair.a.transaction():
-        assert await dead_letters.replay(pair.a, CONSUMER, 0, 0) == Replayed(2, 0)
+        assert await dead_letters.replay(pair.a, CONSUMER, 0, 0, "ops") == Replayed(2, 0)
         later = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, [record(2, "c")]))
     await later
     assert await pair.words() == ["a", "b", "c"]
@@ -486,7 +502,7 @@ async def test_a_replay_during_a_batch(pair: Pair) -> None:
     owned = await dead_letter(pair)
     async with pair.a.transaction():
         await consume.apply(pair.a, CONSUMER, owned, [record(2, "c")])
-        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
+        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0, "ops"))
     assert await replay == Replayed(3, 0)
     assert await pair.words() == ["a", "b", "c"]
 
@@ -498,12 +514,12 @@ async def test_dead_letters_are_pruned_beside_their_replay(pair: Pair) -> None:
     await pair.a.execute("UPDATE dead_letter SET at = slipway_clock() - interval '15 days'")
     replayed = pair.a.transaction()
     await replayed.start()
-    assert await dead_letters.replay(pair.a, CONSUMER, 0, 0) == Replayed(2, 0)
+    assert await dead_letters.replay(pair.a, CONSUMER, 0, 0, "ops") == Replayed(2, 0)
     assert await pair.b.execute(retention.DELETE_DEAD_LETTERS.text, 14 * DAY_SECONDS) == "DELETE 0"
     await replayed.rollback()
     async with pair.a.transaction():
         assert await pair.a.execute(retention.DELETE_DEAD_LETTERS.text, 14 * DAY_SECONDS) == "DELETE 2"
-        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
+        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0, "ops"))
     assert await replay == Replayed(2, 0)
     assert await pair.words() == ["a", "b"]
 
@@ -538,8 +554,8 @@ async def test_two_replays(pair: Pair) -> None:
     await dead_letter(pair)
     async with pair.a.transaction():
         await pair.a.execute("UPDATE dead_letter SET value = '{' WHERE state = 'parked'")
-        assert (await dead_letters.replay(pair.a, CONSUMER, 0, 0)).remaining == 1
-        second = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
+        assert (await dead_letters.replay(pair.a, CONSUMER, 0, 0, "ops")).remaining == 1
+        second = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0, "ops"))
     with pytest.raises(dead_letters.NotDead):
         await second
     assert await pair.words() == ["a"]

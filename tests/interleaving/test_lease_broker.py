@@ -504,8 +504,8 @@ async def test_a_declaration_gives_up_when_its_pools_keep_changing(broker: Broke
     assert tuple(await broker.pool.fetchrow("SELECT limit_units, owner FROM lease_pools")) == (7, "")
 
 
-@locking("store.retention.DELETE_AUDIT", "store.retention.DELETE_ENTRIES")
-async def test_the_audit_and_the_history_are_pruned_twice_at_once(broker: Broker) -> None:
+@locking("store.retention.DELETE_ENTRIES")
+async def test_the_history_is_pruned_twice_at_once(broker: Broker) -> None:
     """The second does not wait for the first, and leaves its rows to it; newer rows stay."""
     await apply.declare(broker.pool, of_owner("a.yaml", terms("old")), APPLIED)
     await broker.send(acquire_request("old", pool="old"))
@@ -515,13 +515,11 @@ async def test_the_audit_and_the_history_are_pruned_twice_at_once(broker: Broker
     await broker.send(acquire_request("new", pool="new"))
     await broker.grants()
     async with broker.pool.acquire() as db, db.transaction():
-        assert await db.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 1"
         await db.execute(retention.DELETE_ENTRIES.text, EIGHT_DAYS)
         pruning = broker.start(broker.prune())
         await until_ended_or_waiting(broker.pool, pruning)
         assert pruning.done(), "pruning waits for a lock"
     await pruning
-    assert [row["subject_id"] for row in await broker.pool.fetch("SELECT subject_id FROM audit")] == ["new"]
     assert await broker.pool.fetchval("SELECT min(at) FROM history") == after(61 * DAY_SECONDS)
 
 

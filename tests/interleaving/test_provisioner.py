@@ -78,7 +78,7 @@ from slipway_provisioner.store import (
 )
 from slipway_provisioner.store.batches import Batch, Overdue
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.retention import DELETE_AUDIT, DELETE_STOPS
+from slipway_provisioner.store.retention import DELETE_STOPS
 from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import (
     START,
@@ -1461,25 +1461,6 @@ async def test_a_share_that_a_record_brings_back_is_pruned(provisioner: Provisio
     assert await provisioner.database.fetchval(found) == 1
     await provisioner.prune()
     assert await provisioner.database.fetchval(found) == 0
-
-
-OLD_AUDIT: Final = """
-INSERT INTO audit (at, by, action, kind, subject_id, result)
-SELECT slipway_clock() - make_interval(days => age), 'op', 'apply', 'account', 'a', 'created'
-FROM unnest('{61, 59}'::int[]) AS ages (age)"""
-
-
-@locking("store.retention.DELETE_AUDIT")
-async def test_the_audit_is_pruned_twice_at_once(provisioner: Provisioner) -> None:
-    """The second does not wait for the first, and leaves its rows to it."""
-    await provisioner.database.execute(OLD_AUDIT)
-    async with provisioner.database.acquire() as db, db.transaction():
-        assert await db.execute(DELETE_AUDIT.text, 60 * 86_400.0) == "DELETE 1"
-        pruning = provisioner.start(provisioner.prune())
-        await until_ended_or_waiting(provisioner.database, pruning)
-        assert pruning.done(), "pruning waits for a lock"
-    await pruning
-    assert await provisioner.database.fetchval("SELECT count(*) FROM audit") == 1
 
 
 @locking("store.configs.RESUME_OVERDUE", "store.configs.RESUME", "store.configs.PAUSE")

@@ -129,7 +129,7 @@ async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -
     inside, go_on = asyncio.Event(), asyncio.Event()
 
     async def drop(db: Connection) -> dead_letters.Replayed:
-        done = await dead_letters.drop(db, consumer, 0, 0)
+        done = await dead_letters.drop(db, consumer, 0, 0, "ops")
         inside.set()
         await go_on.wait()
         return done

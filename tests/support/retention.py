@@ -9,7 +9,8 @@ from slipway_common.messaging.retention import RETENTION
 
 async def prune_all(database: Database, retention: Retention, **kept_days: float) -> None:
     """Delete all that the rules of a service say, by default with the default settings."""
-    defaults = {rule.setting: rule.days for rule in retention if isinstance(rule, Rule) and rule.setting}
-    loop = PruneLoop((*RETENTION, *retention), SimpleNamespace(**(defaults | kept_days)))
+    rules = (*RETENTION, *retention)
+    defaults = {rule.setting: rule.days for rule in rules if isinstance(rule, Rule) and rule.setting}
+    loop = PruneLoop(rules, SimpleNamespace(**(defaults | kept_days)))
     while await loop.step(database):
         pass

@@ -41,7 +41,7 @@ from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
 from slipway_common.web import access, openapi, problem, routes
 from slipway_common.web.access import Tokens
-from slipway_common.web.paths import PathAsSent
+from slipway_common.web.paths import FromAddress, PathAsSent
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
 
@@ -67,6 +67,8 @@ class ServiceSettings(EnvironmentSettings):
     """Name of this replica for static group membership, so that a quick restart moves no partition."""
     tokens_file: Path | None = None
     heartbeat_seconds: float = 5.0
+    audit_kept_days: float = 60.0
+    """Retention of the audit, in days."""
 
     @field_validator("tokens_file")
     @classmethod
@@ -167,10 +169,12 @@ class Service:
             setattr(app.state, name, value)
         problem.install(app)
         app.add_middleware(PathAsSent)
+        app.add_middleware(FromAddress)
         app.include_router(routes.health)
         app.state.renewed = self.renewed
         app.include_router(routes.about)
         app.include_router(routes.restores)
+        app.include_router(routes.audits)
         if self.consumers or self.runtime.leader_loop is not None:
             viewers = [Consumer(self.name, view.topic, partial(self._apply_again, view)) for view in self.views]
             app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}

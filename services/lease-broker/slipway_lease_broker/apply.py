@@ -8,11 +8,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.changes import check_confirmed
 from slipway_common.messaging import outbox
 from slipway_lease_broker.domain.declaration import (
-    Audited,
     Declaration,
     Declared,
     PoolChange,
@@ -25,7 +26,7 @@ from slipway_lease_broker.domain.declaration import (
 )
 from slipway_lease_broker.domain.ledger import Entry, LeasePool
 from slipway_lease_broker.metrics import LIMIT_CHANGES
-from slipway_lease_broker.store import audit, history, pools
+from slipway_lease_broker.store import history, pools
 from slipway_lease_broker.store import terms as live
 
 ATTEMPTS: Final = 3
@@ -134,10 +135,16 @@ async def _record_reason(
     now = await pools.clock(tx)
     kind = KINDS[act.action]
     await history.add(tx, [Entry(lease_pool_id=pool_id, at=now, kind=kind, reason=act.reason, actor=act.by)])
-    row = Audited(
-        at=now, by=act.by, action=act.action, subject_id=pool_id, before={field: before}, after={field: after}
+    await audit.record_command(
+        tx,
+        AuditedKind.LEASE_POOL,
+        pool_id,
+        act.action,
+        by=act.by,
+        reason=act.reason,
+        before={field: before},
+        **{field: after},
     )
-    await audit.add(tx, [row])
 
 
 async def record(tx: Connection, changes: Sequence[PoolChange], act: Act) -> None:
@@ -163,7 +170,7 @@ async def record(tx: Connection, changes: Sequence[PoolChange], act: Act) -> Non
             for change in made
         ],
     )
-    await audit.add(tx, [audited(change, now, action=act.action, by=act.by) for change in made])
+    await audit.record(tx, [audited(change) for change in made], by=act.by, action=act.action, reason=act.reason)
 
 
 def count_limits(changes: Sequence[PoolChange]) -> None:

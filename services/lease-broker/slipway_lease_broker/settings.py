@@ -17,8 +17,6 @@ class Settings(ServiceSettings):
     ended_kept_days: float = 8.0
     """Retention of ended leases and requests, in days. It exceeds the retention of their topics (3 and 7 days), so that
     a repeated request is still recognised."""
-    audit_kept_days: float = 60.0
-    """Retention of the audit of declared terms, in days."""
     boskos_port: int | None = None
     """Port of the Boskos API for slots; unset: not served. 0 lets the system choose."""
     boskos_host: str = "127.0.0.1"

@@ -82,8 +82,6 @@ class Settings(SignalSettings):
     prices_file: Path | None = None
     """Prices of machines, read at start: a list `prices` of provider, region, instance_type, lifecycle [on-demand] and
     per_hour, in one currency. A launch without a price is refused where spend is limited."""
-    audit_kept_days: float = 60.0
-    """Retention of the audit of declared objects, in days."""
     unavailable_after_seconds: float = 30.0
     """A service without a heartbeat for this long is unavailable. Not a product time: heartbeats take real seconds."""
     broker_unavailable_mode: Literal["wait", "safe"] = "wait"

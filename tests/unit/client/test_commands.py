@@ -115,8 +115,11 @@ def test_pauses_are_lifted(services: Services, url: str) -> None:
     assert slipway("lc", "resume", "zone-a", "--reason", "done", url=url).stdout == "launch config zone-a resumed\n"
     assert slipway("pool", "resume", "linux", "--reason", "done", url=url).stdout == "pool linux resumed\n"
     assert slipway("pool", "unfreeze", "linux", "--reason", "done", url=url).stdout == "pool linux unfrozen\n"
-    assert slipway("start-launching", url=url).stdout == "launches resumed everywhere\n"
-    assert slipway("start-launching", "--pool", "linux", url=url).stdout == "launches were not stopped in pool linux\n"
+    assert slipway("start-launching", "--reason", "r", url=url).stdout == "launches resumed everywhere\n"
+    assert (
+        slipway("start-launching", "--pool", "linux", "--reason", "r", url=url).stdout
+        == "launches were not stopped in pool linux\n"
+    )
     assert [path for path, _ in services.received] == [
         "launch-configs/zone-a/resume",
         "pools/linux/resume",

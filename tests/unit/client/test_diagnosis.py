@@ -290,7 +290,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"launch_stops": [LAUNCH_STOP | {"until": at(60)}]},
         WARN,
         "launch stops launching is stopped in account sim-a by me until 14:31:00: r",
-        "slipway start-launching --account sim-a",
+        "slipway start-launching --account sim-a --reason …",
     ),
     (
         "paused pool",

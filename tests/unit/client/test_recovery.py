@@ -120,7 +120,7 @@ def test_a_restore_that_some_services_have_not_recorded(stub: Stub, url: str) ->
 
 def test_no_other_command_lifts_the_stop_of_a_restore(url: str) -> None:
     """It says what is still in force, and which command lifts it."""
-    assert slipway(url, "start-launching").stdout.splitlines() == [
+    assert slipway(url, "start-launching", "--reason", "r").stdout.splitlines() == [
         "launches were not stopped everywhere",
         "still in force: launching is stopped everywhere by provisioner: restored",
         "remedy: slipway doctor --after-restore; then slipway db confirm",

@@ -85,7 +85,8 @@ def start_launching(row: Row) -> str:
     """The command that lifts a launch stop."""
     if row["scope"] == RESTORE:
         return "slipway doctor --after-restore; then slipway db confirm"
-    return "slipway start-launching" + ("" if row["scope"] == "all" else f" --{row['scope']} {row['scope_id']}")
+    where = "" if row["scope"] == "all" else f" --{row['scope']} {row['scope_id']}"
+    return f"slipway start-launching{where} --reason …"
 
 
 def is_tripped(config: Row) -> bool:

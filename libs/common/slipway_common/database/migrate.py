@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from slipway_common.base.settings import EnvironmentSettings, from_environment
 from slipway_common.database.postgres import role_of, schema_of
 
-# Tables of every service: outbox and sequence numbers, consumer positions, dead letters.
+# Tables of every service: audit, outbox and sequence numbers, consumer positions, dead letters.
 MESSAGING = """
 CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
 
@@ -30,6 +30,14 @@ CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
     FROM pg_database d WHERE d.datname = current_database()
 $$;
+-- Changes that people and pipelines made. `origin` is the address of the request; empty: the service itself.
+CREATE TABLE audit (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT slipway_clock(), by text NOT NULL, origin text NOT NULL, action text NOT NULL,
+    reason text NOT NULL, kind text NOT NULL, subject_id text NOT NULL, result text NOT NULL,
+    before jsonb, after jsonb
+);
+CREATE INDEX audit_subject ON audit (subject_id, id DESC);
 -- One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
 -- revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.
 CREATE TABLE incarnation (

@@ -50,8 +50,30 @@ def now(name: str) -> Column[Any]:
     return Column(name, TIME, nullable=False, server_default=CLOCK)
 
 
+def audit(metadata: MetaData) -> Table:
+    """Add the table of changes that people and pipelines made. Of settings, which may hold secrets, it has digests."""
+    table = Table(
+        "audit",
+        metadata,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        now("at"),
+        Column("by", Text, nullable=False),
+        Column("origin", Text, nullable=False),  # address of the request; empty: the service itself
+        Column("action", Text, nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("kind", Text, nullable=False),
+        Column("subject_id", Text, nullable=False),
+        Column("result", Text, nullable=False),
+        Column("before", JSONB),
+        Column("after", JSONB),
+    )
+    Index("audit_subject", table.c.subject_id, table.c.id.desc())
+    return table
+
+
 def messaging(metadata: MetaData) -> None:
-    """Add the tables of every service: outbox and sequence numbers, consumer positions, dead letters."""
+    """Add the tables of every service: audit, outbox and sequence numbers, consumer positions, dead letters."""
+    audit(metadata)
     metadata.info.setdefault("before", []).extend([CREATE_CLOCK, CREATE_SERVER])
     # One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
     # revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.dead_records import REASON_CHARACTERS_MAX, reason_of, record_in
@@ -80,16 +82,17 @@ async def find(db: Connection, topic: str, partition: int, offset: int) -> DeadL
     return DeadLetterContent(**dict(row) | {"key": key, "value": value})
 
 
-async def replay(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
+async def replay(db: Connection, consumer: Consumer, partition: int, offset: int, by: str) -> Replayed:
     """Retry the record and the records parked behind it. Raises NotDead."""
     afterwards: list[Callable[[], None]] = []
     async with db.transaction():
         done = await _replay(db, consumer, await _lock(db, consumer, partition, offset), afterwards)
+        await _record(db, "replay", (consumer.topic.name, partition, offset), done, by)
     _run(afterwards)
     return done
 
 
-async def drop(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
+async def drop(db: Connection, consumer: Consumer, partition: int, offset: int, by: str) -> Replayed:
     """Delete the record permanently and apply the records parked behind it. Raises NotDead."""
     afterwards: list[Callable[[], None]] = []
     async with db.transaction():
@@ -97,11 +100,21 @@ async def drop(db: Connection, consumer: Consumer, partition: int, offset: int) 
         await db.execute(DELETE, consumer.topic.name, partition, offset)
         LOG.warning("dead letter dropped", topic=consumer.topic.name, partition=partition, offset=offset)
         first, *rest = rows
-        if (first["partition"], first["offset"]) != (partition, offset):
-            return Replayed(0, len(rest), first["reason"])
-        done = await _replay(db, consumer, rest, afterwards)
+        if (first["partition"], first["offset"]) == (partition, offset):
+            done = await _replay(db, consumer, rest, afterwards)
+        else:
+            done = Replayed(0, len(rest), first["reason"])
+        await _record(db, "drop", (consumer.topic.name, partition, offset), done, by)
     _run(afterwards)
     return done
+
+
+async def _record(tx: Connection, action: str, place: tuple[str, int, int], done: Replayed, by: str) -> None:
+    """Record in the audit that a person has settled a dead letter."""
+    subject = "/".join(map(str, place))
+    await audit.record_command(
+        tx, AuditedKind.DEAD_LETTER, subject, action, by=by, applied=done.applied, remaining=done.remaining
+    )
 
 
 def _run(afterwards: Sequence[Callable[[], None]]) -> None:

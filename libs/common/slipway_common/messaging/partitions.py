@@ -12,7 +12,9 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
+from slipway_common.base.audited import AuditedKind
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database import audit
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import fetched
@@ -114,14 +116,18 @@ class Partitions:
             self.wake()
         self.stopped[partition] = reason
 
-    async def adopt(self, partition: int, *, at_end: bool) -> int:
+    async def adopt(self, partition: int, *, at_end: bool, by: str) -> int:
         """Reset a stopped partition to the beginning or the end of this cluster's log; its reader resumes from there.
 
         Returns the new position; raises KeyError if the partition is not stopped in this process."""
         reason, tp = self.stopped[partition], self.at(partition)
         offsets = await (self.client.end_offsets([tp]) if at_end else self.client.beginning_offsets([tp]))
-        async with self.database.acquire() as db:
+        place = f"{self.consumer.topic.name}/{partition}"
+        async with self.database.acquire() as db, db.transaction():
             await adopt(db, self.consumer.topic.name, partition, self.cluster, offsets[tp])
+            await audit.record_command(
+                db, AuditedKind.PARTITION, place, "adopt", by=by, reason=reason, next_offset=int(offsets[tp])
+            )
         LOG.warning("position adopted", topic=self.name, partition=partition, next_offset=offsets[tp], replaces=reason)
         return int(offsets[tp])
 

@@ -11,6 +11,7 @@ from slipway_common.events.topics import TOPICS
 
 TABLES: Final = MetaData()
 messaging(TABLES)
+AUDIT: Final = TABLES.tables["audit"]
 SUBJECT: Final = TABLES.tables["outbox_subject"]
 SEEN: Final = TABLES.tables["seen_event"]
 GAP: Final = TABLES.tables["gap"]
@@ -29,8 +30,17 @@ DELETE_SUBJECTS: Final = Statement(
 DELETE_SEEN_EVENTS: Final = Statement(delete_ended(SEEN, older(SEEN.c.seen_at), order=[SEEN.c.seen_at]))
 DELETE_GAPS: Final = Statement(delete_oldest(GAP, GAP.c.at, order=GAP.c.id))
 DELETE_DEAD_LETTERS: Final = Statement(delete_ended(DEAD, older(DEAD.c.at), order=[DEAD.c.at]))
+DELETE_AUDIT: Final = Statement(delete_oldest(AUDIT, AUDIT.c.at, order=AUDIT.c.id))
 
 RETENTION: Final[Retention] = (
+    Rule(
+        table="audit",
+        rows="changes by people and pipelines",
+        after="the change",
+        days=HISTORY_DAYS,
+        setting="audit_kept_days",
+        delete=DELETE_AUDIT,
+    ),
     Bounded("alembic_version", "one row"),
     Bounded("incarnation", "one row"),
     Rule(

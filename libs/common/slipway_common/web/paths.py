@@ -1,4 +1,6 @@
-"""Paths of the HTTP APIs. An id may contain slashes: `/pools/gecko-t%2Flinux` is the path of pool gecko-t/linux.
+"""Paths and origins of HTTP requests.
+
+An id may contain slashes: `/pools/gecko-t%2Flinux` is the path of pool gecko-t/linux.
 
 A path is matched as sent, and its parameters of type `id` are decoded then: `/pools/{pool_id:id}`.
 """
@@ -7,6 +9,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from starlette.convertors import Convertor, register_url_convertor
+
+from slipway_common.database import audit
 
 
 class IdConvertor(Convertor[str]):
@@ -34,3 +38,15 @@ class PathAsSent:
         if scope["type"] == "http":
             scope = scope | {"path": scope["raw_path"].decode("latin-1")}
         await self.app(scope, receive, send)
+
+
+class FromAddress:
+    """Middleware that has the audit name the address of the client."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        host, _ = scope.get("client") or ("", 0)
+        with audit.requested_from(host):
+            await self.app(scope, receive, send)

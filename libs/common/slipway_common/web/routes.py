@@ -10,7 +10,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipway_common.base.audited import AuditedKind
 from slipway_common.base.redaction import described
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
@@ -18,6 +20,7 @@ from slipway_common.messaging.leader_loop import NotLeader
 from slipway_common.messaging.partitions import Partitions
 from slipway_common.messaging.records import BIGINT_MAX
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open
+from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
 from slipway_common.web.status import Status, stopped_partitions
@@ -81,8 +84,28 @@ async def restored(
     """Record that the database was restored or has lost commits. Its events continue under a new incarnation."""
     async with db.acquire() as connection, connection.transaction():
         await incarnation.request(connection, body.reason, request.app.state.renewed, by=by)
+        service = request.app.state.status.itself["service"]
+        await audit.record_command(connection, AuditedKind.DATABASE, service, "restored", by=by, reason=body.reason)
     wake(request)
     return {"restored": True}
+
+
+audits = APIRouter(prefix="/audit", tags=["audit"])
+
+
+@audits.get("", dependencies=[READ])
+async def list_audit(
+    database: Annotated[Database, Depends(database)],
+    kind: AuditedKind | None = None,
+    subject: Name | None = None,
+    by: Name | None = None,
+    since: Moment | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the writes of people and pipelines, newest first: at, by (name of the token), origin (address), action,
+    reason, kind, subject_id, result, and the fields that changed `before` and `after`, of settings their digests."""
+    rows = await audit.fetch(database, kind=kind, subject_id=subject, by=by, since=since, limit=limit)
+    return _json({"items": rows})
 
 
 class Letter(BaseModel):
@@ -94,7 +117,8 @@ class Letter(BaseModel):
 
 
 letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
-Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
+Settler = Annotated[str, Depends(Needs("dead-letters:write"))]
+Settle = Callable[[Any, Consumer, int, int, str], Awaitable[dead_letters.Replayed]]
 
 
 @letters.get("", dependencies=[READ])
@@ -118,28 +142,28 @@ async def get_dead_letter(
         raise _not_dead(error) from error
 
 
-@letters.post("/replay", dependencies=[Depends(Needs("dead-letters:write"))])
+@letters.post("/replay")
 async def replay_dead_letter(
-    request: Request, database: Annotated[Database, Depends(database)], letter: Letter
+    request: Request, by: Settler, database: Annotated[Database, Depends(database)], letter: Letter
 ) -> Response:
     """Replay a dead letter, and on ordered topics the records parked behind it."""
-    return await _settle(request, database, letter, dead_letters.replay)
+    return await _settle(request, database, letter, dead_letters.replay, by)
 
 
-@letters.post("/drop", dependencies=[Depends(Needs("dead-letters:write"))])
+@letters.post("/drop")
 async def drop_dead_letter(
-    request: Request, database: Annotated[Database, Depends(database)], letter: Letter
+    request: Request, by: Settler, database: Annotated[Database, Depends(database)], letter: Letter
 ) -> Response:
     """Delete a dead letter, and apply the records parked behind it."""
-    return await _settle(request, database, letter, dead_letters.drop)
+    return await _settle(request, database, letter, dead_letters.drop, by)
 
 
-async def _settle(request: Request, database: Database, letter: Letter, settle: Settle) -> Response:
+async def _settle(request: Request, database: Database, letter: Letter, settle: Settle, by: str) -> Response:
     consumer = request.app.state.consumers.get(letter.topic)
     leader_loop = runtime_of(request).leader_loop
 
     async def settled(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
-        return await settle(db, consumer, letter.partition, letter.offset)
+        return await settle(db, consumer, letter.partition, letter.offset, by)
 
     try:
         if leader_loop is not None and any(topic.name == letter.topic for topic in leader_loop.topics):
@@ -183,6 +207,7 @@ class AdoptionOfAll(BaseModel):
     at: Literal["begin", "end"]
 
 
+Adopter = Annotated[str, Depends(Needs("positions:write"))]
 positions = APIRouter(prefix="/positions", tags=["positions"])
 
 
@@ -192,12 +217,12 @@ async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Resp
     return _json({"items": stopped_partitions(runtime)})
 
 
-@positions.post("/adopt", dependencies=[Depends(Needs("positions:write"))])
-async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
+@positions.post("/adopt")
+async def adopt_position(by: Adopter, runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
     """Set a new position for a stopped partition; consumption resumes within seconds."""
     for reading in runtime.readings():
         if reading.consumer.topic.name == wanted.topic and wanted.partition in reading.stopped:
-            return _json(await _adopted(reading, wanted.partition, wanted.at))
+            return _json(await _adopted(reading, wanted.partition, wanted.at, by))
     known = sorted({reading.consumer.topic.name for reading in runtime.readings()})
     if wanted.topic in known:
         detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process"
@@ -206,11 +231,13 @@ async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wante
     raise Problem(409, "not-stopped", "The partition is not stopped", detail)
 
 
-@positions.post("/adopt-all", dependencies=[Depends(Needs("positions:write"))])
-async def adopt_all_positions(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: AdoptionOfAll) -> Response:
+@positions.post("/adopt-all")
+async def adopt_all_positions(
+    by: Adopter, runtime: Annotated[Runtime, Depends(runtime_of)], wanted: AdoptionOfAll
+) -> Response:
     """Set a new position for every stopped partition of this process."""
     items = [
-        await _adopted(reading, partition, wanted.at)
+        await _adopted(reading, partition, wanted.at, by)
         for reading in runtime.readings()
         for partition in sorted(reading.stopped)
         if partition in reading.stopped  # it may have been revoked while another one was adopted
@@ -218,6 +245,6 @@ async def adopt_all_positions(runtime: Annotated[Runtime, Depends(runtime_of)], 
     return _json({"items": items})
 
 
-async def _adopted(reading: Partitions, partition: int, at: str) -> dict[str, Any]:
-    position = await reading.adopt(partition, at_end=at == "end")
+async def _adopted(reading: Partitions, partition: int, at: str, by: str) -> dict[str, Any]:
+    position = await reading.adopt(partition, at_end=at == "end", by=by)
     return {"topic": reading.consumer.topic.name, "partition": partition, "next_offset": position}

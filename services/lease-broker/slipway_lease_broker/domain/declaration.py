@@ -6,11 +6,11 @@ Declaring it again reactivates it. A lease pool without an owner belongs to the 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.declaration.changes import (
     Change,
     Danger,
@@ -75,20 +75,6 @@ class PoolChange(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self) -> Change:
         changed = detail(self.fields) if self.result == "updated" else ""
         return Change(kind=KIND, id=self.after.id, result=self.result, detail=changed)
-
-
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a lease pool for the audit: who made it by which action, and the fields that changed. `before` is None
-    for a new pool."""
-
-    at: datetime
-    by: str
-    action: str
-    kind: str = KIND
-    subject_id: str
-    result: Result = "updated"
-    before: dict[str, Any] | None
-    after: dict[str, Any]
 
 
 def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange]:
@@ -165,11 +151,12 @@ def detail(fields: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(difference(name, old, new) for name, (old, new) in fields.items() if name != "revision")
 
 
-def audited(made: PoolChange, at: datetime, *, action: str, by: str) -> Audited:
+def audited(made: PoolChange) -> AuditedChange:
+    """Change of a lease pool as the audit records it: the fields that changed, before and after."""
     before = {name: old for name, (old, _) in made.fields.items()} if made.before else None
     after = {name: new for name, (_, new) in made.fields.items()}
-    return Audited(
-        at=at, by=by, action=action, subject_id=made.after.id, result=made.result, before=before, after=after
+    return AuditedChange(
+        kind=AuditedKind.LEASE_POOL, subject_id=made.after.id, result=made.result, before=before, after=after
     )
 
 

@@ -34,7 +34,7 @@ from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Operator
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.metrics import UNLEASED_STARTS
-from slipway_lease_broker.store import answers, audit, history, leases, past_leases, pools, requests
+from slipway_lease_broker.store import answers, history, leases, past_leases, pools, requests
 from slipway_lease_broker.store import terms as live
 
 router = APIRouter()
@@ -220,30 +220,6 @@ async def get_history(
         raise problem(unknown_lease_pool(lease_pool_id))
     rows = await history.of_pool(database, lease_pool_id, since=since, limit=limit)
     return answered({"items": [shown.entry(row) for row in rows]})
-
-
-@router.get("/lease-pools/{lease_pool_id:id}/audit", dependencies=[READ])
-async def get_audit(
-    database: DatabaseDep, lease_pool_id: Name, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
-) -> Response:
-    """List changes of a lease pool by people, newest first: who made each, by which action, and the changed fields
-    before and after (`before` is null for a new pool)."""
-    if await answers.pool(database, lease_pool_id) is None:
-        raise problem(unknown_lease_pool(lease_pool_id))
-    return answered({"items": await audit.listed(database, lease_pool_id, limit=limit)})
-
-
-@router.get("/audit", dependencies=[READ])
-async def get_audit_of_all(
-    database: DatabaseDep,
-    lease_pool_id: Annotated[Name | None, Query(alias="id")] = None,
-    since: Moment | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> Response:
-    """List changes of all lease pools by people, or of the given one, newest first, like the audit of one lease pool,
-    with `kind` lease-pool."""
-    rows = await audit.listed(database, lease_pool_id, since=since, limit=limit)
-    return answered({"items": [msgspec.structs.replace(row, kind="lease-pool") for row in rows]})
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/report", dependencies=[READ])

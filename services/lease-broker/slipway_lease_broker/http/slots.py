@@ -7,6 +7,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.fields import Id
 from slipway_common.declaration.models import LeasePool
@@ -121,6 +123,11 @@ async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared |
         change = msgspec.structs.replace(change, result=made.result, limit_units=limit)
     await slots.add(tx, change.added)
     await slots.remove(tx, change.removed)
+    if change.added or change.removed:
+        names = {"added": [slot.name for slot in change.added], "removed": list(change.removed)}
+        await audit.record_command(
+            tx, AuditedKind.LEASE_POOL, listed.lease_pool_id, Action.IMPORT, by=caller, slots=names
+        )
     return change
 
 

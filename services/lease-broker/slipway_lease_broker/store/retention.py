@@ -10,7 +10,6 @@ from sqlalchemy import exists, func, or_
 
 from slipway_common.database.retention import (
     AGE,
-    HISTORY_DAYS,
     Bounded,
     Retention,
     Rule,
@@ -23,7 +22,6 @@ from slipway_common.database.sql import Statement
 from slipway_lease_broker.store.tables import (
     ENDED_REQUEST,
     WAITING,
-    audit,
     entry,
     gang,
     group,
@@ -34,7 +32,6 @@ from slipway_lease_broker.store.tables import (
 )
 
 ENDED: Final = "ended_kept_days"
-AUDIT: Final = "audit_kept_days"
 ENDED_DAYS: Final = 8.0
 DELETE_LEASES: Final = Statement(delete_ended(lease, older(lease.c.ended_at), order=[lease.c.ended_at]))
 # With a lease left, a repeated request could be granted twice.
@@ -48,7 +45,6 @@ DELETE_REQUESTS: Final = Statement(
     )
 )
 DELETE_ENTRIES: Final = Statement(delete_oldest(entry, entry.c.at, order=entry.c.id))
-DELETE_AUDIT: Final = Statement(delete_oldest(audit, audit.c.at, order=audit.c.id))
 # A tenant's service beyond virtual time is lost with its row: at most that of its last grant, since that started at
 # virtual time, which never decreases.
 DELETE_TENANTS: Final = Statement(
@@ -145,13 +141,5 @@ RETENTION: Final[Retention] = (
         days=ENDED_DAYS,
         setting=ENDED,
         delete=DELETE_SLOT_REQUESTS,
-    ),
-    Rule(
-        table="audit",
-        rows="changes of declared terms",
-        after="the change",
-        days=HISTORY_DAYS,
-        setting=AUDIT,
-        delete=DELETE_AUDIT,
     ),
 )

@@ -284,19 +284,3 @@ entry = Table(
 )
 Index("history_of_pool", entry.c.lease_pool_id, entry.c.id)
 Index("history_of_lease", entry.c.lease_id, entry.c.id, postgresql_where=entry.c.lease_id.is_not(None))
-
-# Changes of declared terms: who made each, and the fields that changed before and after.
-audit = Table(
-    "audit",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    required("at", TIME),
-    required("by", Text),
-    required("action", Text),  # apply, set, drain, undrain or import
-    required("kind", Text),
-    required("subject_id", Text),
-    required("result", Text),
-    Column("before", JSONB),
-    Column("after", JSONB),
-)
-Index("audit_subject", audit.c.kind, audit.c.subject_id, audit.c.id.desc())

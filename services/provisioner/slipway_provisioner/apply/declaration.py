@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
@@ -23,7 +24,7 @@ from slipway_provisioner.domain.comparison import AccountRow, Comparison, PoolRo
 from slipway_provisioner.domain.deadlines import NO_DEFAULTS, DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused, Index, Known, Request
 from slipway_provisioner.domain.limits import Tariff
-from slipway_provisioner.store import audit, declarations, history, pools, roll_outs
+from slipway_provisioner.store import declarations, history, pools, roll_outs
 from slipway_provisioner.store.declarations import ChangedMeanwhile, User
 
 ATTEMPTS: Final = 3

@@ -1,5 +1,7 @@
 """Accounts that stop answering, answer again, or are retired. An account is locked before its batches and workers."""
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_common.messaging import outbox
@@ -14,7 +16,7 @@ from slipway_provisioner.domain.reachability import (
     settled,
     waits_for_its_call,
 )
-from slipway_provisioner.store import accounts, audit, batches, demand, pools, reachability, workers
+from slipway_provisioner.store import accounts, batches, demand, pools, reachability, workers
 
 
 class UnknownAccount(Exception):
@@ -70,7 +72,7 @@ async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> bo
     if not standing["unreachable"]:
         raise StillReachable(account_id)
     await reachability.set_retired(tx, account_id, retired=True)
-    await audit.command(tx, "account", account_id, "retire", by=by, retired=True, reason=reason)
+    await audit.record_command(tx, AuditedKind.ACCOUNT, account_id, "retire", by=by, retired=True, reason=reason)
     await outbox.enqueue(tx, [resolved(account_id, f"account {account_id} is retired: {reason}")])
     await reaping.forget_protected(tx, account_id, [*await accounts.protected(tx, account_id)])
     return False
@@ -88,7 +90,7 @@ async def reinstate(tx: Connection, account_id: str, *, reason: str, by: str) ->
     if not standing["retired"]:
         raise NotRetired(account_id)
     await reachability.set_retired(tx, account_id, retired=False)
-    await audit.command(tx, "account", account_id, "reinstate", by=by, retired=False, reason=reason)
+    await audit.record_command(tx, AuditedKind.ACCOUNT, account_id, "reinstate", by=by, retired=False, reason=reason)
     if standing["unreachable"]:
         await outbox.enqueue(tx, [raised(account_id, calls=0, now=await pools.now(tx))])
 

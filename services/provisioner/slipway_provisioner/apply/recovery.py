@@ -10,7 +10,9 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.audited import AuditedKind
 from slipway_common.base.ids import new_id
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import State
@@ -23,7 +25,6 @@ from slipway_provisioner.domain.recovery import Action, LiveRevision, Orphan, by
 from slipway_provisioner.domain.workers import Worker, adopted
 from slipway_provisioner.store import (
     accounts,
-    audit,
     batches,
     decisions,
     limits,
@@ -63,11 +64,12 @@ class CannotAdopt(Exception):
 
 
 async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
-    """Stop launching and terminating, since the database has lost commits, and raise the alert. The audit has each
-    report of a person, and a renewal by the relay unless it follows a report."""
-    if renewal.by or await restores.stop(tx) != renewal.reason:
-        by = renewal.by or "provisioner"
-        await audit.command(tx, "database", "provisioner", "restored", by=by, reason=renewal.reason)
+    """Stop launching and terminating, since the database has lost commits, and raise the alert. The audit has a
+    renewal by the relay, unless it follows the report of a person, which it has too."""
+    if not renewal.by and await restores.stop(tx) != renewal.reason:
+        await audit.record_command(
+            tx, AuditedKind.DATABASE, "provisioner", "restored", by="provisioner", reason=renewal.reason
+        )
     await restores.begin(tx, renewal.reason, revision_base=renewal.revision_base)
     await limits.forget(tx)
     await workspace_runs.distrust(tx)
@@ -99,8 +101,8 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
             ids = [orphan.instance_id for orphan in actions[action] if orphan.account_id == account_id]
             if action is not Action.ADOPT:
                 await orphans.decide(tx, account_id, ids, action)
-            await audit.command(
-                tx, "account", account_id, f"{action} instances", by=by, reason="confirmed", instances=ids
+            await audit.record_command(
+                tx, AuditedKind.ACCOUNT, account_id, f"{action} instances", by=by, reason="confirmed", instances=ids
             )
     still_open = [orphan.account_id for orphan in await orphans.listed(tx) if not orphan.decision]
     done = {orphan.account_id for orphan in waiting if not orphan.decision} - set(still_open)
@@ -108,8 +110,8 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
     reason = await restores.stop(tx)
     restored = await restores.confirm(tx)
     if restored:
-        await audit.command(
-            tx, "database", "provisioner", "confirm", by=by, reason=reason, unlisted=sorted(unlisted) or None
+        await audit.record_command(
+            tx, AuditedKind.DATABASE, "provisioner", "confirm", by=by, reason=reason, unlisted=sorted(unlisted) or None
         )
         resolved = AlertResolved(
             dedup_key=KEY,

@@ -4,12 +4,14 @@ from datetime import timedelta
 
 import msgspec
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.demand import ended
 from slipway_provisioner.domain.sources import settled
-from slipway_provisioner.store import audit, demand, pools, sources
+from slipway_provisioner.store import demand, pools, sources
 
 LOG = logger(__name__)
 
@@ -48,6 +50,8 @@ async def remove_source(tx: Connection, pool_id: str, source: str, *, by: str, r
     now = await pools.now(tx)
     why = f"removed by {by}: {reason}" if reason else f"removed by {by}"
     await demand.store(tx, [ended(pool_id, source, max(last["observed_at"], now), by=by, reason=why)])
-    await audit.command(tx, "worker pool", pool_id, "remove demand source", by=by, source=source, reason=reason)
+    await audit.record_command(
+        tx, AuditedKind.POOL, pool_id, "remove demand source", by=by, source=source, reason=reason
+    )
     was_fresh = last["observed_at"] + timedelta(seconds=last["valid_for_seconds"]) > now
     return Removed(pending=last["pending"], claimed=last["claimed"], was_fresh=was_fresh)

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply.reports import UnknownWorker
 from slipway_provisioner.domain.encryption import KeyMissing, KeyRing, NotAuthentic
@@ -18,7 +20,7 @@ from slipway_provisioner.domain.workspaces import (
     rejection,
     version_of,
 )
-from slipway_provisioner.store import accounts, audit, workers, workspaces
+from slipway_provisioner.store import accounts, workers, workspaces
 
 VISIBILITY_SECONDS: Final = 30.0
 """Longest time until a new resource is found by its tags, for accounts that say nothing else."""
@@ -95,8 +97,8 @@ async def exported(
     if found is None:
         raise NoState(worker_id)
     serial = found.version.serial
-    await audit.command(
-        tx, "worker", worker_id, "state-exported", by=by, reason=reason, state=kind.value, serial=serial
+    await audit.record_command(
+        tx, AuditedKind.WORKER, worker_id, "state-exported", by=by, reason=reason, state=kind.value, serial=serial
     )
     return found.content, await workspaces.count(tx, workspace.id, Kind.REJECTED)
 
@@ -110,7 +112,9 @@ async def unlock(tx: Connection, worker_id: str, *, by: str, reason: str) -> tup
         raise NoWorkspace(worker_id)
     if workspace.phase is not Phase.GONE:
         await unlock_row(tx, workspace)
-    await audit.command(tx, "worker", worker_id, "unlocked", by=by, reason=reason, holder=workspace.holder)
+    await audit.record_command(
+        tx, AuditedKind.WORKER, worker_id, "unlocked", by=by, reason=reason, holder=workspace.holder
+    )
     return await workspaces.lock(tx, workspace.id) or workspace, bool(workspace.holder)
 
 
@@ -152,7 +156,14 @@ async def reencrypt(
     """Encrypt the chunk of documents after a place with the current key. Audited. Raises KeyMissing."""
     done = await workspaces.reencrypt(tx, keys, after, most=REENCRYPTED_AT_ONCE, bytes_max=REENCRYPTED_BYTES_MAX)
     if done.encrypted:
-        await audit.command(
-            tx, "database", "state-keys", "rotated", by=by, reason="", key=keys.current_id, encrypted=done.encrypted
+        await audit.record_command(
+            tx,
+            AuditedKind.DATABASE,
+            "state-keys",
+            "rotated",
+            by=by,
+            reason="",
+            key=keys.current_id,
+            encrypted=done.encrypted,
         )
     return done

@@ -5,10 +5,11 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.base.revisions import hash_of
 from slipway_common.declaration.changes import (
     DIGEST_CHARACTERS,
@@ -32,6 +33,13 @@ from slipway_provisioner.domain.revisions import (
     StoredRevision,
 )
 from slipway_provisioner.domain.roll_out import Drain
+
+AUDITED_KINDS: Final = {
+    "account": AuditedKind.ACCOUNT,
+    "worker pool": AuditedKind.POOL,
+    "launch config": AuditedKind.CONFIG,
+}
+"""Kinds in the audit of the kinds of declared objects."""
 
 
 class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,19 +134,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     revisions: Mapping[str, Sequence[StoredRevision]]
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of one declared object, in the columns of the audit: the fields that changed, before and after.
-
-    Of settings, which may hold secrets, only digests.
-    """
-
-    kind: str
-    subject_id: str
-    result: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-
-
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """Change of a pool, in the columns of its history. `revisions` are those in force after it, by name."""
 
@@ -190,7 +185,7 @@ class Writes(msgspec.Struct, kw_only=True):
     renewed: set[str] = set()
     changes: list[Change] = []
     dangers: list[Danger] = []
-    audit: list[Audit] = []
+    audit: list[AuditedChange] = []
     history: list[History] = []
 
     @property
@@ -459,7 +454,9 @@ class Comparison:
         detail = ", ".join(_differences(before, after)) if result in ("updated", "reactivated") else ""
         self.writes.changes.append(Change(kind=kind, id=id_, result=result, detail=detail))
         self.writes.audit.append(
-            Audit(kind=kind, subject_id=id_, result=result, before=before or None, after=after or None)
+            AuditedChange(
+                kind=AUDITED_KINDS[kind], subject_id=id_, result=result, before=before or None, after=after or None
+            )
         )
 
     def _record(self, wanted: PoolRow, current: Iterable[RevisionRow], made: Sequence[Change]) -> None:

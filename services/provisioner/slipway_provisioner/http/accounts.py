@@ -6,6 +6,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import READ, Needs
 from slipway_common.web.problem import Problem
@@ -142,6 +144,15 @@ async def confirm_unresponsive(
             if not count:
                 break
             stopped += count
+        await audit.record_command(
+            connection,
+            AuditedKind.ACCOUNT,
+            account_id,
+            "confirm unresponsive",
+            by=by,
+            reason=body.reason,
+            stopped_workers=stopped,
+        )
     wake(request)
     return {"id": account_id, "stopped": stopped}
 

@@ -17,7 +17,6 @@ from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web import openapi
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Reader
 from slipway_common.web.declaring import changed_meanwhile, refusing
-from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason, ReasonOrEmpty
@@ -34,7 +33,7 @@ from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.domain.rollback import Rollback
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import audit, declarations, history, pools, summaries
+from slipway_provisioner.store import declarations, history, pools, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 router = APIRouter(tags=["declaration"])
@@ -45,14 +44,6 @@ BODY_BYTES_MAX: Final = 128_000_000
 LINE_BYTES_MAX: Final = 20_000_000
 ONLY_POOL: Final = "worker_pools[0]"
 LINES: Final = "application/x-ndjson"
-AUDITED: Final = {
-    "account": "account",
-    "pool": "worker pool",
-    "config": "launch config",
-    "worker": "worker",
-    "database": "database",
-}
-"""Kinds of audited objects, as a query names them and as rows do."""
 LINES_PER_TURN: Final = 5
 """Lines that are read before other tasks of this process get their turn."""
 
@@ -306,23 +297,6 @@ async def roll_back(pool_id: Name, body: RollbackBody, request: Request, by: Cal
         async with db.acquire() as connection:
             done = await rollback.roll_back(connection, pool_id, wanted, change, request.app.state.providers)
     return _answer(request, done.applied, done.digest, to_revision=done.to_revision, revisions=done.revisions)
-
-
-@router.get("/audit", dependencies=[READ])
-async def get_audit(
-    db: DatabaseDep,
-    kind: Literal["account", "pool", "config", "worker", "database"] | None = None,
-    id_: Annotated[Name | None, Query(alias="id")] = None,
-    since: Moment | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> dict[str, Any]:
-    """List changes of declared objects, restores of the database, and exports of states of workers, the newest first:
-    at, by, action, reason, kind (account, pool, config, worker or database), subject_id, result, and the fields that
-    changed `before` and `after`, of settings their digests."""
-    stored = AUDITED[kind] if kind is not None else None
-    rows = await audit.listed(db, kind=stored, subject_id=id_, since=since, limit=limit)
-    shown = {name: kind for kind, name in AUDITED.items()}
-    return {"items": [row | {"kind": shown[row["kind"]]} for row in rows]}
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ async def terminate(
         for _ in range(ATTEMPTS_MAX):
             try:
                 async with connection.transaction():
-                    worker = await termination.terminate(connection, worker_id, f"terminated by {by}: {body.reason}")
+                    worker = await termination.terminate(connection, worker_id, by=by, reason=body.reason)
             except termination.AdmissionChanged:
                 continue
             except AlreadyStopped as error:

@@ -14,6 +14,7 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, Reason
 from slipway_provisioner.apply import freezing
+from slipway_provisioner.apply import launch_stops as apply
 from slipway_provisioner.domain.demand import TASKS_MAX, problem, reported
 from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
 
@@ -147,18 +148,18 @@ async def stop_launching(
     async with db.acquire() as connection, connection.transaction():
         await _check_target(connection, body)
         await check_until(connection, body.until)
-        await launch_stops.put(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
+        await apply.stop(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
     wake(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
 
 
 @router.post("/start-launching")
 async def start_launching(
-    body: LaunchStopBody, request: Request, _: Annotated[str, Depends(Needs("launching:stop"))], db: DatabaseDep
+    body: LaunchStopBody, request: Request, by: Annotated[str, Depends(Needs("launching:stop"))], db: DatabaseDep
 ) -> dict[str, Any]:
     """Lift a launch stop. `was_stopped` is false if there was none."""
     async with db.acquire() as connection, connection.transaction():
-        lifted = await launch_stops.lift(connection, body.scope, body.scope_id)
+        lifted = await apply.start(connection, body.scope, body.scope_id, reason=body.reason, by=by)
     wake(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": False, "was_stopped": lifted}
 

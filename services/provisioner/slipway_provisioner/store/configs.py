@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, matches, names
 from slipway_common.events import launch_config as events
@@ -17,10 +19,9 @@ from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.pauses import BY_SIGNAL, Pausable
 from slipway_provisioner.domain.roll_out import Standing
-from slipway_provisioner.store import accounts, audit, launch_stops, marks
+from slipway_provisioner.store import accounts, launch_stops, marks
 from slipway_provisioner.store.tables import launch_config, launch_config_name
 
-CONFIG: Final = "launch config"
 C: Final = launch_config.c
 N: Final = launch_config_name.c
 STATE: Final = sa.case((sa.and_(C.state == "active", N.paused), "paused"), else_=C.state).label("state")
@@ -184,7 +185,7 @@ async def pause(tx: Connection, name: str, *, reason: str, by: str, until: datet
     if pool_id is None:
         return False
     rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(config_name=name))
-    await audit.command(tx, CONFIG, name, "pause", by=by, paused=True, reason=reason, until=until)
+    await audit.record_command(tx, AuditedKind.CONFIG, name, "pause", by=by, paused=True, reason=reason, until=until)
     paused = [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until) for row in rows]
     await outbox.enqueue(tx, paused)
     await marks.dirty(tx, {pool_id}, reason="paused")
@@ -211,7 +212,7 @@ async def _resume(tx: Connection, statement: Statement, name: str, reason: str, 
     if pool_id is None:
         return False
     rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(config_name=name))
-    await audit.command(tx, CONFIG, name, "resume", by=by, paused=False, reason=reason)
+    await audit.record_command(tx, AuditedKind.CONFIG, name, "resume", by=by, paused=False, reason=reason)
     await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by) for row in rows])
     await marks.dirty(tx, {pool_id}, reason="resumed")
     return True

@@ -25,7 +25,7 @@ PUT: Final = Statement(
 LIFT: Final = Statement(
     sa.delete(launch_stop)
     .where(STOP.scope == sa.bindparam("scope"), STOP.scope_id == sa.bindparam("scope_id"))
-    .returning(sa.true())
+    .returning(STOP.reason, STOP.by, STOP.until)
 )
 # Every pool is planned again at once, and when the stop expires.
 MARK: Final = Statement(
@@ -69,12 +69,12 @@ async def put(tx: Connection, scope: str, scope_id: str, *, reason: str, by: str
         await _mark(tx, until)
 
 
-async def lift(tx: Connection, scope: str, scope_id: str) -> bool:
-    """Lift a launch stop; False if none was set."""
+async def lift(tx: Connection, scope: str, scope_id: str) -> dict[str, Any] | None:
+    """Lift a launch stop, and return its reason, who set it, and its end; None if none was set."""
     await tx.execute(EXCLUDE_STARTS.text)
-    lifted = await tx.fetchval(LIFT.text, *LIFT.arguments(scope=scope, scope_id=scope_id))
+    lifted = await tx.fetchrow(LIFT.text, *LIFT.arguments(scope=scope, scope_id=scope_id))
     await _mark(tx, None)
-    return lifted is not None
+    return None if lifted is None else dict(lifted)
 
 
 async def _mark(tx: Connection, due_at: datetime | None) -> None:

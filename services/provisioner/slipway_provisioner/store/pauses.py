@@ -5,6 +5,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from slipway_common.base.audited import AuditedKind
+from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.database.tables import TIME
@@ -12,11 +14,10 @@ from slipway_common.events import pool as events
 from slipway_common.events.lifecycle import IN_FLIGHT
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.freezing import UnconfirmedStart
-from slipway_provisioner.store import audit, marks
+from slipway_provisioner.store import marks
 from slipway_provisioner.store.declarations import POOL_STATE
 from slipway_provisioner.store.tables import forgiven, in_states, launch_config, shared_window, worker, worker_pool
 
-POOL: Final = "worker pool"
 P: Final = worker_pool.c
 C: Final = launch_config.c
 W: Final = worker.c
@@ -94,7 +95,7 @@ async def pause(tx: Connection, pool_id: str, *, reason: str, by: str, until: da
     if row is None:
         return False
     await outbox.enqueue(tx, [events.PoolPaused(**row, reason=reason, by=by, until=until)])
-    await audit.command(tx, POOL, pool_id, "pause", by=by, paused=True, reason=reason, until=until)
+    await audit.record_command(tx, AuditedKind.POOL, pool_id, "pause", by=by, paused=True, reason=reason, until=until)
     await marks.dirty(tx, {pool_id}, reason="paused")
     return True
 
@@ -118,7 +119,7 @@ async def _resume(tx: Connection, statement: Statement, pool_id: str, reason: st
     if row is None:
         return False
     await outbox.enqueue(tx, [events.PoolResumed(**row, reason=reason, by=by)])
-    await audit.command(tx, POOL, pool_id, "resume", by=by, paused=False, reason=reason)
+    await audit.record_command(tx, AuditedKind.POOL, pool_id, "resume", by=by, paused=False, reason=reason)
     await marks.dirty(tx, {pool_id}, reason="resumed")
     return True
 
@@ -130,7 +131,7 @@ async def freeze(tx: Connection, pool_id: str, *, reason: str, by: str) -> bool:
     if row is None:
         return False
     await outbox.enqueue(tx, [events.PoolFrozen(**row, reason=reason, by=by)])
-    await audit.command(tx, POOL, pool_id, "freeze", by=by, frozen=True, reason=reason)
+    await audit.record_command(tx, AuditedKind.POOL, pool_id, "freeze", by=by, frozen=True, reason=reason)
     await marks.dirty(tx, {pool_id}, reason="frozen")
     return True
 
@@ -146,7 +147,7 @@ async def unfreeze(tx: Connection, pool_id: str, *, reason: str, by: str) -> str
     state = dict(row)
     frozen_by: str = state.pop("frozen_by")
     await outbox.enqueue(tx, [events.PoolUnfrozen(**state, reason=reason, by=by)])
-    await audit.command(tx, POOL, pool_id, "unfreeze", by=by, frozen=False, reason=reason)
+    await audit.record_command(tx, AuditedKind.POOL, pool_id, "unfreeze", by=by, frozen=False, reason=reason)
     await marks.dirty(tx, {pool_id}, reason="unfrozen")
     return frozen_by
 

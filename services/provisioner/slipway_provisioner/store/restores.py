@@ -41,4 +41,4 @@ async def begin(tx: Connection, reason: str, *, revision_base: int) -> None:
 
 async def confirm(tx: Connection) -> bool:
     """End the stop of a restore; False if there was none."""
-    return await launch_stops.lift(tx, SCOPE, "")
+    return await launch_stops.lift(tx, SCOPE, "") is not None

@@ -11,7 +11,6 @@ from slipway_common.database.retention import (
     Retention,
     Rule,
     delete_ended,
-    delete_oldest,
     older,
     unused_by,
 )
@@ -23,7 +22,6 @@ from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import (
     account,
-    audit,
     claim,
     console_output,
     decision,
@@ -45,7 +43,6 @@ from slipway_provisioner.store.tables import (
     workspace_listing,
 )
 
-AUDIT: Final = "audit_kept_days"
 REVISIONS_MAX: Final = 100
 """Revisions of the history of a pool that are stored at most."""
 REVISIONS_MIN: Final = 10
@@ -95,7 +92,6 @@ DELETE_SHARES: Final = Statement(
         order=[shared_window.c.key, shared_window.c.stage],
     )
 )
-DELETE_AUDIT: Final = Statement(delete_oldest(audit, audit.c.at, order=audit.c.id))
 _NEWER: Final = sa.func.row_number().over(
     partition_by=pool_revision.c.pool_id, order_by=pool_revision.c.revision.desc()
 )
@@ -181,14 +177,6 @@ RETENTION: Final[Retention] = (
         after="the change",
         days=HISTORY_DAYS,
         delete=DELETE_REVISIONS,
-    ),
-    Rule(
-        table="audit",
-        rows="changes of declared objects",
-        after="the change",
-        days=HISTORY_DAYS,
-        setting=AUDIT,
-        delete=DELETE_AUDIT,
     ),
     Rule(
         table="launch_config",

@@ -148,23 +148,6 @@ pool_revision = Table(
     PrimaryKeyConstraint("pool_id", "revision"),
 )
 
-# Changes of declared objects: who made each, and the fields that changed before and after.
-audit = Table(
-    "audit",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    now("at"),
-    required("by", Text),
-    required("action", Text),
-    empty_text("reason"),
-    required("kind", Text),
-    required("subject_id", Text),
-    required("result", Text),
-    Column("before", JSONB),
-    Column("after", JSONB),
-)
-Index("audit_subject", audit.c.kind, audit.c.subject_id, audit.c.id.desc())
-
 # Name of a launch config: what people keep while its revisions come and go. `current_id` is the revision that it stands
 # for, `declared` is false once its declaration leaves it out.
 launch_config_name = Table(

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
+from slipway_common.base.audited import AuditedKind
 from slipway_common.base.text import Name, Reason
+from slipway_common.database import audit
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.events.decoding import EventDecoder
@@ -100,6 +102,16 @@ async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dic
             metrics.REFUSED.labels(reason.partition(":")[0]).inc()
             raise _refused(reason)
         await outbox.enqueue(connection, [event])
+        await audit.record_command(
+            connection,
+            AuditedKind(event.target_kind),
+            event.target_id,
+            f"signal {event.kind}",
+            by=source,
+            reason=event.reason,
+            ttl_seconds=event.ttl_seconds,
+            value=event.value,
+        )
     wake(request)
     boot = known.boots.get(event.target_id) if event.target_kind == "worker" else None
     configs = reached(event, known.configs, booting=boot.config_id if boot is not None else "")

@@ -1,30 +1,22 @@
-"""`slipway audit`: who changed which declared object, and who reported and confirmed restores."""
+"""`slipway audit`: the writes of people and pipelines."""
 
 from collections.abc import Mapping
 from datetime import timedelta
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
 
 from slipway_client.cli.options import AsOutput, now
 from slipway_client.cli.tables import Field, Output, show
+from slipway_client.transport.http import Failed
 from slipway_client.view import moments
+from slipway_common.base.audited import AuditedKind
 
+SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 
-class AuditedKind(StrEnum):
-    """Kinds of declared objects, workers with exported states, and the database with its restores and keys."""
-
-    ACCOUNT = "account"
-    POOL = "pool"
-    CONFIG = "config"
-    LEASE_POOL = "lease-pool"
-    WORKER = "worker"
-    DATABASE = "database"
-
-
-OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the objects [default: all]")]
-OfId = Annotated[str | None, typer.Option("--id", metavar="ID", help="ID of the object [default: all]")]
+OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the subjects [default: all]")]
+OfSubject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="ID of the subject [default: all]")]
+OfCaller = Annotated[str | None, typer.Option("--by", metavar="TOKEN", help="Name of the token [default: all]")]
 Most = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Maximum number of changes")]
 Since = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Age of the oldest change, such as 12h [default: any]")
@@ -34,31 +26,37 @@ Since = Annotated[
 def audit(
     context: typer.Context,
     kind: OfKind = None,
-    id_: OfId = None,
+    subject: OfSubject = None,
+    by: OfCaller = None,
     limit: Most = 20,
     since: Since = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """List changes of declared objects, and who made them
+    """List the writes of people and pipelines
 
-    Declarations and commands on accounts, pools, launch configs and lease pools, restores of the database,
-    decisions about orphan instances, and exports of Terraform states, the newest first. They are kept for 60 days by
-    default. With -o json the changed fields before and after.
+    Declarations, commands, launch stops, signals, decisions after a restore, settled dead letters and positions,
+    of all services, the newest first. They are kept for 60 days by default. With -o json also the address that each
+    came from, and the changed fields before and after.
 
     \b
     Examples:
       slipway audit --since 12h
-      slipway audit --kind config --id linux-zone-a -n 5
+      slipway audit --kind config --subject linux-zone-a -n 5
+      slipway audit --by ci-deploy
     """
-    api = context.obj
-    given = {"id": id_, "since": _begin(since), "limit": limit}
+    query = {"kind": kind and kind.value, "subject": subject, "by": by, "since": _begin(since), "limit": limit}
     rows: list[dict[str, Any]] = []
-    if kind is not AuditedKind.LEASE_POOL:
-        rows += api.get("provisioner", "/audit", kind=kind and kind.value, **given)["items"]
-    if kind in (None, AuditedKind.LEASE_POOL):
-        rows += api.get("lease-broker", "/audit", **given)["items"]
+    errors: list[str] = []
+    for service in SERVICES:
+        try:
+            rows += [{"service": service, **row} for row in context.obj.get(service, "/audit", **query)["items"]]
+        except Failed as error:
+            errors.append(str(error))
     newest = sorted(rows, key=lambda row: moments.at(row["at"]), reverse=True)[:limit]
-    show(newest, FIELDS, output, nothing="no changes")
+    if len(errors) < len(SERVICES):
+        show(newest, FIELDS, output, nothing="no changes in the services that answer" if errors else "no changes")
+    if errors:
+        raise Failed("\n".join(dict.fromkeys(errors)))
 
 
 def _begin(since: str | None) -> str | None:
@@ -69,7 +67,7 @@ def _begin(since: str | None) -> str | None:
 
 
 def _change(row: Mapping[str, Any]) -> str:
-    """Fields that a change or a command has set; empty for an object that was created or removed as a whole."""
+    """Fields that a change or a command has set; empty for a thing that was created or removed as a whole."""
     from slipway_common.declaration.changes import difference
 
     before, after = row["before"] or {}, row["after"] or {}
@@ -83,8 +81,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     "by",
     "action",
     "kind",
-    ("id", lambda row: row["subject_id"]),
+    ("subject", lambda row: row["subject_id"]),
     "result",
     ("change", _change),
-    ("reason", lambda row: row.get("reason") or ""),
+    "reason",
 )

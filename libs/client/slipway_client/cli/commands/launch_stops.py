@@ -39,18 +39,18 @@ def stop_launching(
     print(f"launches stopped {_where(scope, scope_id)} {until_text(ends)}")
 
 
-def start_launching(context: typer.Context, account: OfAccount = None, pool: InPool = None) -> None:
+def start_launching(context: typer.Context, reason: Reason, account: OfAccount = None, pool: InPool = None) -> None:
     """Lift a launch stop
 
     Other launch stops stay in force and are printed with the command that lifts each.
 
     \b
     Examples:
-      slipway start-launching
-      slipway start-launching --account aws-main
+      slipway start-launching --reason "image rolled back"
+      slipway start-launching --account aws-main --reason "quota raised"
     """
     scope, scope_id = _scope(account, pool)
-    body = {"scope": scope, "scope_id": scope_id, "reason": "lifted"}  # required by the API, which does not store it
+    body = {"scope": scope, "scope_id": scope_id, "reason": reason}
     answer = context.obj.post("provisioner", "/start-launching", body)
     where = _where(scope, scope_id)
     print(f"launches resumed {where}" if answer["was_stopped"] else f"launches were not stopped {where}")

@@ -1,4 +1,4 @@
-"""Baseline schema: lease pools, leases, requests, tenants, groups, gangs, slots, history and audit."""
+"""Baseline schema: lease pools, leases, requests, tenants, groups, gangs, slots and history."""
 
 from alembic import op
 
@@ -198,20 +198,6 @@ CREATE TABLE history (
 );
 CREATE INDEX history_of_pool ON history (lease_pool_id, id);
 CREATE INDEX history_of_lease ON history (lease_id, id) WHERE lease_id IS NOT NULL;
-
--- Changes of declared terms: who made each, and the fields that changed before and after.
-CREATE TABLE audit (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at timestamptz NOT NULL,
-    by text NOT NULL,
-    action text NOT NULL,                       -- apply, set, drain, undrain or import
-    kind text NOT NULL,
-    subject_id text NOT NULL,
-    result text NOT NULL,
-    before jsonb,
-    after jsonb
-);
-CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
 """
 
 

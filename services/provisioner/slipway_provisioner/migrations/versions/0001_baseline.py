@@ -56,12 +56,6 @@ CREATE TABLE pool_revision (
     reason text NOT NULL DEFAULT '', to_revision bigint, owner text NOT NULL, revisions jsonb NOT NULL,
     spec jsonb NOT NULL, spec_digest text NOT NULL, changes jsonb NOT NULL, PRIMARY KEY (pool_id, revision)
 );
-CREATE TABLE audit (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT slipway_clock(),
-    by text NOT NULL, action text NOT NULL, reason text NOT NULL DEFAULT '', kind text NOT NULL,
-    subject_id text NOT NULL, result text NOT NULL, before jsonb, after jsonb
-);
-CREATE INDEX audit_subject ON audit (kind, subject_id, id DESC);
 CREATE TABLE launch_config_name (
     name text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, current_id text NOT NULL,
     base_weight double precision NOT NULL, price_factor double precision NOT NULL, max_capacity integer,

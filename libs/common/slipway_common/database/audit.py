@@ -1,0 +1,106 @@
+"""Audit: one row for each write of a person or a pipeline, in the transaction of the write.
+
+Reports of workers, monitors and holders of leases have no row: they are in the tables that they change.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Integer, MetaData, Text, bindparam, insert, select
+
+from slipway_common.base.audited import AuditedChange, AuditedKind
+from slipway_common.database import tables
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given, matches, not_before
+
+CHUNK_ROWS: Final = 100
+_origin: ContextVar[str] = ContextVar("origin", default="")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of the audit: who changed what, by which action and why, and the address that the request came from."""
+
+    at: datetime
+    by: str
+    origin: str
+    action: str
+    reason: str
+    kind: str
+    subject_id: str
+    result: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+AUDIT: Final = tables.audit(MetaData())
+A: Final = AUDIT.c
+_ACT: Final = ("by", "origin", "action", "reason")
+_CHANGES: Final = given(*(A[name] for name in AuditedChange._fields))
+RECORD: Final = Statement(
+    insert(AUDIT).from_select(
+        [*AuditedChange._fields, *_ACT],
+        select(*given(*(A[name] for name in AuditedChange._fields)).c, *(bindparam(n, type_=Text) for n in _ACT)),
+    )
+)
+SELECT: Final = Statement(
+    select(*(A[name] for name in Entry.__struct_fields__))
+    .where(
+        matches(A.kind, "kind"),
+        matches(A.subject_id, "subject_id"),
+        matches(A.by, "by"),
+        not_before(A.at, "since"),
+    )
+    .order_by(A.id.desc())
+    .limit(bindparam("limit", type_=Integer))
+)
+
+
+@contextmanager
+def requested_from(address: str) -> Iterator[None]:
+    """Set the address that rows recorded in the block name as their origin."""
+    token = _origin.set(address)
+    try:
+        yield
+    finally:
+        _origin.reset(token)
+
+
+async def record(tx: Connection, changes: Sequence[AuditedChange], *, by: str, action: str, reason: str) -> None:
+    """Record the changes that one action of `by` has made."""
+    act = {"by": by, "origin": _origin.get(), "action": action, "reason": reason}
+    for start in range(0, len(changes), CHUNK_ROWS):
+        await tx.execute(RECORD.text, *RECORD.rows(changes[start : start + CHUNK_ROWS], **act))
+
+
+async def record_command(
+    tx: Connection,
+    kind: AuditedKind,
+    subject_id: str,
+    action: str,
+    *,
+    by: str,
+    reason: str = "",
+    before: dict[str, Any] | None = None,
+    **after: Any,
+) -> None:
+    """Record a command on one thing, such as a pause; `after` are the fields that it has set."""
+    change = AuditedChange(kind=kind, subject_id=subject_id, before=before, after=after or None)
+    await record(tx, [change], by=by, action=action, reason=reason)
+
+
+async def fetch(
+    db: Connection,
+    *,
+    kind: AuditedKind | None = None,
+    subject_id: str | None = None,
+    by: str | None = None,
+    since: datetime | None = None,
+    limit: int,
+) -> list[Entry]:
+    """Newest changes first, of all things or of those that match."""
+    arguments = SELECT.arguments(kind=kind, subject_id=subject_id, by=by, since=since, limit=limit)
+    return [Entry(**row) for row in await db.fetch(SELECT.text, *arguments)]
