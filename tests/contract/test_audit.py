@@ -50,6 +50,7 @@ EXEMPT: Final = {
     "lease-broker POST /leases/{lease_id}/heartbeat": (MACHINES, "leases"),
     "lease-broker POST /leases/{lease_id}/renew": (MACHINES, "leases"),
     "lease-broker POST /leases/{lease_id}/release": (MACHINES, "history"),
+    "lease-broker POST /leases/{lease_id}/token": (MACHINES, "leases"),
 }
 """Writes without a row in the audit: the reason, and the table that records them instead."""
 
