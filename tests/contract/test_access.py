@@ -56,6 +56,7 @@ ROUTES: Final = {
 GET  /accounts                                          read
 GET  /accounts/{account_id}                             read
 GET  /launch-limits                                     read
+GET  /providers                                         read
 GET  /providers/{provider}/classify                     read
 POST /accounts/{account_id}/check                       accounts:write
 POST /accounts/{account_id}/retire                      accounts:write

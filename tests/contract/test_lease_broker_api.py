@@ -15,6 +15,7 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker import grant_notifier
 from slipway_lease_broker.domain.exchange import Submission
+from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.grant_waiters import Woken
@@ -442,6 +443,30 @@ async def test_a_drained_pool_grants_nothing(world: World) -> None:
 
 
 #   stops granting, starts it again
+async def test_the_pacing_in_force_is_served(world: World) -> None:
+    """Of each declared operation and of all others, so that no client computes it; the pool's ETA includes it."""
+    launch = {"launch": Operation(pacing=Pacing(0.5))}
+    await world.broker.declare(terms(limit=2, policy=Policy(operations=launch), hold_seconds=1200))
+    path = "/lease-pools/sim-a"
+
+    async def pacing() -> Any:
+        return (await world.replica.call("GET", path)).json()["pacing_in_force"]
+
+    paced = {"launch": {"interval_seconds": 0.5, "burst": 1}}
+    assert await pacing() == {"default": {"interval_seconds": 30, "burst": 1}, "operations": paced}
+    assert (await world.replica.acquire("i1")).status_code == 200
+    waits = (await world.replica.acquire("i2")).json()
+    assert (waits["eta_seconds"], waits["reason"]) == (30, "paced: next start in 30 s; 1 of 2 held")
+    assert (await world.replica.call("GET", path)).json()["eta_seconds"] == 60
+    assert (await world.replica.acquire("l", operation="launch")).status_code == 200
+    change = {"pacing": "off", "operation": "install", "reason": "now"}
+    assert (await world.replica.call("PATCH", path, change, by="operator")).status_code == 200
+    default = {"interval_seconds": 30, "burst": 1}
+    assert await pacing() == {"default": default, "operations": paced | {"install": None}}
+    refused = await world.replica.call("PATCH", path, {"operation": "install", "reason": "x"}, by="operator")
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:slipway:problem:invalid-request")
+
+
 OPENED = [("POST", "/drain", {}, "POST", "/undrain", {}), ("PATCH", "", {"limit": 0}, "PATCH", "", {"limit": 1})]
 
 

@@ -247,7 +247,7 @@ LEASE_POOL: dict[str, Any] = LeasePool.model_validate({"id": "sim-a", "limit": 4
     "archived": False,
     "reason": f"first\nlease {ID}: 8 units free",
     "limit_in_force": 45,
-    "limit_reason": "",
+    "limit_reason": "pinned: ratchet",
     "pinned_reason": "ratchet",
     "drained_reason": None,
     "derived_units": None,
@@ -259,6 +259,7 @@ LEASE_POOL: dict[str, Any] = LeasePool.model_validate({"id": "sim-a", "limit": 4
     "oldest_wait_seconds": 3.0,
     "granted_per_minute": 30,
     "eta_seconds": 4.0,
+    "pacing_in_force": {"default": {"interval_seconds": 13.3, "burst": 1}, "operations": {}},
 }
 SIGNAL: dict[str, Any] = {
     "source": "page",
@@ -294,6 +295,7 @@ DEAD_LETTER: dict[str, Any] = {
 STOPPED_PARTITION: dict[str, Any] = {"topic": TOPIC, "partition": 3, "reason": "another cluster"}
 ACCOUNT: dict[str, Any] = {
     "id": "sim-a",
+    "owner": "slipway.yaml",
     "provider": "simulated",
     "region": "sim-1",
     "identity": "sim-a",

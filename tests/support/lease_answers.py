@@ -16,7 +16,7 @@ from tests.support.answers import LEASE_POOL, serving
 Answer = tuple[int, dict[str, Any]]
 LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 HANDLE = f"{LEASE}:7"
-POOL = LEASE_POOL | {"id": "aws-ci", "limit": 50, "held": 0, "waiting": 0}
+POOL = LEASE_POOL | {"id": "aws-ci", "limit": 50, "limit_in_force": 50, "held": 0, "waiting": 0}
 ACQUIRE = "POST /lease-pools/aws-ci/leases"
 RENEW = f"POST /leases/{LEASE}/renew"
 RELEASE = f"POST /leases/{LEASE}/release"
@@ -57,6 +57,7 @@ def waiting(**changes: Any) -> Answer:
         "state": "waiting",
         "position": 3,
         "eta_seconds": 60.0,
+        "held_until": "2026-08-01T14:23:07Z",
         "retry_after_seconds": 0.05,
         "reason": "50 of 50 units are held",
         "cause": "full",

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -42,6 +42,8 @@ class Services:
         self.kept: dict[str, Any] = {}
         self.demand: dict[str, Any] = {}
         self.stores = True
+        self.accounts: list[dict[str, Any]] = []
+        self.lease_pool = {"id": "theirs", "owner": "other", "archived": False, "pacing": None, "operations": {}}
         self.queries: list[dict[str, str]] = []
         self.refused = ""
         self.dangers: dict[str, list[str]] = {}
@@ -92,8 +94,14 @@ class Services:
                 }
             if kind == "declaration":
                 return {"accounts": [{"owner": "other", "spec": {"id": "sim-z"}}], "worker_pools": []}
+            if kind == "accounts":
+                return {"items": self.accounts}
+            if kind == "providers":
+                return {
+                    "items": [{"id": "aws", "launches_per_second": 2.0}, {"id": "process", "launches_per_second": None}]
+                }
             if kind == "lease-pools":
-                return {"items": [{"id": "theirs", "owner": "other", "archived": False}]}
+                return {"items": [self.lease_pool]}
             if kind == "workers":
                 return {"items": []}
             return {
@@ -227,6 +235,61 @@ def test_apply_checks_both_services_first_and_is_idempotent(services: Services, 
     second = slipway("apply", EXAMPLE, url=url)
     assert (second.exit_code, second.stdout) == (0, "no changes\n")
     assert services.puts == ["lease-pools", "declaration"]
+
+
+POOL_OF_AWS: Final = "version: 1\nlease_pools: [{id: aws-main, limit: 50}]\n"
+ACCOUNT_OF_AWS: Final = """accounts:
+  - {id: aws-main, provider: aws, region: eu-central-1, identity: "1", lease_pool: aws-main, credential: {file: /key}}
+"""
+PACED_BY_AWS: Final = {"interval_seconds": 0.5, "burst": 1}
+
+
+def launch_pacing(services: Services) -> Any:
+    """Pacing of launches that was applied to the lease pool aws-main."""
+    ((declared,),) = (document["lease_pools"] for document in services.kept["lease-pools"]["documents"])
+    return declared["operations"].get("launch", {}).get("pacing")
+
+
+def test_apply_paces_launches_by_the_provider_of_their_account(services: Services, url: str, tmp_path: Path) -> None:
+    """With the account declared here, and with one applied before; diff shows it, and the same file changes nothing again."""
+    both, pools = tmp_path / "both.yaml", tmp_path / "pools.yaml"
+    both.write_text(POOL_OF_AWS + ACCOUNT_OF_AWS)
+    pools.write_text(POOL_OF_AWS)
+    said = "lease pool aws-main: launches are paced by provider aws of account aws-main, 120 a minute"
+    assert said in slipway("diff", str(both), url=url).stdout
+    assert slipway("apply", str(both), url=url).exit_code == 0
+    assert launch_pacing(services) == PACED_BY_AWS
+    assert slipway("apply", str(both), url=url).stdout == "no changes\n"
+    services.accounts = [
+        {"id": "aws-main", "owner": "both.yaml", "provider": "aws", "lease_pool_id": "aws-main", "removed": False}
+    ]
+    assert slipway("apply", str(pools), url=url).exit_code == 0
+    assert launch_pacing(services) == PACED_BY_AWS
+    pools.write_text(POOL_OF_AWS.replace("limit: 50", "limit: 50, pacing: 'off'"))
+    assert slipway("apply", str(pools), url=url).exit_code == 0
+    assert launch_pacing(services) is None
+    services.accounts[0]["removed"] = True
+    both.write_text(POOL_OF_AWS + "accounts: []\n")
+    assert slipway("apply", str(both), url=url).exit_code == 0
+    assert launch_pacing(services) is None
+
+
+def test_an_account_of_a_pool_declared_elsewhere_gets_a_hint(services: Services, url: str, tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts.yaml"
+    accounts.write_text("version: 1\n" + ACCOUNT_OF_AWS.replace("lease_pool: aws-main", "lease_pool: theirs"))
+    answer = slipway("apply", str(accounts), url=url)
+    assert answer.exit_code == 0
+    assert "slipway lease set theirs --pacing 0.5s --operation launch" in answer.stderr
+
+
+def test_launches_stay_paced_while_the_provisioner_is_unavailable(services: Services, url: str, tmp_path: Path) -> None:
+    """Lease pools are applied without it: their launches do not fall back to the default."""
+    pools = tmp_path / "pools.yaml"
+    pools.write_text(POOL_OF_AWS)
+    services.lease_pool |= {"id": "aws-main", "operations": {"launch": {"pacing": PACED_BY_AWS}}}
+    answer = slipway("--provisioner", NOWHERE, "--lease-broker", url, "apply", str(pools))
+    assert answer.exit_code == 0
+    assert launch_pacing(services) == PACED_BY_AWS
 
 
 def test_apply_if_empty_keeps_an_existing_declaration(services: Services, url: str, tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ TABLES = [
     ("account ls", "accounts", "sim-a simulated sim-1 sim-a reachable 0 2026-08-01 14:03 9 1 0 0"),
     ("account limits", "launch-limits", "account sim-a 17 + 3 waiting of 20 0 12.5 of 60 47.5 launches"),
     ("worker ls", "workers", f"{ID} linux {CONFIG_ID} running 2 min i-7"),
-    ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 40 2 3 s 30 4 s lease {ID}: 8 units free"),
+    ("lease pools", "lease-pools", f"sim-a shadow 45 pinned 45 40 2 3 s 30 4 s lease {ID}: 8 units free"),
 ]
 
 

@@ -310,6 +310,7 @@ CHANGES = [
     (("set", "aws-ci", "--pacing", "12s"), {"pacing": {"interval_seconds": 12.0, "burst": 1}}),
     (("set", "aws-ci", "--pacing", "off"), {"pacing": "off"}),
     (("set", "aws-ci", "--pacing", "default"), {"pacing": None}),
+    (("set", "aws-ci", "--pacing", "off", "--operation", "launch"), {"pacing": "off", "operation": "launch"}),
     (("set", "aws-ci", "--mode", "shadow"), {"mode": "shadow"}),
     (("pin", "aws-ci"), {"pinned": True}),
     (("unpin", "aws-ci"), {"pinned": False}),
@@ -443,9 +444,52 @@ def test_one_row_of_a_report_is_shown_as_pairs(broker: LeaseBroker, environment:
 
 
 def test_a_drained_pool_has_no_other_mode(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    pool = lease_answers.POOL | {"mode": "enforce", "held": 0, "drained_reason": "replaced", "pinned_reason": None}
+    pool = lease_answers.POOL | {"mode": "enforce", "held": 0, "limit_in_force": 0, "limit_reason": "drained: replaced"}
+    pool |= {"drained_reason": "replaced", "pinned_reason": None}
     broker.answers["GET /lease-pools"] = [(200, {"items": [pool]})]
-    assert slipway(environment, "pools").stdout.splitlines()[1].split()[:3] == ["aws-ci", "drained", "50"]
+    assert slipway(environment, "pools").stdout.splitlines()[1].split()[:5] == [
+        "aws-ci",
+        "drained",
+        "0",
+        "drained",
+        "50",
+    ]
+
+
+#   declared, in force, reason → cells of limit and declared
+LIMITS = [
+    (50, 12, "derived: 2 × 6 units", ["12", "derived", "50"]),
+    (50, 41, "adaptive", ["41", "adaptive", "50"]),
+    (50, 50, "pinned: ratchet", ["50", "pinned", "50"]),
+    (50, 0, "drained: moved", ["0", "drained", "50"]),
+    (50, 50, "as declared", ["50", "50"]),
+    (50, None, "", ["50", "50"]),  # not decided yet
+]
+
+
+@pytest.mark.parametrize(("declared", "in_force", "reason", "cells"), LIMITS)
+def test_the_limit_in_force_is_shown_beside_the_declared_one(
+    broker: LeaseBroker, environment: dict[str, str], declared: int, in_force: int | None, reason: str, cells: list[str]
+) -> None:
+    limits = {"limit": declared, "limit_in_force": in_force, "limit_reason": reason}
+    broker.answers["GET /lease-pools"] = [(200, {"items": [lease_answers.POOL | limits]})]
+    assert slipway(environment, "pools").stdout.splitlines()[1].split()[2 : 2 + len(cells)] == cells
+
+
+def test_units_that_a_limit_derives_from_are_reported(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    answer = {"id": "metal", "units": 3, "valid_until": "2026-08-01T14:38:20Z"}
+    broker.answers["PUT /lease-pools/metal/units"] = [(200, answer)]
+    reported = slipway(environment, "units", "metal", "3", "--ttl", "10m")
+    assert reported.exit_code == 0
+    assert reported.stdout.startswith("lease pool metal: 3 units reported, valid until ")
+    assert broker.received == [("PUT /lease-pools/metal/units", {"units": 3, "ttl_seconds": 600.0})]
+    assert slipway(environment, "units", "metal", "-1").exit_code == 2
+
+
+def test_an_operation_is_named_with_its_pacing(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    answer = slipway(environment, "set", "aws-ci", "--limit", "4", "--operation", "launch", "--reason", "why")
+    assert (answer.exit_code, broker.received) == (2, [])
+    assert "--operation names what --pacing changes" in answer.stderr
 
 
 def test_a_lease_is_shown_with_one_id(broker: LeaseBroker, environment: dict[str, str]) -> None:

@@ -960,7 +960,8 @@ def test_image() -> None:
         (
             {"held": 3, "waiting": 1},
             "paced: 3 of 45 units held, 1 unit waiting, the oldest request for 5 s; ETA of a new request 8.2 s",
-            "none needed: grants follow the pacing; `slipway lease set sim-a --pacing …` changes it",
+            "none needed: grants follow the pacing of their operation; "
+            "`slipway lease set sim-a --pacing … --operation …` changes it",
         ),
         (
             {"blocked_until": ago(-20)},

@@ -9,6 +9,16 @@ import msgspec
 import typer
 
 from slipway_client.cli.invalid_file import InvalidFile
+from slipway_client.cli.launch_pacing import (
+    OPERATION,
+    Launches,
+    Rate,
+    hints,
+    pace_launches,
+    slowest,
+    unpaced,
+    write_pacing,
+)
 from slipway_client.transport.http import Api, Failed
 from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.declaration.identity import SECTIONS, Identities
@@ -27,6 +37,7 @@ class Document(msgspec.Struct):
     """Declaration of one owner: its lease pools, and lines of JSON with its other entries."""
 
     sections: list[str] = msgspec.field(default_factory=list)
+    launches: list[Launches] = msgspec.field(default_factory=list)
     lease_pools: list[Any] = msgspec.field(default_factory=list)
     lines: list[bytes] = msgspec.field(default_factory=list)
 
@@ -38,11 +49,14 @@ class Document(msgspec.Struct):
         if isinstance(entry, LeasePool):
             self.lease_pools.append(value)
         else:
+            if isinstance(entry, Account):
+                self.launches.append(Launches(entry.id, entry.lease_pool, entry.provider))
             self.lines.append(msgspec.json.encode({KIND[type(entry)]: value}, order="sorted") + b"\n")
 
     def join(self, other: "Document") -> None:
         """Add a further declaration of the same owner."""
         self.sections += [section for section in other.sections if section not in self.sections]
+        self.launches += other.launches
         self.lease_pools += other.lease_pools
         self.lines += other.lines
 
@@ -72,6 +86,46 @@ class Declarations:
             if "lease_pools" in document.sections
         ]
         return {"documents": documents}
+
+    def pace_launches(self, api: Api, prune: bool) -> tuple[dict[str, str], list[str]]:
+        """Pace launches by the APIs of their providers, in lease pools that declare no pacing. Returns a sentence for
+        each of these pools, and hints on pools that are declared elsewhere. If the provisioner cannot be asked,
+        launches stay paced as they are."""
+        pools = unpaced(pool for document in self.documents.values() for pool in document.lease_pools)
+        named = [each for document in self.documents.values() for each in document.launches]
+        if not pools and not named:
+            return {}, []
+        try:
+            rates = self._launch_rates(api, named, prune)
+        except Failed:
+            for id_, row in self._lease_pools(api).items():
+                pacing = (row["operations"].get(OPERATION) or {}).get("pacing")
+                if pacing is not None and id_ in pools:
+                    write_pacing(pools[id_], pacing)
+            return {}, []
+        elsewhere = {each.lease_pool for each in named if each.lease_pool in rates}.difference(
+            pool["id"] for document in self.documents.values() for pool in document.lease_pools
+        )
+        rows = [row for id_, row in self._lease_pools(api).items() if id_ in elsewhere] if elsewhere else []
+        return pace_launches(pools, rates), list(hints(rows, rates))
+
+    def _launch_rates(self, api: Api, named: Sequence[Launches], prune: bool) -> dict[str, Rate]:
+        """Launch rate of each lease pool, once this is applied. Raises Failed."""
+        complete = {owner for owner, document in self.documents.items() if "accounts" in document.sections}
+        ids = {each.account for each in named}
+        others = [
+            Launches(row["id"], row["lease_pool_id"], row["provider"])
+            for row in api.get("provisioner", "/accounts")["items"]
+            if not row["removed"] and row["id"] not in ids
+            if row["owner"] not in complete and not (prune and complete)
+        ]
+        items = api.get("provisioner", "/providers")["items"]
+        return slowest([*named, *others], {row["id"]: row["launches_per_second"] for row in items})
+
+    def _lease_pools(self, api: Api) -> dict[str, Any]:
+        """Lease pools of the deployment by id; none if the lease-broker is unavailable and nothing is declared for
+        it."""
+        return {row["id"]: row for row in self._known_lease_pools(api) or ()}
 
     def lines(self) -> Iterator[bytes]:
         """Yield the body for the provisioner, as newline-delimited JSON: a header for each owner, then its entries."""

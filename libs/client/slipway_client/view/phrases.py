@@ -165,10 +165,17 @@ def full_window(config: Row) -> str:
     return ""
 
 
+def limit_in_force(pool: Row) -> int:
+    """The limit of a lease pool, which may be derived or adaptive; the declared one before its first decision."""
+    limit = pool.get("limit_in_force")
+    return int(pool["limit"] if limit is None else limit)
+
+
 def queue(pool: Row) -> str:
     """The use and the queue of a lease pool, with the wait of a unit that is requested now."""
-    full = " (full)" if pool["held"] >= pool["limit"] else ""
-    words = f"{pool['held']} of {count(pool['limit'], 'unit')} held{full}"
+    limit = limit_in_force(pool)
+    full = " (full)" if pool["held"] >= limit else ""
+    words = f"{pool['held']} of {count(limit, 'unit')} held{full}"
     if not pool["waiting"]:
         return f"{words}, no request waits"
     oldest = pool.get("oldest_wait_seconds")

@@ -320,10 +320,10 @@ def _lease_pools(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
     columns = [
         _names("LEASE POOL", stale, [(pool.id, pool.trouble) for pool in shown]),
         Column("STATE", [_state(pool.state) for pool in shown], drop=5),
-        Column("HELD", [Cell(f"{count(pool.held)}/{count(pool.limit)}") for pool in shown], right=True, drop=1),
+        Column("HELD", [Cell(f"{count(pool.held)}/{count(pool.units)}") for pool in shown], right=True, drop=1),
         Column(
             SCALE,
-            [Cell(pool.held / pool.limit if pool.limit else 0.0, STATES[pool.state][1]) for pool in shown],
+            [Cell(pool.held / pool.units if pool.units else 0.0, STATES[pool.state][1]) for pool in shown],
             least=BAR_LEAST,
             most=BAR_MOST,
             grows=True,

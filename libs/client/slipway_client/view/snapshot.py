@@ -176,6 +176,7 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     limit: int
+    limit_in_force: int | None = None  # may be derived or adaptive; None before the first decision
     held: int = 0
     waiting: int = 0
     requests: int = 0
@@ -184,8 +185,13 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     eta_seconds: float | None = None
 
     @property
+    def units(self) -> int:
+        """Units that may be held now."""
+        return self.limit if self.limit_in_force is None else self.limit_in_force
+
+    @property
     def state(self) -> str:
-        return "queueing" if self.waiting else "full" if self.held >= self.limit else "free"
+        return "queueing" if self.waiting else "full" if self.held >= self.units else "free"
 
     @property
     def trouble(self) -> int:

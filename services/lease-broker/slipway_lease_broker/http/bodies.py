@@ -113,16 +113,23 @@ class TermsChange(WithReason):
     hold_seconds: Seconds | None = None
     ttl_seconds: Seconds | None = None
     pacing: LeasePacing | Literal["off"] | None = Field(None, description="null: default pacing.")
+    operation: Name | None = Field(None, description="Operation whose pacing changes [default: that of the pool].")
     mode: Literal["shadow", "advisory", "enforce"] | None = None
     pinned: Annotated[bool, Field(strict=True)] | None = Field(
         None, description="Pin the limit: only operators change it."
     )
     confirm: NameOrEmpty = Field("", description="Digest of a dangerous change.")
 
+    @model_validator(mode="after")
+    def _names_an_operation_with_its_pacing(self) -> Self:
+        if self.operation is not None and "pacing" not in self.model_fields_set:
+            raise ValueError("operation names what pacing changes: give both")
+        return self
+
     def terms(self) -> dict[str, Any]:
-        """The given terms, named as in a declaration."""
+        """The given terms, named as in a declaration; those of `operation` as of the pool."""
         given = self.model_dump(
-            mode="json", include=self.model_fields_set - {"reason", "revision", "pinned", "confirm"}
+            mode="json", include=self.model_fields_set - {"reason", "revision", "pinned", "operation", "confirm"}
         )
         return {name: value for name, value in given.items() if value is not None or name == "pacing"}
 

@@ -128,7 +128,7 @@ async def change_lease_pool(
             )
         act = Act(action=Action.SET, by=call.name, reason=body.reason)
         with refusing():
-            wanted = changed(before, body.terms())
+            wanted = changed(before, body)
             made = await apply.set_terms(db, before, wanted, act, confirm=body.confirm or confirm)
         if body.pinned is not None:
             action = Action.PIN if body.pinned else Action.UNPIN
@@ -262,10 +262,14 @@ async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, da
     return locked[0], await pools.clock(db)
 
 
-def changed(pool: Declared, given: dict[str, Any]) -> Declared:
+def changed(pool: Declared, body: TermsChange) -> Declared:
     """The pool with some terms changed. Raises a Problem 422 for terms that could not be declared."""
+    known, given = declaration.shown_terms(pool), body.terms()
+    if body.operation is not None:
+        operation = known["operations"].get(body.operation, {}) | {"pacing": given.pop("pacing")}
+        given["operations"] = known["operations"] | {body.operation: operation}
     try:
-        return declared.terms(LeasePool.model_validate(declaration.shown_terms(pool) | given), pool.owner)
+        return declared.terms(LeasePool.model_validate(known | given), pool.owner)
     except ValidationError as error:
         found = problems(error, ("lease_pools", 0))
         detail = "; ".join(": ".join(filter(None, (path_text(path), reason))) for path, reason in found)

@@ -1,4 +1,4 @@
-"""Routes for installed providers: the meaning of their error codes."""
+"""Routes for installed providers: their launch rates, and the meaning of their error codes."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,6 +16,19 @@ from slipway_provisioner.store import accounts, reachability
 
 router = APIRouter(prefix="/providers", tags=["accounts"])
 DatabaseDep = Annotated[Database, Depends(database)]
+
+
+@router.get("", dependencies=[READ])
+async def list_providers(request: Request) -> dict[str, Any]:
+    """List the installed providers, with the machines a second that the API of an account launches in the long run
+    (null: unknown)."""
+    providers: Mapping[str, Provider] = request.app.state.providers
+    return {
+        "items": [
+            {"id": name, "launches_per_second": provider.launches_per_second}
+            for name, provider in sorted(providers.items())
+        ]
+    }
 
 
 @router.get("/{provider:id}/classify", dependencies=[READ])

@@ -216,6 +216,9 @@ class Provider(Lifecycle, Declarations, LookUps, Protocol):
 
     real: bool = True
     """Its machines cost money: new pools that declare no mode begin in mode observe."""
+    launches_per_second: float | None = None
+    """Machines a second that the API of an account launches in the long run; None: unknown. `slipway apply` paces
+    launches by it, unless their lease pool declares a pacing."""
 
     def units_max(self, account: Account) -> int | None:
         """Most instances of one call; None: any number."""

@@ -135,6 +135,7 @@ class _Plan:
         from slipway_common.declaration.changes import combined_digest
 
         declared.check_references(api)
+        paced, self.hints = declared.pace_launches(api, prune)
         how = {"prune": prune or None, "adopt": adopt or None}
         self._send: dict[str, Send] = {}  # lease pools first, which accounts refer to
         if declared.has_lease_pools:
@@ -148,6 +149,7 @@ class _Plan:
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
         answers = self._answers.values()
         self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
+        self.paced = [paced[row["id"]] for row in self.changes if row["kind"] == "lease pool" and row["id"] in paced]
         self.more = sum(answer["more"] for answer in answers)
         self.dangers = [danger for answer in answers for danger in answer["dangers"]]
         self.previews = [
@@ -167,6 +169,7 @@ class _Plan:
         else:
             show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
+            print(*map(printable, _first(self.paced, "launches in")), sep="\n", end="\n" if self.paced else "")
             first_hours = [*_first(self.first_hours, "the first hours of"), *self.total]
             print(*map(printable, first_hours), sep="\n", end="\n" if first_hours else "")
         print(
@@ -175,6 +178,7 @@ class _Plan:
             end="\n" if self.unpriced else "",
             file=sys.stderr,
         )
+        print(*map(printable, self.hints), sep="\n", end="\n" if self.hints else "", file=sys.stderr)
         print(*map(printable, self.previews), sep="\n", end="\n" if self.previews else "", file=sys.stderr)
         if self.more:
             print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)

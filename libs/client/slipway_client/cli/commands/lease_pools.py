@@ -14,6 +14,7 @@ from slipway_client.cli.options import AsOutput, Reason, lease_pools, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
+from slipway_client.view.phrases import limit_in_force
 from slipway_common.base.sanitize import printable
 
 app = typer.Typer(rich_markup_mode=None)
@@ -28,14 +29,17 @@ def _reason(row: Mapping[str, Any]) -> str:
     return (row.get("reason") or "").rpartition("\n")[2] if row.get("waiting") else ""
 
 
-def _limit(row: Mapping[str, Any]) -> Any:
-    return row["limit"] if row.get("pinned_reason") is None else f"{row['limit']} pinned"
+def _limit(row: Mapping[str, Any]) -> str:
+    """The limit in force, with the word for what sets it."""
+    cause = (row.get("limit_reason") or "").partition(":")[0]
+    return f"{limit_in_force(row)} {'' if cause == 'as declared' else cause}".rstrip()
 
 
 POOLS: Final[tuple[Field, ...]] = (
     "id",
     ("mode", lambda row: row.get("mode") if row.get("drained_reason") is None else "drained"),
     ("limit", _limit),
+    ("declared", lambda row: row["limit"]),
     "held",
     "waiting",
     ("wait", waits),
@@ -49,7 +53,8 @@ POOLS: Final[tuple[Field, ...]] = (
 def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List lease pools with their limits and queues
 
-    Columns: units held and waiting, age of the oldest request, and ETA, the expected wait of a new request.
+    Columns: the limit in force, which is derived, adaptive, pinned or as declared; the declared limit; units held and
+    waiting; age of the oldest request; and ETA, the expected wait of a new request.
 
     \b
     Example:
@@ -118,6 +123,10 @@ def set_terms(
         str | None,
         typer.Option(metavar="INTERVAL[/BURST]", help="Pacing of grants, such as 12s or 12s/3; default; off"),
     ] = None,
+    operation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Operation that is paced [default: all without own pacing]"),
+    ] = None,
     mode: Annotated[
         Literal["shadow", "advisory", "enforce"] | None,
         typer.Option(help="Admission mode; only enforce makes requests wait"),
@@ -137,6 +146,7 @@ def set_terms(
     Examples:
       slipway lease set aws-ci --limit 40 --reason "throttled since noon"
       slipway lease set aws-ci --mode enforce --pacing 12s/3 --reason "the report looks good"
+      slipway lease set aws-ci --pacing 1s --operation launch --reason "quota of calls was halved"
     """
     changes = {
         "limit": limit,
@@ -144,9 +154,13 @@ def set_terms(
         "ttl_seconds": duration("--ttl", ttl),
         "mode": mode,
     }
-    body = {name: value for name, value in changes.items() if value is not None}
+    body: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     if pacing is not None:
         body["pacing"] = _pacing(pacing)
+    if operation is not None:
+        if pacing is None:
+            raise typer.BadParameter("--operation names what --pacing changes: give both")
+        body["operation"] = operation
     if not body:
         raise typer.BadParameter("nothing to change: set --limit, --hold, --ttl, --pacing or --mode")
     with confirmable(command_line(context)):
@@ -160,6 +174,27 @@ def _pacing(text: str) -> Any:
     if burst and not burst.isdecimal():
         raise typer.BadParameter(f"--pacing: {burst!r} is not a number of starts")
     return {"interval_seconds": duration("--pacing", interval), "burst": int(burst or 1)}
+
+
+@app.command("units")
+def report_units(
+    context: typer.Context,
+    pool: LeasePoolId,
+    units: Annotated[int, typer.Argument(metavar="N", min=0, help="Units that exist now, such as live conductors")],
+    ttl: Annotated[str, typer.Option("--ttl", metavar="DURATION", help="Time until the report is stale")] = "5m",
+) -> None:
+    """Report the units that a derived limit follows
+
+    Report them again before they are stale: afterwards the limit keeps its last value, with an alert.
+
+    \b
+    Example:
+      slipway lease units metal-ci 3 --ttl 10m
+    """
+    body = {"units": units, "ttl_seconds": duration("--ttl", ttl)}
+    answer = context.obj.put("lease-broker", path("lease-pools", pool, "units"), body)
+    until = moments.clock(moments.at(answer["valid_until"]), now())
+    print(f"lease pool {pool}: {units} {'unit' if units == 1 else 'units'} reported, valid until {until}")
 
 
 @app.command("pin")

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, either, queue
+from slipway_client.view.phrases import count, either, limit_in_force, queue
 from slipway_client.view.why.causes import queued_since, raise_limit
 from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained
 
@@ -20,7 +20,7 @@ LEASE_STATES: Final = {
 
 def of_lease_pool(pool: Facts, configs: Sequence[Facts], *, now: datetime) -> Explanation:
     """Explain a lease pool. `configs` are all launch configs; those of accounts that it admits to are named."""
-    id_, limit = pool["id"], pool["limit"]
+    id_, limit = pool["id"], limit_in_force(pool)
     blocked = moments.at(pool["blocked_until"]) if pool.get("blocked_until") else None
     causes: list[Cause] = []
     if pool.get("drained_reason") is not None:
@@ -40,7 +40,8 @@ def of_lease_pool(pool: Facts, configs: Sequence[Facts], *, now: datetime) -> Ex
             Cause(
                 text=f"paced: {queue(pool)}",
                 since=queued_since(pool, now),
-                remedy=f"{NOTHING}: grants follow the pacing; `slipway lease set {id_} --pacing …` changes it",
+                remedy=f"{NOTHING}: grants follow the pacing of their operation; "
+                f"`slipway lease set {id_} --pacing … --operation …` changes it",
             )
         )
     if pool.get("pinned_reason") is not None:

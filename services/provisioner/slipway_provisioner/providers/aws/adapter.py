@@ -60,6 +60,8 @@ CONSOLES: Final = {
 class Ec2(Ec2LookUps, Provider):
     """Provider of EC2 instances."""
 
+    launches_per_second = calls.RUN_INSTANCES.refill_per_second
+
     def __init__(self, settings: ProviderSettings) -> None:
         super().__init__(Caller(settings))
         self.settings = settings
