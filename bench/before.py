@@ -58,8 +58,15 @@ FIGURES: Final = {
     },
 }
 
-# Older commits fail `make bench-events` because the tests' template database has a table of this name as well.
-RENAMED_TABLE: Final = ("bench/hop_latency.py", " effect ", " hop ")
+# Older commits fail `make bench-events`: because the tests' template database has a table of this name as well, or
+# because a weight has no name, which has become a field of it.
+REPAIRS: Final = {
+    " effect ": " hop ",
+    '{"launch_config_id": name, "pool_id"': (
+        '{**dict.fromkeys({"launch_config_id", "name"} & {*WeightChanged.__struct_fields__}, name), "pool_id"'
+    ),
+}
+REPAIRED: Final = "bench/hop_latency.py"
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -121,9 +128,11 @@ def check_out(commit: str, folder: Path) -> None:
     archive = folder.with_suffix(".tar")
     subprocess.run(["git", "archive", "--output", archive, commit], cwd=ROOT, check=True)
     subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
-    name, old, new = RENAMED_TABLE
-    if (file := folder / name).exists():
-        file.write_text(file.read_text().replace(old, new))
+    if (file := folder / REPAIRED).exists():
+        content = file.read_text()
+        for old, new in REPAIRS.items():
+            content = content.replace(old, new)
+        file.write_text(content)
 
 
 async def make(tree: Path, target: str, log: Path) -> None:
