@@ -961,7 +961,7 @@ async def send_report(provisioner: Provisioner, token: str, path: str, **body: A
         return status
 
 
-@locking("store.demand.OPEN", "store.demand.CLOSE", "store.workers.LOCK")
+@locking("store.demand.SAVE", "store.workers.LOCK")
 async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) -> None:
     """A claim that is reported twice concurrently is one claim and one event; so is its end."""
     ((worker, token),) = await running(provisioner)
@@ -969,7 +969,8 @@ async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) 
     claim = {"path": f"{worker.id}/claimed", "task_id": "t", "source": "q"}
     assert await asyncio.gather(*(send_report(provisioner, token, **claim) for _ in range(3))) == [200] * 3
     assert len(await provisioner.published(WorkerClaimed)) == 1
-    assert await asyncio.gather(*(send_report(provisioner, token, f"{worker.id}/idle") for _ in range(3))) == [200] * 3
+    end = {"path": f"{worker.id}/idle", "at": after(1).isoformat()}
+    assert await asyncio.gather(*(send_report(provisioner, token, **end) for _ in range(3))) == [200] * 3
     assert len(await provisioner.events()) == 1
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
 

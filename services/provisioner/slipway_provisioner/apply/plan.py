@@ -61,6 +61,7 @@ async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launc
         state=State.REQUESTED,
         decision_id=decision_id,
         probe_permit=launch.permit,
+        task_slots=config.task_slots,
         request_id=request_id,
         requested_at=now,
         traceparent=traceparent,

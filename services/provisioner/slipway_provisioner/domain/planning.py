@@ -49,7 +49,6 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     """Plan one pool. The details name every config, including those without launches."""
     pool = observed.pool
     tasks = accounting.tasks(observed.demands, trust_stale=False)
-    protected = accounting.tasks(observed.demands, trust_stale=True)
     needed = accounting.shortfall(pool, tasks, observed.fleet)
     launchable = min(needed, max(0, 1 - observed.fleet.serving)) if pool.mode == "canary" else needed
     bad = freezing.bad_image(observed)
@@ -62,12 +61,13 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     limiting = _reached(observed, launches, launchable, configs)
     reached = [] if blocked else limiting  # an alert is raised only if launches stop at the limit
     withdrawn = [w.worker_id for w in observed.waiting if blocked or _cannot_launch(observed, w)]
-    spare = accounting.surplus(pool, protected, observed.fleet)
+    spare = accounting.surplus(pool, accounting.tasks(observed.demands, trust_stale=True), observed.fleet)
+    unwanted = accounting.surplus(pool, accounting.protected(observed.demands), observed.fleet)
     cancel, stop = scale_down.select(
         max(0, spare - len(withdrawn)),
         [w.worker_id for w in observed.waiting if w.worker_id not in withdrawn],
         observed.idle,
-        registered_surplus=spare - _starting(observed),
+        registered_surplus=unwanted - _starting(observed),
         idle_timeout_seconds=observed.idle_timeout_seconds,
         now=now,
     )

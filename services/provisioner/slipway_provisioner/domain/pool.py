@@ -130,7 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     all revisions of the name are limited by `max_capacity`. `trials` limit one that has not proven itself.
 
     `permit` is the newest probe permit if it is unspent, `last_permit` the newest one in any case. `reason` is the text
-    of its weight record. `kind` is what its machines are billed by."""
+    of its weight record. `task_slots`: tasks that a worker runs at once. `kind` is what its machines are billed by."""
 
     id: str
     name: str
@@ -144,6 +144,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     drain_terminate: bool = False
     max_capacity: int | None = None
+    task_slots: int = 1
     live: int = 0
     stopped: str = ""  # reason of a launch stop in its account; empty if there is none
     weight: float

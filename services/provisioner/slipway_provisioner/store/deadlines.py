@@ -82,7 +82,8 @@ WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - all
     AND uptime_since(greatest(w.idle_since, d.pending_since)) > allowed.seconds AND {SEEN_SINCE_DOWNTIME}
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
     AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
-        SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
+        SELECT FROM demand q WHERE q.pool_id = w.pool_id
+            AND (q.claimed_seen_at >= w.idle_since OR (q.claimed IS NULL AND q.ended_at IS NULL)))))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
 _SENDING_HEARTBEATS: Final = f"""worker

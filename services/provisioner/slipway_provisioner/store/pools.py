@@ -79,7 +79,7 @@ CONFIG: Final = launch_config.c[
 # One statement, so that a worker that fails at this moment counts either as in flight or as failed. Archived
 # revisions have no live workers.
 CONFIGS: Final = f"""
-SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, a.lease_pool_id,
+SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, n.task_slots, a.lease_pool_id,
     a.provider, c.region, c.instance_type, {limits.LIFECYCLE} AS lifecycle,
     CASE WHEN c.state = 'active' AND n.paused THEN 'paused' ELSE c.state END AS state,
     n.base_weight * n.price_factor AS prior_weight, g.record, o.failures,
@@ -199,6 +199,7 @@ COPIED: Final = (
     "replaced_by",
     "drain_terminate",
     "max_capacity",
+    "task_slots",
     "live",
     "prior_weight",
 )

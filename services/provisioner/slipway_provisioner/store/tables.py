@@ -160,6 +160,7 @@ launch_config_name = Table(
     required("price_factor", Double),
     Column("max_capacity", Integer),
     required("deadlines", JSONB, server_default=EMPTY_OBJECT),  # as declared, in seconds by name
+    required("task_slots", Integer, server_default=ONE),
     required("paused", Boolean, server_default=FALSE),
     empty_text("paused_reason"),
     empty_text("paused_by"),
@@ -325,13 +326,14 @@ launch_stop = Table(
     PrimaryKeyConstraint("scope", "scope_id"),
 )
 
+# `claimed` is NULL in a report of a source that knows only what waits: the claims of its tasks count instead.
 demand = Table(
     "demand",
     metadata,
     Column("pool_id", Text, ForeignKey(worker_pool.c.id)),
     Column("source", Text),
     required("pending", Integer, CheckConstraint("pending >= 0")),
-    required("claimed", Integer, CheckConstraint("claimed >= 0")),
+    Column("claimed", Integer, CheckConstraint("claimed >= 0")),
     required("observed_at", TIME),
     required("valid_for_seconds", Double),
     Column("pending_since", TIME),
@@ -419,6 +421,7 @@ worker = Table(
     Column("stopping_at", TIME),
     required("may_finish", Boolean, server_default=FALSE),
     empty_text("notice"),
+    required("task_slots", Integer, server_default=ONE),
     Column("ended_at", TIME),
     Column("failed_at", TIME),
     Column("termination_requested_at", TIME),
@@ -491,21 +494,26 @@ unreachable_machine = Table(
 Index("unreachable_machine_account", unreachable_machine.c.account_id)
 Index("unreachable_machine_batch", unreachable_machine.c.batch_id)
 
+# `claimed_at` is the time of the claim as the worker wrote it, `reported_at` the same time; `started_at` is clamped to
+# its receipt. `counted`: it fits the worker's task slots.
 claim = Table(
     "claim",
     metadata,
     uuid("worker_id"),
     Column("source", Text),
     Column("task_id", Text),
-    Column("reported_at", TIME),
+    Column("claimed_at", Text),
     required("pool_id", Text),
+    required("reported_at", TIME),
     required("started_at", TIME),
     Column("ended_at", TIME),
-    PrimaryKeyConstraint("worker_id", "source", "task_id", "reported_at"),
+    required("counted", Boolean, server_default=TRUE),
+    PrimaryKeyConstraint("worker_id", "source", "task_id", "claimed_at"),
 )
 Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
 Index("claim_ended", claim.c.ended_at, postgresql_where=claim.c.ended_at.is_not(None))
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
+Index("claim_worker", claim.c.worker_id, claim.c.ended_at)
 
 # Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 orphan_instance = Table(

@@ -60,6 +60,7 @@ CREATE TABLE launch_config_name (
     name text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, current_id text NOT NULL,
     base_weight double precision NOT NULL, price_factor double precision NOT NULL, max_capacity integer,
     deadlines jsonb NOT NULL DEFAULT '{}', -- as declared, in seconds by name
+    task_slots integer NOT NULL DEFAULT 1,
     paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, declared boolean NOT NULL DEFAULT true
 );
@@ -182,7 +183,7 @@ CREATE TABLE launch_limit (
 );
 CREATE TABLE demand (
     pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
-    pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
+    pending integer NOT NULL CHECK (pending >= 0), claimed integer CHECK (claimed >= 0),
     observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
     claimed_seen_at timestamptz,
     received_at timestamptz NOT NULL DEFAULT slipway_clock(), reported_by text NOT NULL DEFAULT '',
@@ -235,7 +236,7 @@ CREATE TABLE worker (
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
     stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, notice text NOT NULL DEFAULT '',
-    ended_at timestamptz, failed_at timestamptz,
+    task_slots integer NOT NULL DEFAULT 1, ended_at timestamptz, failed_at timestamptz,
     termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
     UNIQUE (account_id, instance_id)
 );
@@ -260,13 +261,14 @@ CREATE TABLE unreachable_machine (
 CREATE INDEX unreachable_machine_account ON unreachable_machine (account_id);
 CREATE INDEX unreachable_machine_batch ON unreachable_machine (batch_id);
 CREATE TABLE claim (
-    worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, reported_at timestamptz NOT NULL,
-    pool_id text NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
-    PRIMARY KEY (worker_id, source, task_id, reported_at)
+    worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, claimed_at text NOT NULL,
+    pool_id text NOT NULL, reported_at timestamptz NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
+    counted boolean NOT NULL DEFAULT true, PRIMARY KEY (worker_id, source, task_id, claimed_at)
 );
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
 CREATE INDEX claim_ended ON claim (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
+CREATE INDEX claim_worker ON claim (worker_id, ended_at);
 -- Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 CREATE TABLE orphan_instance (
     account_id text NOT NULL, instance_id text NOT NULL, batch_id text NOT NULL, launch_config_id text NOT NULL,
