@@ -123,7 +123,7 @@ async def test_a_repeated_end_does_not_end_the_next_task(provisioner: Provisione
 
 
 async def test_claims_are_told_apart_by_the_words_of_the_worker(provisioner: Provisioner) -> None:
-    """The time of a claim is compared as the worker wrote it, in any notation, and another notation is another claim."""
+    """The time of a claim is compared as the worker wrote it, and another notation is another claim."""
     (machine,) = await machines(provisioner, 1, declared())
     claim = {"task_id": "t", "source": "q"}
     await machine.sent("/claimed", claim | {"at": "2026-01-01T13:00:00.000+01:00"})

@@ -142,7 +142,9 @@ def received(*events: Any, source: str = "test") -> list[Received]:
     ]
 
 
-def report(pending: int, claimed: int = 0, *, at: float = 0, source: str = "q", **changes: Any) -> DemandReported:
+def report(
+    pending: int, claimed: int | None = 0, *, at: float = 0, source: str = "q", **changes: Any
+) -> DemandReported:
     usual: dict[str, Any] = {"pool_id": "linux", "source": source, "pending": pending, "claimed": claimed}
     return DemandReported(**(usual | {"observed_at": after(at)} | changes))
 

@@ -54,8 +54,7 @@ def told(slots: int, *reports: Claim | End) -> list[Claim]:
     """The claims of a worker after these reports."""
     claims: list[Claim] = []
     for report in reports:
-        known = with_claim if isinstance(report, Claim) else with_end
-        claims = known(claims, report, slots)  # type: ignore[operator] # one of the two
+        claims = with_claim(claims, report, slots) if isinstance(report, Claim) else with_end(claims, report, slots)
     return claims
 
 
@@ -141,7 +140,7 @@ def test_claims_above_the_slots_count_nowhere() -> None:
     claims = told(2, *(claim(name, at) for at, name in enumerate("ABC")))
     assert {each.task_id: each.counted for each in claims} == {"A": True, "B": True, "C": False}
     assert len(running(claims)) == 3
-    reports = [claim("A", 0), claim("B", 1), end(5, "A", 0), claim("C", 6), end(12, "C", 6)]
+    reports: list[Claim | End] = [claim("A", 0), claim("B", 1), end(5, "A", 0), claim("C", 6), end(12, "C", 6)]
     for order in permutations(range(5)):
         if order.index(0) < order.index(2) and order.index(3) < order.index(4):
             assert all(each.counted for each in told(2, *(reports[place] for place in order)))
@@ -176,8 +175,12 @@ def sample(pending: int, claimed: int, seconds: float = 0.0, source: str = "q") 
     return Sample(source=source, pending=pending, claimed=claimed, age_seconds=seconds)
 
 
-def left(worker: str, slots: int = 1, source: str = "q", **counts: int) -> Departures:
-    return Departures(source=source, worker_id=worker, task_slots=slots, **counts)
+def left(
+    worker: str, slots: int = 1, source: str = "q", *, before: int = 0, at_sample: int = 0, after: int = 0
+) -> Departures:
+    return Departures(
+        source=source, worker_id=worker, task_slots=slots, before=before, at_sample=at_sample, after=after
+    )
 
 
 def test_made_up_claims_do_not_stop_a_pool() -> None:
@@ -319,7 +322,7 @@ class World(msgspec.Struct):
             if task.began > now:
                 continue
             sent = task.began + chance.uniform(0, late)
-            deliveries = [(sent, claim(task.name, task.began))]
+            deliveries: list[tuple[float, Claim | End]] = [(sent, claim(task.name, task.began))]
             if task.ended <= now:
                 sent = max(sent, task.ended + chance.uniform(0, late))
                 deliveries.append((sent, end(task.ended, task.name, task.began)))
@@ -333,7 +336,7 @@ class World(msgspec.Struct):
 
 
 def departed(claims: dict[int, list[Claim]], slots: int, leaving: set[int], observed: float) -> list[Departures]:
-    """What the workers' claims say about a sample, as the store counts it."""
+    """Departures from a sample by the claims of workers, as the store counts them."""
     found = []
     for worker, known in claims.items():
         left_ = [
@@ -341,16 +344,16 @@ def departed(claims: dict[int, list[Claim]], slots: int, leaving: set[int], obse
             for each in known
             if each.counted and (worker in leaving if each.ended_at is None else each.ended_at >= after(observed))
         ]
-        counts = Counter(
-            "at_sample"
-            if each.started_at == after(observed)
-            else "before"
-            if each.started_at < after(observed)
-            else "after"
-            for each in left_
-        )
+        at = after(observed)
         if left_:
-            found.append(left(str(worker), slots, **counts))
+            counts = left(
+                str(worker),
+                slots,
+                before=sum(each.started_at < at for each in left_),
+                at_sample=sum(each.started_at == at for each in left_),
+                after=sum(each.started_at > at for each in left_),
+            )
+            found.append(counts)
     return found
 
 

@@ -85,7 +85,7 @@ def _open(claims: Sequence[Claim], end: End) -> list[Claim]:
 
 
 def _endable(claims: Sequence[Claim], end: End) -> list[Claim]:
-    """Open claims that an end without the time of its claim may mean: a repeated end is no later than the next claim."""
+    """Open claims that an end without the time of its claim may mean: a repeat is no later than the next claim."""
     return [each for each in _open(claims, end) if each.reported_at + JITTER < end.reported_at]
 
 

@@ -43,8 +43,8 @@ class ReportedNotice(msgspec.Struct, frozen=True):
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
-    it has claimed. `notice`: the last notice of its provider about its machine. `task_slots`: tasks that it runs at once,
-    as its launch config said when it was requested."""
+    it has claimed. `notice`: the last notice of its provider about its machine. `task_slots`: tasks that it runs at
+    once, as its launch config said when it was requested."""
 
     id: str
     pool_id: str

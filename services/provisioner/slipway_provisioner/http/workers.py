@@ -193,8 +193,8 @@ async def _register(body: Registration, request: Request, db: Database) -> dict[
 async def claimed(
     worker_id: Name, body: ClaimReport, request: Request, secret: Secret, db: DatabaseDep
 ) -> dict[str, Any]:
-    """Report the claim of a task, which ends with its idle report, or with the worker; on a worker with one task slot at
-    the latest with the next claim. `counted` is false for a claim above the worker's task slots."""
+    """Report the claim of a task, which ends with its idle report, or with the worker; with one task slot at the latest
+    with the next claim. `counted` is false for a claim above the worker's task slots."""
     claim = ReportedClaim(task_id=body.task_id, source=body.source, claimed_at=body.at, at=parsed(body.at))
     async with _transaction(db) as tx:
         answer, counted = await reports.claimed(tx, _agent(worker_id, secret), claim)
