@@ -961,9 +961,9 @@ async def send_report(provisioner: Provisioner, token: str, path: str, **body: A
         return status
 
 
-@locking("store.demand.SAVE", "store.workers.LOCK")
+@locking("store.demand.SAVE", "store.demand.CLOSE", "store.workers.LOCK")
 async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) -> None:
-    """A claim that is reported twice concurrently is one claim and one event; so is its end."""
+    """A claim that is reported twice concurrently is one claim and one event; so is its end, and that of the worker."""
     ((worker, token),) = await running(provisioner)
     await provisioner.events()
     claim = {"path": f"{worker.id}/claimed", "task_id": "t", "source": "q"}
@@ -973,6 +973,10 @@ async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) 
     assert await asyncio.gather(*(send_report(provisioner, token, **end) for _ in range(3))) == [200] * 3
     assert len(await provisioner.events()) == 1
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
+    await send_report(provisioner, token, f"{worker.id}/claimed", task_id="u", source="q", at=after(2).isoformat())
+    ends = await asyncio.gather(*(send_report(provisioner, token, f"{worker.id}/stopped") for _ in range(3)))
+    assert sorted(ends) == [200, 410, 410]
+    assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
 
 
 @locking("store.workers.LOCK")
@@ -1362,8 +1366,8 @@ DELETE FROM dirty_pool;
 INSERT INTO dirty_pool (pool_id, reason) VALUES ('gone', 'a weight');
 INSERT INTO decision (id, pool_id, at, last_at, launched, reason, details)
 VALUES (gen_random_uuid(), 'linux', slipway_clock(), slipway_clock(), 0, '', '{}');
-INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at, ended_at)
-VALUES (gen_random_uuid(), 's', 't', slipway_clock(), 'linux', slipway_clock(), slipway_clock());
+INSERT INTO claim (worker_id, source, task_id, claimed_at, reported_at, pool_id, started_at, ended_at)
+VALUES (gen_random_uuid(), 's', 't', '', slipway_clock(), 'linux', slipway_clock(), slipway_clock());
 INSERT INTO unreachable_machine (worker_id, account_id, pool_id, launch_config_id)
 VALUES (gen_random_uuid(), 'sim-y', 'linux', 'a');
 INSERT INTO launch_stop (scope, scope_id, reason, by, until) VALUES ('pool', 'linux', 'drill', 'op', slipway_clock());
