@@ -10,9 +10,10 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.observability.telemetry import child_of
-from slipway_provisioner.apply import limiting
+from slipway_provisioner.apply import ageing, limiting
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.apply.leases import release
+from slipway_provisioner.domain.ageing import REASON
 from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
@@ -36,7 +37,8 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
         await pools.record_draws(tx, pool_id, plan.units)
     if plan.cancel:
         await cancel(tx, plan.cancel, plan.details["reason"], now)
-    await _stop(tx, plan, now)
+    await _stop(tx, observed, plan, now)
+    await ageing.alert(tx, observed, plan.ageing)
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
 
@@ -70,12 +72,16 @@ async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launc
     await workers.insert(tx, [requested(worker) for worker in intents])
 
 
-async def _stop(tx: Connection, plan: Plan, now: datetime) -> None:
-    """Stop workers that are still idle."""
-    locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain}))
-    reasons = {w.id: draining_reason(w.launch_config_id) for w in locked} | dict.fromkeys(plan.stop, UNWANTED)
-    idle = [w for w in locked if w.state in REGISTERED and w.idle_since]
+async def _stop(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
+    """Stop workers that are still idle, and mark those that drain for their age."""
+    aged = plan.ageing
+    locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain, *aged.stop, *aged.drain, *aged.keep}))
+    locked = [w for w in await ageing.marked(tx, observed, aged, locked, now) if w.state in REGISTERED]
+    reasons = {w.id: draining_reason(w.launch_config_id) for w in locked if w.id in plan.drain}
+    reasons |= dict.fromkeys(plan.stop, UNWANTED) | dict.fromkeys(aged.stop, REASON)
+    idle = [w for w in locked if w.idle_since and w.id in reasons]
     await workers.save(tx, [stopping_idle(w, reasons[w.id], now) for w in idle])
+    await workers.save_without_events(tx, [w for w in locked if w not in idle])
 
 
 async def cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:

@@ -16,6 +16,7 @@ from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.domain.ageing import REASON
 from slipway_provisioner.domain.claims import Claim, End, is_ambiguous, open_claims, with_claim, with_end
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.domain.workers import AlreadyStopped, ReportedNotice, Worker
@@ -182,7 +183,8 @@ async def _answer(tx: Connection, worker: Worker, *, has_task: bool) -> Answer:
     """Answer to a worker that has a task, or has just ended one."""
     standing = await configs.standing(tx, worker.launch_config_id)
     is_stopping = worker.state in ASKED_TO_STOP
-    reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task)
+    aged = REASON if has_task and worker.drain_until is not None else ""
+    reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task) or aged
     return Answer(reason, standing, has_task)
 
 

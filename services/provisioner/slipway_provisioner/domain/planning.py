@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from slipway_provisioner.domain import accounting, capping, choice, freezing, scale_down, windows
+from slipway_provisioner.domain import accounting, ageing, capping, choice, freezing, scale_down, windows
+from slipway_provisioner.domain.ageing import Ageing
 from slipway_provisioner.domain.limits import Reached
 from slipway_provisioner.domain.pool import Config, Observed, Share, Shared, Waiting
 
@@ -26,8 +27,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Steps and their reasons. `cancel`, `stop` and `drain` are worker ids: waiting ones, idle ones that are not
-    wanted, and idle ones of draining revisions. `reached` are the safety limits that stop launches which are needed.
-    Executing a plan requires no choices."""
+    wanted, and idle ones of draining revisions. `ageing` are the steps for workers of full age. `reached` are the
+    safety limits that stop launches which are needed. Executing a plan requires no choices."""
 
     launches: Sequence[Launch]
     cancel: Sequence[str]
@@ -36,6 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     serving: int
     details: dict[str, Any]
+    ageing: Ageing = Ageing()
     reached: Sequence[Reached] = ()
     freeze: Shared | None = None  # the image for which the pool is frozen
     reconsider_after_seconds: float | None = None  # after which time alone may change the decision
@@ -82,6 +84,15 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
             wanted=wanted,
             missing=_missing(observed) + launched + len(stop),
         )
+    unwanted = max(0, min(spare - len(cancel), spare - _starting(observed)) - len(stop))
+    leaving = {*stop, *drain}
+    missing = _missing(observed) + launched + len(stop) + len(drain)
+    aged = ageing.decide(
+        [life for life in observed.lives if life.worker_id not in leaving],
+        unwanted=unwanted,
+        room=scale_down.leaving_room(wanted=wanted, missing=missing) if launched == launchable else 0,
+        irreplaceable=_irreplaceable(observed, launches, blocked),
+    )
     details = {
         "tasks": tasks,
         "sources": {
@@ -93,7 +104,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         "leaving": observed.fleet.leaving,
         "needed": needed,
         "launched": launched,
-        "reason": blocked or _reason(needed, launched, cancel, stop, drain, reached),
+        "reason": blocked or _reason(needed, launched, cancel, stop, drain, aged, reached),
         "configs": configs,
     }
     if limiting:
@@ -103,6 +114,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         cancel=cancel,
         stop=stop,
         drain=drain,
+        ageing=aged,
         wanted=wanted,
         serving=observed.fleet.serving,
         details=details,
@@ -145,6 +157,21 @@ def _reached(
     return list(found.values())
 
 
+def _irreplaceable(observed: Observed, launches: Sequence[Launch], blocked: str) -> str:
+    """Reason why nothing could replace a worker that leaves; empty if something could. A window that is full of starts
+    is none: they end by themselves."""
+    if blocked:
+        return blocked
+    shared = {known.share: known for known in observed.shared}
+    reasons = {config.id: _never(config) or windows.trip_reason(config, shared) for config in observed.configs}
+    able = [config for config in observed.configs if not reasons[config.id]]
+    reached = capping.reached(able, observed.levels, _units(launches), observed.tariff)
+    if len(reached) < len(able):
+        return ""
+    reason = next((limit.text for limit in reached.values()), next(iter(reasons.values()), ""))
+    return f"no launch config may launch: {reason}"
+
+
 def _units(launches: Sequence[Launch]) -> dict[str, int]:
     """Launches by config id."""
     units: dict[str, int] = {}
@@ -157,7 +184,7 @@ def _reconsider(
     observed: Observed, now: datetime, spare: int, missing: int, reached: Sequence[Reached]
 ) -> float | None:
     """Seconds until time alone may change the decision; None if it never will."""
-    moments = [d.fresh_seconds for d in observed.demands if not d.stale]
+    moments = [d.fresh_seconds for d in observed.demands if not d.stale] + ageing.moments(observed.lives)
     if spare > 0:
         moments += [idle.left_seconds(now, observed.idle_timeout_seconds) for idle in observed.idle]
     if missing > 0 and observed.calculator_unavailable_seconds > 0:
@@ -318,6 +345,7 @@ def _reason(
     cancel: Sequence[str],
     stop: Sequence[str],
     drain: Sequence[str],
+    aged: Ageing,
     reached: Sequence[Reached],
 ) -> str:
     if reached:
@@ -330,6 +358,8 @@ def _reason(
         return f"{len(cancel)} cancelled, {len(stop)} stopping: more workers than wanted"
     if drain:
         return f"{len(drain)} stopping: idle workers of draining revisions"
+    if aged.stop or aged.drain:
+        return f"{len(aged.stop)} stopping, {len(aged.drain)} leave after their task: at their maximum age"
     return "nothing is needed"
 
 
@@ -372,6 +402,12 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
         wanted=plan.wanted, missing=_missing(observed) + plan.units + len(plan.stop)
     ):
         problems.append(f"drains {len(plan.drain)} workers at a time, with {_missing(observed)} missing")
+    if not {*plan.ageing.stop, *plan.ageing.drain} <= {
+        life.worker_id for life in observed.lives if life.drains_in <= 0
+    }:
+        problems.append("stops a worker for its age before its time")
+    if not set(plan.ageing.stop) <= {life.worker_id for life in observed.lives if not life.has_task}:
+        problems.append("stops a worker that has a task for its age")
     if not set(plan.cancel) <= {w.worker_id for w in observed.waiting}:
         problems.append("cancels a worker that is not waiting")
     return problems

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.scopes import Key
+from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.limits import Level, Tariff
 from slipway_provisioner.domain.prices import MachineKind
 
@@ -28,6 +29,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     frozen_reason: str = ""
     deleted: bool = False
     drawn: int = 0
+    age_alerted: bool = False
     on_bad_image: str = "probe"
     freeze_after: int = 10
 
@@ -197,6 +199,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     shared: Sequence[Shared] = ()
     waiting: Sequence[Waiting] = ()  # oldest first
     idle: Sequence[Idle] = ()  # those of draining revisions first, then longest idle first
+    lives: Sequence[Life] = ()  # workers that reach a maximum age
     idle_timeout_seconds: float
     calculator_unavailable_seconds: float = 0.0  # 0 while it is available
     weight_half_life_seconds: float = 600.0  # of the influence of its last weights

@@ -43,8 +43,9 @@ class ReportedNotice(msgspec.Struct, frozen=True):
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
-    it has claimed. `notice`: the last notice of its provider about its machine. `task_slots`: tasks that it runs at
-    once, as its launch config said when it was requested."""
+    it has claimed. `drain_until`: it has reached its maximum age and leaves after its task, or at that time. `notice`:
+    the last notice of its provider about its machine. `task_slots`: tasks that it runs at once, as its launch config
+    said when it was requested."""
 
     id: str
     pool_id: str
@@ -70,6 +71,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_at: datetime | None = None
     stopping_at: datetime | None = None
     may_finish: bool = False
+    drain_until: datetime | None = None
     notice: Notice = Notice.NONE
     task_slots: int = 1
     ended_at: datetime | None = None

@@ -11,7 +11,7 @@ from typing import Final
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply import expiry, limiting, reachability, reaping
+from slipway_provisioner.apply import ageing, expiry, limiting, reachability, reaping
 from slipway_provisioner.apply.sources import settle_sources
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import Provider, TerminationRefused
@@ -41,6 +41,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
             limited = await limiting.settle(db, settings.tariff())
         booting = await expiry.stop_overdue_boots(db, defaults, providers)
         idle = await expiry.stop_idle(db, defaults, providers)
+        aged = await ageing.stop_overdue(db, settings.stop_grace_seconds)
         unresponsive = await expiry.stop_unresponsive(db, defaults)
         async with db.transaction():
             sources = await settle_sources(db, settings.stale_demand_seconds)
@@ -54,7 +55,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    return booting or idle or unresponsive or sources or refused or calls or leaving or kept or limited
+    return booting or idle or aged or unresponsive or sources or refused or calls or leaving or kept or limited
 
 
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:

@@ -17,7 +17,7 @@ from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import accounts, demand, launch_stops, limits, restores
+from slipway_provisioner.store import accounts, ageing, demand, launch_stops, limits, restores
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
@@ -256,6 +256,7 @@ async def observe(
         shared=shared,
         waiting=[Waiting(**row) for row in waiting],
         idle=[Idle(**row) for row in idle],
+        lives=await ageing.lives(tx, pool_id, deadlines, tariff.day_seconds),
         idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"],
         calculator_unavailable_seconds=unavailable_seconds,
         weight_half_life_seconds=weight_half_life_seconds,

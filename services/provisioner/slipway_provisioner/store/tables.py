@@ -119,6 +119,9 @@ worker_pool = Table(
     required("revision", BigInteger, server_default=ONE),
     now("swept_at"),
     Column("attempted_at", TIME),
+    required(
+        "age_alerted", Boolean, server_default=FALSE
+    ),  # on workers at their maximum age that nothing could replace
     required("limits", JSONB, server_default=EMPTY_OBJECT),
     empty_text("owner"),
     required("spec", JSONB, server_default=EMPTY_OBJECT),
@@ -420,6 +423,7 @@ worker = Table(
     Column("last_seen_at", TIME),
     Column("stopping_at", TIME),
     required("may_finish", Boolean, server_default=FALSE),
+    Column("drain_until", TIME),
     empty_text("notice"),
     required("task_slots", Integer, server_default=ONE),
     Column("ended_at", TIME),
@@ -447,6 +451,7 @@ Index(
     worker.c.state,
     postgresql_where=~in_states(ENDED),
 )
+Index("worker_draining", worker.c.drain_until, postgresql_where=~in_states(ENDED) & worker.c.drain_until.is_not(None))
 Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))
 Index("worker_request", worker.c.request_id, postgresql_where=in_states(WAITING))
 Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))

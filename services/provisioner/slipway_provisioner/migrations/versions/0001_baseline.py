@@ -46,6 +46,7 @@ CREATE TABLE worker_pool (
     frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz,
+    age_alerted boolean NOT NULL DEFAULT false, -- on workers at their maximum age that nothing could replace
     limits jsonb NOT NULL DEFAULT '{}',
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
@@ -235,12 +236,14 @@ CREATE TABLE worker (
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
-    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, notice text NOT NULL DEFAULT '',
-    task_slots integer NOT NULL DEFAULT 1, ended_at timestamptz, failed_at timestamptz,
+    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, drain_until timestamptz,
+    notice text NOT NULL DEFAULT '', task_slots integer NOT NULL DEFAULT 1,
+    ended_at timestamptz, failed_at timestamptz,
     termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
     UNIQUE (account_id, instance_id)
 );
 CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
+CREATE INDEX worker_draining ON worker (drain_until) WHERE state <> 'stopped' AND drain_until IS NOT NULL;
 CREATE INDEX worker_live_instance ON worker (account_id, instance_id) WHERE state <> 'stopped';
 CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
