@@ -103,6 +103,7 @@ COMMANDS: Final = {
     "lease pin": "lease-broker PATCH /lease-pools/{lease_pool_id}",
     "lease unpin": "lease-broker PATCH /lease-pools/{lease_pool_id}",
     "lease drain": "lease-broker POST /lease-pools/{lease_pool_id}/drain",
+    "lease units": "lease-broker PUT /lease-pools/{lease_pool_id}/units",
     "lease undrain": "lease-broker POST /lease-pools/{lease_pool_id}/undrain",
     "import boskos": "lease-broker PUT /slots",
     "signal raise": "weight-calculator POST /signals",

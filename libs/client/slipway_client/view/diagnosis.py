@@ -260,8 +260,8 @@ def _ages(seen: Gathered) -> str:
 
 
 def _alerts(seen: Gathered) -> Iterable[Finding]:
-    """Pages are warnings; notices report what Slipway handles alone, but for a tripped pool, and so do silenced alerts. A
-    tripped config's notice repeats a finding about health."""
+    """Pages are warnings, unless silenced; notices report what Slipway handles alone, but for a tripped pool. A tripped
+    config's notice repeats a finding about health."""
     known = {config["id"] for config in seen.configs or () if is_tripped(config)}
     alerts = sorted(seen.alerts or (), key=lambda row: (row.get("severity") == "notice", row.get("since") or ""))
     for alert in alerts:
