@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Literal
 
 CHUNK_BYTES = 65_536
@@ -12,14 +11,12 @@ class Proxy:
     """Forwards connections from a port to another one of this host.
 
     `cut`: connections are closed, and new ones at once. `silent`: what clients send is read and never answered, and
-    never arrives; connections stay open. Those that were open when the proxy fell silent never continue. Each part of
-    an answer is held back for `delay()` seconds.
+    never arrives; connections stay open. Those that were open when the proxy fell silent never continue.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.state: Literal["open", "cut", "silent"] = "open"
-        self.delay: Callable[[], float] = float  # 0 s
         self.swallowed = 0
         """Number of chunks that were read and did not arrive."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,24 +65,21 @@ class Proxy:
                 return
             upstream, sending = await asyncio.open_connection("127.0.0.1", self.target)
             stack.callback(sending.close)
-            asking = asyncio.create_task(self._pump(reader, sending, float))
-            answering = asyncio.create_task(self._pump(upstream, writer, self.delay))
+            asking = asyncio.create_task(self._pump(reader, sending))
+            answering = asyncio.create_task(self._pump(upstream, writer))
             stack.callback(asking.cancel)
             stack.callback(answering.cancel)
             await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
             if self.is_silent():
                 await asking  # until the client gives up
 
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
-    ) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
                 if self.is_silent():
                     self.swallowed += 1
                     await self._swallow(reader)
                     return
-                await asyncio.sleep(delay())
                 writer.write(chunk)
                 await writer.drain()
 

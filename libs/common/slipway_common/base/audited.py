@@ -18,7 +18,6 @@ class AuditedKind(StrEnum):
     DEPLOYMENT = "deployment"
     PARTITION = "partition"
     DEAD_LETTER = "dead-letter"
-    ALERT = "alert"
 
 
 class AuditedChange(NamedTuple):

@@ -198,11 +198,11 @@ TOPICS: Final[tuple[Topic, ...]] = (
     ALERT := Topic(
         "slipway.alert.v1",
         events=(alert.AlertRaised, alert.AlertResolved),
-        key=lambda event: event.dedup_key,
+        key=lambda event: encoded(event.subject_kind, event.subject_id),
         subject=lambda event: event.dedup_key,
         producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
         consumers=frozenset(),
-        config=COMPACT,
+        config=retained(7),
     ),
 )
 TOPIC_OF: Final = {event: topic for topic in TOPICS for event in topic.events}
