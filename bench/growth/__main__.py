@@ -38,6 +38,7 @@ from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
 from slipway_provisioner.loops import expire, plan, roll_out
+from slipway_weight_calculator.settings import Settings as CalculatorSettings
 from tests.simulation.deployment import SERVICES, Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY
 
@@ -66,8 +67,12 @@ class Growth:
         self.deployment = deployment
         self.db = db
         self.per_day = per_day
-        settings = {"provisioner": deployment.settings, "lease-broker": BrokerSettings(database_url="", kafka="")}
-        self.loops = {name: PruneLoop(rules, settings.get(name)) for name, rules in coverage.RETENTION.items()}
+        settings = {
+            "provisioner": deployment.settings,
+            "weight-calculator": CalculatorSettings(database_url="", kafka="", speed=1.0),
+            "lease-broker": BrokerSettings(database_url="", kafka=""),
+        }
+        self.loops = {name: PruneLoop(rules, settings[name]) for name, rules in coverage.RETENTION.items()}
         self.copied = 0
         self.day = Day(deployment)
 

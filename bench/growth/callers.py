@@ -1,4 +1,4 @@
-"""Callers of a lease-broker over HTTP: its operator, and holders of leases, gangs and slots."""
+"""Callers over HTTP: operators of a lease-broker and a weight-calculator, and holders of leases, gangs and slots."""
 
 import base64
 from pathlib import Path
@@ -10,25 +10,32 @@ from bench.growth.copies import MARK
 from slipway_common.base.ids import new_id
 from slipway_lease_broker.main import build
 from slipway_lease_broker.settings import Settings
-from tests.simulation.commands import OWNER, TOKEN
+from slipway_weight_calculator.main import build as build_calculator
+from slipway_weight_calculator.settings import Settings as CalculatorSettings
+from tests.simulation.commands import OWNER, TOKEN, ZONES
 from tests.simulation.deployment import Deployment
 
 GANG_POOLS: Final = ("tests-a", "tests-b")
 HOSTS: Final = "hosts"
 HOST: Final = "host-1"
+SIGNAL: Final = {"ttl_seconds": 60.0, "reason": "drill"}
 HOST_LIMIT: Final = {"hold_seconds": 3600.0, "ttl_seconds": 600.0}
 
 
 class Callers:
-    """Callers of both APIs of the lease-broker, as its operator."""
+    """Callers of both APIs of the lease-broker and of the weight-calculator, as their operator."""
 
     def __init__(self, deployment: Deployment) -> None:
-        service = build(Settings(database_url="", kafka="", tokens_file=Path(deployment.api.tokens.name)))
+        tokens = Path(deployment.api.tokens.name)
+        service = build(Settings(database_url="", kafka="", tokens_file=tokens))
         service.runtime.database = deployment.databases["lease-broker"]
         app = service.app()
         self.leases = self._client(app, f"Bearer {TOKEN}")
         basic = base64.b64encode(f"operator:{TOKEN}".encode()).decode()
         self.slots = self._client(app.state.boskos.app, f"Basic {basic}")
+        calculator = build_calculator(CalculatorSettings(database_url="", kafka="", tokens_file=tokens, speed=1.0))
+        calculator.runtime.database = deployment.databases["weight-calculator"]
+        self.signals = self._client(calculator.app(), f"Bearer {TOKEN}")
 
     async def declare(self) -> None:
         """Declare the lease pools of gangs, and a slot."""
@@ -65,6 +72,12 @@ class Callers:
         answer = await self.slots.post("/release", params=released)
         assert answer.status_code == 200, answer.text
 
+    async def raise_signal(self) -> None:
+        """Raise a signal on a launch config."""
+        body = {"target_kind": "config", "target_id": ZONES[0], "kind": "degraded", "value": 1.0} | SIGNAL
+        answer = await self.signals.post("/signals", json=body)
+        assert answer.status_code == 202, answer.text
+
     async def _call(self, method: str, path: str, body: Any) -> Any:
         answer = await self.leases.request(method, path, json=body)
         assert answer.status_code == 200, f"{method} {path}: {answer.text}"
@@ -74,7 +87,7 @@ class Callers:
     def _client(app: Any, authorization: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=app),
-            base_url="http://broker",
+            base_url="http://service",
             headers={"Authorization": authorization},
             trust_env=False,
         )

@@ -72,7 +72,7 @@ class Day:
             1: self._add_a_team,
             2: self.outsiders.write,
             3: self._pause_and_freeze,
-            4: self._hold_leases,
+            4: self._call_services,
             6: self._roll_out_a_bad_image,
             5: self._lose_a_boot,
             7: self._lose_and_find_instances,
@@ -133,10 +133,11 @@ class Day:
         await self._round()
         await self._post(f"/pools/{POOL}/unfreeze", REASON)
 
-    async def _hold_leases(self) -> None:
+    async def _call_services(self) -> None:
         await self.callers.change_terms()
         await self.callers.hold_a_gang()
         await self.callers.share_a_slot()
+        await self.callers.raise_signal()
 
     # Clouds
 
