@@ -539,6 +539,32 @@ async def test_an_agent_and_its_hooks(scene: Scene) -> None:
         assert not {word, hash_secret(word)} & secrets
 
 
+async def test_two_jobs_at_once(scene: Scene) -> None:
+    """Each ends by its name, with the source of the settings; without one neither does, and the hook says so. The hooks
+    get pool and source in their environment, and no task of another agent."""
+    await scene.provisioner.database.execute("UPDATE worker SET task_slots = 2")
+    script = (
+        f"{HOOK} claimed --task long; {HOOK} claimed --task short --source other; {HOOK} idle; echo unnamed $?; "
+        f"SLIPWAY_TASK_ID=short {HOOK} idle; echo ended $?; env | sort; "
+        f"until [ -e $0/go ]; do sleep 0.02; done; {HOOK} idle"
+    )
+    ended = (
+        "SELECT string_agg(task_id || ' of ' || source, ', ' ORDER BY task_id) FROM claim WHERE ended_at IS NOT NULL"
+    )
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", "sh", "-c", script, str(scene.folder), source="mine")
+        assert await until(lambda: scene.provisioner.database.fetchval(ended)) == "short of other"
+        assert (await scene.worker()).idle_since is None
+        (scene.folder / "go").touch()
+        assert await agent.end() == 0
+    assert await scene.provisioner.database.fetchval(ended) == "long of mine, short of other"
+    assert await scene.published() == ["registered", "claimed", "claimed", "idle", "stopped"]
+    output = agent.output.decode()
+    assert "several jobs run, so name the one that has ended: long, short\nunnamed 0\nended 0\n" in output
+    for variable in ("SLIPWAY_POOL_ID=linux", "SLIPWAY_SOURCE=mine", "SLIPWAY_TASK_ID="):
+        assert f"\n{variable}\n" in output
+
+
 async def test_a_killed_agent_comes_back_as_its_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the token that it keeps; without it, its identity document is one that anybody may have copied."""
     proofs: list[Proof | None] = []

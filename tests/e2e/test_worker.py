@@ -34,6 +34,12 @@ pytestmark = needs_linux
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])
 JOB: Final = f"{HOOK} claimed --task job-1 --source mine && sleep 0.3 && {HOOK} idle"
+LONG_SECONDS: Final = 40.0  # longer than an idle worker stays
+# The source of both jobs is that of the launch config's settings.
+JOBS: Final = (
+    f"{HOOK} claimed --task long && {HOOK} claimed --task short && sleep 0.3 && {HOOK} idle && {HOOK} idle short"
+    f" && sleep {LONG_SECONDS} && {HOOK} idle long"
+)
 # Account → its command. Each has a pool of its name.
 COMMANDS: Final = {
     "killed-agent": [*AGENT, "run"],
@@ -42,6 +48,7 @@ COMMANDS: Final = {
     "never-claims": [*AGENT, "wrap", "--", "sleep", "1000"],
     "fails": [*AGENT, "wrap", "--", "sh", "-c", "exit 3"],
     "works": [*AGENT, "wrap", "--", "sh", "-c", JOB],
+    "two-jobs": [*AGENT, "wrap", "--", "sh", "-c", JOBS],
 }
 TASK_SECONDS: Final = 10.0
 CLAIM_SECONDS: Final = 6.0
@@ -86,7 +93,8 @@ def declared(queue_url: str) -> Declaration:
                     "zone": "here",
                     "instance_type": "process",
                     "image": name,
-                    "settings": SETTINGS,
+                    "settings": SETTINGS | {"source": "mine"},
+                    "task_slots": 2 if name == "two-jobs" else 1,
                 }
             ],
         }
@@ -319,7 +327,7 @@ async def stories() -> AsyncIterator[Stories]:
             stories.reading = asyncio.create_task(stories.read())
             deeds = [stories.killed_agent, stories.killed_machine, stories.drained]
             stories.seen = {deed.__name__: asyncio.create_task(deed()) for deed in deeds}
-            for pool in ("never-claims", "fails", "works"):
+            for pool in ("never-claims", "fails", "works", "two-jobs"):
                 await stories.demand(pool, 1)
             yield stories
             tasks: list[asyncio.Task[Any]] = [stories.reading, *stories.seen.values()]
@@ -435,4 +443,16 @@ async def test_hooks_of_an_agent_are_reported(stories: Stories) -> None:
     claimed = stories.event(worker["id"], "claimed")
     assert (claimed["task_id"], claimed["source"]) == ("job-1", "mine")
     assert await stories.claims(worker) == [("mine", "job-1", True)]
+    assert await stories.exit_code(worker) == 0
+
+
+async def test_two_jobs_at_once(stories: Stories) -> None:
+    """The end of the short one leaves the long one: the worker is busy, and is not stopped, although nothing waits."""
+    worker = await stories.first("two-jobs")
+    await stories.demand("two-jobs", 0)
+    row = await stories.until_stopped(worker)
+    assert row["reason"] == "ended by itself"
+    events = await stories.until_published(worker["id"], "stopped")
+    assert events == ["requested", "launched", "registered", "claimed", "claimed", "idle", "stopped"]
+    assert await stories.claims(worker) == [("mine", "long", True), ("mine", "short", True)]
     assert await stories.exit_code(worker) == 0

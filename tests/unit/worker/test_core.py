@@ -16,7 +16,7 @@ REGISTERED = core.answered(NEW, Register(), 10.0)
 BUSY = core.task_started(REGISTERED, "t", "q", 11.0)
 REPORTED = core.answered(BUSY, SendReport(Report("claimed", 11.0, "t", "q")), 12.0)
 DONE = core.task_ended(BUSY, 20.0)
-CLAIMED, IDLE = Report("claimed", 11.0, "t", "q"), Report("idle", 20.0)
+CLAIMED, IDLE = Report("claimed", 11.0, "t", "q"), Report("idle", 20.0, "t", "q", claimed_at=11.0)
 UNANSWERED = core.unanswered(NEW, 10.0, 0.0)
 
 #                        worker                                     now    next
@@ -70,7 +70,7 @@ def test_next_call(worker: Worker, now: float, expected: object) -> None:
 def test_any_answer_may_ask_it_to_leave() -> None:
     """The first reason stands; pending reports are still sent."""
     worker = core.answered(BUSY, SendReport(CLAIMED), 12.0, terminate=True, reason="idle")
-    assert (worker.leaving, worker.task_id, worker.reports) == ("idle", "t", ())
+    assert (worker.leaving, worker.claims, worker.reports) == ("idle", (CLAIMED,), ())
     assert core.answered(worker, Poll(heartbeat=True), 13.0, terminate=True, reason="other").leaving == "idle"
 
 
@@ -78,15 +78,28 @@ def test_a_repeated_task_is_reported_once_and_another_ends_the_first() -> None:
     """The start of another job ends the first, whose end hook was lost."""
     assert core.task_started(BUSY, "t", "q", 15.0) == BUSY
     other = core.task_started(BUSY, "u", "q", 16.0)
-    assert other.reports == (CLAIMED, Report("idle", 16.0), Report("claimed", 16.0, "u", "q"))
+    assert other.reports == (CLAIMED, replace(IDLE, at=16.0), Report("claimed", 16.0, "u", "q"))
     assert core.task_ended(REGISTERED, 16.0) == REGISTERED
+
+
+def test_several_tasks_at_once() -> None:
+    """The end of one leaves the others. Without a name it ends the only one, and none of several."""
+    both = core.task_started(replace(BUSY, task_slots=2), "u", "q", 16.0)
+    assert [report.task_id for report in both.reports] == ["t", "u"]
+    assert core.task_ended(both, 20.0) == core.task_ended(both, 20.0, "other") == both
+    one = core.task_ended(both, 20.0, "t")
+    assert (one.reports[-1], one.has_task) == (IDLE, True)
+    assert not core.task_ended(one, 21.0).has_task
+    lost = core.answered(replace(both, reports=()), Poll(heartbeat=True), 30.0, has_task=False)
+    assert lost.reports == both.claims
+    assert core.answered(NEW, Register(), 10.0, task_slots=3).task_slots == 3
 
 
 def test_a_stop_ends_the_task_and_is_the_last_report() -> None:
     """Later tasks and errors add no report."""
     ended = core.stopping(core.failed(BUSY, "agent_exited", "exit code 3", 13.0), 14.0)
     assert [report.what for report in ended.reports] == ["claimed", "error", "stopped"]
-    assert ended.task_id == ""
+    assert not ended.has_task
     late = core.failed(core.task_started(core.stopping(ended, 15.0), "u", "q", 16.0), "agent_exited", "again", 17.0)
     assert late.reports == ended.reports
 
@@ -143,7 +156,7 @@ def test_reports_arrive_once_each_and_in_order(steps: list[str]) -> None:
 def test_an_unknown_worker_registers_again_once() -> None:
     """Its reports stay pending, and its task goes on; it gives up if it is unknown again, and not before."""
     lost = core.unknown(BUSY, "unknown")
-    assert (next_call(lost, 20.0), lost.task_id, lost.refused) == (Register(), "t", "")
+    assert (next_call(lost, 20.0), lost.claims, lost.refused) == (Register(), (CLAIMED,), "")
     known = core.answered(lost, Register(), 21.0)
     assert next_call(known, 22.0) == SendReport(CLAIMED)
     assert core.unknown(known, "unknown").refused == "unknown"

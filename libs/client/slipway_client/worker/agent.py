@@ -55,11 +55,11 @@ def next_step(wrapped: Wrapped, now: float) -> StartAgent | Drain | Kill | Leave
         return Leave() if wrapped.leave_at is not None and wrapped.leave_at <= now else Wait(wrapped.leave_at)
     if not wrapped.started:
         return StartAgent() if worker.registered and not worker.leaving and not worker.refused else Wait(None)
-    # A running job is finished first, also one that began just as the agent was drained: the provisioner decides
+    # Running jobs are finished first, also one that began just as the agent was drained: the provisioner decides
     # whether it takes too long. The job of a worker that was refused is not waited for.
     if wrapped.killed:
         return Wait(None)
-    if worker.task_id and not worker.refused:
+    if worker.has_task and not worker.refused:
         return _during_a_job(wrapped, now)
     if wrapped.drained_at is None:
         return Drain() if worker.refused or worker.leaving else Wait(None)
@@ -98,7 +98,7 @@ def worker_changed(wrapped: Wrapped, worker: Worker, now: float) -> Wrapped:
     """Apply a change of the worker. A worker that has to leave before its agent runs stops at once."""
     if worker.leaving and not wrapped.started:
         worker = core.stopping(worker, now)
-    if wrapped.drained_at is not None and wrapped.worker.task_id and not worker.task_id:
+    if wrapped.drained_at is not None and wrapped.worker.has_task and not worker.has_task:
         return replace(wrapped, worker=worker, drained_at=now)
     return replace(wrapped, worker=worker)
 

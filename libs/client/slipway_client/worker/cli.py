@@ -142,16 +142,21 @@ def hooks() -> None:
 
 @hook.command("claimed")
 def hook_claimed(
-    task: Annotated[str, typer.Option("--task", metavar="ID", help="Id of the job in its queue")],
-    source: Annotated[str, typer.Option(metavar="NAME", help="Queue of the job, as in demand reports")] = "agent",
+    task: Annotated[
+        str, typer.Option("--task", metavar="ID", envvar="SLIPWAY_TASK_ID", help="Id of the job in its queue")
+    ],
+    source: Annotated[
+        str, typer.Option(metavar="NAME", envvar="SLIPWAY_SOURCE", help="Queue of the job, as in demand reports")
+    ] = "",
 ) -> None:
     """Report that a job begins
 
-    Any earlier job has ended.
+    On a worker with one task slot any earlier job has ended. `slipway-worker wrap` sets SLIPWAY_SOURCE, from the
+    setting `source` of the launch config, and SLIPWAY_POOL_ID for the agent and its hooks.
 
     \b
     Example:
-      slipway-worker hook claimed --task "$JOB_ID" --source my-queue
+      slipway-worker hook claimed --task "$JOB_ID"
 
     Exit codes: 0 reported, 1 not accepted, 2 no wrap is running.
     """
@@ -159,12 +164,22 @@ def hook_claimed(
 
 
 @hook.command("idle")
-def hook_idle() -> None:
-    """Report that the job has ended
+def hook_idle(
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", envvar="SLIPWAY_TASK_ID", help="Id of the job, if several may run")
+    ] = "",
+) -> None:
+    """Report that a job has ended
+
+    Without TASK it is the only one. If several run, none of them ends, and the hook says so.
+
+    \b
+    Example:
+      slipway-worker hook idle "$JOB_ID"
 
     Exit codes: 0 reported, 1 not accepted, 2 no wrap is running.
     """
-    _report({"hook": "idle"})
+    _report({"hook": "idle", "task_id": task})
 
 
 @hook.command("draining")
@@ -179,8 +194,10 @@ def hook_draining() -> None:
 
 
 def _report(request: dict[str, Any]) -> None:
-    if error := _call(request).get("error"):
-        print(f"slipway-worker hook: {error}", file=sys.stderr)
+    answer = _call(request)
+    if problem := answer.get("error") or answer.get("warning"):
+        print(f"slipway-worker hook: {problem}", file=sys.stderr)
+    if "error" in answer:
         raise typer.Exit(1)
 
 

@@ -35,12 +35,14 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A fact that the provisioner has not acknowledged yet; `at` is when it became true (monotonic seconds)."""
+    """A fact that the provisioner has not acknowledged yet; `at` is when it became true (monotonic seconds). The end of
+    a task names its claim, which was at `claimed_at`."""
 
     what: Literal["claimed", "idle", "error", "notice", "stopped"]
     at: float
     task_id: str = ""
     source: str = ""
+    claimed_at: float | None = None
     kind: str = ""
     detail: str = ""
     ends_at: datetime | None = None
@@ -49,19 +51,19 @@ class Report(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as its provisioner knows it once all `reports` are acknowledged.
 
-    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made, after which a task is no
-    longer its own. `gave_up`: the provisioner has been unavailable for too long; calls go on while a task runs.
+    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made, after which its tasks are
+    no longer its own. `gave_up`: the provisioner has been unavailable for too long; calls go on while a task runs.
     `stopped`: the last report was acknowledged. `poll_requested`: a caller waits for a fresh answer on whether to
-    leave. `claim` is the report of the current task. `rejoining`: the provisioner did not know the worker, which
-    registers again, and has not answered a report since. `notices`: their kinds. `ends_at`: when the provider takes
-    the machine back, if it has said so.
+    leave. `claims` are the reports of the tasks that run, up to `task_slots` at once. `rejoining`: the provisioner did
+    not know the worker, which registers again, and has not answered a report since. `notices`: their kinds. `ends_at`:
+    when the provider takes the machine back, if it has said so.
     """
 
     settings: Settings
     registered: bool = False
     rejoining: bool = False
-    task_id: str = ""
-    claim: Report | None = None
+    task_slots: int = 1
+    claims: tuple[Report, ...] = ()
     reports: tuple[Report, ...] = ()
     leaving: str = ""
     refused: str = ""
@@ -72,6 +74,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     backoff: Backoff = Backoff()
     notices: tuple[str, ...] = ()
     ends_at: float | None = None
+
+    @property
+    def has_task(self) -> bool:
+        return bool(self.claims)
 
 
 class Register(msgspec.Struct, frozen=True):
@@ -108,7 +114,7 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     if worker.refused or worker.stopped or (worker.leaving and not (worker.registered or worker.rejoining)):
         return Wait(None)
     # A task outlives an outage: without calls a provisioner that is back would stop the worker as unresponsive.
-    since, goes_on = worker.backoff.since, worker.gave_up and bool(worker.task_id)
+    since, goes_on = worker.backoff.since, worker.gave_up and worker.has_task
     give_up_at = None if since is None or goes_on else since + worker.settings.give_up_seconds
     if give_up_at is not None and give_up_at <= now:
         return GiveUp()
@@ -119,25 +125,32 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     if worker.reports:
         return SendReport(worker.reports[0])
     heartbeat = worker.settings.heartbeat_seconds
-    due = worker.polled_at + (heartbeat if worker.task_id else min(heartbeat, worker.settings.poll_seconds))
-    return Poll(heartbeat=bool(worker.task_id)) if worker.poll_requested or due <= now else Wait(due)
+    due = worker.polled_at + (heartbeat if worker.has_task else min(heartbeat, worker.settings.poll_seconds))
+    return Poll(heartbeat=worker.has_task) if worker.poll_requested or due <= now else Wait(due)
 
 
 def answered(
-    worker: Worker, call: Call, now: float, *, terminate: bool = False, reason: str = "", has_task: bool = True
+    worker: Worker,
+    call: Call,
+    now: float,
+    *,
+    terminate: bool = False,
+    reason: str = "",
+    has_task: bool = True,
+    task_slots: int = 1,
 ) -> Worker:
     """Apply an answer of the provisioner; `terminate` asks the worker to leave. Without `has_task` the provisioner has
-    lost its claim, which is reported again."""
+    lost its claims, which are reported again. `task_slots`: as registered."""
     after = replace(worker, polled_at=now, backoff=Backoff(), gave_up=False)
     match call:
         case Register():
-            after = replace(after, registered=True)
+            after = replace(after, registered=True, task_slots=task_slots)
         case SendReport(report):
             after = replace(after, reports=after.reports[1:], stopped=report.what == "stopped", rejoining=False)
         case Poll(heartbeat):
             after = replace(after, poll_requested=False, rejoining=False)
-            if heartbeat and not has_task and after.task_id and after.claim is not None and not after.reports:
-                after = _with_report(after, after.claim)
+            if heartbeat and not has_task and not after.reports:
+                after = _with_reports(after, *after.claims)
     return leave(after, reason or "terminated by the provisioner") if terminate else after
 
 
@@ -173,7 +186,7 @@ def gave_up(worker: Worker, why: str) -> Worker:
     """Leave, since the provisioner was unavailable for too long; make no more calls unless a task runs."""
     if worker.refused:
         return worker
-    if worker.task_id:
+    if worker.has_task:
         return replace(leave(worker, why), gave_up=True)
     return replace(refused(worker, why), gave_up=True)
 
@@ -189,21 +202,28 @@ def leave(worker: Worker, why: str) -> Worker:
 
 
 def task_started(worker: Worker, task_id: str, source: str, at: float) -> Worker:
-    """Record that a task began. Idempotent for the same task; another task that was running has ended."""
-    if worker.task_id == task_id:
+    """Record that a task began. Idempotent for a task that runs; with one task slot another one has ended."""
+    if any(claim.task_id == task_id for claim in worker.claims):
         return worker
+    before = task_ended(worker, at) if worker.task_slots == 1 else worker
     claim = Report("claimed", at, task_id=task_id, source=source)
-    return _with_report(replace(task_ended(worker, at), task_id=task_id, claim=claim), claim)
+    return _with_reports(replace(before, claims=(*before.claims, claim)), claim)
 
 
-def task_ended(worker: Worker, at: float) -> Worker:
-    """Record that the task has ended, if one ran."""
-    return _with_report(replace(worker, task_id=""), Report("idle", at)) if worker.task_id else worker
+def task_ended(worker: Worker, at: float, task_id: str = "") -> Worker:
+    """Record that the task of this id has ended, if it runs. Without an id it is the only one: of several tasks nobody
+    knows which has ended, so that they go on."""
+    ended = [claim for claim in worker.claims if claim.task_id == task_id] if task_id else list(worker.claims)
+    if len(ended) != 1:
+        return worker
+    (claim,) = ended
+    end = Report("idle", at, task_id=claim.task_id, source=claim.source, claimed_at=claim.at)
+    return _with_reports(replace(worker, claims=tuple(each for each in worker.claims if each is not claim)), end)
 
 
 def failed(worker: Worker, kind: str, detail: str, at: float) -> Worker:
     """Record an error for the provisioner's event log."""
-    return _with_report(worker, Report("error", at, kind=kind, detail=detail))
+    return _with_reports(worker, Report("error", at, kind=kind, detail=detail))
 
 
 def noticed(worker: Worker, notice: Notice, ends_at: float | None, at: float) -> Worker:
@@ -212,17 +232,17 @@ def noticed(worker: Worker, notice: Notice, ends_at: float | None, at: float) ->
         return worker
     report = Report("notice", at, kind=notice.kind, ends_at=notice.ends_at)
     known = replace(worker, notices=(*worker.notices, notice.kind), ends_at=ends_at)
-    return leave(_with_report(known, report), notice.reason)
+    return leave(_with_reports(known, report), notice.reason)
 
 
 def stopping(worker: Worker, at: float) -> Worker:
-    """Record that the worker stops, and its task with it: the last report."""
+    """Record that the worker stops, and its tasks with it: the last report."""
     if not worker.registered or any(report.what == "stopped" for report in worker.reports):
         return worker
-    return _with_report(replace(worker, task_id=""), Report("stopped", at))
+    return _with_reports(replace(worker, claims=()), Report("stopped", at))
 
 
-def _with_report(worker: Worker, report: Report) -> Worker:
-    """Add a report, unless the worker was refused or its last report is queued."""
+def _with_reports(worker: Worker, *reports: Report) -> Worker:
+    """Add reports, unless the worker was refused or its last report is queued."""
     over = worker.refused or worker.stopped or any(earlier.what == "stopped" for earlier in worker.reports)
-    return worker if over else replace(worker, reports=(*worker.reports, report))
+    return worker if over else replace(worker, reports=(*worker.reports, *reports))

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SOCKET: Final = "SLIPWAY_WORKER_SOCKET"
+TASK: Final = "SLIPWAY_TASK_ID"
+SOURCE: Final = "SLIPWAY_SOURCE"
+POOL: Final = "SLIPWAY_POOL_ID"
 # Longer than wrap waits for its provisioner before it answers "draining".
 ANSWER_SECONDS: Final = 15.0
 NO_WRAP: Final = 2

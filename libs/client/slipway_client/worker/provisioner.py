@@ -1,7 +1,7 @@
 """HTTP client for the worker endpoints of the provisioner."""
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,11 +27,13 @@ class UnknownWorker(Exception):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Answer to a call: whether to leave and why, and whether the provisioner knows of a task."""
+    """Answer to a call: whether to leave and why, whether the provisioner knows of a task, and the task slots that it
+    has registered."""
 
     terminate: bool = False
     reason: str = ""
     has_task: bool = True
+    task_slots: int = 1
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class Registered(msgspec.Struct, frozen=True):
     worker_id: str
     pool_id: str
     token: str
+    task_slots: int = 1
 
     def __repr__(self) -> str:
         return f"Registered(worker_id={self.worker_id!r})"
@@ -55,8 +58,8 @@ class Provisioner:
         self._state = state
         self._token = ""
         self._known = Registered("", "", "")
-        # Wall-clock time of the oldest report: kept, so that a retry sends the same time and is recognised as one.
-        self._dated: tuple[Report, datetime] | None = None
+        # Wall-clock times that may be said again, by their monotonic times, as they were first written.
+        self._dates: dict[float, str] = {}
 
     @property
     def worker_id(self) -> str:
@@ -70,7 +73,7 @@ class Provisioner:
         """Perform the call. Raises NoAnswer, Refusal and UnknownWorker."""
         if isinstance(call, Register):
             await self._register()
-            return Reply()
+            return Reply(task_slots=self._known.task_slots)
         try:
             answer = await self._ask(call)
         except NoAnswer as error:
@@ -86,6 +89,8 @@ class Provisioner:
             raise UnknownWorker(f"the provisioner does not know this worker: {answer.text}")
         if not answer.ok:
             raise Refusal(f"the provisioner refused this worker: {answer.text}")
+        if isinstance(call, SendReport):
+            self._forget(call.report)
         body = answer.body
         return Reply(bool(body.get("terminate")), str(body.get("reason") or ""), body.get("has_task") is not False)
 
@@ -120,17 +125,29 @@ class Provisioner:
     def _body(self, report: Report) -> dict[str, Any]:
         if report.what == "error":
             return {"kind": report.kind, "detail": report.detail}
-        if self._dated is None or self._dated[0] is not report:
-            self._dated = report, utc_now() - timedelta(seconds=monotonic_seconds() - report.at)
-        at = {"at": self._dated[1].isoformat()}
+        at = {"at": self._date(report.at)}
         match report.what:
             case "claimed":
                 return {**at, "task_id": report.task_id, "source": report.source}
+            case "idle" if report.claimed_at is not None:
+                claim = {"task_id": report.task_id, "source": report.source}
+                return at | claim | {"claimed_at": self._date(report.claimed_at)}
             case "notice":
                 ends_at = None if report.ends_at is None else report.ends_at.isoformat()
                 return {**at, "kind": report.kind, "ends_at": ends_at, "zone_id": self._identity.zone_id}
             case _:
                 return at
+
+    def _date(self, at: float) -> str:
+        """Wall-clock time. A retry says the same, and so does the end of a claim, which is known by the time."""
+        if at not in self._dates:
+            self._dates[at] = (utc_now() - timedelta(seconds=monotonic_seconds() - at)).isoformat()
+        return self._dates[at]
+
+    def _forget(self, report: Report) -> None:
+        """Drop the times of an acknowledged report: that of a claim once its end is."""
+        ended = [] if report.what == "claimed" else [report.at, report.claimed_at]
+        self._dates = {at: text for at, text in self._dates.items() if at not in ended}
 
     async def _post(self, what: str, body: dict[str, Any]) -> Answer:
         return await post(self._url(what), body, token=self._known.token)
@@ -186,5 +203,13 @@ async def _perform(
             log(f"leaving, as requested by the provisioner: {reply.reason or 'no reason given'}")
         now = monotonic_seconds()
         worker_changed(
-            core.answered(worker(), call, now, terminate=reply.terminate, reason=reply.reason, has_task=reply.has_task)
+            core.answered(
+                worker(),
+                call,
+                now,
+                terminate=reply.terminate,
+                reason=reply.reason,
+                has_task=reply.has_task,
+                task_slots=reply.task_slots,
+            )
         )

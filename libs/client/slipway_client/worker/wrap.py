@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ from slipway_client.worker import agent, core
 from slipway_client.worker.agent import Drain, Kill, Leave, StartAgent, Wrapped, next_step
 from slipway_client.worker.changes import Changes, beside
 from slipway_client.worker.core import Wait, Worker
-from slipway_client.worker.hooks import SOCKET
+from slipway_client.worker.hooks import POOL, SOCKET, SOURCE, TASK
 from slipway_client.worker.log import log
 from slipway_client.worker.machine import Machine, this_machine
 from slipway_client.worker.provisioner import Provisioner, run_calls
@@ -37,7 +37,7 @@ class HookCall(msgspec.Struct, frozen=True):
 
     hook: Literal["claimed", "idle", "draining"]
     task_id: Name = ""
-    source: Annotated[Name, msgspec.Meta(min_length=1)] = "agent"
+    source: Name = ""
 
 
 async def wrap(
@@ -126,12 +126,17 @@ class _Wrapping:
     async def _start(self, path: Path) -> None:
         self._change(agent.started(self.state))
         try:
-            self._group = Group.start(self._command, {SOCKET: str(path)})
+            self._group = Group.start(self._command, self._environment(path))
         except CannotStart as error:
             log(str(error))
             self._change(agent.exited(self.state, error.exit_code, str(error), monotonic_seconds()))
         else:
             self._exit = asyncio.create_task(self._exited(self._group))
+
+    def _environment(self, path: Path) -> dict[str, str]:
+        """Variables for the agent and its job hooks."""
+        given = {POOL: self.provisioner.pool_id, SOURCE: self.state.worker.settings.source}
+        return given | {SOCKET: str(path), TASK: ""}  # without the task that this process may be part of
 
     async def _exited(self, group: Group) -> None:
         code = await group.wait()
@@ -162,9 +167,13 @@ class _Wrapping:
             case "claimed" if not call.task_id:
                 return {"error": "the job id is empty"}
             case "claimed":
-                worker = core.task_started(worker, call.task_id, call.source, now)
+                source = call.source or worker.settings.source
+                worker = core.task_started(worker, call.task_id, source, now)
+            case "idle" if not call.task_id and len(worker.claims) > 1:
+                running = ", ".join(claim.task_id for claim in worker.claims)
+                return {"warning": f"several jobs run, so name the one that has ended: {running}"}
             case "idle":
-                worker = core.task_ended(worker, now)
+                worker = core.task_ended(worker, now, call.task_id)
             case "draining":
                 await self._poll_now()
                 return {"leave": self.state.worker.leaving or self.state.worker.refused}

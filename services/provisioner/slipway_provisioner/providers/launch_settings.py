@@ -5,7 +5,15 @@ from difflib import get_close_matches
 from typing import Final
 
 OF_WORKER: Final = frozenset(
-    {"tasks_per_worker", "heartbeat_seconds", "poll_seconds", "stop_seconds", "idle_exit_seconds", "give_up_seconds"}
+    {
+        "tasks_per_worker",
+        "heartbeat_seconds",
+        "poll_seconds",
+        "stop_seconds",
+        "idle_exit_seconds",
+        "give_up_seconds",
+        "source",
+    }
 )
 """Settings that slipway-worker reads, whatever they resemble."""
 SIMILARITY_MIN: Final = 0.8
