@@ -80,7 +80,7 @@ async def test_every_recorded_request_is_answered(provisioner: Provisioner, copi
 
 
 async def test_answers_that_it_does_not_know(provisioner: Provisioner) -> None:
-    """Claims above the task slots, and an end while several tasks run, are accepted: it goes on, and so do its tasks."""
+    """Claims above the task slots, and an end while several tasks run, are accepted: its tasks go on."""
     client = await registered(provisioner, 2)
     claims = [body for path, body in RECORDED if path == "claimed"]
     assert [(await sent(client, "claimed", body))["counted"] for body in claims] == [True, True, False]

@@ -147,7 +147,7 @@ def hook_claimed(
     ],
     source: Annotated[
         str, typer.Option(metavar="NAME", envvar="SLIPWAY_SOURCE", help="Queue of the job, as in demand reports")
-    ] = "",
+    ] = "agent",
 ) -> None:
     """Report that a job begins
 

@@ -51,8 +51,8 @@ class Report(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as its provisioner knows it once all `reports` are acknowledged.
 
-    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made, after which its tasks are
-    no longer its own. `gave_up`: the provisioner has been unavailable for too long; calls go on while a task runs.
+    `leaving`: reason why it takes no more tasks. `refused`: reason why no more calls are made, after which its tasks
+    are no longer its own. `gave_up`: the provisioner has been unavailable for too long; calls go on while a task runs.
     `stopped`: the last report was acknowledged. `poll_requested`: a caller waits for a fresh answer on whether to
     leave. `claims` are the reports of the tasks that run, up to `task_slots` at once. `rejoining`: the provisioner did
     not know the worker, which registers again, and has not answered a report since. `notices`: their kinds. `ends_at`:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -37,7 +37,7 @@ class HookCall(msgspec.Struct, frozen=True):
 
     hook: Literal["claimed", "idle", "draining"]
     task_id: Name = ""
-    source: Name = ""
+    source: Annotated[Name, msgspec.Meta(min_length=1)] = "agent"
 
 
 async def wrap(
@@ -167,8 +167,7 @@ class _Wrapping:
             case "claimed" if not call.task_id:
                 return {"error": "the job id is empty"}
             case "claimed":
-                source = call.source or worker.settings.source
-                worker = core.task_started(worker, call.task_id, source, now)
+                worker = core.task_started(worker, call.task_id, call.source, now)
             case "idle" if not call.task_id and len(worker.claims) > 1:
                 running = ", ".join(claim.task_id for claim in worker.claims)
                 return {"warning": f"several jobs run, so name the one that has ended: {running}"}
