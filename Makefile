@@ -21,7 +21,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST BEFORE ROUNDS CHECK
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST BEFORE ROUNDS CHECK HOLD TTL
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -36,7 +36,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
-	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave fairness adaptive clean
+	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -239,6 +239,9 @@ policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KE
 
 square-wave: $(READY) ## Fifty installations at once, then two hundred: starts per minute with and without pacing: SEED=3
 	@$(RUN) -m bench.leases.square_wave
+
+leases-model: $(READY) ## Leases held to the end of their hold, on clocks that drift, with late timers and a healthy broker: SEED=1 N=10000 HOLD=1200 TTL=300 MUTANT=margin
+	@$(RUN) -m $(BROKEN) bench.leases.holds
 
 fairness: $(READY) ## Fairness of grants: one tenant with 1,000 waiters against nine, weights, priorities: SEED=3
 	@$(RUN) -m bench.leases.fairness

@@ -28,7 +28,7 @@ async def main() -> None:
             except (KeyError, TypeError, ValueError):  # another type, a tombstone or an invalid event: skipped
                 continue
             print(body["action"], key, counts[key], body.get("summary", ""), flush=True)
-            if WEBHOOK and body["action"] != "count":  # an error ends this process, and the next run retries
+            if WEBHOOK and body["action"] != "count" and not body.get("repeat"):  # open alerts come again each day
                 await asyncio.to_thread(urlopen, WEBHOOK, json.dumps(body).encode(), timeout=10)
             await consumer.commit()
 

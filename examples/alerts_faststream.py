@@ -28,7 +28,7 @@ async def notify(message: annotations.KafkaMessage) -> None:
         body = {"action": ACTIONS[message.headers["ce_type"].removeprefix("io.slipway.")], **json.loads(message.body)}
         counts[key := body.get("dedup_key") or body["launch_config_id"]] += 1
         print(body["action"], key, counts[key], body.get("summary", ""), flush=True)
-        if WEBHOOK and body["action"] != "count":
+        if WEBHOOK and body["action"] != "count" and not body.get("repeat"):  # open alerts come again each day
             await asyncio.to_thread(urlopen, WEBHOOK, json.dumps(body).encode(), timeout=10)
     except (KeyError, TypeError, ValueError):  # another type, a tombstone, an invalid event: a retry cannot help
         return

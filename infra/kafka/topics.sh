@@ -31,7 +31,7 @@ topic slipway.worker.lifecycle.v1 "${PARTITIONS:-32}" --config cleanup.policy=de
 topic slipway.lease.request.v1 "${PARTITIONS:-32}" --config cleanup.policy=delete --config retention.ms=259200000
 topic slipway.lease.lifecycle.v1 "${PARTITIONS:-32}" --config cleanup.policy=delete --config retention.ms=604800000
 topic slipway.service.heartbeat.v1 "${PARTITIONS:-32}" --config cleanup.policy=compact --config delete.retention.ms=604800000
-topic slipway.alert.v1 "${PARTITIONS:-32}" --config cleanup.policy=delete --config retention.ms=604800000
+topic slipway.alert.v1 "${PARTITIONS:-32}" --config cleanup.policy=compact --config delete.retention.ms=604800000
 topic slipway.pool.demand.v1.slipway.provisioner.slipway.pool.demand.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.launch-config.signal.v1.slipway.provisioner.slipway.launch-config.signal.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000

@@ -37,6 +37,8 @@ GET  /livez                                             open
 GET  /readyz                                            open
 GET  /metrics                                           open
 GET  /status                                            read
+GET  /alerts                                            read
+POST /alerts/silence                                    alerts:write
 GET  /audit                                             read
 POST /restored                                          restores:write
 """

@@ -63,6 +63,7 @@ ELSEWHERE: Final = {
     "lease-broker PUT /lease-pools": "contract/test_lease_pool_declarations.py",
     **{f"{service} POST /positions/adopt": "integration/test_consume.py" for service in SERVICES},
     **{f"{service} POST /positions/adopt-all": "integration/test_consume.py" for service in SERVICES},
+    **{f"{service} POST /alerts/silence": "contract/test_alert_commands.py" for service in SERVICES},
     **{f"{service} POST /dead-letters/{verb}": "here" for service in SERVICES[1:] for verb in ("replay", "drop")},
 }
 """Audited writes that need more than rows to be made, with the test that asserts their row. Every service has the same
@@ -102,9 +103,11 @@ COMMANDS: Final = {
     "lease pin": "lease-broker PATCH /lease-pools/{lease_pool_id}",
     "lease unpin": "lease-broker PATCH /lease-pools/{lease_pool_id}",
     "lease drain": "lease-broker POST /lease-pools/{lease_pool_id}/drain",
+    "lease units": "lease-broker PUT /lease-pools/{lease_pool_id}/units",
     "lease undrain": "lease-broker POST /lease-pools/{lease_pool_id}/undrain",
     "import boskos": "lease-broker PUT /slots",
     "signal raise": "weight-calculator POST /signals",
+    "alert silence": "provisioner POST /alerts/silence",
     "demand rm": "provisioner DELETE /pools/{pool_id}/demand/{source}",
     "demand set": "provisioner PUT /pools/{pool_id}/demand",
     "dlq replay": "provisioner POST /dead-letters/replay",

@@ -1,4 +1,4 @@
-"""A short run of `make fuzz`, and its own judgement."""
+"""The requests of `make fuzz`, and its own judgement."""
 
 from pathlib import Path
 from random import Random
@@ -9,14 +9,13 @@ import pytest
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_simulator.facts import DemandSet, Reply, Terminated
 from slipway_simulator.ledger import Ledger
+from tests.fuzz.__main__ import REQUESTS, shares
 from tests.fuzz.cases import Case, Cases, Operation, encoded, operations
 from tests.fuzz.judge import Answer, Facts, Rows, mistakes
 from tests.fuzz.run import DOCUMENTS, document, fuzz, send
 from tests.fuzz.worlds import WORLDS, of_boskos
 from tests.support.provisioner import START, Provisioner, provisioner_on
 
-ROUNDS: Final = 2
-REQUESTS: Final = 80
 EVENTS: Final = "application/cloudevents+json"
 REFUSED: Final[dict[str, Any]] = {"4XX": {"content": {"application/problem+json": {}}}}
 OPERATION: Final = Operation("GET", "/", {}, (), {"200": {"content": {"application/json": {}}}} | REFUSED)
@@ -29,8 +28,8 @@ JSON, PROBLEM = {"content-type": "application/json"}, {"content-type": "applicat
 async def test_no_request_is_answered_with_an_error_of_the_server(
     service: str, postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """Every operation at least twice, valid or broken. Answers are as documented, and refusals change nothing."""
-    number = max(REQUESTS, ROUNDS * len(operations(document(service))))
+    """Every operation many times, valid or broken. Answers are as documented, and refusals change nothing."""
+    number = shares(REQUESTS)[service]
     async with WORLDS[service](postgres, tmp_path) as world:
         report = await fuzz(world, seed=1, number=number)
     assert report.found == []

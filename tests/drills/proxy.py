@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Literal
 
 CHUNK_BYTES = 65_536
@@ -11,12 +12,14 @@ class Proxy:
     """Forwards connections from a port to another one of this host.
 
     `cut`: connections are closed, and new ones at once. `silent`: what clients send is read and never answered, and
-    never arrives; connections stay open. Those that were open when the proxy fell silent never continue.
+    never arrives; connections stay open. Those that were open when the proxy fell silent never continue. Each part of
+    an answer is held back for `delay()` seconds.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.state: Literal["open", "cut", "silent"] = "open"
+        self.delay: Callable[[], float] = float  # 0 s
         self.swallowed = 0
         """Number of chunks that were read and did not arrive."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,21 +68,24 @@ class Proxy:
                 return
             upstream, sending = await asyncio.open_connection("127.0.0.1", self.target)
             stack.callback(sending.close)
-            asking = asyncio.create_task(self._pump(reader, sending))
-            answering = asyncio.create_task(self._pump(upstream, writer))
+            asking = asyncio.create_task(self._pump(reader, sending, float))
+            answering = asyncio.create_task(self._pump(upstream, writer, self.delay))
             stack.callback(asking.cancel)
             stack.callback(answering.cancel)
             await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
             if self.is_silent():
                 await asking  # until the client gives up
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
+    ) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
                 if self.is_silent():
                     self.swallowed += 1
                     await self._swallow(reader)
                     return
+                await asyncio.sleep(delay())
                 writer.write(chunk)
                 await writer.drain()
 

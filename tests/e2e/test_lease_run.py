@@ -16,6 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
+from slipway_client.leases import lease
 from slipway_common.base.ids import hash_secret
 from slipway_common.database import migrate
 from slipway_common.messaging import topic_admin
@@ -23,6 +24,7 @@ from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Service, Supervisor, http_ready
+from tests.drills.proxy import Proxy
 from tests.support.harness import until
 from tests.support.linux import needs_linux
 
@@ -46,9 +48,13 @@ POOLS: Final = (
     PATIENT,
     "pessimistic",
 )
-# Pools of tests that lose their lease: only its TTL ends it.
-SHORT: Final = ("killed", "stopped", "unavailable")
+# Pools of tests in which leases are not renewed for a while.
+SHORT: Final = ("killed", "stopped", "unavailable", "fenced")
 SHORT_TTL_SECONDS: Final = 4.0
+HELD: Final = "held"
+HOLD_SECONDS: Final = 8.0
+LATENCY_SECONDS: Final = 0.04
+LOSSES: Final = ("continue", "raise")
 PACED: Final = "paced"
 PACED_HOLD_SECONDS: Final = 1.5
 LOST_LINGER_SECONDS: Final = 0.2
@@ -97,23 +103,26 @@ class Run:
 class Broker:
     """A lease-broker in a process of its own, and its API."""
 
-    def __init__(self, supervisor: Supervisor, folder: Path, url: str) -> None:
+    def __init__(self, supervisor: Supervisor, folder: Path, port: int) -> None:
         self.supervisor = supervisor
         self.folder = folder
-        self.url = url
+        self.port = port
+        self.url = url = f"http://127.0.0.1:{port}"
         self.http = httpx2.AsyncClient(base_url=url, timeout=30.0, headers={"Authorization": f"Bearer {SECRET}"})
         self.started: list[asyncio.subprocess.Process] = []
 
     async def close(self) -> None:
-        """Kill processes that a failed test has left, with their groups."""
+        """Kill what a failed test has left: whole sessions, since commands outlive the client that ran them."""
         await self.http.aclose()
         for process in self.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for pid in of_session(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             await process.wait()
 
-    async def run(self, pool: str, *arguments: str) -> Run:
-        return await self.start(sys.executable, "-c", PROGRAM, "lease", "run", "--pool", pool, *arguments)
+    async def run(self, pool: str, *arguments: str, **variables: str) -> Run:
+        command = (sys.executable, "-c", PROGRAM, "lease", "run", "--pool", pool, *arguments)
+        return await self.start(*command, **variables)
 
     async def start(self, *command: str, **variables: str) -> Run:
         own = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
@@ -155,6 +164,17 @@ class Broker:
         return next(row for row in (await self.get("/lease-pools"))["items"] if row["id"] == name)
 
 
+def of_session(session: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of, *_ = path.read_text().rpartition(")")[2].split()
+            if int(of) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
 @pytest.fixture(scope="module")
 async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folder: Path) -> AsyncIterator[Broker]:
     folder = session_folder / NAME
@@ -187,9 +207,10 @@ async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folde
                 start_seconds=120.0,
             )
         )
-        broker = Broker(supervisor, folder, f"http://127.0.0.1:{port}")
+        broker = Broker(supervisor, folder, port)
         terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
         pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS if name != PATIENT]
+        pools.append({"id": HELD, **terms, "limit": 20, "ttl_seconds": 8.0})
         pools.append({"id": PATIENT, **terms, "ttl_seconds": 120.0, "hold_seconds": 86_400.0})
         pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
         paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
@@ -245,7 +266,7 @@ async def test_a_signal_reaches_the_command_once_and_one_release_follows(
 async def test_a_killed_client_s_lease_ends_by_its_ttl(broker: Broker) -> None:
     """The lease is not released; the command gets a signal, and the unit is granted to another run later."""
     script = f"trap 'echo signalled; exit 0' TERM; {UP}{FOREVER}"
-    run = await broker.run("killed", "--", "sh", "-c", script)
+    run = await broker.run("killed", "--on-loss", "TERM", "--", "sh", "-c", script)
     await run.up()
     run.send(signal.SIGKILL)
     assert (await run.ended())[0] == 128 + signal.SIGKILL
@@ -256,6 +277,45 @@ async def test_a_killed_client_s_lease_ends_by_its_ttl(broker: Broker) -> None:
     assert ("lost" in history, "released" in history) == (True, False)
     assert after.fencing_token > run.fencing_token
     assert (await after.ended())[0] == 0
+
+
+# The end of the hold
+
+
+async def test_the_end_of_the_hold_is_no_loss(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that outlives its hold is not disturbed, whatever the latency, and counts as no failure of its tenant;
+    nor is a block of Python."""
+    proxy = Proxy(broker.port)
+    proxy.delay = lambda: LATENCY_SECONDS
+    slow_url = f"http://127.0.0.1:{await proxy.start()}"
+    command = ("--hold", f"{HOLD_SECONDS:g}s", "--", "sh", "-c", f"{UP}sleep {HOLD_SECONDS + 3:g}; echo ok")
+    runs = [
+        await broker.run(HELD, "--on-loss", on_loss, *command, SLIPWAY_LEASE_BROKER_URL=url)
+        for url in (broker.url, slow_url)
+        for on_loss in ("continue", "TERM")
+    ]
+    monkeypatch.setenv("SLIPWAY_STATE_DIR", str(broker.folder))
+
+    async def block(url: str, on_loss: str) -> str:
+        async with lease(HELD, hold_seconds=HOLD_SECONDS, on_loss=on_loss, url=url, token=SECRET) as held:
+            await asyncio.sleep(HOLD_SECONDS + 3)
+            held.check()
+        return held.lease_id
+
+    held = await asyncio.gather(*(block(url, on_loss) for url in (broker.url, slow_url) for on_loss in LOSSES))
+    for run in runs:
+        await run.up()
+        code, err = await run.ended()
+        assert (code, run.lines[-1]) == (0, "ok")
+        assert "lease ended (hold); the command continues" in err
+    for lease_id in [*held, *(run.lease_id for run in runs)]:
+        ended = await broker.get(f"/leases/{lease_id}")
+        assert (ended["state"], ended["reason"]) == ("released", "hold")
+        assert (await broker.history(lease_id))[-1] == "released"
+    log = (broker.folder / "broker.log").read_text()
+    assert all(log.count(f"/leases/{lease_id}/renew") <= 2 for lease_id in held)
+    waits = await broker.http.post(f"/lease-pools/{HELD}/leases", json={"request_id": "next"})
+    assert waits.status_code == 200, "its tenant does not back off"
 
 
 SCRIPT = """
@@ -336,7 +396,7 @@ async def waiting_in(broker: Broker, pool: str, units: int) -> bool:
 
 async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker) -> None:
     """A job whose client was killed retries while its lease still counts: that lease ends as the new one is granted."""
-    attempt = ("--request-id", "job-1", "--", "sh", "-c", UP + "exec sleep 60")
+    attempt = ("--on-loss", "TERM", "--request-id", "job-1", "--", "sh", "-c", UP + "exec sleep 60")
     first = await broker.run("attempt", *attempt)
     await first.up()
     first.send(signal.SIGKILL)
@@ -354,10 +414,12 @@ async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker
 async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
     """Pessimistic starts nothing, optimistic starts at once, safe at the last known pace or not at all. Requests that
     still wait when the broker is back are admitted by it. Every unleased launch is reported and charged once, also if
-    it has ended before. A command whose lease is not renewed within its TTL gets a signal.
+    it has ended before. A command whose lease is not renewed within its TTL goes on, or gets the signal that it needs.
     """
-    held = await broker.run("unavailable", "--", "sh", "-c", f"trap 'echo signalled; exit 4' TERM; {UP}{FOREVER}")
-    await held.up()
+    script = f"trap 'echo signalled; exit 4' TERM; {UP}{FOREVER}"
+    held = await broker.run("unavailable", "--", "sh", "-c", script)
+    fenced = await broker.run("fenced", "--on-loss", "TERM", "--", "sh", "-c", script)
+    await asyncio.gather(held.up(), fenced.up())
     for pool in (PACED, PATIENT):  # records their paces on this host
         assert await ended(await broker.run(pool, "--", "true")) == (0, [])
     await broker.supervisor.kill(NAME)
@@ -378,13 +440,19 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
         (0, ["started"]),
         (0, ["started"]),
     ]
-    code, err = await held.ended()
-    assert (code, held.lines[-1]) == (4, "signalled")
+    code, err = await fenced.ended()
+    assert (code, fenced.lines[-1]) == (4, "signalled")
     assert "lease lost: not renewed in time" in err
 
     await broker.supervisor.restart(NAME)
     await patient.up()
     assert ((await patient.ended())[0], bool(patient.lease_id)) == (8, True)
+    await until(lambda: renewed_or_charged(broker, held), "the work is counted again")
+    held.send(signal.SIGTERM)
+    code, err = await held.ended()
+    assert (code, held.lines[-1]) == (4, "signalled")
+    assert "another holder may have its units" in err
+    assert await broker.held("unavailable") == []
     await until(lambda: all_charged(broker), "every start is charged")
     await until(lambda: holds(broker, "optimistic", 1), "launches that have ended are released")
     running.send(signal.SIGTERM)
@@ -397,6 +465,16 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
 async def all_charged(broker: Broker) -> bool:
     """True if two launches of each mode that starts are charged, and none of the others."""
     return [await broker.charged(pool) for pool in ("optimistic", PACED, "pessimistic", PATIENT)] == [2, 2, 0, 0]
+
+
+async def renewed_or_charged(broker: Broker, run: Run) -> bool:
+    """True if a command that outlived an outage holds its lease still, or counts without it: a short outage does not
+    keep leases from expiring."""
+    lease = await broker.get(f"/leases/{run.lease_id}")
+    if lease["state"] != "lost":
+        return bool(lease["ttl_seconds_left"] > 0.8 * lease["ttl_seconds"])
+    counted = (await broker.get("/leases?pool=unavailable"))["items"]
+    return any(lease["request_id"] == f"lost-{run.lease_id}" for lease in counted)
 
 
 async def holds(broker: Broker, pool: str, leases: int) -> bool:

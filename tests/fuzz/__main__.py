@@ -23,20 +23,24 @@ REQUESTS: Final = 3000
 SHOWN: Final = 12
 
 
-async def run(*, seed: int, number: int) -> list[Report]:
-    """Fuzz every service on a PostgreSQL of its own; each gets requests by its number of operations."""
+def shares(number: int) -> dict[str, int]:
+    """Requests of each service, by its number of operations; at least one of each operation."""
     sizes = {service: len(operations(document(service))) for service in WORLDS}
-    reports = []
+    return {service: max(size, number * size // sum(sizes.values())) for service, size in sizes.items()}
+
+
+async def run(*, seed: int, number: int) -> list[Report]:
+    """Fuzz every service on a PostgreSQL of its own."""
+    numbers, reports = shares(number), []
     with tempfile.TemporaryDirectory(prefix="slipway-fuzz-", ignore_cleanup_errors=True) as folder:
         server = EmbeddedPostgres(Path(folder) / "postgres", {"fsync": "off"})
         await server.start()
         try:
             for service, world_of in WORLDS.items():
-                share = max(sizes[service], number * sizes[service] // sum(sizes.values()))
                 home = Path(folder, service)
                 home.mkdir()
                 async with world_of(server, home) as world:
-                    reports.append(await fuzz(world, seed=seed, number=share))
+                    reports.append(await fuzz(world, seed=seed, number=numbers[service]))
                 print(reports[-1], flush=True)
         finally:
             await server.stop()

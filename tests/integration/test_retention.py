@@ -33,6 +33,9 @@ from tests.support.retention import prune_all
 # A row of each table that ended at $1, with the number $2 in its key.
 UUID: Final = "lpad($2::text, 32, '0')::uuid"
 EVERY_SERVICE: Final = {
+    "alert": """
+INSERT INTO alert (dedup_key, kind, subject_kind, subject_id, severity, body, closed_at)
+SELECT 'k' || $2, 'k', 'pool', 'p', 'page', '{}', $1""",
     "audit": """
 INSERT INTO audit (at, by, origin, action, reason, kind, subject_id, result)
 SELECT $1, 'b', '', 'set', '', 'k', 's' || $2, 'updated'""",

@@ -455,8 +455,8 @@ async def test_the_default_drain_time_is_the_longest_task(provisioner: Provision
         await provisioner.declare()
         await provisioner.database.execute("DELETE FROM claim")
         await provisioner.database.execute(
-            "INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at, ended_at)"
-            " SELECT id, 'q', 'task', $1, pool_id, $1, $2 FROM worker",
+            "INSERT INTO claim (worker_id, source, task_id, claimed_at, reported_at, pool_id, started_at, ended_at)"
+            " SELECT id, 'q', 'task', $1::timestamptz::text, $1, pool_id, $1, $2 FROM worker",
             after(0),
             ended_at,
         )
@@ -534,10 +534,14 @@ async def test_a_worker_that_asks_is_told_about_its_revision(provisioner: Provis
         told = await answer()
         assert (told["terminate"], told["state"], told["deadline"]) == (False, "draining", "2026-01-01T13:00:00Z")
         at = after(0).isoformat()
-        assert await answer("claimed", task_id="t", source="q", at=at) == {"terminate": True, "reason": f"{OLD} drains"}
+        assert await answer("claimed", task_id="t", source="q", at=at) == {
+            "terminate": True,
+            "reason": f"{OLD} drains",
+            "counted": True,
+        }
         assert (await answer())["terminate"] is True
         for _ in range(2):  # repeated since the first answer may be lost
-            assert (await answer("idle", at=at))["terminate"] is True
+            assert (await answer("idle", at=after(1).isoformat()))["terminate"] is True
         assert (await answer())["terminate"] is False
 
 

@@ -18,9 +18,10 @@ import pytest
 import slipway_common
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
-from slipway_common.database import migrate, postgres
+from slipway_common.database import alerts, migrate, postgres
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
+from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND, WORKER_LIFECYCLE
 from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay, retention
@@ -391,6 +392,67 @@ async def test_the_audit_is_pruned_twice_at_once(pair: Pair) -> None:
         assert await pair.a.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 1"
         assert await pair.b.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 0"
     assert await pair.a.fetchval("SELECT count(*) FROM audit") == 1
+
+
+# Alerts.
+
+ALERT: Final = AlertRaised(dedup_key="k", subject_kind="pool", subject_id="p", kind="odd", summary="s")
+OVER: Final = AlertResolved(dedup_key="k", subject_kind="pool", subject_id="p", kind="odd", summary="over")
+COUNTED: Final = "SELECT count(*) FILTER (WHERE closed_at IS NULL), count(*) FROM alert"
+
+
+@locking("database.alerts.RAISE", "database.alerts.CLOSE")
+async def test_an_alert_is_raised_while_it_is_raised_and_resolved(pair: Pair) -> None:
+    """The second waits, and changes the same row; one that waited for the end of the alert begins a new one."""
+    async with pair.a.transaction():
+        await alerts.record(pair.a, [ALERT])
+        second = await pair.b_waits(alerts.record(pair.b, [ALERT]))
+    assert [event.revision for event in await second] == [2]
+    async with pair.a.transaction():
+        await alerts.record(pair.a, [OVER])
+        third = await pair.b_waits(alerts.record(pair.b, [ALERT]))
+    assert [event.revision for event in await third] == [1]
+    assert tuple(await pair.a.fetchrow(COUNTED)) == (1, 2)
+
+
+@locking("database.alerts.SILENCE")
+async def test_an_alert_is_resolved_while_it_is_silenced(pair: Pair) -> None:
+    """There is no alert left to silence."""
+    await alerts.record(pair.a, [ALERT])
+    async with pair.a.transaction():
+        await alerts.record(pair.a, [OVER])
+        silence = await pair.b_waits(alerts.silence(pair.b, "k", until=utc_now(), by="ops", reason="r"))
+    assert await silence is None
+
+
+OLD_ALERTS: Final = """
+UPDATE alert SET published_at = published_at - interval '2 days', raised_at = raised_at - interval '9 days',
+    closed_at = closed_at - interval '91 days'"""
+
+
+@locking("database.alerts.CLAIM_UNPUBLISHED", "database.alerts.MARK_PUBLISHED")
+async def test_an_alert_is_published_again_by_one(pair: Pair) -> None:
+    """The second replica does not wait, and has nothing to publish, now and afterwards."""
+    await alerts.record(pair.a, [ALERT])
+    await pair.a.execute(OLD_ALERTS)
+    async with pair.a.transaction():
+        assert [alert.repeat for alert in await alerts.claim_unpublished(pair.a)] == [True]
+        assert await alerts.claim_unpublished(pair.b) == []
+    assert await alerts.claim_unpublished(pair.b) == []
+
+
+@locking("database.alerts.CLAIM_CLOSED", "database.alerts.MARK_DELETED", "messaging.retention.DELETE_ALERTS")
+async def test_a_closed_alert_leaves_the_topic_once(pair: Pair) -> None:
+    """The second replica does not wait, and the row is pruned by one of them."""
+    await alerts.record(pair.a, [ALERT])
+    await alerts.record(pair.a, [OVER])
+    await pair.a.execute(OLD_ALERTS)
+    async with pair.a.transaction():
+        assert [alert.dedup_key for alert in await alerts.claim_closed(pair.a)] == ["k"]
+        assert await alerts.claim_closed(pair.b) == []
+        assert await pair.b.execute(retention.DELETE_ALERTS.text, 90 * DAY_SECONDS) == "DELETE 0"
+    assert await alerts.claim_closed(pair.b) == []
+    assert await pair.b.execute(retention.DELETE_ALERTS.text, 90 * DAY_SECONDS) == "DELETE 1"
 
 
 # Sequence numbers.

@@ -46,7 +46,7 @@ from slipway_common.events.worker import (
 )
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply import freezing, launches, reaping, recovery, terminations
+from slipway_provisioner.apply import freezing, launches, reaping, recovery
 from slipway_provisioner.domain import accounting, planning
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from slipway_provisioner.domain.identity import Attested
@@ -76,7 +76,6 @@ from slipway_provisioner.store import (
     weights,
     workers,
 )
-from slipway_provisioner.store import terminations as stored
 from slipway_provisioner.store.batches import Batch, Overdue
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.retention import DELETE_STOPS
@@ -962,17 +961,22 @@ async def send_report(provisioner: Provisioner, token: str, path: str, **body: A
         return status
 
 
-@locking("store.demand.OPEN", "store.demand.CLOSE", "store.workers.LOCK")
+@locking("store.demand.SAVE", "store.demand.CLOSE", "store.workers.LOCK")
 async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) -> None:
-    """A claim that is reported twice concurrently is one claim and one event; so is its end."""
+    """A claim that is reported twice concurrently is one claim and one event; so is its end, and that of the worker."""
     ((worker, token),) = await running(provisioner)
     await provisioner.events()
     claim = {"path": f"{worker.id}/claimed", "task_id": "t", "source": "q"}
     assert await asyncio.gather(*(send_report(provisioner, token, **claim) for _ in range(3))) == [200] * 3
     assert len(await provisioner.published(WorkerClaimed)) == 1
-    assert await asyncio.gather(*(send_report(provisioner, token, f"{worker.id}/idle") for _ in range(3))) == [200] * 3
+    end = {"path": f"{worker.id}/idle", "at": after(1).isoformat()}
+    assert await asyncio.gather(*(send_report(provisioner, token, **end) for _ in range(3))) == [200] * 3
     assert len(await provisioner.events()) == 1
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
+    await send_report(provisioner, token, f"{worker.id}/claimed", task_id="u", source="q", at=after(2).isoformat())
+    ends = await asyncio.gather(*(send_report(provisioner, token, f"{worker.id}/stopped") for _ in range(3)))
+    assert sorted(ends) == [200, 410, 410]
+    assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
 
 
 @locking("store.workers.LOCK")
@@ -1017,7 +1021,7 @@ async def test_a_worker_that_ends_within_a_decision_is_not_replaced(provisioner:
     )
 
 
-@locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
 async def test_a_claim_at_the_moment_of_a_stop(provisioner: Provisioner) -> None:
     """A claim that waited for the stop of its idle worker is recorded, and the machine is not terminated: neither while
     the claim is not committed, nor while the task runs."""
@@ -1035,7 +1039,7 @@ async def test_a_claim_at_the_moment_of_a_stop(provisioner: Provisioner) -> None
     assert provisioner.cloud.terminated == []
 
 
-@locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
 async def test_a_termination_beside_a_claim(provisioner: Provisioner) -> None:
     """At the end of the grace period the machine is not terminated while its claim is not committed, nor afterwards."""
     ((worker, token),) = await running(provisioner)
@@ -1066,7 +1070,7 @@ async def test_two_replicas_record_one_downtime(provisioner: Provisioner) -> Non
     assert await database.fetchval("SELECT count(*) FROM downtime") == 1
 
 
-@locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Terminating instances, finding them missing and stopping workers do not deadlock."""
     everybody = await provisioner.starting(20)
@@ -1075,9 +1079,9 @@ async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None
     await provisioner.expire()
     for _ in range(5):
         await asyncio.gather(
-            provisioner.database.execute(stored.TAKE_STOPPING, 0, 0),
+            provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
             gone(provisioner, ids[:10]),
-            provisioner.database.execute(stored.TAKE_STOPPING, 0, 0),
+            provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
         )
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
 
@@ -1116,7 +1120,7 @@ async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Prov
 
 def protecting(instance_id: str) -> Callable[[Connection], Awaitable[None]]:
     """Transaction that records an instance which the account refuses to terminate."""
-    return lambda db: terminations.record_refused(db, "sim-a", {instance_id: Protected("it is protected")})
+    return lambda db: reaping.record_protected(db, "sim-a", {instance_id: Protected("it is protected")})
 
 
 @locking("store.accounts.PROTECT")
@@ -1140,7 +1144,7 @@ async def test_a_protected_instance_is_forgotten_while_another_is_found(provisio
     await provisioner.declare()
     await in_transaction(provisioner, protecting("i-1"))
     await provisioner.events()
-    forget = in_transaction(provisioner, lambda db: terminations.forget_gone(db, "sim-a", ["i-1"]))
+    forget = in_transaction(provisioner, lambda db: reaping.forget_protected(db, "sim-a", ["i-1"]))
     async with stopped_at(provisioner, "outbox", forget) as one:
         two = provisioner.start(in_transaction(provisioner, protecting("i-2")))
         await provisioner.until_waiting(one, two)
@@ -1362,8 +1366,8 @@ DELETE FROM dirty_pool;
 INSERT INTO dirty_pool (pool_id, reason) VALUES ('gone', 'a weight');
 INSERT INTO decision (id, pool_id, at, last_at, launched, reason, details)
 VALUES (gen_random_uuid(), 'linux', slipway_clock(), slipway_clock(), 0, '', '{}');
-INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at, ended_at)
-VALUES (gen_random_uuid(), 's', 't', slipway_clock(), 'linux', slipway_clock(), slipway_clock());
+INSERT INTO claim (worker_id, source, task_id, claimed_at, reported_at, pool_id, started_at, ended_at)
+VALUES (gen_random_uuid(), 's', 't', '', slipway_clock(), 'linux', slipway_clock(), slipway_clock());
 INSERT INTO unreachable_machine (worker_id, account_id, pool_id, launch_config_id)
 VALUES (gen_random_uuid(), 'sim-y', 'linux', 'a');
 INSERT INTO launch_stop (scope, scope_id, reason, by, until) VALUES ('pool', 'linux', 'drill', 'op', slipway_clock());
@@ -1725,17 +1729,16 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_leaving.py, test_limits.py,
-    # test_pacing.py, test_pauses.py, test_provider_keys.py, test_roll_outs.py, test_sources.py,
-    # test_unreachable_accounts.py, test_workspaces.py and test_workspace_listings.py.
+    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_limits.py, test_pacing.py, test_pauses.py,
+    # test_provider_keys.py, test_roll_outs.py, test_sources.py, test_unreachable_accounts.py, test_workspaces.py
+    # and test_workspace_listings.py.
     elsewhere = (
         "store.account_checks.",
         *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
         *("store.pacing.", "store.provider_keys.", "store.refused_pauses.", "store.retention.DELETE_ENDED_DEMAND"),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
         *("store.consoles.", "store.retention.DELETE_DOCUMENTS"),
-        *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),
-        "store.terminations.SET_REFUSING",
+        *("store.workspace_listings.", "store.retention.DELETE_LISTINGS"),
     )
     assert {name for name in locks if not name.startswith(elsewhere)} == locking
 

@@ -9,15 +9,15 @@ from tests.support.harness import until
 
 
 async def test_loss_is_signalled(live: Live) -> None:
-    """Renew returns 409/410 with a reason, and `lease.lost` is published; the client stops by its monotonic clock minus
-    the skew margin."""
+    """Renew returns 409/410 with a reason, and `lease.lost` is published; a client that needs fencing stops by its
+    monotonic clock minus the skew margin."""
     pool = await live.pool("loss", 1, ttl_seconds=10.0, reserve_seconds=10.0)
     mine = Lease(lease_id="", fencing_token=0, units=1, seconds_left=0.0)
     proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"
 
     async def lose() -> None:
         nonlocal mine
-        async with lease(pool, url=url, token=live.secrets["ann"], log=lambda _: None) as held:
+        async with lease(pool, url=url, token=live.secrets["ann"], on_loss="raise", log=lambda _: None) as held:
             mine = Lease(lease_id=held.lease_id, fencing_token=held.fencing_token, units=1, seconds_left=0.0)
             proxy.cut_off()
             await held.lost.wait()

@@ -52,6 +52,7 @@ def worker(id_: str, **fields: Any) -> dict[str, Any]:
         "idle_since": None,
         "last_seen_at": AT,
         "stopping_at": None,
+        "drain_until": None,
         "ended_at": None,
         "failed_at": None,
         "notice": "",

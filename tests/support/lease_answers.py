@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from tests.support.answers import LEASE_POOL, serving
+from tests.support.held_lease import HeldLease
 
 Answer = tuple[int, dict[str, Any]]
 LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
@@ -23,32 +24,9 @@ RELEASE = f"POST /leases/{LEASE}/release"
 UNLEASED = "POST /lease-pools/aws-ci/unleased"
 
 
-def lease(**changes: Any) -> Answer:
-    return 200, {
-        "id": changes.get("lease_id", LEASE),
-        "lease_id": LEASE,
-        "lease_pool_id": "aws-ci",
-        "request_id": "r",
-        "tenant": "ci",
-        "operation": "install",
-        "owner": "ci",
-        "holder": "host-1:10:aaaa",
-        "units": 1,
-        "fencing_token": 7,
-        "state": "confirmed",
-        "granted_at": "2026-08-01T14:03:07Z",
-        "expires_at": "2026-08-01T14:08:07Z",
-        "hold_until": "2026-08-01T14:23:07Z",
-        "ended_at": None,
-        "ttl_seconds": 300.0,
-        "ttl_seconds_left": 300.0,
-        "hold_seconds_left": 1200.0,
-        "waited_seconds": 0.0,
-        "mode": "enforce",
-        "advised_wait_seconds": None,
-        "reason": "a unit was free",
-        "unleased_by": None,
-    } | changes
+def lease(at: float = 0.0, **terms: Any) -> Answer:
+    """A lease as the broker's own code grants it under these terms, `at` seconds after its grant."""
+    return 200, HeldLease(**{"lease_id": LEASE} | terms).answer(at)
 
 
 def waiting(**changes: Any) -> Answer:

@@ -35,8 +35,8 @@ VERBS: Final = frozenset(
     Acquire Add Adopt Apply Archive Cancel Change Check Classify Compare Confirm Convert Create Declare Delete
     Demote Diagnose Drain Drop Edit Encrypt Explain Export Follow Freeze Get Grant Import Inspect Launch Lift
     List Manage Mark Pause Pin Plan Print Promote Publish Raise Record Recover Refuse Register Release Remove Renew
-    Replay Report Reset Resume Retire Retry Roll Run Set Show Start Stop Subscribe Tail Terminate Unfreeze Unpin Update
-    Validate View Wait Watch Withdraw Write
+    Replay Report Reset Resume Retire Retry Roll Run Set Show Silence Start Stop Subscribe Tail Terminate Unfreeze Unpin
+    Update Validate View Wait Watch Withdraw Write
     """.split()  # noqa: SIM905 # one word a line would be a page
 )
 # Classes of one name that are the same idea in two layers: an event and its row, a body and its value.

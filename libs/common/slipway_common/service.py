@@ -21,7 +21,7 @@ from pydantic import field_validator
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.base.text import listed
-from slipway_common.database import postgres
+from slipway_common.database import alerts, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
@@ -49,6 +49,7 @@ LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
+ALERTS_SECONDS: Final = 60.0
 
 
 class ServiceSettings(EnvironmentSettings):
@@ -175,6 +176,7 @@ class Service:
         app.include_router(routes.about)
         app.include_router(routes.restores)
         app.include_router(routes.audits)
+        app.include_router(routes.raised)
         if self.consumers or self.runtime.leader_loop is not None:
             viewers = [Consumer(self.name, view.topic, partial(self._apply_again, view)) for view in self.views]
             app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}
@@ -329,6 +331,7 @@ class Service:
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
             Loop(PRUNE_LOOP, PruneLoop(self.retention, self.settings).step, EVERY_SECONDS),
             Loop("watch-partitions", self._watch_partitions, 2.0),
+            Loop("alerts", self._republish_alerts, ALERTS_SECONDS),
             Loop(
                 "measure-service",
                 Measure(SERVICE_GAUGES, partial(service_readings, runtime=self.runtime)).step,
@@ -350,6 +353,19 @@ class Service:
         if self.runtime.relay is not None:
             self.runtime.relay.wake(database)
         return False
+
+    async def _republish_alerts(self, database: Database) -> bool:
+        """Publish open alerts again each day, and delete the keys of those closed long ago from their topic."""
+        async with database.acquire() as db, db.transaction():
+            events = [
+                *await alerts.claim_unpublished(db),
+                *await alerts.passed(db),
+                *map(outbox.Tombstone, await alerts.claim_closed(db)),
+            ]
+            await outbox.enqueue(db, events)
+        if events:
+            self.runtime.publish()
+        return bool(events)
 
     async def _watch_partitions(self, database: Database) -> bool:
         """Raise an alert while an assigned partition cannot be claimed, and one while a partition cannot be sent to;

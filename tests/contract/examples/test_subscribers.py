@@ -86,13 +86,13 @@ async def test_each_alert_is_delivered_once_over_a_restart(place: Place, tmp_pat
         await subscriber.until_printed("count linux-zone-a 2")
         by_hand = json.dumps({"dedup_key": "test/x", "subject_id": "x", "kind": "test", "summary": "by hand"})
         topic = place.prefix + ALERT.name
-        kcat(place, "-P", "-t", topic, "-k", "account/x", *headers(AlertResolved.type, "1"), write=by_hand)
+        kcat(place, "-P", "-t", topic, "-k", "test/x", *headers(AlertResolved.type, "1"), write=by_hand)
         await until(lambda: len(webhook.posted) == 2, "the webhook gets the end of x")
-        await publish(place, raised("y"))
+        await publish(place, raised("z", repeat=True), raised("y"))
         await until(lambda: len(webhook.posted) == 3, "the webhook gets y")
         found = kcat(place, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%k\n").split()
-        assert sorted(found) == ["account/x", "account/x", "account/y"]
-        await until_committed(place, name, 3)
+        assert sorted(found) == ["test/x", "test/x", "test/y", "test/z"]
+        await until_committed(place, name, 4)
         subscriber.kill()
         await publish(place, resolved("y"))
         subscriber.start()

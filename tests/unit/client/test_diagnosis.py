@@ -118,6 +118,10 @@ def test_alerts_are_graded_by_severity() -> None:
     ]
     assert not healthy(found)
     assert healthy(diagnose(msgspec.structs.replace(WELL, alerts=[notice])))
+    for seconds, silenced in ((60, True), (-60, False)):
+        until = (WELL.now + timedelta(seconds=seconds)).isoformat()
+        found = diagnose(msgspec.structs.replace(WELL, alerts=[page | {"silenced_until": until}]))
+        assert healthy(found) is silenced
 
 
 def test_a_tripped_config_is_a_note() -> None:

@@ -23,7 +23,7 @@ DECLARED = [
 
 @pytest.mark.parametrize("declared", DECLARED)
 def test_declared_pacing_stays(declared: dict[str, Any]) -> None:
-    """That of the pool, and that of its launches."""
+    """Pacing of the pool, and pacing of its launches."""
     assert unpaced([declared]) == {}
 
 

@@ -25,6 +25,7 @@ from slipway_client.leases.terms import Lease, Start, Wanted
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.events.lease import ReplacedLease
 from tests.support import lease_answers
+from tests.support.harness import until
 from tests.support.lease_answers import ACQUIRE, HANDLE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem, waiting
 
 NOWHERE = "http://127.0.0.1:1"
@@ -520,8 +521,8 @@ def test_switched_off_no_request_is_sent(
 def test_a_wait_takes_nothing_from_a_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
     """The time of the grant within a long poll is unknown: a second request returns the remaining time."""
     broker.wait_seconds = 0.5
-    broker.answers[ACQUIRE] = [waiting(), lease_answers.lease(ttl_seconds_left=0.4), lease_answers.lease()]
-    ran = run(environment, "--", "sh", "-c", "sleep 0.2; exit 3")
+    broker.answers[ACQUIRE] = [waiting(), lease_answers.lease(ttl_seconds=0.4), lease_answers.lease()]
+    ran = run(environment, "--on-loss", "TERM", "--", "sh", "-c", "sleep 0.2; exit 3")
     assert (ran.returncode, "lost" in ran.stderr) == (3, False)
 
 
@@ -661,7 +662,7 @@ def test_ctrl_c_reaches_command_and_script_once_each(
 
 def test_a_lost_lease_sends_the_chosen_signal(broker: LeaseBroker, environment: dict[str, str]) -> None:
     """A lost lease is not released: its units may be another holder's."""
-    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=TTL_SECONDS)]
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=TTL_SECONDS)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="expired")]
     script = "trap 'echo told; exit 9' USR1; while :; do sleep 0.05; done"
     ran = run(environment, "--on-loss", "USR1", "--", "sh", "-c", script)
@@ -670,24 +671,63 @@ def test_a_lost_lease_sends_the_chosen_signal(broker: LeaseBroker, environment: 
     assert broker.count(RELEASE) == 0
 
 
-def test_a_lost_lease_may_send_no_signal(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=TTL_SECONDS)]
-    broker.answers[RENEW] = [problem(410, "lease-ended", reason="replaced")]
-    lost = "lease lost: replaced"
-    code, log = run_until(environment, lost, "--on-loss", "none", "--", "sh", "-c", "read line; exit 3")
+def test_a_command_outlives_its_lost_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """The rest of its hold counts as an unleased launch, under an id of the lease, until the command ends."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
+    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})]
+    broker.answers["POST /leases/l-0/release"] = [lease_answers.RELEASED]
+    lost = "lease lost: lost; the command continues; the rest of its hold is charged as an unleased start"
+    code, log = run_until(environment, lost, "--", "sh", "-c", "read line; exit 3")
     assert (code, lost in log) == (3, True)
+    charged = {
+        "request_id": f"lost-{LEASE}",
+        "operation": "install",
+        "units": 1,
+        "started_at": lease_answers.lease()[1]["granted_at"],
+        "hold_seconds": 1200.0,
+        "cause": "lost",
+    }
+    # Reported again at the end of a command that ends before the answer.
+    assert all(body == {"starts": [charged]} for body in broker.bodies(UNLEASED))
+    assert broker.count(UNLEASED) >= 1
+    assert [body["result"] for body in broker.bodies("POST /leases/l-0/release")] == ["failed"]
+    assert broker.count(RELEASE) == 0
 
 
-def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=TTL_SECONDS)]
-    broker.answers[RENEW] = [problem(410, "lease-ended", reason="hold")]
+def test_the_loss_to_another_attempt_is_not_charged(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Its units count for that attempt."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="replaced")]
+    lost = "lease lost: replaced; the command continues\n"
+    code, log = run_until(environment, "lease lost", "--on-loss", "continue", "--", "sh", "-c", "read line; exit 3")
+    assert (code, lost in log, broker.count(UNLEASED)) == (3, True, 0)
+
+
+def test_an_outage_beyond_the_ttl_is_no_loss(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """A renewal is retried until the hold ends. A proxy that answers with a 404 of its own has not ended the lease, nor
+    has a token that is refused for a while."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
+    unclear = [problem(503, "unavailable"), problem(404, ""), problem(401, "invalid-token")]
+    broker.answers[RENEW] = [*unclear, problem(503, "unavailable"), lease_answers.lease()]
+    renewed = "the lease was renewed: nobody else had its units"
+    code, log = run_until(environment, renewed, "--", "sh", "-c", "read line; exit 3")
+    assert (code, renewed in log, "another holder may have its units" in log) == (3, True, True)
+    assert (broker.count(UNLEASED), broker.count(RELEASE)) == (0, 1)
+
+
+@pytest.mark.parametrize("on_loss", ["continue", "term"])
+def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment: dict[str, str], on_loss: str) -> None:
+    """Also for a command that would get a signal after a loss."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(hold_seconds=1.0)]
     ended = "lease ended (hold); the command continues without a lease"
-    code, log = run_until(environment, ended, "--", "sh", "-c", "read line; exit 3")
-    assert (code, ended in log) == (3, True)
+    code, log = run_until(environment, ended, "--on-loss", on_loss, "--", "sh", "-c", "read line; exit 0")
+    assert (code, ended in log, broker.count(RENEW)) == (0, True, 0)
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["done"]
 
 
 def test_a_lease_is_renewed_while_the_command_runs(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=TTL_SECONDS)]
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=TTL_SECONDS)]
     broker.answers[RENEW] = [*broker.answers[ACQUIRE] * 2, problem(410, "lease-ended", reason="hold")]
     code, _ = run_until(environment, "lease ended (hold)", "--", "sh", "-c", "read line; exit 3")
     assert (code, broker.count(RENEW), broker.count(RELEASE)) == (3, 3, 1)
@@ -875,20 +915,66 @@ async def test_a_block_that_fails_releases_once(broker: LeaseBroker, options: di
 
 
 async def test_a_block_learns_of_its_loss(broker: LeaseBroker, options: dict[str, Any]) -> None:
-    """The loss is an event during the block, and an exception at its end."""
-    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=TTL_SECONDS)]
+    """The loss is an event during the block, and with `raise` an exception at its end."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=TTL_SECONDS)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
+    options["on_loss"] = "raise"
     with pytest.raises(LeaseLost, match="is lost: lost"), lease("aws-ci", **options) as held:
         assert held.lost.wait(SECONDS)
 
     async def until_lost() -> None:
         async with lease("aws-ci", **options) as later:
             await asyncio.wait_for(later.lost.wait(), SECONDS)
-            later.check()
 
     with pytest.raises(LeaseLost, match="is lost: lost"):
         await until_lost()
-    assert broker.count(RELEASE) == 0
+    assert (broker.count(RELEASE), broker.count(UNLEASED)) == (0, 0)
+
+
+async def test_a_block_that_does_not_check_outlives_its_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    """It is charged until the end of its hold, or its own."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
+    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})]
+    broker.answers["POST /leases/l-0/release"] = [lease_answers.RELEASED]
+    async with lease("aws-ci", **options) as held:
+        await asyncio.wait_for(held.lost.wait(), SECONDS)
+        with pytest.raises(LeaseLost, match="is lost: lost"):
+            held.check()
+        await until(lambda: broker.count(UNLEASED) == 1, "it is charged")
+    assert [body["starts"][0]["cause"] for body in broker.bodies(UNLEASED)] == ["lost"]
+    assert (broker.count("POST /leases/l-0/release"), broker.count(RELEASE)) == (1, 0)
+
+
+async def test_a_block_outlives_its_hold(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    """The end of the hold is no loss, also for a block that needs fencing."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(hold_seconds=0.3)]
+    for on_loss in ("continue", "raise"):
+        lines: list[str] = []
+        with lease("aws-ci", on_loss=on_loss, **options) as held:
+            assert not held.lost.wait(0.6)
+            held.check()
+        async with lease("aws-ci", on_loss=on_loss, log=lines.append, **options) as later:
+            await asyncio.sleep(0.6)
+            later.check()
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["done"] * 4
+    assert broker.count(RENEW) == 0
+    with pytest.raises(ValueError, match="on_loss is 'stop'"):
+        lease("aws-ci", on_loss="stop", **options)
+
+
+async def test_a_renewal_after_an_outage_ends_the_doubt(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    """A block that checks is fenced while another holder may have its units, and only then."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
+    broker.answers[RENEW] = [problem(503, "unavailable")]
+    async with lease("aws-ci", **options) as held:
+        await asyncio.wait_for(held.lost.wait(), SECONDS)
+        with pytest.raises(LeaseLost, match="not renewed in time"):
+            held.check()
+        broker.answers[RENEW] = [lease_answers.lease()]
+        await until(lambda: not held.lost.is_set(), "it was renewed")
+        held.check()
+    assert (broker.count(RELEASE), broker.count(UNLEASED)) == (1, 0)
 
 
 async def test_a_block_is_not_entered_without_a_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +11,7 @@ from slipway_client.cli.commands.events import _json_line, _line, _matches
 from slipway_client.transport.log import Entry, Log
 from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging.envelope import Envelope, encode
 
@@ -92,14 +91,12 @@ def test_a_tombstone_is_printed() -> None:
 @pytest.mark.parametrize("type_", [*EVENT_OF, "io.slipway.alert.raised.v2", "com.example"])
 def test_doctor_passes_over_odd_records(type_: str, value: bytes) -> None:
     """The valid records around them are applied."""
-    alert = b'{"dedup_key":"%s","subject_kind":"config","subject_id":"s","kind":"k","summary":"m"}'
+    beat = b'{"service":"%s","instance":"0","at":"2026-01-01T12:00:00Z","version":"1"}'
     heartbeats: dict[str, datetime] = {}
-    alerts: dict[str, Any] = {}
     for found in (
-        entry(AlertRaised.type, alert % b"ended"),
-        entry(AlertRaised.type, alert % b"open"),
+        entry(ServiceHeartbeat.type, beat % b"provisioner"),
         entry(type_, value),
-        entry(AlertResolved.type, alert % b"ended"),
+        entry(ServiceHeartbeat.type, beat % b"lease-broker"),
     ):
-        _record(found, heartbeats, alerts)
-    assert (heartbeats, list(alerts)) == ({}, ["open"])
+        _record(found, heartbeats)
+    assert list(heartbeats) == ["provisioner", "lease-broker"]

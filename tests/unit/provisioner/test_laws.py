@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipway_common.events.lifecycle import State
 from slipway_common.events.scopes import Key
 from slipway_common.events.weight import BOUNDLESS
-from slipway_provisioner.domain.accounting import shortfall, surplus, tasks, wanted
+from slipway_provisioner.domain.accounting import protected, shortfall, surplus, tasks, wanted
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.choice import Candidate, choose
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Pool, Shared, Stage
@@ -74,18 +74,17 @@ def report(pending: int, claimed: int, gone: int, *, stale: bool = False) -> Dem
 #        reports                                         tasks to launch for, tasks that protect workers
 COUNTED = [
     ([report(1, 0, 0)], 1, 1),
-    ([report(0, 1, 1)], 0, 0),  # its worker has ended since the sample: nothing to replace
-    ([report(3, 2, 4)], 1, 1),
-    ([report(0, 1, 5)], 0, 0),  # tasks that came and ended after the sample
-    ([report(0, 1, 5), report(2, 0, 0)], 2, 2),  # one source's surplus is not another's
+    ([report(0, 1, 1)], 0, 1),  # its worker has ended since the sample: nothing to replace
+    ([report(3, 2, 4)], 1, 5),
+    ([report(0, 1, 1), report(2, 0, 0)], 2, 3),
     ([report(4, 3, 0, stale=True), report(1, 0, 0)], 1, 8),  # stale tasks protect workers but launch none
 ]
 
 
 @pytest.mark.parametrize(("reports", "launch", "protect"), COUNTED)
 def test_tasks(reports: list[Demand], launch: int, protect: int) -> None:
-    """Tasks that ended after the sample are subtracted once, per source."""
-    assert (tasks(reports, trust_stale=False), tasks(reports, trust_stale=True)) == (launch, protect)
+    """Tasks that ended after the sample need no launch, and protect workers until the next one."""
+    assert (tasks(reports, trust_stale=False), protected(reports)) == (launch, protect)
 
 
 COUNT = st.integers(0, 20)
@@ -99,9 +98,10 @@ def test_demand_is_the_sum_over_sources(some: list[Demand], others: list[Demand]
     for trust_stale in (False, True):
         both = tasks(some + others, trust_stale=trust_stale)
         assert both == tasks(some, trust_stale=trust_stale) + tasks(others, trust_stale=trust_stale)
+    assert protected(some + others) == protected(some) + protected(others)
     gone_stale = [msgspec.structs.replace(each, stale=True) for each in some]
     assert tasks(gone_stale, trust_stale=False) == 0
-    assert tasks(gone_stale, trust_stale=True) == tasks(some, trust_stale=True)
+    assert protected(gone_stale) == protected(some)
 
 
 Counts = tuple[int, int, int]

@@ -9,6 +9,7 @@ import pytest
 
 from slipway_common.events.scopes import Key
 from slipway_provisioner.domain import planning
+from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.planning import Launch, Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 
@@ -33,19 +34,14 @@ def config(name: str = "a", *, window: int = 64, launching: int = 0, failures: i
     return Config(**(usual | changes))
 
 
-def reports_of(pending: int, *, stale: bool = False) -> list[Demand]:
-    """Demand of one source with so many pending tasks."""
-    return [Demand(source="q", pending=pending, claimed=0, gone=0, stale=stale, fresh_seconds=-1.0 if stale else 300.0)]
-
-
 def observed(pending: int = 0, *configs: Config, serving: int = 0, leaving: int = 0, **changes: Any) -> Observed:
     pool = {name: changes.pop(name) for name in list(changes) if name in Pool.__struct_fields__}
-    fleet = {name: changes.pop(name) for name in ("stuck", "stranded") if name in changes}
+    demand = Demand(source="q", pending=pending, claimed=0, gone=0, stale=False, fresh_seconds=300.0)
     usual: dict[str, Any] = {
         "pool": msgspec.structs.replace(POOL, **pool),
-        "demands": reports_of(pending),
+        "demands": [demand],
         "configs": configs or (config(),),
-        "fleet": Fleet(serving=serving, leaving=leaving, **fleet),
+        "fleet": Fleet(serving=serving, leaving=leaving),
         "idle_timeout_seconds": 120.0,
     }
     return Observed(**(usual | changes))
@@ -336,3 +332,37 @@ def test_a_probe_uses_a_unit_of_shared_windows() -> None:
     for in_flight, launches in ((6, {"probed": 1, "healthy": 1}), (7, {"probed": 1}), (8, {"probed": 1})):
         shared = [Shared(key=Key("image", "i"), stage="boot", in_flight=in_flight, window=8)]
         assert launched(plan(observed(9, healthy, probed, shared=shared))) == launches
+
+
+def at_maximum_age(name: str, **changes: Any) -> Life:
+    usual: dict[str, Any] = {"has_task": False, "draining": False, "age_seconds": 60.0, "clock_seconds": 60.0}
+    return Life(worker_id=name, maximum_age_seconds=60.0, **(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("given", "stop", "cause"),
+    [
+        (observed(4, serving=4), ["w"], ""),
+        (observed(4, config(max_capacity=4, live=4), serving=4), ["w"], ""),  # its own departure makes room
+        (observed(5, FULL, serving=4), ["w"], ""),  # what fills a window ends by itself
+        (observed(4, TRIPPED, serving=4), [], "no launch config may launch: tripped"),
+        (observed(4, TRIPPED, config("b"), serving=4), ["w"], ""),
+        (observed(4, PROBE, serving=4), [], "no launch config may launch: tripped"),
+        (observed(4, STOPPED, serving=4), [], "no launch config may launch: launching is stopped in sim-a: drill"),
+        (observed(4, serving=4, paused=True), [], "the pool is paused"),
+        (observed(3, TRIPPED, serving=4), ["w"], "no launch config may launch: tripped"),  # nobody wants it
+    ],
+)
+def test_a_worker_of_full_age(given: Observed, stop: list[str], cause: str) -> None:
+    """It leaves if something could replace it, or if it is not wanted. Nothing is launched for it meanwhile."""
+    made = plan(msgspec.structs.replace(given, lives=[at_maximum_age("w"), at_maximum_age("young", age_seconds=1.0)]))
+    assert (made.ageing.stop, made.ageing.cause, made.units) == (stop, cause, 0)
+
+
+def test_a_worker_of_full_age_waits_for_what_is_missing_already() -> None:
+    """Before the maximum age itself, while more than a quarter is missing."""
+    early = at_maximum_age("w", age_seconds=59.99)
+    assert early.late_in > 0 >= early.drains_in
+    for missing, stop in ((0, ["w"]), (1, [])):
+        given = observed(4, config(launching=missing), serving=4, lives=[early])
+        assert plan(given).ageing.stop == stop

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from slipway_common.events.lifecycle import State
-from slipway_provisioner.domain.timeline import Claim, Moment, timeline
+from slipway_provisioner.domain.claims import Claim
+from slipway_provisioner.domain.timeline import Moment, timeline
 from slipway_provisioner.domain.workers import Worker
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -34,8 +35,16 @@ def test_a_whole_life_in_order() -> None:
         reason="drill",
     )
     claims = [
-        Claim(task_id="1", source="q", started_at=at(10), ended_at=at(20)),
-        Claim(task_id="2", source="q", started_at=at(20), ended_at=at(40)),
+        Claim(
+            task_id=task_id,
+            source="q",
+            claimed_at="",
+            reported_at=began,
+            started_at=began,
+            ended_at=ended,
+            counted=fits,
+        )
+        for task_id, began, ended, fits in (("1", at(10), at(20), True), ("2", at(20), at(40), False))
     ]
     assert timeline(worker, claims, at(1)) == [
         Moment(at(0), "requested", "on c, probe 3"),
@@ -44,9 +53,9 @@ def test_a_whole_life_in_order() -> None:
         Moment(at(6), "launched", "i-1"),
         Moment(at(10), "claimed", "task 1 of q"),
         Moment(at(20), "finished", "task 1 of q"),
-        Moment(at(20), "claimed", "task 2 of q"),
+        Moment(at(20), "claimed", "task 2 of q, above its task slots"),
         Moment(at(30), "stopping", "drill"),
-        Moment(at(40), "finished", "task 2 of q"),
+        Moment(at(40), "finished", "task 2 of q, above its task slots"),
         Moment(at(50), "stopped", "drill"),
     ]
 

@@ -1,5 +1,6 @@
 """HTTP client for the lease-broker. Each call is made once and is idempotent: callers decide about retries."""
 
+from math import inf
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -7,12 +8,14 @@ import msgspec
 
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
+from slipway_client.transport import patience
 from slipway_client.transport.exchange import NoAnswer, authorization, exchange
 from slipway_client.transport.http import ADVICE, SERVICES, advice, path
+from slipway_client.transport.patience import Patience
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
 
-CALL_SECONDS: Final = 5.0
-"""Timeout of a call, in addition to the wait that it requests."""
+FIRST: Final = Patience()
 PROBLEM: Final = "urn:slipway:problem:"
 # Retryable statuses. Other statuses below 500 are final.
 NOT_NOW: Final = frozenset({408, 425, 429})
@@ -44,30 +47,44 @@ class Charged(msgspec.Struct, frozen=True):
 
 class Broker:
     """The lease-broker for one caller. Every method raises NoAnswer if there was no answer or a retryable one, and
-    Refused for a refusal that is final."""
+    Refused for a refusal that is final. The timeout of a call follows `patience`."""
 
-    def __init__(self, url: str, token: str = "") -> None:
+    def __init__(self, url: str, token: str = "", patience: Patience = FIRST) -> None:
         where = urlsplit(url)
         if where.scheme not in {"http", "https"} or not where.hostname:  # would look like an outage
             raise Refused(f"{url} is not a URL such as {SERVICES['lease-broker']}", "not-an-address", 422)
         self.url = url.rstrip("/")
         self._token = token
+        self._patience = patience
 
-    async def acquire(self, wanted: Wanted, wait_seconds: float) -> Lease | Waiting:
+    async def acquire(self, wanted: Wanted, wait_seconds: float, *, within_seconds: float = inf) -> Lease | Waiting:
         """Request a lease; returns it, or the place in the queue."""
         status, body = await self._call(
-            "POST", path("lease-pools", wanted.lease_pool_id, "leases"), wanted.body(wait_seconds), wait_seconds
+            "POST",
+            path("lease-pools", wanted.lease_pool_id, "leases"),
+            wanted.body(wait_seconds),
+            wait_seconds=wait_seconds,
+            within_seconds=within_seconds,
         )
         return _read(body, Waiting) if status == 202 else _read(body, Lease)
 
-    async def acquire_gang(self, wanted: Gang, wait_seconds: float) -> list[Lease] | Waiting:
+    async def acquire_gang(
+        self, wanted: Gang, wait_seconds: float, *, within_seconds: float = inf
+    ) -> list[Lease] | Waiting:
         """Request the leases of all members; returns them, or the place in their queues."""
-        status, body = await self._call("POST", "/lease-gangs", wanted.body(wait_seconds), wait_seconds)
+        status, body = await self._call(
+            "POST",
+            "/lease-gangs",
+            wanted.body(wait_seconds),
+            wait_seconds=wait_seconds,
+            within_seconds=within_seconds,
+        )
         return _read(body, Waiting) if status == 202 else _read(body, Granted).leases
 
-    async def cancel(self, wanted: Wanted) -> None:
+    async def cancel(self, wanted: Wanted, *, within_seconds: float = inf) -> None:
         """Cancel a request. A lease that was granted to it is released."""
-        await self._call("DELETE", path("lease-pools", wanted.lease_pool_id, "requests", wanted.request_id))
+        url = path("lease-pools", wanted.lease_pool_id, "requests", wanted.request_id)
+        await self._call("DELETE", url, within_seconds=within_seconds)
 
     async def renew(self, lease: Lease, progress: str | None = None) -> Lease:
         """Renew a lease. Raises LeaseEnded."""
@@ -99,18 +116,35 @@ class Broker:
         try:
             return (await self._call("POST", path("leases", lease.lease_id, what), body))[1]
         except Refused as refused:
-            if refused.slug in LOST_SLUGS or refused.status == 404:
-                raise LeaseEnded(refused.reason or refused.slug or "unknown lease") from refused
+            if refused.slug in {*LOST_SLUGS, "unknown-lease"}:
+                raise LeaseEnded(refused.reason or refused.slug) from refused
             raise
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, wait_seconds: float = 0.0
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        wait_seconds: float = 0.0,
+        within_seconds: float = inf,
     ) -> tuple[int, dict[str, Any]]:
+        """Call the broker, which may hold its answer back for `wait_seconds`. A caller that goes on without an answer
+        `within_seconds` still waits as long as for a broker that was never slow."""
         url = self.url + path
         content = b"" if body is None else msgspec.json.encode(body)
-        status, answered = await exchange(
-            method, url, content, headers=authorization(self._token), seconds=CALL_SECONDS + wait_seconds
-        )
+        seconds = min(self._patience.seconds, max(self._patience.least_seconds, within_seconds - wait_seconds))
+        begun_at = monotonic_seconds()
+        try:
+            status, answered = await exchange(
+                method, url, content, headers=authorization(self._token), seconds=seconds + wait_seconds
+            )
+        except NoAnswer:
+            if monotonic_seconds() - begun_at >= seconds + wait_seconds:
+                self._patience = patience.timed_out(self._patience, seconds)
+            raise
+        if (took_seconds := monotonic_seconds() - begun_at - wait_seconds) > 0:  # an earlier answer was held back
+            self._patience = patience.answered(self._patience, took_seconds)
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
             raise NoAnswer(f"{self.url} answered {status}")
         try:

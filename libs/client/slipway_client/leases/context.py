@@ -35,8 +35,9 @@ ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Held(Generic[Event]):
-    """Lease held by the block. `lost` is set when the lease has ended before its time: stop, another holder may have
-    started.
+    """Lease held by the block. `lost` is set while another holder may have its units: because the lease could not be
+    renewed in time, until a renewal shows that it was kept, or for good because the broker has ended it. The end of its
+    hold is no loss.
 
     `lease_id` is empty and `fencing_token` 0 if the block runs without a lease: because the broker was unavailable, or
     by SLIPWAY_LEASE=off.
@@ -51,7 +52,7 @@ class Held(Generic[Event]):
         self.reason = ""
 
     def check(self) -> None:
-        """Raise LeaseLost if the lease is lost: call it before actions that must not happen twice."""
+        """Raise LeaseLost if another holder may have the units: call it before what a second holder would corrupt."""
         if self.lost.is_set():
             raise LeaseLost(f"lease {self.lease_id} is lost: {self.reason}")
 
@@ -67,6 +68,7 @@ def lease(
     max_wait_seconds: float = 1800.0,
     fail_open: str = "safe",
     unavailable_seconds: float = UNAVAILABLE_SECONDS,
+    on_loss: str = "continue",
     request_id: str = "",
     replaces: str = "",
     group: LeaseGroup | None = None,
@@ -78,12 +80,15 @@ def lease(
 
     `request_id` makes retries the same request, also after a crash; `replaces` is the lease of the previous attempt, as
     LEASE_ID:FENCING_TOKEN. `fail_open` (safe, optimistic, pessimistic) is the behaviour once the broker is unavailable
-    for `unavailable_seconds`. `url` and `token` default to the environment variables of the `slipway` command. `log`
-    gets lines for people.
+    for `unavailable_seconds`. With `on_loss="continue"` a block whose lease was lost goes on, and counts as an unleased
+    launch until its hold ends; with `raise` it has failed. `url` and `token` default to the environment variables of
+    the `slipway` command. `log` gets lines for people.
 
-    Entering raises NotAdmitted after `max_wait_seconds`, Unreachable, or Refused; leaving raises LeaseLost when the
-    lease was lost and nothing else was raised.
+    Entering raises NotAdmitted after `max_wait_seconds`, Unreachable, or Refused; leaving raises LeaseLost with
+    `on_loss="raise"`, when the lease was lost and nothing else was raised. Raises ValueError for an unknown word.
     """
+    if on_loss not in ("continue", "raise"):
+        raise ValueError(f"on_loss is {on_loss!r}: expected 'continue' or 'raise'")
     wanted = Wanted(
         lease_pool_id=lease_pool,
         request_id=request_id or new_id(),
@@ -105,16 +110,17 @@ def lease(
             unavailable_seconds=unavailable_seconds,
         )
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
-        return open_session(where, token or token_of(environment), wanted, admission, log)
+        return open_session(where, token or token_of(environment), wanted, admission, log, fenced=on_loss == "raise")
 
-    return Leasing(None if switched_off(environment) else new_session)
+    return Leasing(None if switched_off(environment) else new_session, raises=on_loss == "raise")
 
 
 class Leasing:
     """Context manager returned by `lease`, for `with` or `async with`; not reusable."""
 
-    def __init__(self, new_session: Callable[[], Session] | None) -> None:
+    def __init__(self, new_session: Callable[[], Session] | None, *, raises: bool) -> None:
         self._new_session = new_session
+        self._raises = raises
         self._cleanup = contextlib.ExitStack()
         self._thread: _BackgroundSession | None = None
         self._session: Session | None = None
@@ -164,7 +170,7 @@ class Leasing:
         self._check(kind)
 
     def _check(self, kind: type[BaseException] | None) -> None:
-        if kind is None and self._held is not None:
+        if self._raises and kind is None and self._held is not None:
             self._held.check()
 
 
@@ -231,9 +237,14 @@ class _BackgroundSession:
 
 
 async def _watch(session: Session, held: Held[Any]) -> None:
-    """Renew the lease, and set `held.lost` if it ends before its time."""
+    """Renew the lease, and keep `held.lost` true."""
+
+    def trust(trusted: bool) -> None:
+        held.reason = "not renewed in time"
+        (held.lost.clear if trusted else held.lost.set)()
+
     if held.lease_id:
-        over = await session.hold()
+        over = await session.hold(trust)
         if over.lost:
             held.reason = over.reason
             held.lost.set()

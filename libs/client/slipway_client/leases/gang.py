@@ -24,8 +24,9 @@ async def acquire(
         match admission.next_step(state, monotonic_seconds()):
             case admission.Request(wait_seconds):
                 asked_at = monotonic_seconds()
+                within_seconds = admission.decided_at(state) - asked_at
                 try:
-                    answer = await broker.acquire_gang(wanted, wait_seconds)
+                    answer = await broker.acquire_gang(wanted, wait_seconds, within_seconds=within_seconds)
                 except NoAnswer as error:
                     now = monotonic_seconds()
                     state = admission.unanswered(state, asked_at=asked_at, now=now, chance=rng.random())

@@ -1,7 +1,8 @@
 """State of a held lease, and when to renew it. Pure: `now` (monotonic seconds) is an argument.
 
 The broker's clock decides. The remaining time that it reports is counted from before the request was sent, so that a
-slow answer never makes a lease longer than it is.
+slow answer never makes a lease longer than it is. The TTL never reaches past the hold: a lease with as much TTL left as
+hold lives to the end of its hold, whether it is renewed again or not.
 """
 
 from typing import Final
@@ -17,53 +18,81 @@ RENEWALS_PER_TTL: Final = 3
 # Clocks of two machines drift; a holder stops before the broker may grant its units to another one.
 SKEW_SECONDS: Final = 5.0
 SKEW_SHARE: Final = 0.1  # of a TTL below 10 * SKEW_SECONDS
+# By how much less TTL than hold may be left of a lease that lives to the end of its hold: the broker rounds instants.
+ROUNDING_SECONDS: Final = 0.1
 # Ends that are no loss: the lease was released in the holder's name, or its hold is over.
 USUAL_ENDS: Final = frozenset({"hold", "released"})
+# Losses after which the work goes on without counting. After the others its units belong to another attempt or process
+# of the same work, or the broker has given the work up.
+UNCOUNTED_ENDS: Final = frozenset({"expired", "lost", "unknown-lease"})
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A held lease. All times are on this process's clock."""
+    """A held lease. All times are on this process's clock. `trusted_until`: until then no other holder may have its
+    units. `renewable_until`: no renewal after that could prolong it. `doubted`: the holder knows that trust has ended.
+    """
 
     lease: Lease
     trusted_until: float
     hold_until: float
     renew_at: float
+    renewable_until: float
     backoff: Backoff = Backoff()
+    doubted: bool = False
 
 
 class Renew(msgspec.Struct, frozen=True):
     """Renew now."""
 
 
+class Doubt(msgspec.Struct, frozen=True):
+    """The lease could not be renewed in time: from now on another holder may have its units. Renewing goes on, since
+    the broker may not have ended it."""
+
+
 class LeaseEnd(msgspec.Struct, frozen=True):
-    """The lease has ended. `lost`: before its time, so that the work it covers has to stop."""
+    """The lease has ended. `lost`: before its time; another holder may have its units. `uncounted`: the broker counts
+    the work no longer, although it may go on."""
 
     reason: str
     lost: bool
-    by_broker: bool = True
-    """True if the broker reported the end, False if our own clock did."""
+    uncounted: bool = False
 
 
 def granted(lease: Lease, asked_at: float) -> Holding:
     """Apply a grant or renewal that was requested at `asked_at`."""
-    ttl_seconds = lease.ttl_seconds_left
+    ttl_seconds, hold_until = lease.ttl_seconds_left, asked_at + lease.hold_seconds_left
+    is_promised = ttl_seconds >= lease.hold_seconds_left - ROUNDING_SECONDS
+    trusted_until = asked_at + ttl_seconds - min(SKEW_SECONDS, SKEW_SHARE * ttl_seconds)
+    interval_seconds = lease.ttl_seconds / RENEWALS_PER_TTL
     return Holding(
         lease=lease,
-        trusted_until=asked_at + ttl_seconds - min(SKEW_SECONDS, SKEW_SHARE * ttl_seconds),
-        hold_until=asked_at + lease.hold_seconds_left,
-        renew_at=asked_at + ttl_seconds / RENEWALS_PER_TTL,
+        trusted_until=hold_until if is_promised else trusted_until,
+        hold_until=hold_until,
+        renew_at=asked_at + interval_seconds,
+        renewable_until=hold_until - interval_seconds if is_promised else hold_until,
     )
 
 
-def next_step(holding: Holding, now: float) -> Renew | Wait | LeaseEnd:
+def next_step(holding: Holding, now: float, *, fenced: bool) -> Renew | Wait | Doubt | LeaseEnd:
     """Next step. A lease whose time has passed is not trusted, although the broker has not ended it: this process may
-    have been suspended meanwhile."""
+    have been suspended meanwhile. For a `fenced` holder it is lost then; any other goes on renewing until its hold
+    ends."""
     if holding.hold_until <= now:
-        return LeaseEnd("hold", lost=False, by_broker=False)
-    if holding.trusted_until <= now:
-        return LeaseEnd("not renewed in time", lost=True, by_broker=False)
+        return LeaseEnd("hold", lost=False)
+    if holding.trusted_until <= now and not holding.doubted:
+        return LeaseEnd("not renewed in time", lost=True) if fenced else Doubt()
     due = max(holding.renew_at, holding.backoff.retry_at)
-    return Renew() if due <= now else Wait(min(due, holding.trusted_until, holding.hold_until))
+    if max(due, now) > holding.renewable_until:
+        due = holding.hold_until
+    if due <= now:
+        return Renew()
+    return Wait(min(due, holding.hold_until if holding.doubted else holding.trusted_until))
+
+
+def doubted(holding: Holding) -> Holding:
+    """Apply the end of trust."""
+    return replace(holding, doubted=True)
 
 
 def unanswered(holding: Holding, now: float, chance: float) -> Holding:
@@ -73,4 +102,4 @@ def unanswered(holding: Holding, now: float, chance: float) -> Holding:
 
 def ended(reason: str) -> LeaseEnd:
     """Apply the broker's answer that the lease has ended."""
-    return LeaseEnd(reason, lost=reason not in USUAL_ENDS)
+    return LeaseEnd(reason, lost=reason not in USUAL_ENDS, uncounted=reason in UNCOUNTED_ENDS)

@@ -38,7 +38,8 @@ async def run(
     granted: Callable[[Lease], None],
     log: Callable[[str], None],
 ) -> Outcome:
-    """Run a command under a lease. Raises what Session.acquire raises, before the command starts only. An exit code in
+    """Run a command under a lease. Raises what Session.acquire raises, before the command starts only. The command gets
+    the signal `on_loss` if its lease is lost, or this process killed; None: it goes on without one. An exit code in
     `throttled` is reported to the broker as a throttle of the account."""
     running = _Running(on_loss, log)
     running.catch_signals()
@@ -117,7 +118,8 @@ class _Running:
         if not over.lost:
             self._log(f"lease ended ({over.reason}); the command continues without a lease")
         elif self._on_loss is None or self._child is None:
-            self._log(f"lease lost: {over.reason}; no signal is sent to the command")
+            charged = "; the rest of its hold is charged as an unleased start" if over.uncounted else ""
+            self._log(f"lease lost: {over.reason}; the command continues{charged}")
         else:
             self._log(f"lease lost: {over.reason}; sending {self._on_loss.name} to the command")
             self._child.send(self._on_loss)

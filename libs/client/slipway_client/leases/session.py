@@ -42,7 +42,8 @@ class Unleased(msgspec.Struct, frozen=True):
 
 class Session:
     """Lease session. `admission` sets the wait and the fail-open mode; `log` gets lines for people. A `resumable`
-    session leaves its request in the queue when its wait is over: the same request id finds it again."""
+    session leaves its request in the queue when its wait is over: the same request id finds it again. For a `fenced`
+    one the lease is lost once another holder may have its units; any other keeps renewing it, and its work goes on."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Session:
         log: Callable[[str], None],
         *,
         resumable: bool = False,
+        fenced: bool = False,
     ) -> None:
         self._broker = broker
         self._wanted = wanted
@@ -62,8 +64,8 @@ class Session:
         self._rng = rng
         self._log = log
         self._resumable = resumable
+        self._fenced = fenced
         self._holding: Holding | None = None
-        self._lease_end: LeaseEnd | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._sent = False
         self._own_start: Spooled | None = None  # until it is charged
@@ -99,16 +101,17 @@ class Session:
     async def _cancel(self) -> None:
         if self._sent:
             self._sent = False
-            with contextlib.suppress(NoAnswer, Refused):  # a lease that is not confirmed ends at the reserve deadline
-                await self._broker.cancel(self._wanted)
+            with contextlib.suppress(NoAnswer, Refused):  # a lease that is not renewed ends with its TTL
+                await self._broker.cancel(self._wanted, within_seconds=RELEASE_SECONDS)
 
     async def _ask(self, wait_seconds: float) -> Lease | None:
         with contextlib.suppress(NoAnswer):  # first, so that unleased launches count before anything is granted
             await self._report_pending()
         asked_at = monotonic_seconds()
+        within_seconds = admission.decided_at(self._admission) - asked_at
         self._sent = True
         try:
-            answer = await self._broker.acquire(self._wanted, wait_seconds)
+            answer = await self._broker.acquire(self._wanted, wait_seconds, within_seconds=within_seconds)
         except NoAnswer as error:
             if self._admission.backoff.since is None:
                 self._log(f"lease-broker unavailable, retrying: {error}")
@@ -155,12 +158,22 @@ class Session:
     def _start_unleased(self) -> Unleased:
         wanted, started_at = self._wanted, utc_now().isoformat()
         # An id of its own: the broker may have received the request although it did not answer.
-        start = Start(request_id=new_id(), operation=wanted.operation, units=wanted.units, started_at=started_at)
-        self._own_start = Spooled(lease_pool_id=wanted.lease_pool_id, start=start)
-        self._state.spool(self._own_start)
+        start = Start(
+            request_id=new_id(),
+            operation=wanted.operation,
+            units=wanted.units,
+            started_at=started_at,
+            hold_seconds=wanted.hold_seconds,
+        )
         self._log("lease-broker unavailable; starting without a lease, which will be reported to it later")
-        self._start_background(self.report_unleased())
+        self._start_uncounted(start)
         return Unleased(start)
+
+    def _start_uncounted(self, start: Start) -> None:
+        """Report our own work without a lease, now or as soon as the broker answers, so that it counts."""
+        self._own_start = Spooled(lease_pool_id=self._wanted.lease_pool_id, start=start)
+        self._state.spool(self._own_start)
+        self._start_background(self.report_unleased())
 
     def _wait_over(self, *, unavailable: bool) -> Exception:
         waited = moments.about(self._admission.max_wait_seconds)
@@ -182,34 +195,63 @@ class Session:
 
     # Holding
 
-    async def hold(self) -> LeaseEnd:
-        """Renew the lease until it ends."""
-        assert self._holding is not None
-        while self._lease_end is None:
-            match holding.next_step(self._holding, monotonic_seconds()):
+    async def hold(self, on_trust: Callable[[bool], None] = lambda trusted: None) -> LeaseEnd:
+        """Renew the lease until it ends. `on_trust` gets False once another holder may have its units, and True if it
+        was renewed after that."""
+        while True:
+            assert self._holding is not None
+            match holding.next_step(self._holding, monotonic_seconds(), fenced=self._fenced):
                 case admission.Wait(until):
                     await asyncio.sleep(max(0.0, until - monotonic_seconds()))
+                case holding.Doubt():
+                    self._holding = holding.doubted(self._holding)
+                    self._log(
+                        "the lease could not be renewed in time; another holder may have its units. "
+                        "Renewing it is retried until its hold ends."
+                    )
+                    on_trust(False)
                 case holding.Renew():
-                    await self._renew(self._holding)
+                    before = self._holding
+                    if (over := await self._renew(before)) is not None:
+                        return self._ended(before.lease, over)
+                    if before.doubted and not self._holding.doubted:
+                        self._log("the lease was renewed: nobody else had its units")
+                        on_trust(True)
                 case over:
-                    self._lease_end = over
-        return self._lease_end
+                    return over
 
-    async def _renew(self, held: Holding) -> None:
+    async def _renew(self, held: Holding) -> LeaseEnd | None:
+        """Renew the lease; returns its end if the broker has ended it."""
         asked_at = monotonic_seconds()
+        until = held.hold_until if held.doubted else held.trusted_until
         try:
-            async with asyncio.timeout(max(0.0, held.trusted_until - asked_at)):
+            async with asyncio.timeout(until - asked_at):
                 self._holding = holding.granted(await self._broker.renew(held.lease), asked_at)
         except LeaseEnded as ended:
-            self._lease_end = holding.ended(ended.reason)
-        except Refused as refused:  # its token was revoked: this lease cannot be renewed any more
-            self._lease_end = LeaseEnd(str(refused), lost=True)
-        except NoAnswer as error:
+            return holding.ended(ended.reason)
+        except (NoAnswer, Refused) as error:  # a refused token says nothing about the lease, and may be corrected
             if held.backoff.since is None:
-                self._log(f"lease-broker unavailable, retrying the renewal: {error}")
+                self._log(f"the lease could not be renewed, retrying: {error}")
             self._holding = holding.unanswered(held, monotonic_seconds(), self._rng.random())
         except TimeoutError:
             pass  # next_step decides
+        return None
+
+    def _ended(self, lease: Lease, over: LeaseEnd) -> LeaseEnd:
+        """Apply an end by the broker. Work that goes on after a loss is charged until the end of its hold."""
+        if over.lost:
+            self._holding, self._sent = None, False  # nothing is left to release, or to cancel
+        if over.uncounted and not self._fenced:
+            start = Start(
+                request_id=f"lost-{lease.lease_id}",  # so that the loss is charged once, however often reported
+                operation=self._wanted.operation,
+                units=lease.units,
+                started_at=lease.granted_at,
+                hold_seconds=lease.hold_seconds,
+                cause="lost",
+            )
+            self._start_uncounted(start)
+        return over
 
     async def release(self, result: str, *, throttled: bool = False) -> None:
         """Release the lease, unless it was lost; idempotent. After the end of its hold this only reports the result.
@@ -222,7 +264,7 @@ class Session:
             self._own_start = replace(self._own_start, result=result)
             self._state.spool(self._own_start)
         held, self._holding = self._holding, None
-        if held is not None and (self._lease_end is None or not (self._lease_end.by_broker and self._lease_end.lost)):
+        if held is not None:
             await self._release(held.lease, result, throttled=throttled)
         await self._last_try()
 
@@ -324,9 +366,16 @@ def _outlook(waiting: Waiting) -> str:
 
 
 def open_session(
-    url: str, token: str, wanted: Wanted, admission: Admission, log: Callable[[str], None], *, resumable: bool = False
+    url: str,
+    token: str,
+    wanted: Wanted,
+    admission: Admission,
+    log: Callable[[str], None],
+    *,
+    resumable: bool = False,
+    fenced: bool = False,
 ) -> Session:
     """Open a session with the lease-broker at `url` and this host's state. Raises Refused for an invalid URL."""
     state = State(folder(os.environ), url, log)
     rng = Random()  # noqa: S311 (spreads repetitions)
-    return Session(Broker(url, token), wanted, admission, state, rng, log, resumable=resumable)
+    return Session(Broker(url, token), wanted, admission, state, rng, log, resumable=resumable, fenced=fenced)

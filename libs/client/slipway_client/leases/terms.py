@@ -62,29 +62,29 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the broker returns it. Durations are the time left when it answered, by its clock."""
+    """A lease as the broker returns it. `ttl_seconds` is the full TTL of its pool; durations `left` are those when it
+    answered, by its clock."""
 
     lease_id: str
     lease_pool_id: str
     request_id: str
     fencing_token: int
+    ttl_seconds: float
     ttl_seconds_left: float
     hold_seconds_left: float
+    granted_at: str
+    hold_until: str
+    expires_at: str | None = None
     units: int = 1
     state: str = "confirmed"
-    granted_at: str | None = None
-    expires_at: str | None = None
-    hold_until: str | None = None
     waited_seconds: float = 0.0
     mode: str = "enforce"
     advised_wait_seconds: float | None = None
     reason: str | None = None
 
     @property
-    def hold_seconds(self) -> float | None:
-        """Total hold; None if the broker does not report it."""
-        if self.granted_at is None or self.hold_until is None:
-            return None
+    def hold_seconds(self) -> float:
+        """Total hold."""
         return (moments.at(self.hold_until) - moments.at(self.granted_at)).total_seconds()
 
     @property
@@ -111,6 +111,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     units: int
     started_at: str
+    hold_seconds: float | None = None
     cause: str = "unavailable"
 
 

@@ -113,6 +113,22 @@ class Api:
     def get(self, service: str, path: str, **parameters: Any) -> Any:
         return self._call("GET", service, path, parameters)
 
+    def list_all(self, path: str, services: Iterable[str] = (), **parameters: Any) -> tuple[list[dict[str, Any]], str]:
+        """Items of a list that every service has, of all of them or of `services`, each with its `service`. The text
+        says which ones did not answer. Raises Failed if none did."""
+        rows: list[dict[str, Any]] = []
+        errors: list[str] = []
+        asked = list(services) or list(self.urls)
+        for service in asked:
+            try:
+                rows += [{"service": service, **row} for row in self.get(service, path, **parameters)["items"]]
+            except Failed as error:
+                errors.append(str(error))
+        text = "\n".join(dict.fromkeys(errors))  # one that all have only once
+        if len(errors) == len(asked):
+            raise Failed(text)
+        return rows, text
+
     def get_tagged(self, service: str, path: str) -> tuple[Any, str]:
         """An object with its entity tag, by which `put_tagged` replaces just this version of it."""
         answer = self._answer("GET", service, path, {})

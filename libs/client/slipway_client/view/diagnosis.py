@@ -260,14 +260,16 @@ def _ages(seen: Gathered) -> str:
 
 
 def _alerts(seen: Gathered) -> Iterable[Finding]:
-    """Pages are warnings; notices report what Slipway handles alone, but for a tripped pool. A tripped config's notice
-    repeats a finding about health."""
+    """Pages are warnings, unless silenced; notices report what Slipway handles alone, but for a tripped pool. A tripped
+    config's notice repeats a finding about health."""
     known = {config["id"] for config in seen.configs or () if is_tripped(config)}
     alerts = sorted(seen.alerts or (), key=lambda row: (row.get("severity") == "notice", row.get("since") or ""))
     for alert in alerts:
         if alert.get("kind") == CONFIG_TRIPPED and alert.get("subject_id") in known:
             continue
         is_note = alert.get("severity") == "notice" and alert.get("kind") != POOL_TRIPPED
+        until = alert.get("silenced_until")
+        is_note = is_note or (until is not None and moments.at(until) > seen.now)
         effect = f"; {alert['effect']}" if alert.get("effect") else ""
         detail = f"{alert['summary'] or alert['kind']}{effect}"
         yield Finding(NOTE if is_note else WARN, "alerts", detail, alert.get("command", ""))

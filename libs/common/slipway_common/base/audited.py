@@ -18,6 +18,7 @@ class AuditedKind(StrEnum):
     DEPLOYMENT = "deployment"
     PARTITION = "partition"
     DEAD_LETTER = "dead-letter"
+    ALERT = "alert"
 
 
 class AuditedChange(NamedTuple):

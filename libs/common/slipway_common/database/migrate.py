@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from slipway_common.base.settings import EnvironmentSettings, from_environment
 from slipway_common.database.postgres import role_of, schema_of
 
-# Tables of every service: audit, outbox and sequence numbers, consumer positions, dead letters.
+# Tables of every service: audit, alerts, outbox and sequence numbers, consumer positions, dead letters.
 MESSAGING = """
 CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
 
@@ -38,6 +38,19 @@ CREATE TABLE audit (
     before jsonb, after jsonb
 );
 CREATE INDEX audit_subject ON audit (subject_id, id DESC);
+-- One open row per deduplication key, and those that were closed. `body` is the newest event; `deleted`: its key has
+-- left the topic.
+CREATE TABLE alert (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    dedup_key text NOT NULL, kind text NOT NULL, subject_kind text NOT NULL, subject_id text NOT NULL,
+    severity text NOT NULL, body text NOT NULL, raised_at timestamptz NOT NULL DEFAULT slipway_clock(),
+    revision integer NOT NULL DEFAULT 1, published_at timestamptz NOT NULL DEFAULT slipway_clock(),
+    closed_at timestamptz, resolution text NOT NULL DEFAULT '', deleted boolean NOT NULL DEFAULT false,
+    silenced_until timestamptz, silenced_by text NOT NULL DEFAULT '', silence_reason text NOT NULL DEFAULT ''
+);
+CREATE INDEX alert_key ON alert (dedup_key, id);
+CREATE UNIQUE INDEX alert_open ON alert (dedup_key) WHERE closed_at IS NULL;
+CREATE INDEX alert_closed ON alert (closed_at) WHERE closed_at IS NOT NULL;
 -- One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
 -- revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.
 CREATE TABLE incarnation (

@@ -71,9 +71,39 @@ def audit(metadata: MetaData) -> Table:
     return table
 
 
+def alert(metadata: MetaData) -> Table:
+    """Add the table of alerts: one open row per deduplication key, and those that were closed. `deleted`: its key has
+    left the topic."""
+    table = Table(
+        "alert",
+        metadata,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("dedup_key", Text, nullable=False),
+        Column("kind", Text, nullable=False),
+        Column("subject_kind", Text, nullable=False),
+        Column("subject_id", Text, nullable=False),
+        Column("severity", Text, nullable=False),
+        Column("body", Text, nullable=False),  # the newest event, as JSON
+        now("raised_at"),
+        Column("revision", Integer, nullable=False, server_default=text("1")),
+        now("published_at"),
+        Column("closed_at", TIME),
+        Column("resolution", Text, nullable=False, server_default=text("''")),
+        Column("deleted", Boolean, nullable=False, server_default=text("false")),
+        Column("silenced_until", TIME),
+        Column("silenced_by", Text, nullable=False, server_default=text("''")),
+        Column("silence_reason", Text, nullable=False, server_default=text("''")),
+    )
+    Index("alert_key", table.c.dedup_key, table.c.id)
+    Index("alert_open", table.c.dedup_key, unique=True, postgresql_where=table.c.closed_at.is_(None))
+    Index("alert_closed", table.c.closed_at, postgresql_where=table.c.closed_at.is_not(None))
+    return table
+
+
 def messaging(metadata: MetaData) -> None:
-    """Add the tables of every service: audit, outbox and sequence numbers, consumer positions, dead letters."""
+    """Add the tables of every service: audit, alerts, outbox and sequence numbers, consumer positions, dead letters."""
     audit(metadata)
+    alert(metadata)
     metadata.info.setdefault("before", []).extend([CREATE_CLOCK, CREATE_SERVER])
     # One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
     # revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.

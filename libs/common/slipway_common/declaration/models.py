@@ -334,6 +334,9 @@ class LaunchConfig(_Declared):
     max_capacity: Count | None = Field(
         None, description="Maximum workers of this launch config, over all its revisions [default: that of the pool]."
     )
+    task_slots: AtLeastOne | None = Field(
+        None, description="Tasks that a worker runs at once [default: 1 / scaling_ratio of the pool, rounded up]."
+    )
     profile: Profile | None = Field(None, description="Profile of health and deadlines [default: that of the pool].")
     deadlines: Deadlines = Field(
         default_factory=Deadlines, description="Deadlines of its workers [default: those of the pool]."

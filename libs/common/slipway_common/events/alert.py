@@ -16,6 +16,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     `dedup_key` is "service/kind/subject", each part percent-encoded.
     `severity` is page or notice; only one alert per account-wide cause is a page. `evidence` names workers, instances
     and the locations of their console logs. `console` are the last lines that a machine has printed, redacted.
+
+    `raised_at` is when the alert was raised, and `revision` grows with each change of it. Open alerts are published
+    again each day with `repeat`: nothing has changed.
     """
 
     dedup_key: Key
@@ -31,6 +34,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     severity: Name = "page"
     evidence: tuple[Note, ...] = ()
     console: tuple[Line, ...] = ()
+    raised_at: Time | None = None
+    revision: int = 1
+    repeat: bool = False
 
 
 def alert_key(service: str, kind: str, *subject: str) -> str:
@@ -43,4 +49,6 @@ class AlertRaised(Alert, frozen=True, kw_only=True):
 
 
 class AlertResolved(Alert, frozen=True, kw_only=True):
+    """End of an alert, with all of it but for the summary, which says why it has ended."""
+
     type: ClassVar[str] = "io.slipway.alert.resolved.v1"

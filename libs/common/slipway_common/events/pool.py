@@ -12,14 +12,15 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
     """Demand of one queue. After `valid_for_seconds` without a new report it is stale, not zero: it launches nothing,
     but protects idle workers for an hour. A tombstone under its key ends it at once.
 
-    `claimed` counts tasks running on workers of this pool that Slipway launched.
+    `claimed` counts tasks running on workers of this pool that Slipway launched; null: the source knows only what
+    waits, and those count that workers had claimed from it at `observed_at`.
     """
 
     type: ClassVar[str] = "io.slipway.pool.demand_reported.v1"
     pool_id: Name
     source: Name
     pending: int
-    claimed: int
+    claimed: int | None
     observed_at: Time
     valid_for_seconds: float = 300.0
 

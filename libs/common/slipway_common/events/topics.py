@@ -198,11 +198,11 @@ TOPICS: Final[tuple[Topic, ...]] = (
     ALERT := Topic(
         "slipway.alert.v1",
         events=(alert.AlertRaised, alert.AlertResolved),
-        key=lambda event: encoded(event.subject_kind, event.subject_id),
+        key=lambda event: event.dedup_key,
         subject=lambda event: event.dedup_key,
         producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
         consumers=frozenset(),
-        config=retained(7),
+        config=COMPACT,
     ),
 )
 TOPIC_OF: Final = {event: topic for topic in TOPICS for event in topic.events}

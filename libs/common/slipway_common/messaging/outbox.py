@@ -14,6 +14,7 @@ import msgspec
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.base.text import KEY
+from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
 from slipway_common.events.fitting import fitted
 from slipway_common.events.topics import DECODERS, TOPIC_OF
@@ -64,11 +65,12 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     """Add events to the outbox of the caller's transaction, in order.
 
     `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
-    Notes that are too long are cut. Raises BadEvent for an event that no consumer would accept: it is too
-    large for a batch, or one of its names or its subject is too long.
+    Alerts are recorded as rows. Notes that are too long are cut. Raises BadEvent for an event that no consumer would
+    accept: it is too large for a batch, or one of its names or its subject is too long.
     """
     if not events:
         return
+    events = await alerts.record(tx, events)
     columns: list[list[Any]] = [[] for _ in range(7)]
     for wrapped in events:
         event, parent, dead = wrapped, current_trace(), False

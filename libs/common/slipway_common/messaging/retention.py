@@ -11,6 +11,7 @@ from slipway_common.events.topics import TOPICS
 
 TABLES: Final = MetaData()
 messaging(TABLES)
+ALERT: Final = TABLES.tables["alert"]
 AUDIT: Final = TABLES.tables["audit"]
 SUBJECT: Final = TABLES.tables["outbox_subject"]
 SEEN: Final = TABLES.tables["seen_event"]
@@ -30,6 +31,7 @@ DELETE_SUBJECTS: Final = Statement(
 DELETE_SEEN_EVENTS: Final = Statement(delete_ended(SEEN, older(SEEN.c.seen_at), order=[SEEN.c.seen_at]))
 DELETE_GAPS: Final = Statement(delete_oldest(GAP, GAP.c.at, order=GAP.c.id))
 DELETE_DEAD_LETTERS: Final = Statement(delete_ended(DEAD, older(DEAD.c.at), order=[DEAD.c.at]))
+DELETE_ALERTS: Final = Statement(delete_ended(ALERT, older(ALERT.c.closed_at), order=[ALERT.c.closed_at]))
 DELETE_AUDIT: Final = Statement(delete_oldest(AUDIT, AUDIT.c.at, order=AUDIT.c.id))
 
 RETENTION: Final[Retention] = (
@@ -41,6 +43,7 @@ RETENTION: Final[Retention] = (
         setting="audit_kept_days",
         delete=DELETE_AUDIT,
     ),
+    Rule(table="alert", rows="closed alerts", after="the end of the alert", days=90, delete=DELETE_ALERTS),
     Bounded("alembic_version", "one row"),
     Bounded("incarnation", "one row"),
     Rule(

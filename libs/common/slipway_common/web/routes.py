@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.redaction import described
-from slipway_common.database import audit
+from slipway_common.database import alerts, audit
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
@@ -106,6 +106,49 @@ async def list_audit(
     reason, kind, subject_id, result, and the fields that changed `before` and `after`, of settings their digests."""
     rows = await audit.fetch(database, kind=kind, subject_id=subject, by=by, since=since, limit=limit)
     return _json({"items": rows})
+
+
+raised = APIRouter(prefix="/alerts", tags=["alerts"])
+
+
+class Silence(BaseModel):
+    """The alert to silence, until when, and why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dedup_key: str = Field(min_length=1, max_length=600)
+    until: Moment
+    reason: Reason
+
+
+@raised.get("", dependencies=[READ])
+async def list_alerts(
+    database: Annotated[Database, Depends(database)],
+    open_: Annotated[bool | None, Query(alias="open", description="Only open alerts, or only closed ones.")] = None,
+    since: Annotated[Moment | None, Query(description="Closed alerts only if closed at or after this time.")] = None,
+    until: Annotated[Moment | None, Query(description="Alerts raised before this time.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the alerts that this service has raised, newest first. Closed ones are kept for 90 days."""
+    return _json({"items": await alerts.fetch(database, open_=open_, since=since, until=until, limit=limit)})
+
+
+@raised.post("/silence")
+async def silence_alert(
+    body: Silence,
+    by: Annotated[str, Depends(Needs("alerts:write"))],
+    database: Annotated[Database, Depends(database)],
+) -> Response:
+    """Silence an open alert: until then no one has to be notified of it. It stays open, and is listed."""
+    async with database.acquire() as db, db.transaction():
+        row = await alerts.silence(db, body.dedup_key, until=body.until, by=by, reason=body.reason)
+        if row is None:
+            detail = f"no alert is open under the key {body.dedup_key!r}; see `slipway alert ls`"
+            raise Problem(404, "unknown-alert", "No such open alert", detail)
+        await audit.record_command(
+            db, AuditedKind.ALERT, body.dedup_key, "silence", by=by, reason=body.reason, until=body.until
+        )
+    return _json(row)
 
 
 class Letter(BaseModel):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -9,14 +10,17 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.observability.telemetry import child_of
-from slipway_provisioner.apply import limiting
+from slipway_provisioner.apply import ageing, limiting
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.apply.leases import release
+from slipway_provisioner.domain.ageing import REASON
 from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
-from slipway_provisioner.domain.workers import UNWANTED, Worker, cancelled, marked, requested, stopping_idle
-from slipway_provisioner.store import balance, decisions, leases, marks, pools, workers
+from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping_idle
+from slipway_provisioner.store import decisions, leases, marks, pools, workers
+
+UNWANTED: Final = "more workers than wanted"
 
 
 async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
@@ -26,7 +30,6 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     await limiting.record(tx, observed.levels, plan.reached, observed.tariff)
     if plan.freeze is not None:
         await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
-    await _mark(tx, plan.unmark, leave=False)  # before anything is launched in place of their workers
     trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
     for launch in plan.launches:
         await _request(tx, pool_id, decision_id, launch, now, trace)
@@ -34,10 +37,8 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
         await pools.record_draws(tx, pool_id, plan.units)
     if plan.cancel:
         await cancel(tx, plan.cancel, plan.details["reason"], now)
-    await _stop(tx, plan, now)
-    await _mark(tx, plan.mark, leave=True)
-    if (plan.surplus, plan.missing_since) != (observed.surplus, observed.missing_since):
-        await balance.record(tx, pool_id, plan.surplus, plan.missing_since)
+    await _stop(tx, observed, plan, now)
+    await ageing.alert(tx, observed, plan.ageing)
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
 
@@ -62,6 +63,7 @@ async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launc
         state=State.REQUESTED,
         decision_id=decision_id,
         probe_permit=launch.permit,
+        task_slots=config.task_slots,
         request_id=request_id,
         requested_at=now,
         traceparent=traceparent,
@@ -70,18 +72,16 @@ async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launc
     await workers.insert(tx, [requested(worker) for worker in intents])
 
 
-async def _stop(tx: Connection, plan: Plan, now: datetime) -> None:
-    """Stop workers that are still idle."""
-    locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain}))
-    reasons = {w.id: draining_reason(w.launch_config_id) for w in locked} | dict.fromkeys(plan.stop, UNWANTED)
-    idle = [w for w in locked if w.state in REGISTERED and w.idle_since]
+async def _stop(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
+    """Stop workers that are still idle, and mark those that drain for their age."""
+    aged = plan.ageing
+    locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain, *aged.stop, *aged.drain, *aged.keep}))
+    locked = [w for w in await ageing.marked(tx, observed, aged, locked, now) if w.state in REGISTERED]
+    reasons = {w.id: draining_reason(w.launch_config_id) for w in locked if w.id in plan.drain}
+    reasons |= dict.fromkeys(plan.stop, UNWANTED) | dict.fromkeys(aged.stop, REASON)
+    idle = [w for w in locked if w.idle_since and w.id in reasons]
     await workers.save(tx, [stopping_idle(w, reasons[w.id], now) for w in idle])
-
-
-async def _mark(tx: Connection, worker_ids: Sequence[str], *, leave: bool) -> None:
-    """Have workers that still have their task leave after it, or stay."""
-    busy = [worker for worker in await workers.lock(tx, sorted(worker_ids)) if worker.has_task]
-    await workers.save_without_events(tx, [marked(worker, leave=leave) for worker in busy])
+    await workers.save_without_events(tx, [w for w in locked if w not in idle])
 
 
 async def cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:

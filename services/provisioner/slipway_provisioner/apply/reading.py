@@ -10,7 +10,7 @@ from slipway_common.declaration.identity import Identities, Place, canonical_bod
 from slipway_common.declaration.models import Account, LaunchConfig, LeasePool, Limits, WorkerPool
 from slipway_common.declaration.parsing import PROBLEMS_MAX, parse_entry
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, path_text
-from slipway_provisioner.domain import user_data
+from slipway_provisioner.domain import accounting, user_data
 from slipway_provisioner.domain.comparison import AccountRow, DeclaredConfig, DeclaredPool, PoolRow
 from slipway_provisioner.domain.declaration import (
     Calls,
@@ -250,6 +250,7 @@ def _config(pool: WorkerPool, config: LaunchConfig, region: str) -> DeclaredConf
         price_factor=config.price_factor,
         max_capacity=config.max_capacity,
         deadlines=pool.deadlines_of(config),
+        task_slots=config.task_slots or accounting.task_slots(pool.scaling_ratio),
         own_profile=config.profile is not None,
         **_health_settings(pool, config.profile),
     )

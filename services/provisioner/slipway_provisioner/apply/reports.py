@@ -1,24 +1,28 @@
 """Reports of a worker's agent: claim, end of a task, error, notice of the provider, stop of the machine, heartbeat.
 
-Each locks the worker, verifies the agent's token and records the contact. Repeated reports change nothing else;
-impossible ones raise IllegalTransition.
+Each locks the worker, verifies the agent's token and records the contact. Repeated reports, and ends of unknown claims,
+change nothing else; a worker that has a task is never refused. Impossible reports raise IllegalTransition.
 """
 
 import hmac
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from slipway_common.base.redaction import redacted
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.domain.ageing import REASON
+from slipway_provisioner.domain.claims import Claim, End, is_ambiguous, open_claims, with_claim, with_end
 from slipway_provisioner.domain.roll_out import Standing
-from slipway_provisioner.domain.workers import AlreadyStopped, Change, ReportedNotice, Worker
+from slipway_provisioner.domain.workers import AlreadyStopped, ReportedNotice, Worker
 from slipway_provisioner.store import configs, demand, pools, provider_keys, workers
 
+LOG = logger(__name__)
 CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accepted
 # Largest time after receipt. A claim that ended at the instant of a demand report has to count as ended by then, also
 # if this clock is slower than that of the machine.
@@ -43,6 +47,24 @@ class Answer(msgspec.Struct, frozen=True):
     has_task: bool
 
 
+class ReportedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """Claim of a task, at the worker's time and in its words."""
+
+    task_id: str
+    source: str
+    claimed_at: str
+    at: datetime
+
+
+class ReportedEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """End of a task, at the worker's time. A worker that reports none of the others has but one task at a time."""
+
+    at: datetime
+    task_id: str = ""
+    source: str = ""
+    claimed_at: str = ""
+
+
 class Agent(msgspec.Struct, frozen=True):
     """Sender of a report: the worker that it names, and the hash of its token."""
 
@@ -57,22 +79,62 @@ async def heartbeat(tx: Connection, agent: Agent) -> Answer:
     return await _answer(tx, worker, has_task=worker.has_task)
 
 
-async def claimed(tx: Connection, agent: Agent, *, task_id: str, source: str, reported_at: datetime) -> Answer:
-    """Record the claim of a task, which ends with the next idle or stopped report."""
+async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[Answer, bool]:
+    """Record the claim of a task, which ends with its report, the next claim of the one task slot, or the worker.
+
+    Returns the answer, and whether the claim is within the task slots. One above them protects the worker all the same,
+    and counts nowhere else.
+    """
     worker = await _authenticated(tx, agent)
-    at = _clamped(reported_at, await pools.now(tx))
-    change = domain.claimed(worker, task_id, source, at)
-    new = await demand.open_claim(tx, worker, source=source, task_id=task_id, reported_at=reported_at, at=at)
-    return await _save(tx, worker, change if new else None, at)
+    at = _clamped(claim.at, await pools.now(tx))
+    new = Claim(
+        source=claim.source, task_id=claim.task_id, claimed_at=claim.claimed_at, reported_at=claim.at, started_at=at
+    )
+    known = await demand.known_claims(tx, worker, new.key, at)
+    is_new = all(each.key != new.key for each in known)
+    if is_new and len(open_claims(known)) >= worker.task_slots + demand.ABOVE_SLOTS_MAX:
+        return await _save(tx, worker, None, at), False
+    claims = with_claim(known, new, worker.task_slots)
+    is_counted = next(each.counted for each in claims if each.key == new.key)
+    if not is_counted and is_new and not await demand.has_uncounted(tx, worker):
+        LOG.warning(
+            "claims above the worker's task slots; declare task_slots of its launch config",
+            worker=worker.id,
+            pool=worker.pool_id,
+            launch_config=worker.launch_config_id,
+            task_slots=worker.task_slots,
+        )
+    await demand.save_claims(tx, worker, [each for each in claims if each not in known])
+    after, event = domain.claimed(worker, claim.task_id, claim.source, at)
+    if not open_claims(claims):  # a claim that came late has ended by now
+        after = msgspec.structs.replace(after, idle_since=worker.idle_since)
+    if not is_new:
+        return await _save(tx, after, None, at), is_counted
+    return await _save(tx, after, event, at), is_counted
 
 
-async def idle(tx: Connection, agent: Agent, reported_at: datetime) -> Answer:
-    """Record the end of a task, after which the worker of a draining revision leaves."""
+async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, int]:
+    """Record the end of a task; without another the worker is idle, and that of a draining revision leaves. Returns the
+    answer, and the number of tasks that ended by it."""
     worker = await _authenticated(tx, agent)
-    at = _clamped(reported_at, await pools.now(tx))
-    change = domain.idle(worker, at)
-    ended = await demand.close_claims(tx, [worker.id], at)
-    return await _save(tx, worker, change if ended else None, at)
+    at = _clamped(end.at, await pools.now(tx))
+    ended = End(at=at, reported_at=end.at, source=end.source, task_id=end.task_id, claimed_at=end.claimed_at)
+    known = await demand.known_claims(tx, worker, ended.key, at)
+    if is_ambiguous(known, ended):
+        LOG.warning(
+            "the end of a task does not say which; name it: slipway-worker hook idle TASK",
+            worker=worker.id,
+            pool=worker.pool_id,
+        )
+        return await _save(tx, worker, None, at), 0
+    claims = with_end(known, ended, worker.task_slots)
+    await demand.save_claims(tx, worker, [each for each in claims if each not in known])
+    running = open_claims(claims)
+    number = len(open_claims(known)) - len(running)
+    if running or not number:
+        return await _save(tx, worker, None, at), number
+    last = max(each.ended_at for each in claims if each.ended_at is not None)
+    return await _save(tx, *domain.idle(worker, last), at), number
 
 
 async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
@@ -108,16 +170,12 @@ async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: dateti
     return change[0]
 
 
-async def _save(tx: Connection, worker: Worker, change: Change | None, at: datetime) -> Answer:
-    """Save the claim or end of a task that was reported for the first time, or else the contact alone. A worker that
-    was to leave after its task is asked to stop."""
-    if change is None:
+async def _save(tx: Connection, worker: Worker, event: Any, at: datetime) -> Answer:
+    """Save a worker that has a task, or has just ended one, with the event of a first report."""
+    if event is None:
         await workers.save_without_events(tx, [worker])
     else:
-        await workers.save(tx, [change], at=at)
-        for leaving in domain.left_after_task(change[0], await pools.now(tx)):
-            await workers.save(tx, [leaving])
-            worker, _ = leaving
+        await workers.save(tx, [(worker, event)], at=at)
     return await _answer(tx, worker, has_task=True)
 
 
@@ -125,7 +183,8 @@ async def _answer(tx: Connection, worker: Worker, *, has_task: bool) -> Answer:
     """Answer to a worker that has a task, or has just ended one."""
     standing = await configs.standing(tx, worker.launch_config_id)
     is_stopping = worker.state in ASKED_TO_STOP
-    reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task)
+    aged = REASON if has_task and worker.drain_until is not None else ""
+    reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task) or aged
     return Answer(reason, standing, has_task)
 
 

@@ -98,6 +98,7 @@ class NameRow(msgspec.Struct, frozen=True, kw_only=True):
     price_factor: float
     max_capacity: int | None
     deadlines: dict[str, float]
+    task_slots: int
 
 
 class StoredName(NameRow, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ class DeclaredConfig(DeclaredRevision, frozen=True, kw_only=True):
     price_factor: float
     max_capacity: int | None
     deadlines: dict[str, float]
+    task_slots: int
     own_profile: bool
 
 
@@ -301,6 +303,7 @@ class Comparison:
             price_factor=config.price_factor,
             max_capacity=config.max_capacity,
             deadlines=config.deadlines,
+            task_slots=config.task_slots,
         )
         before, after = _described(stored, known), _described(row, [wanted])
         by_pool = set(inherited) - ({"profile"} if config.own_profile else set())
@@ -523,7 +526,8 @@ def _described(name: NameRow | None, known: Iterable[RevisionRow]) -> dict[str, 
     current = next((revision for revision in known if name is not None and revision.id == name.current_id), None)
     if name is None or current is None:
         return {}
-    of_name = {field: getattr(name, field) for field in ("base_weight", "price_factor", "max_capacity", "deadlines")}
+    fields = ("base_weight", "price_factor", "max_capacity", "deadlines", "task_slots")
+    of_name = {field: getattr(name, field) for field in fields}
     return (
         {"revision": hash_of(current.id)}
         | {field: getattr(current, field) for field in (*BODY, *HEALTH_SETTINGS)}

@@ -16,12 +16,12 @@ TASKS_MAX: Final = 10_000_000
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A report of one source, or its end, which is a report of no tasks with an `end_reason`. Of each source the newest
-    `observed_at` counts, and at equal times an end."""
+    `observed_at` counts, and at equal times an end. Without `claimed` its claims that were open then count."""
 
     pool_id: str
     source: str
     pending: int
-    claimed: int
+    claimed: int | None
     observed_at: datetime
     valid_for_seconds: float
     reported_by: str
@@ -35,7 +35,7 @@ def problem(report: DemandReported, now: datetime) -> str:
         return "observed_at has no time zone"
     if report.observed_at > now + FUTURE:
         return f"observed_at {report.observed_at.isoformat()} is more than 60 s in the future"
-    if not (0 <= report.pending <= TASKS_MAX and 0 <= report.claimed <= TASKS_MAX):
+    if not (0 <= report.pending <= TASKS_MAX and 0 <= (report.claimed or 0) <= TASKS_MAX):
         return f"pending and claimed must be 0 to {TASKS_MAX}"
     if not 0 < report.valid_for_seconds <= 86_400:
         return "valid_for_seconds must be above 0 and at most 86400"

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.scopes import Key
+from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.limits import Level, Tariff
 from slipway_provisioner.domain.prices import MachineKind
-from slipway_provisioner.domain.surplus import Surplus
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     frozen_reason: str = ""
     deleted: bool = False
     drawn: int = 0
+    age_alerted: bool = False
     on_bad_image: str = "probe"
     freeze_after: int = 10
 
@@ -49,14 +50,10 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of serving and of leaving workers, by the sets of `lifecycle`. `stuck`: leaving ones that cannot be
-    terminated, but for those of an account that refuses to terminate its instances. `stranded`: leaving ones of probes
-    that have never registered, whose termination was refused."""
+    """Number of serving and of leaving workers, by the sets of `lifecycle`."""
 
     serving: int
     leaving: int
-    stuck: int = 0
-    stranded: int = 0
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +78,6 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
         """Time until it may be stopped if it is not wanted, by its own timeout or the given one; negative then."""
         allowed = timeout_seconds if self.timeout_seconds is None else self.timeout_seconds
         return allowed - (now - self.since).total_seconds()
-
-
-class Busy(msgspec.Struct, frozen=True, kw_only=True):
-    """A running worker with a task. `draining`: it leaves after its task, since its revision drains. `marked`: it does
-    so as surplus, unless the mark is cleared."""
-
-    worker_id: str
-    draining: bool = False
-    marked: bool = False
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +132,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     all revisions of the name are limited by `max_capacity`. `trials` limit one that has not proven itself.
 
     `permit` is the newest probe permit if it is unspent, `last_permit` the newest one in any case. `reason` is the text
-    of its weight record. `kind` is what its machines are billed by."""
+    of its weight record. `task_slots`: tasks that a worker runs at once. `kind` is what its machines are billed by."""
 
     id: str
     name: str
@@ -158,9 +146,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     drain_terminate: bool = False
     max_capacity: int | None = None
+    task_slots: int = 1
     live: int = 0
-    stopped: str = ""  # reason why nothing starts in its account; empty if there is none
-    launch_stop: bool = False  # a person has stopped launches in its account, or retired it
+    stopped: str = ""  # reason of a launch stop in its account; empty if there is none
     weight: float
     prior_weight: float  # the weight without evidence
     tripped: bool = False
@@ -211,12 +199,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     shared: Sequence[Shared] = ()
     waiting: Sequence[Waiting] = ()  # oldest first
     idle: Sequence[Idle] = ()  # those of draining revisions first, then longest idle first
-    busy: Sequence[
-        Busy
-    ] = ()  # those of draining revisions first, then marked ones, then the oldest; no more than surplus
-    surplus: Surplus = Surplus()  # as of the last plan
-    missing_since: datetime | None = None  # since when workers have been missing and none has registered
-    registered: bool = False  # since the last plan, of workers that have ended also
+    lives: Sequence[Life] = ()  # workers that reach a maximum age
     idle_timeout_seconds: float
     calculator_unavailable_seconds: float = 0.0  # 0 while it is available
     weight_half_life_seconds: float = 600.0  # of the influence of its last weights

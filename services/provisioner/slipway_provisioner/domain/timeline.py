@@ -5,16 +5,8 @@ from datetime import datetime
 
 import msgspec
 
+from slipway_provisioner.domain.claims import Claim
 from slipway_provisioner.domain.workers import Worker
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A task on a worker; `ended_at` is None while it runs."""
-
-    task_id: str
-    source: str
-    started_at: datetime
-    ended_at: datetime | None
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -34,7 +26,7 @@ def timeline(worker: Worker, claims: Sequence[Claim], called_at: datetime | None
         (worker.launched_at, "launched", worker.instance_id or ""),
         (worker.registered_at, "registered", worker.instance_id or ""),
         *(
-            (at, what, f"task {claim.task_id} of {claim.source}")
+            (at, what, f"task {claim.task_id} of {claim.source}{'' if claim.counted else ', above its task slots'}")
             for claim in claims
             for at, what in ((claim.started_at, "claimed"), (claim.ended_at, "finished"))
         ),

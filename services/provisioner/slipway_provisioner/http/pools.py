@@ -29,12 +29,13 @@ class Body(BaseModel):
 
 
 class DemandBody(Body):
-    """Demand report of one source. `claimed` counts tasks on this pool's own workers only."""
+    """Demand report of one source. `claimed` counts tasks on this pool's own workers only; null: the source knows only
+    what waits, and those count that workers had claimed from it by then."""
 
-    pending: int = Field(ge=0, le=TASKS_MAX)
-    claimed: int = Field(0, ge=0, le=TASKS_MAX)
+    pending: int = Field(strict=True, ge=0, le=TASKS_MAX)
+    claimed: Annotated[int, Field(strict=True, ge=0, le=TASKS_MAX)] | None = 0
     observed_at: Moment
-    valid_for_seconds: float = Field(300.0, gt=0, le=86_400)
+    valid_for_seconds: float = Field(300.0, strict=True, gt=0, le=86_400)
     source: Name
 
 

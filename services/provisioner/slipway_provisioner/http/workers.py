@@ -14,14 +14,14 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import IllegalTransition
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Open, OwnWorker
-from slipway_common.web.moment import Moment
+from slipway_common.web.moment import Moment, MomentText, parsed
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, Note
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.enrolment import Enroller, NotVisible
-from slipway_provisioner.apply.reports import Agent, Answer
+from slipway_provisioner.apply.reports import Agent, Answer, ReportedClaim, ReportedEnd
 from slipway_provisioner.domain.identity import IdentityRefused, Proof, Reason
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.registration import batch_secret
@@ -78,9 +78,20 @@ class Registration(AgentBody):
 
 
 class ClaimReport(AgentBody):
+    """`at`: time of the claim, by which its end names it, in the same words."""
+
     task_id: Name
     source: Name
+    at: MomentText
+
+
+class EndReport(AgentBody):
+    """`claimed_at`: `at` of the claim that ends. A worker with one task at a time may leave out all but `at`."""
+
     at: Moment
+    task_id: Name | None = None
+    source: Name | None = None
+    claimed_at: MomentText | None = None
 
 
 class TimeReport(AgentBody):
@@ -175,28 +186,33 @@ async def _register(body: Registration, request: Request, db: Database) -> dict[
         worker, event = await registration.register(tx, body.batch_id, body.instance_id, hash_secret(token), enrolment)
     if event is not None:
         metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
-    return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id}
+    return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id, "task_slots": worker.task_slots}
 
 
 @router.post("/{worker_id:id}/claimed")
 async def claimed(
     worker_id: Name, body: ClaimReport, request: Request, secret: Secret, db: DatabaseDep
 ) -> dict[str, Any]:
-    """Report the claim of a task, which ends with the next idle or stopped report."""
+    """Report the claim of a task, which ends with its idle report, or with the worker; with one task slot at the latest
+    with the next claim. `counted` is false for a claim above the worker's task slots."""
+    claim = ReportedClaim(task_id=body.task_id, source=body.source, claimed_at=body.at, at=parsed(body.at))
     async with _transaction(db) as tx:
-        agent = _agent(worker_id, secret)
-        answer = await reports.claimed(tx, agent, task_id=body.task_id, source=body.source, reported_at=body.at)
+        answer, counted = await reports.claimed(tx, _agent(worker_id, secret), claim)
     wake(request)
-    return _answer(answer)
+    return _answer(answer) | {"counted": counted}
 
 
 @router.post("/{worker_id:id}/idle")
-async def idle(worker_id: Name, body: TimeReport, request: Request, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
-    """Report that the task has ended."""
+async def idle(worker_id: Name, body: EndReport, request: Request, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
+    """Report that a task has ended. `ended` is 0 if no open claim is the one that it names, or if it names none and
+    several are open."""
+    end = ReportedEnd(
+        at=body.at, task_id=body.task_id or "", source=body.source or "", claimed_at=body.claimed_at or ""
+    )
     async with _transaction(db) as tx:
-        answer = await reports.idle(tx, _agent(worker_id, secret), body.at)
+        answer, ended = await reports.idle(tx, _agent(worker_id, secret), end)
     wake(request)
-    return _answer(answer)
+    return _answer(answer) | {"ended": ended}
 
 
 @router.post("/{worker_id:id}/heartbeat")

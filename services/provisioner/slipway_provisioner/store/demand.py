@@ -4,18 +4,20 @@ A source that has ended keeps its row for days, so that reports from before its 
 count."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, arrays, columns, names
+from slipway_common.database.sql import Statement, array, arrays, columns, given, names
 from slipway_common.events.lifecycle import LEAVING
+from slipway_provisioner.domain import accounting
+from slipway_provisioner.domain.accounting import Departures, Sample
+from slipway_provisioner.domain.claims import Claim
 from slipway_provisioner.domain.demand import Report
 from slipway_provisioner.domain.pool import Demand
-from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks, tables
 from slipway_provisioner.store.columns import states
@@ -23,6 +25,7 @@ from slipway_provisioner.store.tables import claim
 
 D: Final = tables.demand.c
 REPORTED: Final = tuple(D[name] for name in Report.__struct_fields__)
+CLAIM: Final = tuple(claim.c[name] for name in Claim.__struct_fields__)
 # Equal times count as repeats, but an end counts once. DISTINCT ON: one statement may not touch a row twice. If the
 # previous report was stale by then, tasks count as pending since the new one, since nothing is known about the time
 # between. The loop that raised the alert on a source resolves it. An end keeps the time of the last claimed task.
@@ -42,43 +45,63 @@ ON CONFLICT (pool_id, source) DO UPDATE SET
 WHERE d.observed_at < excluded.observed_at
     OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '')
 RETURNING pool_id, source"""
-# A claim counts as gone for its source if it ended after the sample or at its instant, since the sample has it then, or
-# runs on a leaving worker.
+# Claimed tasks of a source `d`. One that knows only what waits has those whose claims were open at its sample.
+CLAIMED: Final = """coalesce(d.claimed, (
+    SELECT count(*)::int FROM claim c WHERE c.pool_id = d.pool_id AND c.source = d.source AND c.counted
+        AND c.started_at < d.observed_at AND (c.ended_at IS NULL OR c.ended_at >= d.observed_at)))"""
+# Sources, and with each the workers of which claims are gone from its sample: they ended after it or at its instant,
+# since the sample has them then, or run on a leaving worker. One statement, so that no report comes between the two.
 OBSERVE: Final = f"""
-SELECT d.source, d.pending, d.claimed, d.traceparent,
-    extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
-        AS fresh_seconds,
-    (SELECT count(*) FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
-     WHERE c.pool_id = d.pool_id AND c.source = d.source
-       AND (c.ended_at >= d.observed_at OR (c.ended_at IS NULL AND w.state IN ({states(LEAVING)})))) AS gone
-FROM demand d WHERE d.pool_id = $1 AND d.ended_at IS NULL ORDER BY d.source"""
-# A repeated report names a claim that is open, or one that ended and has the same `reported_at`. That is the machine's
-# own time, since the clamped time depends on receipt; a task that is claimed again has a later one. The worker is
-# locked.
-_OPENED: Final = {
-    name: sa.bindparam(name, type_=claim.c[name].type)
-    for name in ("worker_id", "source", "task_id", "reported_at", "pool_id", "started_at")
-}
-_IS_OPEN: Final = sa.exists().where(
-    *(claim.c[name] == _OPENED[name] for name in ("worker_id", "source", "task_id")), claim.c.ended_at.is_(None)
+WITH sample AS MATERIALIZED (
+    SELECT d.pool_id, d.source, d.observed_at, d.pending, {CLAIMED} AS claimed, d.traceparent,
+        extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
+            AS fresh_seconds,
+        extract(epoch FROM slipway_clock() - d.observed_at)::float8 AS age_seconds
+    FROM demand d WHERE d.pool_id = $1 AND d.ended_at IS NULL)
+SELECT s.source, s.pending, s.claimed, s.traceparent, s.fresh_seconds, s.age_seconds,
+    g.worker_id, g.task_slots, g.before, g.at_sample, g.after
+FROM sample s LEFT JOIN LATERAL (
+    SELECT c.worker_id::text, coalesce(w.task_slots, 1) AS task_slots,
+        count(*) FILTER (WHERE c.started_at < s.observed_at)::int AS before,
+        count(*) FILTER (WHERE c.started_at = s.observed_at)::int AS at_sample,
+        count(*) FILTER (WHERE c.started_at > s.observed_at)::int AS after
+    FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
+    WHERE c.pool_id = s.pool_id AND c.source = s.source AND c.counted
+        AND (c.ended_at >= s.observed_at OR (c.ended_at IS NULL AND w.state IN ({states(LEAVING)})))
+    GROUP BY c.worker_id, w.task_slots) AS g ON true
+ORDER BY s.source, g.worker_id"""
+RECENT: Final = timedelta(minutes=5)
+"""Time after its end in which a claim is compared with others: longer than a report may be late and still have its own
+time."""
+ABOVE_SLOTS_MAX: Final = 100
+"""Open claims of a worker above its task slots that are stored. More protect it no better."""
+# All open claims of a worker, the newest that ended lately, and the one that a report names.
+KNOWN: Final = f"""
+SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at IS NULL
+UNION (SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at >= $2 ORDER BY ended_at DESC LIMIT 100)
+UNION SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND (source, task_id, claimed_at) = ($3, $4, $5)"""
+_SAVED: Final = given(*CLAIM)
+_OWNER: Final = (
+    sa.bindparam("worker_id", type_=claim.c.worker_id.type),
+    sa.bindparam("pool_id", type_=claim.c.pool_id.type),
 )
-OPEN: Final = Statement(
-    postgresql.insert(claim)
-    .from_select(list(_OPENED), sa.select(*_OPENED.values()).where(~_IS_OPEN))
-    .on_conflict_do_nothing(index_elements=claim.primary_key)
-    .returning(claim.c.task_id)
+_UPSERT: Final = postgresql.insert(claim).from_select(
+    ["worker_id", "pool_id", *(field.name for field in CLAIM)], sa.select(*_OWNER, _SAVED)
 )
+SAVE: Final = Statement(
+    _UPSERT.on_conflict_do_update(
+        index_elements=claim.primary_key,
+        set_={name: _UPSERT.excluded[name] for name in ("ended_at", "counted")},
+    )
+)
+UNCOUNTED: Final = "SELECT EXISTS (SELECT FROM claim WHERE worker_id = $1 AND NOT counted)"
 CLOSE: Final = Statement(
     sa.update(claim)
     .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
-    .values(ended_at=sa.bindparam("at"))
-    .returning(claim.c.task_id)
+    .values(ended_at=sa.func.greatest(sa.bindparam("at", type_=claim.c.ended_at.type), claim.c.started_at))
 )
 CLAIMS_OF: Final = Statement(
-    sa.select(*(claim.c[name] for name in Claim.__struct_fields__))
-    .where(claim.c.worker_id == sa.bindparam("id"))
-    .order_by(claim.c.started_at.desc())
-    .limit(100)
+    sa.select(*CLAIM).where(claim.c.worker_id == sa.bindparam("id")).order_by(claim.c.started_at.desc()).limit(100)
 )
 
 
@@ -93,27 +116,44 @@ async def store(tx: Connection, reports: Sequence[Report]) -> bool:
 
 async def observe(tx: Connection, pool_id: str) -> list[Demand]:
     rows = await tx.fetch(OBSERVE, pool_id)
-    return [Demand(**row, stale=row["fresh_seconds"] <= 0) for row in rows]
+    by_source = {row["source"]: row for row in rows}
+    samples = [Sample(**{name: row[name] for name in Sample.__struct_fields__}) for row in by_source.values()]
+    departures = [
+        Departures(**{name: row[name] for name in Departures.__struct_fields__})
+        for row in rows
+        if row["worker_id"] is not None
+    ]
+    gone = accounting.gone(samples, departures)
+    return [
+        Demand(
+            **{name: row[name] for name in ("source", "pending", "claimed", "fresh_seconds", "traceparent")},
+            gone=gone[source],
+            stale=row["fresh_seconds"] <= 0,
+        )
+        for source, row in by_source.items()
+    ]
 
 
-async def open_claim(
-    tx: Connection, worker: Worker, *, source: str, task_id: str, reported_at: datetime, at: datetime
-) -> bool:
-    """Record a claim at the worker's time (`reported_at`) and the clamped time (`at`); False if it was known."""
-    arguments = OPEN.arguments(
-        worker_id=worker.id,
-        source=source,
-        task_id=task_id,
-        reported_at=reported_at,
-        pool_id=worker.pool_id,
-        started_at=at,
-    )
-    return await tx.fetchval(OPEN.text, *arguments) is not None
+async def known_claims(tx: Connection, worker: Worker, key: tuple[str, str, str], now: datetime) -> list[Claim]:
+    """Claims of a worker that a report about the claim with this key may change. The worker is locked."""
+    rows = await tx.fetch(KNOWN, worker.id, now - RECENT, *key)
+    return [Claim(**row) for row in rows]
 
 
-async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
-    """End the open claims of workers; returns their number."""
-    return len(await tx.fetch(CLOSE.text, *CLOSE.arguments(ids=worker_ids, at=at)))
+async def save_claims(tx: Connection, worker: Worker, claims: Sequence[Claim]) -> None:
+    """Store claims that are new, have ended, or count otherwise than before."""
+    if claims:
+        await tx.execute(SAVE.text, *SAVE.rows(claims, worker_id=worker.id, pool_id=worker.pool_id))
+
+
+async def has_uncounted(tx: Connection, worker: Worker) -> bool:
+    """True if a claim of the worker was above its task slots."""
+    return bool(await tx.fetchval(UNCOUNTED, worker.id))
+
+
+async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> None:
+    """End the open claims of workers."""
+    await tx.execute(CLOSE.text, *CLOSE.arguments(ids=worker_ids, at=at))
 
 
 async def claims_of(db: Connection, worker_id: str) -> list[Claim]:

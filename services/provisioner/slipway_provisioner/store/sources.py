@@ -9,15 +9,17 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, arrays, columns, names
 from slipway_provisioner.domain.sources import Freshness, Settled, Source
 from slipway_provisioner.store import marks, tables
+from slipway_provisioner.store.demand import CLAIMED
 
 D: Final = tables.demand.c
-OF_SOURCE: Final = tuple(D[name] for name in Source.__struct_fields__ if name in D)
-SHOWN: Final = D["pool_id", "source", "pending", "claimed", "observed_at", "received_at", "reported_by"]
+OF_SOURCE: Final = tuple(D[name] for name in Source.__struct_fields__ if name in D and name != "claimed")
+SHOWN: Final = D["pool_id", "source", "pending", "observed_at", "received_at", "reported_by"]
 SETTLED: Final = tuple(D[name] for name in ("pool_id", "source", "alerted", "end_reason"))
 # Uptime since the last report goes on from the newest pass over the deadlines.
 LISTED: Final = f"""
-SELECT {names(SHOWN, "d.")}, v.valid_until, v.valid_until > slipway_clock() AS fresh, slipway_clock()
-    + ($2::float8 + d.valid_for_seconds - coalesce(uptime_since(d.observed_at), 0)) * interval '1 s' AS protected_until
+SELECT {names(SHOWN, "d.")}, {CLAIMED} AS claimed, v.valid_until, v.valid_until > slipway_clock() AS fresh,
+    slipway_clock() + ($2::float8 + d.valid_for_seconds - coalesce(uptime_since(d.observed_at), 0)) * interval '1 s'
+        AS protected_until
 FROM demand d JOIN worker_pool p ON p.id = d.pool_id
 CROSS JOIN LATERAL (SELECT d.observed_at + d.valid_for_seconds * interval '1 s' AS valid_until) AS v
 WHERE d.ended_at IS NULL AND NOT p.deleted AND ($1::text IS NULL OR d.pool_id = $1)
@@ -32,7 +34,7 @@ LOCK: Final = Statement(
 # session has locked are settled by it, or in the next pass. The table is read each second: the first condition, which
 # costs little, passes over most rows, and uptime is computed for stale ones only.
 LOCK_UNSETTLED: Final = f"""
-SELECT {names(OF_SOURCE, "d.")}, p.deleted AS pool_deleted, s.overdue_seconds,
+SELECT {names(OF_SOURCE, "d.")}, {CLAIMED} AS claimed, p.deleted AS pool_deleted, s.overdue_seconds,
     extract(epoch FROM d.received_at - d.observed_at)::float8 AS late_seconds,
     NOT EXISTS (SELECT FROM demand o WHERE o.pool_id = d.pool_id AND o.source <> d.source AND o.ended_at IS NULL
         AND o.observed_at + o.valid_for_seconds * interval '1 s' > slipway_clock()) AS is_last

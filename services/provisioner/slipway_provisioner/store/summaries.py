@@ -15,6 +15,7 @@ from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
 from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.demand import CLAIMED
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shared_window_size, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, worker, worker_pool
 
@@ -35,13 +36,13 @@ SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.stale_sources, d.backlog_sec
     x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (
-    SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum(claimed), 0)::int AS claimed,
+    SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum({CLAIMED}), 0)::int AS claimed,
         (count(*) FILTER (WHERE ended_at IS NULL AND observed_at + valid_for_seconds * interval '1 s'
             <= slipway_clock()))::int AS stale_sources,
         extract(epoch FROM slipway_clock() - min(least(pending_since, slipway_clock())) FILTER (
             WHERE pending_since IS NOT NULL AND observed_at + valid_for_seconds * interval '1 s' > slipway_clock()
         ))::float8 AS backlog_seconds
-    FROM demand WHERE pool_id = p.id) AS d
+    FROM demand d WHERE d.pool_id = p.id) AS d
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE state IN ({states(SERVING)}))::int AS serving,
         count(*) FILTER (WHERE state IN ({states(REGISTERED)}))::int AS running,

@@ -26,10 +26,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, REGISTERED, WAITING, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.admission_tables import admission_tables
-from slipway_provisioner.store.balance_tables import balance_table
 from slipway_provisioner.store.columns import (
     EMPTY_LIST,
     EMPTY_OBJECT,
@@ -81,7 +80,6 @@ account = Table(
     now("passed_at"),
     empty_text("listing_problem"),
     required("protected", JSONB, server_default=EMPTY_OBJECT),  # instances that it refuses to terminate, with reasons
-    required("refuses_terminations", Boolean, server_default=FALSE),  # of so many that nothing is launched there
     required("silent", Boolean, server_default=FALSE),  # its unresponsive workers are kept until a person confirms
     Column("unanswered_since", TIME),
     required("unreachable", Boolean, server_default=FALSE),
@@ -121,6 +119,9 @@ worker_pool = Table(
     required("revision", BigInteger, server_default=ONE),
     now("swept_at"),
     Column("attempted_at", TIME),
+    required(
+        "age_alerted", Boolean, server_default=FALSE
+    ),  # on workers at their maximum age that nothing could replace
     required("limits", JSONB, server_default=EMPTY_OBJECT),
     empty_text("owner"),
     required("spec", JSONB, server_default=EMPTY_OBJECT),
@@ -162,6 +163,7 @@ launch_config_name = Table(
     required("price_factor", Double),
     Column("max_capacity", Integer),
     required("deadlines", JSONB, server_default=EMPTY_OBJECT),  # as declared, in seconds by name
+    required("task_slots", Integer, server_default=ONE),
     required("paused", Boolean, server_default=FALSE),
     empty_text("paused_reason"),
     empty_text("paused_by"),
@@ -327,13 +329,14 @@ launch_stop = Table(
     PrimaryKeyConstraint("scope", "scope_id"),
 )
 
+# `claimed` is NULL in a report of a source that knows only what waits: the claims of its tasks count instead.
 demand = Table(
     "demand",
     metadata,
     Column("pool_id", Text, ForeignKey(worker_pool.c.id)),
     Column("source", Text),
     required("pending", Integer, CheckConstraint("pending >= 0")),
-    required("claimed", Integer, CheckConstraint("claimed >= 0")),
+    Column("claimed", Integer, CheckConstraint("claimed >= 0")),
     required("observed_at", TIME),
     required("valid_for_seconds", Double),
     Column("pending_since", TIME),
@@ -420,11 +423,9 @@ worker = Table(
     Column("last_seen_at", TIME),
     Column("stopping_at", TIME),
     required("may_finish", Boolean, server_default=FALSE),
-    required("leave_after_task", Boolean, server_default=FALSE),
-    required("termination_refusals", Integer, server_default=ZERO),
-    Column("termination_refused_at", TIME),
-    Column("stuck_at", TIME),
+    Column("drain_until", TIME),
     empty_text("notice"),
+    required("task_slots", Integer, server_default=ONE),
     Column("ended_at", TIME),
     Column("failed_at", TIME),
     Column("termination_requested_at", TIME),
@@ -450,6 +451,7 @@ Index(
     worker.c.state,
     postgresql_where=~in_states(ENDED),
 )
+Index("worker_draining", worker.c.drain_until, postgresql_where=~in_states(ENDED) & worker.c.drain_until.is_not(None))
 Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))
 Index("worker_request", worker.c.request_id, postgresql_where=in_states(WAITING))
 Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))
@@ -459,12 +461,6 @@ Index(
     worker.c.launch_config_id,
     worker.c.failed_at.desc(),
     postgresql_where=worker.c.failed_at.is_not(None),
-)
-Index("worker_marked", worker.c.pool_id, postgresql_where=in_states(REGISTERED) & worker.c.leave_after_task)
-Index(
-    "worker_refused",
-    worker.c.account_id,
-    postgresql_where=~in_states(ENDED) & (worker.c.termination_refusals > 0),
 )
 Index("worker_ended", worker.c.ended_at, postgresql_where=in_states(ENDED))
 Index(
@@ -503,21 +499,26 @@ unreachable_machine = Table(
 Index("unreachable_machine_account", unreachable_machine.c.account_id)
 Index("unreachable_machine_batch", unreachable_machine.c.batch_id)
 
+# `claimed_at` is the time of the claim as the worker wrote it, `reported_at` the same time; `started_at` is clamped to
+# its receipt. `counted`: it fits the worker's task slots.
 claim = Table(
     "claim",
     metadata,
     uuid("worker_id"),
     Column("source", Text),
     Column("task_id", Text),
-    Column("reported_at", TIME),
+    Column("claimed_at", Text),
     required("pool_id", Text),
+    required("reported_at", TIME),
     required("started_at", TIME),
     Column("ended_at", TIME),
-    PrimaryKeyConstraint("worker_id", "source", "task_id", "reported_at"),
+    required("counted", Boolean, server_default=TRUE),
+    PrimaryKeyConstraint("worker_id", "source", "task_id", "claimed_at"),
 )
 Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
 Index("claim_ended", claim.c.ended_at, postgresql_where=claim.c.ended_at.is_not(None))
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
+Index("claim_worker", claim.c.worker_id, claim.c.ended_at)
 
 # Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 orphan_instance = Table(
@@ -573,4 +574,3 @@ Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
 
 workspace, workspace_document, workspace_listing = workspace_tables(metadata)
 console_output = console_table(metadata)
-pool_balance = balance_table(metadata)

@@ -29,7 +29,7 @@ RETENTION: Final[Retention] = (
     ),
     Rule(table="boot", rows="boots", after="the boot's outcome", loop=LEADER, chunk=ONE_TURN),
     Rule(table="signal", rows="signals", after="the signal's expiry", loop=LEADER, chunk=ONE_TURN),
-    Rule(table="alert", rows="open alerts", after="the end of the alert", loop=LEADER, chunk=ONE_TURN),
+    Rule(table="open_alert", rows="open alerts", after="the end of the alert", loop=LEADER, chunk=ONE_TURN),
     Rule(
         table="refused_signal",
         rows="refused signals",

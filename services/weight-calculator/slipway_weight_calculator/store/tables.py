@@ -23,7 +23,7 @@ config = bodies("config")  # declared configs, by id
 health = bodies("health", postgresql_with=OFTEN_UPDATED)  # rows, by the text of their key
 boot = bodies("boot")  # boots in progress, by worker id
 signal = bodies("signal")  # live signals, by their key
-alert = bodies("alert")  # open alerts, by deduplication key
+open_alert = bodies("open_alert")  # open alerts, by deduplication key
 
 refused_signal = Table(
     "refused_signal",

@@ -24,7 +24,7 @@ TABLES: Final[Mapping[str, type[Any]]] = {
     tables.health.name: Row,
     tables.boot.name: Boot,
     tables.signal.name: Signal,
-    tables.alert.name: AlertRaised,
+    tables.open_alert.name: AlertRaised,
 }
 
 
@@ -56,7 +56,7 @@ def changes(draft: Draft, changed: list[Alert]) -> Changes:
         "health": {key.text: row for key, row in draft.rows.items()},
         "boot": draft.boots,
         "signal": draft.signals,
-        "alert": alerts,
+        "open_alert": alerts,
     }
     return {name: values for name, values in found.items() if values}
 
@@ -78,4 +78,4 @@ async def read(db: Connection, policies: Mapping[str, Policy]) -> tuple[World, d
     world = World(policies)
     rows = {Key.of(text): row for text, row in found["health"].items()}
     world.load(found["config"].values(), rows, found["boot"], found["signal"])
-    return world, found["alert"]
+    return world, found["open_alert"]

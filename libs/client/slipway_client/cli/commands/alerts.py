@@ -1,21 +1,20 @@
-"""`slipway alert`: open and resolved alerts, from the topic slipway.alert.v1."""
+"""`slipway alert`: open and resolved alerts of all services."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from datetime import timedelta
+from typing import Annotated, Any, Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput, noun, now
+from slipway_client.cli import options
+from slipway_client.cli.options import AsOutput, Reason, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Api, Failed
 from slipway_client.view import moments
 from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
-if TYPE_CHECKING:
-    from slipway_client.transport.log import Entry
-
-app = noun("List and show alerts")
+app = noun("List, show and silence alerts")
 
 Alert = dict[str, Any]
 OPEN, RESOLVED = "open", "resolved"
@@ -28,12 +27,18 @@ LABELS: Final = {  # in the order in which they are shown
     "command": "remedy",
     "cause": "cause",
 }
+ALERTS_MAX: Final = 1000
+"""Alerts of one service that a list may have."""
 WhichAlert = Annotated[str, typer.Argument(metavar="ALERT", help="Subject, KIND/SUBJECT or key of the alert")]
 Everything = Annotated[bool, typer.Option("--all", help="Open and resolved alerts [default: open ones]")]
+Since = Annotated[
+    str | None, typer.Option(metavar="TIME", help="With --all: resolved since, such as 12h [default: any]")
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="With --all: raised before [default: any]")]
 
 
 def _since(alert: Mapping[str, Any]) -> str:
-    return moments.clock(moments.at(alert["since"] or alert["raised_at"]), now())
+    return moments.clock(moments.at(alert["since"]), now())
 
 
 FIELDS: Final[tuple[Field, ...]] = (
@@ -47,16 +52,39 @@ STATE: Final[Field] = ("state", lambda alert: alert["state"])
 
 
 @app.command("ls")
-def list_alerts(context: typer.Context, all_: Everything = False, output: AsOutput = Output.TABLE) -> None:
+def list_alerts(
+    context: typer.Context,
+    all_: Everything = False,
+    since: Since = None,
+    until: Until = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
     """List open alerts, pages first, then newest first
+
+    Asks every service, and says which did not answer. Resolved alerts are kept for 90 days.
 
     \b
     Examples:
       slipway alert ls
-      slipway alert ls --all -o json
+      slipway alert ls --all --since 12h -o json
     """
-    rows = [alert for alert in _read(context.obj) if all_ or alert["state"] == OPEN]
-    show(rows, (STATE, *FIELDS) if all_ else FIELDS, output, nothing="no alerts" if all_ else "no open alerts")
+    query = {"open": None if all_ else True, "since": _moment("--since", since), "until": _moment("--until", until)}
+    rows, errors = _read(context.obj, **query)
+    nothing = "no alerts" if all_ else "no open alerts"
+    fields = (STATE, *FIELDS) if all_ else FIELDS
+    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+    if errors:
+        raise Failed(errors)
+
+
+def _moment(option: str, text: str | None) -> str | None:
+    """Time of an option: a duration ago, or a time of day or date."""
+    if text is None:
+        return None
+    try:
+        return (now() - timedelta(seconds=moments.seconds(text))).isoformat()
+    except (ValueError, OverflowError):
+        return options.until(None, text)
 
 
 @app.command("show")
@@ -71,15 +99,17 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
       slipway alert show linux-zone-b
       slipway alert show config-tripped/linux-zone-b -o json
     """
-    alerts = _read(context.obj)
-    row = with_console(_named(alerts, alert), alerts)
+    alerts, errors = _read(context.obj)
+    row = with_console(_named(alerts, alert, errors), alerts)
     if output is Output.JSON:
         as_json(row)
         return
     lines = [("alert", f"{row['kind']} {row['subject_id']}"), ("severity", row["severity"]), ("state", row["state"])]
     lines.append(("since", _since(row)))
-    if row["resolved_at"]:
-        lines.append(("resolved", moments.clock(moments.at(row["resolved_at"]), now())))
+    if row["closed_at"]:
+        lines.append(("resolved", f"{moments.clock(moments.at(row['closed_at']), now())} {row['resolution']}".strip()))
+    if (silence := _silence(row)) is not None:
+        lines.append(("silenced", f"{until_text(row['silenced_until'])} by {row['silenced_by']}: {silence}"))
     lines += [(label, row[name]) for name, label in LABELS.items() if row.get(name)]
     lines.append(("key", row["dedup_key"]))
     width = max(len(label) for label, _ in lines)
@@ -90,6 +120,36 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
             print(printable(f"{'' if number else label:<{width}}  {line}"))
 
 
+@app.command("silence")
+def silence_alert(
+    context: typer.Context,
+    alert: WhichAlert,
+    for_: Annotated[str, typer.Option("--for", metavar="DURATION", help="Duration, such as 30m or 1d12h")],
+    reason: Reason,
+) -> None:
+    """Silence an open alert for a time
+
+    It stays open and is listed, but no one has to be notified of it until then.
+
+    \b
+    Example:
+      slipway alert silence config-tripped/linux-zone-b --for 2h --reason "the cloud works on it"
+    """
+    alerts, errors = _read(context.obj, open=True)
+    row = _named(alerts, alert, errors)
+    ends = options.until(for_, None)
+    context.obj.post(
+        row["service"], "/alerts/silence", {"dedup_key": row["dedup_key"], "until": ends, "reason": reason}
+    )
+    print(printable(f"alert {row['kind']} {row['subject_id']} silenced {until_text(ends)}"))
+
+
+def _silence(alert: Alert) -> str | None:
+    """Reason of a silence that lasts; None without one."""
+    until = alert["silenced_until"]
+    return alert["silence_reason"] if until is not None and moments.at(until) > now() else None
+
+
 def with_console(alert: Alert, alerts: list[Alert]) -> Alert:
     """The alert with the console output that another alert on its image holds."""
     image = alert["subject_id"] if alert["subject_kind"] == "image" else None
@@ -97,16 +157,16 @@ def with_console(alert: Alert, alerts: list[Alert]) -> Alert:
     return {**alert, "console": own[0].get("console") or ()} if own else alert
 
 
-def _named(alerts: list[Alert], name: str) -> Alert:
-    """The alert of that name; open ones hide resolved ones, and others that of the console output. Raises Failed."""
+def _named(alerts: list[Alert], name: str, errors: str) -> Alert:
+    """The alert of that name; open ones hide resolved ones, and others that of the console output. Raises Failed, with
+    the `errors` of services that did not answer."""
     found = [alert for alert in alerts if name in _names(alert)]
     found = [alert for alert in found if alert["state"] == OPEN] or found
     if len(found) > 1 and len(others := [alert for alert in found if alert["kind"] != CONSOLE]) == 1:
         found = others  # with_console adds it
     if not found:
-        raise Failed(
-            f"There is no alert {name!r}.\n`slipway alert ls` lists the open ones, `--all` the resolved ones, too."
-        )
+        advice = "`slipway alert ls` lists the open ones, `--all` the resolved ones, too."
+        raise Failed("\n".join(filter(None, (f"There is no alert {name!r}.", advice, errors))))
     if len(found) > 1:
         names = [f"{alert['kind']}/{alert['subject_id']}" for alert in found]
         if len({*names}) < len(names):  # an account has one alert per problem
@@ -122,38 +182,9 @@ def _names(alert: Alert) -> set[str]:
     return {alert["dedup_key"], *subjects, *(f"{alert['kind']}/{one}" for one in subjects)}
 
 
-def _read(api: Api) -> list[Alert]:
-    """All alerts that the topic holds: pages first, then the newest first."""
-    import asyncio
-
-    alerts = asyncio.run(_from_topic(api))
-    newest = sorted(alerts, key=lambda alert: str(alert["raised_at"]), reverse=True)
-    return sorted(newest, key=lambda alert: (alert["state"] != OPEN, alert["severity"] == "notice"))
-
-
-async def _from_topic(api: Api) -> list[Alert]:
-    from slipway_client.transport.log import Log
-    from slipway_common.events.topics import ALERT
-
-    alerts: dict[str, Alert] = {}
-    async with Log(api.kafka, api.topic_prefix) as log:
-        await log.open([ALERT.name], last=None, since=None)
-        async for entry in log.past():
-            record(alerts, entry)
-    return list(alerts.values())
-
-
-def record(alerts: dict[str, Alert], entry: "Entry") -> None:
-    """Apply one record to the newest alert of each key; unreadable ones and those of other types are skipped."""
-    from slipway_common.events.alert import AlertRaised, AlertResolved
-
-    if entry.envelope is None or entry.unreadable or entry.data is None:
-        return
-    data: Alert = entry.data
-    at = entry.time.isoformat()
-    match entry.envelope.type:
-        case AlertRaised.type:
-            missing = {"severity": "page", "since": None}  # what an event leaves out at its default
-            alerts[data["dedup_key"]] = missing | data | {"state": OPEN, "raised_at": at, "resolved_at": None}
-        case AlertResolved.type if data["dedup_key"] in alerts:
-            alerts[data["dedup_key"]] |= {"state": RESOLVED, "resolved_at": at}
+def _read(api: Api, **query: Any) -> tuple[list[Alert], str]:
+    """Alerts of all services that answer, pages first, then the newest first; and the errors of the others."""
+    rows, errors = api.list_all("/alerts", limit=ALERTS_MAX, **query)
+    alerts = [row | {"state": RESOLVED if row["closed_at"] else OPEN} for row in rows]
+    newest = sorted(alerts, key=lambda alert: moments.at(alert["raised_at"]), reverse=True)
+    return sorted(newest, key=lambda alert: (alert["state"] != OPEN, alert["severity"] == "notice")), errors

@@ -12,8 +12,6 @@ from slipway_client.transport.http import Failed
 from slipway_client.view import moments
 from slipway_common.base.audited import AuditedKind
 
-SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
-
 OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the subjects [default: all]")]
 OfSubject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="ID of the subject [default: all]")]
 OfCaller = Annotated[str | None, typer.Option("--by", metavar="TOKEN", help="Name of the token [default: all]")]
@@ -44,19 +42,13 @@ def audit(
       slipway audit --kind config --subject linux-zone-a -n 5
       slipway audit --by ci-deploy
     """
-    query = {"kind": kind and kind.value, "subject": subject, "by": by, "since": _begin(since), "limit": limit}
-    rows: list[dict[str, Any]] = []
-    errors: list[str] = []
-    for service in SERVICES:
-        try:
-            rows += [{"service": service, **row} for row in context.obj.get(service, "/audit", **query)["items"]]
-        except Failed as error:
-            errors.append(str(error))
+    rows, errors = context.obj.list_all(
+        "/audit", kind=kind and kind.value, subject=subject, by=by, since=_begin(since), limit=limit
+    )
     newest = sorted(rows, key=lambda row: moments.at(row["at"]), reverse=True)[:limit]
-    if len(errors) < len(SERVICES):
-        show(newest, FIELDS, output, nothing="no changes in the services that answer" if errors else "no changes")
+    show(newest, FIELDS, output, nothing="no changes in the services that answer" if errors else "no changes")
     if errors:
-        raise Failed("\n".join(dict.fromkeys(errors)))
+        raise Failed(errors)
 
 
 def _begin(since: str | None) -> str | None:

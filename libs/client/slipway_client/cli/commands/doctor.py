@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROBLEM: Final = 3
 HTTP_SECONDS: Final = 2.0  # per request; at most three are made one after the other
 KAFKA_SECONDS: Final = 8.0  # for all of Kafka, in parallel with the requests to services
-NEWEST: Final = 500  # records of each partition: an alert is raised rarely, and services beat every 5 s
+NEWEST: Final = 500  # records of each partition: services beat every 5 s
 COLORS: Final = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
 
 
@@ -108,6 +108,7 @@ def _gathered(api: Api, partitions: int | None) -> Any:
     with ThreadPoolExecutor(len(api.urls) + 1) as threads:
         kafka = threads.submit(_asked_kafka, api, partitions)
         statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
+        alerts = threads.submit(_alerts, quick)
         services = {name: future.result() for name, future in statuses.items()}
         provisioner: dict[str, Any] = {}
         if services["provisioner"].status is not None:
@@ -125,9 +126,18 @@ def _gathered(api: Api, partitions: int | None) -> Any:
             services=services,
             kafka=api.kafka,
             now=now(),
+            alerts=alerts.result(),
             **kafka.result(),
             **provisioner,
         )
+
+
+def _alerts(api: Api) -> list[dict[str, Any]] | None:
+    """Open alerts of the services that answer; None if none does."""
+    try:
+        return api.list_all("/alerts", open=True, limit=1000)[0]
+    except Failed:
+        return None
 
 
 def _status(api: Api, service: str) -> "ServiceAnswer":
@@ -189,30 +199,23 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
 
 
 async def _from_topics(api: Api) -> dict[str, Any]:
-    """The newest heartbeat of each service, and the open alerts."""
+    """The newest heartbeat of each service."""
     from slipway_client.transport.log import Log
-    from slipway_common.events.topics import ALERT, SERVICE_HEARTBEAT
+    from slipway_common.events.topics import SERVICE_HEARTBEAT
 
     heartbeats: dict[str, datetime] = {}
-    alerts: dict[str, Any] = {}
     async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
-        await log.open([SERVICE_HEARTBEAT.name, ALERT.name], last=NEWEST, since=None)
+        await log.open([SERVICE_HEARTBEAT.name], last=NEWEST, since=None)
         async for entry in log.past():
-            _record(entry, heartbeats, alerts)
-    return {"heartbeats": heartbeats, "alerts": list(alerts.values())}
+            _record(entry, heartbeats)
+    return {"heartbeats": heartbeats}
 
 
-def _record(entry: "Entry", heartbeats: dict[str, datetime], alerts: dict[str, Any]) -> None:
+def _record(entry: "Entry", heartbeats: dict[str, datetime]) -> None:
     """Apply one record; unreadable ones and those of other types are skipped."""
-    from slipway_common.events.alert import AlertRaised, AlertResolved
     from slipway_common.events.service import ServiceHeartbeat
 
     if entry.envelope is None or entry.unreadable or entry.data is None:
         return
-    match entry.envelope.type:
-        case ServiceHeartbeat.type:
-            heartbeats[entry.data["service"]] = entry.time
-        case AlertRaised.type:
-            alerts[entry.data["dedup_key"]] = entry.data
-        case AlertResolved.type:
-            alerts.pop(entry.data["dedup_key"], None)
+    if entry.envelope.type == ServiceHeartbeat.type:
+        heartbeats[entry.data["service"]] = entry.time

@@ -29,7 +29,8 @@ class LeaseFormat(StrEnum):
 
 
 class OnLoss(StrEnum):
-    TERM, INT, HUP, QUIT, USR1, USR2, KILL, NONE = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL", "none"
+    CONTINUE = "continue"
+    TERM, INT, HUP, QUIT, USR1, USR2, KILL = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"
 
 
 FailOpenWord = Literal["safe", "optimistic", "pessimistic"]
@@ -70,8 +71,9 @@ def run_leased(
         str, typer.Option(metavar="DURATION", help="Outage after which `safe` starts without a lease")
     ] = "10s",
     on_loss: Annotated[
-        OnLoss, typer.Option(metavar="SIGNAL", help="Signal to the command if its lease is lost, or none")
-    ] = OnLoss.TERM,
+        OnLoss,
+        typer.Option(metavar="SIGNAL", case_sensitive=False, help="Signal to the command if its lease is lost"),
+    ] = OnLoss.CONTINUE,
     throttled_exit: Annotated[
         list[int] | None,
         typer.Option(metavar="CODE", help="Exit code by which the command reports a throttle"),
@@ -133,8 +135,8 @@ def run_leased(
         _log_capped_hold(wanted.hold_seconds, [lease])
 
     numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), log=log)
-    session = _session(api, numbered.wanted, max_wait, fail_open, unavailable_after)
-    signum = None if on_loss is OnLoss.NONE else signal.Signals[f"SIG{on_loss.value}"]
+    signum = None if on_loss is OnLoss.CONTINUE else signal.Signals[f"SIG{on_loss.value}"]
+    session = _session(api, numbered.wanted, max_wait, fail_open, unavailable_after, fenced=signum is not None)
     ended = asyncio.run(
         run(
             session,
@@ -278,7 +280,7 @@ def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> 
 
     for lease in leases:
         hold_seconds = lease.hold_seconds
-        if requested_seconds is not None and hold_seconds is not None and hold_seconds < 0.99 * requested_seconds:
+        if requested_seconds is not None and hold_seconds < 0.99 * requested_seconds:
             granted, requested = moments.spelled(hold_seconds), moments.spelled(requested_seconds)
             log(f"hold capped at {granted} (requested {requested}) by pool {lease.lease_pool_id}")
 
@@ -351,7 +353,14 @@ def _wanted(
 
 
 def _session(
-    api: Api, wanted: "Wanted", max_wait: str, fail_open: str, unavailable_after: str = "0", *, resumable: bool = False
+    api: Api,
+    wanted: "Wanted",
+    max_wait: str,
+    fail_open: str,
+    unavailable_after: str = "0",
+    *,
+    resumable: bool = False,
+    fenced: bool = False,
 ) -> "Session":
     from slipway_client.leases.admission import Admission, FailOpen
     from slipway_client.leases.log import log
@@ -364,4 +373,4 @@ def _session(
         fail_open=FailOpen(fail_open),
         unavailable_seconds=duration_or_zero("--unavailable-after", unavailable_after) or 0.0,
     )
-    return open_session(api.urls["lease-broker"], api.token, wanted, admission, log, resumable=resumable)
+    return open_session(api.urls["lease-broker"], api.token, wanted, admission, log, resumable=resumable, fenced=fenced)

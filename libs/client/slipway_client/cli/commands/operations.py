@@ -4,7 +4,7 @@ first argument."""
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -90,21 +90,11 @@ def show_dead(
 def _list(
     api: Api, service: Consumer | None, path: str, fields: Sequence[Field], output: Output, *, nothing: str
 ) -> None:
-    """Show the rows of one service, or of all: those of services that answer, then the errors of the others, one that
-    all have only once."""
-    rows: list[dict[str, Any]] = []
-    errors: dict[Consumer, str] = {}
-    for each in [service] if service else list(Consumer):
-        try:
-            rows += [{"service": each.value, **row} for row in api.get(each.value, path)["items"]]
-        except Failed as error:
-            if service:
-                raise
-            errors[each] = str(error)
-    if len(errors) < len(Consumer):
-        show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+    """Show the rows of one service, or of all that answer, then the errors of the others."""
+    rows, errors = api.list_all(path, [service.value] if service else [])
+    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
     if errors:
-        raise Failed("\n".join(dict.fromkeys(errors.values())))
+        raise Failed(errors)
 
 
 @dlq.command("replay")

@@ -39,6 +39,9 @@ def of_worker(
     cause, effect = STATES.get(worker["state"], _ended)(worker, lease_pool)
     if config is not None and config["state"] == "draining" and worker["state"] in (State.STARTING, State.RUNNING):
         effect += f"; it leaves then, since {config['id']} drains: {drain(config, now)}"
+    if worker.get("drain_until") and worker["state"] == State.RUNNING:
+        until = _clock(worker, "drain_until", now)
+        effect += f"; it has reached its maximum age, and leaves after its task, at {until} at the latest"
     return explained("worker", worker["id"], [cause], effect, details)
 
 

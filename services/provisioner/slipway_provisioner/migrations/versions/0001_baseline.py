@@ -30,8 +30,6 @@ CREATE TABLE account (
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
     listing_problem text NOT NULL DEFAULT '',
     protected jsonb NOT NULL DEFAULT '{}', -- instances that it refuses to terminate, with reasons
-    -- It refuses so many terminations that nothing is launched there.
-    refuses_terminations boolean NOT NULL DEFAULT false,
     silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
     unanswered_since timestamptz, unreachable boolean NOT NULL DEFAULT false, retired boolean NOT NULL DEFAULT false,
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
@@ -48,6 +46,7 @@ CREATE TABLE worker_pool (
     frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz,
+    age_alerted boolean NOT NULL DEFAULT false, -- on workers at their maximum age that nothing could replace
     limits jsonb NOT NULL DEFAULT '{}',
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
@@ -62,6 +61,7 @@ CREATE TABLE launch_config_name (
     name text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, current_id text NOT NULL,
     base_weight double precision NOT NULL, price_factor double precision NOT NULL, max_capacity integer,
     deadlines jsonb NOT NULL DEFAULT '{}', -- as declared, in seconds by name
+    task_slots integer NOT NULL DEFAULT 1,
     paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, declared boolean NOT NULL DEFAULT true
 );
@@ -184,7 +184,7 @@ CREATE TABLE launch_limit (
 );
 CREATE TABLE demand (
     pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
-    pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
+    pending integer NOT NULL CHECK (pending >= 0), claimed integer CHECK (claimed >= 0),
     observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
     claimed_seen_at timestamptz,
     received_at timestamptz NOT NULL DEFAULT slipway_clock(), reported_by text NOT NULL DEFAULT '',
@@ -236,21 +236,19 @@ CREATE TABLE worker (
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
-    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false,
-    leave_after_task boolean NOT NULL DEFAULT false, termination_refusals integer NOT NULL DEFAULT 0,
-    termination_refused_at timestamptz, stuck_at timestamptz, notice text NOT NULL DEFAULT '',
+    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, drain_until timestamptz,
+    notice text NOT NULL DEFAULT '', task_slots integer NOT NULL DEFAULT 1,
     ended_at timestamptz, failed_at timestamptz,
     termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
     UNIQUE (account_id, instance_id)
 );
 CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
+CREATE INDEX worker_draining ON worker (drain_until) WHERE state <> 'stopped' AND drain_until IS NOT NULL;
 CREATE INDEX worker_live_instance ON worker (account_id, instance_id) WHERE state <> 'stopped';
 CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
-CREATE INDEX worker_marked ON worker (pool_id) WHERE state = 'running' AND leave_after_task;
-CREATE INDEX worker_refused ON worker (account_id) WHERE state <> 'stopped' AND termination_refusals > 0;
 CREATE INDEX worker_ended ON worker (ended_at) WHERE state = 'stopped';
 CREATE INDEX worker_ran ON worker (account_id, ended_at) WHERE state = 'stopped' AND instance_id IS NOT NULL;
 -- Workers of failed calls, by which the sweep proves the counters of a pool.
@@ -266,13 +264,14 @@ CREATE TABLE unreachable_machine (
 CREATE INDEX unreachable_machine_account ON unreachable_machine (account_id);
 CREATE INDEX unreachable_machine_batch ON unreachable_machine (batch_id);
 CREATE TABLE claim (
-    worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, reported_at timestamptz NOT NULL,
-    pool_id text NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
-    PRIMARY KEY (worker_id, source, task_id, reported_at)
+    worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, claimed_at text NOT NULL,
+    pool_id text NOT NULL, reported_at timestamptz NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
+    counted boolean NOT NULL DEFAULT true, PRIMARY KEY (worker_id, source, task_id, claimed_at)
 );
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
 CREATE INDEX claim_ended ON claim (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
+CREATE INDEX claim_worker ON claim (worker_id, ended_at);
 -- Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
 CREATE TABLE orphan_instance (
     account_id text NOT NULL, instance_id text NOT NULL, batch_id text NOT NULL, launch_config_id text NOT NULL,
@@ -339,12 +338,6 @@ CREATE INDEX workspace_document_key ON workspace_document (key_id);
 CREATE TABLE workspace_listing (
     account_id text PRIMARY KEY, due_at timestamptz NOT NULL DEFAULT slipway_clock(), fence bigint NOT NULL DEFAULT 0,
     listed_at timestamptz, found jsonb NOT NULL DEFAULT '[]', problem text NOT NULL DEFAULT ''
-);
--- Balance of fleet and demand, as the plans of a pool have seen it: since when there have been surplus workers, and
--- since when workers have been missing, in a pool that may launch, and none has registered.
-CREATE TABLE pool_balance (
-    pool_id text PRIMARY KEY, surplus jsonb NOT NULL DEFAULT '{}', missing_since timestamptz,
-    starved boolean NOT NULL DEFAULT false
 );
 """
 

@@ -14,7 +14,7 @@ CREATE TABLE health (key text PRIMARY KEY, body text NOT NULL)      -- rows, by 
     WITH (fillfactor = 50);
 CREATE TABLE boot (key text PRIMARY KEY, body text NOT NULL);       -- boots in progress, by worker id
 CREATE TABLE signal (key text PRIMARY KEY, body text NOT NULL);     -- live signals, by their key
-CREATE TABLE alert (key text PRIMARY KEY, body text NOT NULL);      -- open alerts, by deduplication key
+CREATE TABLE open_alert (key text PRIMARY KEY, body text NOT NULL);      -- open alerts, by deduplication key
 
 CREATE TABLE refused_signal (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at double precision NOT NULL,

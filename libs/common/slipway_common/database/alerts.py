@@ -1,0 +1,196 @@
+"""Alerts as rows: one open row per deduplication key, and those that were closed.
+
+The outbox records them in the transaction that raises or resolves them. So an alert is open for as long as its row
+says, however long its topic keeps records, and its events carry the whole alert.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from slipway_common.database.postgres import Connection
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.fitting import fitted
+
+REPEAT_SECONDS: Final = 86_400.0
+"""An open alert is published again after this, so that a consumer that lost it has it again."""
+TOMBSTONE_SECONDS: Final = 7 * 86_400.0
+"""A closed alert stays in its compacted topic for this long."""
+PASSING: Final = "partition"
+"""Kind of the subjects whose alerts report what has happened, and that nothing resolves."""
+PASSED: Final = "recorded a week ago, and in the table gap"
+CHUNK_ROWS: Final = 100
+BODY: Final = msgspec.json.Decoder(AlertRaised)
+
+RAISE: Final = """
+INSERT INTO alert AS a (dedup_key, kind, subject_kind, subject_id, severity, body)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (dedup_key) WHERE closed_at IS NULL DO UPDATE
+SET severity = excluded.severity, body = excluded.body, revision = a.revision + 1, published_at = slipway_clock()
+RETURNING raised_at, revision"""
+CLOSE: Final = """
+UPDATE alert SET closed_at = slipway_clock(), resolution = $2, revision = revision + 1
+WHERE dedup_key = $1 AND closed_at IS NULL RETURNING body, raised_at, revision"""
+COLUMNS: Final = """dedup_key, kind, subject_kind, subject_id, severity, body, raised_at, closed_at, resolution,
+    silenced_until, silenced_by, silence_reason"""
+SELECT: Final = f"""
+SELECT {COLUMNS} FROM alert
+WHERE ($1::boolean IS NULL OR (closed_at IS NULL) = $1)
+    AND ($2::timestamptz IS NULL OR closed_at IS NULL OR closed_at >= $2)
+    AND ($3::timestamptz IS NULL OR raised_at < $3)
+ORDER BY raised_at DESC, id DESC LIMIT $4"""
+SILENCE: Final = f"""
+UPDATE alert SET silenced_until = $2, silenced_by = $3, silence_reason = $4
+WHERE dedup_key = $1 AND closed_at IS NULL RETURNING {COLUMNS}"""
+CLAIM_UNPUBLISHED: Final = """
+SELECT dedup_key, body, raised_at, revision FROM alert
+WHERE closed_at IS NULL AND published_at < slipway_clock() - make_interval(secs => $1)
+ORDER BY dedup_key LIMIT $2 FOR UPDATE SKIP LOCKED"""
+MARK_PUBLISHED: Final = """
+UPDATE alert SET published_at = slipway_clock() WHERE dedup_key = ANY($1) AND closed_at IS NULL"""
+CLAIM_CLOSED: Final = """
+SELECT id, dedup_key, body FROM alert
+WHERE closed_at < slipway_clock() - make_interval(secs => $1) AND NOT deleted
+ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED"""
+MARK_DELETED: Final = "UPDATE alert SET deleted = true WHERE id = ANY($1)"
+SUPERSEDED: Final = """
+SELECT a.id FROM alert a WHERE id = ANY($1)
+    AND EXISTS (SELECT FROM alert b WHERE b.dedup_key = a.dedup_key AND b.id > a.id)"""
+PASSED_AWAY: Final = """
+SELECT dedup_key, body FROM alert
+WHERE closed_at IS NULL AND subject_kind = $1 AND raised_at < slipway_clock() - make_interval(secs => $2)
+ORDER BY dedup_key LIMIT $3"""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Alert as people see it: the fields of its newest event, when it was raised and closed, and its silence."""
+
+    dedup_key: str
+    kind: str
+    subject_kind: str
+    subject_id: str
+    severity: str
+    summary: str
+    effect: str
+    doing: str
+    command: str
+    cause: str
+    since: datetime
+    evidence: tuple[str, ...]
+    console: tuple[str, ...]
+    raised_at: datetime
+    closed_at: datetime | None
+    resolution: str
+    silenced_until: datetime | None
+    silenced_by: str
+    silence_reason: str
+
+
+async def record(tx: Connection, events: Sequence[Any]) -> list[Any]:
+    """Record the alerts among the events that a transaction publishes. Returns the events; those of alerts are whole:
+    when the alert was raised, its revision, and in a resolution what was raised."""
+    recorded = list(events)
+    places = [place for place, event in enumerate(events) if isinstance(event, Alert) and not event.repeat]
+    for place in sorted(places, key=lambda place: events[place].dedup_key):  # rows are locked in one order
+        event = events[place]
+        recorded[place] = await (_raise(tx, event) if isinstance(event, AlertRaised) else _close(tx, event))
+    return recorded
+
+
+async def _raise(tx: Connection, event: AlertRaised) -> AlertRaised:
+    head = (event.dedup_key, event.kind, event.subject_kind, event.subject_id, event.severity)
+    row = await tx.fetchrow(RAISE, *head, _body(event))
+    return replace(event, raised_at=row["raised_at"], revision=row["revision"])
+
+
+async def _close(tx: Connection, event: Alert) -> Alert:
+    row = await tx.fetchrow(CLOSE, event.dedup_key, event.summary)
+    if row is None:  # nothing was raised; the event says so to consumers that missed an earlier one
+        return event
+    raised = BODY.decode(row["body"])
+    whole = {name: value for name, value in asdict(raised).items() if name not in ("summary", "console")}
+    whole |= {"summary": event.summary or raised.summary, "raised_at": row["raised_at"], "revision": row["revision"]}
+    return AlertResolved(**whole)
+
+
+async def fetch(
+    db: Connection,
+    *,
+    open_: bool | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int,
+) -> list[Row]:
+    """Alerts, newest first: all, or those that are (not) open; of the closed ones those closed `since`, and of all
+    those raised before `until`."""
+    return [_row(row) for row in await db.fetch(SELECT, open_, since, until, limit)]
+
+
+async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> Row | None:
+    """Silence an open alert until a time, or replace its silence; None if no alert is open under this key."""
+    row = await tx.fetchrow(SILENCE, dedup_key, until, by, reason)
+    return None if row is None else _row(row)
+
+
+async def claim_unpublished(tx: Connection) -> list[AlertRaised]:
+    """Open alerts that are due to be published again, marked as published. Their rows are locked."""
+    rows = await tx.fetch(CLAIM_UNPUBLISHED, REPEAT_SECONDS, CHUNK_ROWS)
+    await tx.execute(MARK_PUBLISHED, [row["dedup_key"] for row in rows])
+    return [
+        replace(
+            BODY.decode(row["body"]),
+            raised_at=row["raised_at"],
+            revision=row["revision"],
+            repeat=True,
+        )
+        for row in rows
+    ]
+
+
+async def claim_closed(tx: Connection) -> list[AlertRaised]:
+    """Alerts closed long ago whose keys may leave the topic, marked as deleted there. One that was raised again since
+    keeps its key; if that commits at this very moment, the alert is back in the topic with its next repetition. Their
+    rows are locked."""
+    rows = await tx.fetch(CLAIM_CLOSED, TOMBSTONE_SECONDS, CHUNK_ROWS)
+    ids = [row["id"] for row in rows]
+    await tx.execute(MARK_DELETED, ids)
+    superseded = {row["id"] for row in await tx.fetch(SUPERSEDED, ids)}
+    return [BODY.decode(row["body"]) for row in rows if row["id"] not in superseded]
+
+
+async def passed(tx: Connection) -> list[AlertResolved]:
+    """Resolutions of alerts on what happened a week ago, and that nothing else resolves."""
+    rows = await tx.fetch(PASSED_AWAY, PASSING, TOMBSTONE_SECONDS, CHUNK_ROWS)
+    found = [BODY.decode(row["body"]) for row in rows]
+    return [
+        AlertResolved(
+            dedup_key=alert.dedup_key,
+            subject_kind=alert.subject_kind,
+            subject_id=alert.subject_id,
+            kind=alert.kind,
+            summary=PASSED,
+        )
+        for alert in found
+    ]
+
+
+def _body(event: AlertRaised) -> str:
+    """The event as JSON text, which may hold characters that jsonb cannot; its notes are cut as in the event itself."""
+    with contextlib.suppress(msgspec.ValidationError):  # another text is too long, for which the outbox refuses it
+        event = fitted(event)
+    return msgspec.json.encode(event).decode()
+
+
+def _row(row: Any) -> Row:
+    alert = BODY.decode(row["body"])
+    return Row(
+        **{name: row[name] for name in dict(row) if name != "body"},
+        **{name: getattr(alert, name) for name in ("summary", "effect", "doing", "command", "cause")},
+        since=alert.since or row["raised_at"],
+        evidence=alert.evidence,
+        console=alert.console,
+    )

@@ -1,0 +1,80 @@
+"""Lives of workers whose launch config has a maximum age, or gives them credentials that end."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import sqlalchemy as sa
+
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement
+from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
+from slipway_common.events.lifecycle import REGISTERED
+from slipway_provisioner.domain.ageing import Life
+from slipway_provisioner.domain.deadlines import DefaultDeadlines
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
+from slipway_provisioner.store.tables import FINISHING, in_states, worker, worker_pool
+
+# A spend limit counts no more than a day for a machine, so that a lifetime of a day or more limits no age.
+_LIFETIME: Final = """
+SELECT min(l.lifetime_seconds) FROM launch_limit l WHERE l.spend_per_day IS NOT NULL AND l.lifetime_seconds < $3
+    AND ((l.scope = 'account' AND l.scope_id = c.account_id) OR (l.scope = 'pool' AND l.scope_id = c.pool_id))"""
+LIVES: Final = f"""
+SELECT w.worker_id, w.draining, w.has_task, coalesce(uptime_since(w.born_at), 0) AS age_seconds,
+    extract(epoch FROM slipway_clock() - w.born_at)::float8 AS clock_seconds,
+    w.maximum_age_seconds, w.credential_seconds, w.drain_seconds
+FROM (
+    SELECT w.id::text AS worker_id, w.drain_until IS NOT NULL AS draining,
+        w.idle_since IS NULL OR NOT ({SEEN_SINCE_DOWNTIME}) AS has_task,
+        coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*
+    FROM (
+        SELECT c.id AS config_id, least({seconds("maximum_age_seconds")}, ({_LIFETIME})) AS maximum_age_seconds,
+            {seconds("credential_seconds")} AS credential_seconds, {seconds("drain_seconds")} AS drain_seconds
+        FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+        WHERE c.pool_id = $2 AND c.state <> 'archived') AS d
+    JOIN worker w ON w.pool_id = $2 AND w.launch_config_id = d.config_id AND w.state IN ({states(REGISTERED)})
+    WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL
+    ORDER BY coalesce(w.launched_at, w.registered_at, w.requested_at)
+        + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id LIMIT 1000) AS w"""
+# Claims are kept for a day.
+LONGEST_TASK: Final = """
+SELECT greatest($2, max(extract(epoch FROM coalesce(ended_at, slipway_clock()) - started_at)))::float8
+FROM claim WHERE pool_id = $1"""
+# Asked to stop so early that they are terminated when their time is over.
+OVERDUE: Final = Statement(
+    sa.select(sa.cast(worker.c.id, sa.Text).label("id"))
+    .where(
+        worker.c.drain_until
+        <= sa.func.slipway_clock()
+        + sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("grace_seconds", type_=sa.Double)),
+        in_states(REGISTERED) | FINISHING,
+    )
+    .order_by(worker.c.id)
+    .limit(200)
+)
+SET_ALERTED: Final = Statement(
+    sa.update(worker_pool)
+    .where(worker_pool.c.id == sa.bindparam("pool_id"))
+    .values(age_alerted=sa.bindparam("alerted", type_=sa.Boolean))
+)
+
+
+async def lives(db: Connection, pool_id: str, deadlines: DefaultDeadlines, day_seconds: float) -> Sequence[Life]:
+    """Up to 1000 registered workers of a pool that reach a maximum age, those first that reach it first."""
+    return [Life(**row) for row in await db.fetch(LIVES, deadlines, pool_id, day_seconds)]
+
+
+async def drain_seconds(db: Connection, pool_id: str) -> float:
+    """Default of the drain time: the longest task of the last day, at least an hour."""
+    longest: float = await db.fetchval(LONGEST_TASK, pool_id, DRAIN_SECONDS_MIN)
+    return longest
+
+
+async def overdue(db: Connection, grace_seconds: float) -> list[str]:
+    """Up to 200 workers whose drain time ends within the grace period of a stop."""
+    return [row["id"] for row in await db.fetch(OVERDUE.text, *OVERDUE.arguments(grace_seconds=grace_seconds))]
+
+
+async def set_alerted(tx: Connection, pool_id: str, *, alerted: bool) -> None:
+    """Record that the alert on workers past their maximum age is raised or resolved. The pool is locked."""
+    await tx.execute(SET_ALERTED.text, *SET_ALERTED.arguments(pool_id=pool_id, alerted=alerted))
