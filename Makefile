@@ -51,7 +51,8 @@ define prepare
 	@[ -e $@ ] && echo "Updating .venv from $(1)" || \
 		echo "Installing $$(grep '^[a-z]' $(1) | grep -cv $(ELSEWHERE)) packages into .venv (once, $(2))"
 	@$(RUN) -c $(IS_RECENT) 2>/dev/null || $(PYTHON) -m venv --clear .venv
-	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>.venv/pip.log || { cat .venv/pip.log >&2; \
+		echo "Packages could not be installed. Without a network, set PIP_INDEX_URL and UV_INDEX_URL to a mirror." >&2; exit 1; }
 endef
 
 # Adds packages and removes none, so that it leaves the tools of READY in place.

@@ -279,7 +279,7 @@ async def test_a_launch_config_that_is_left_out_drains(provisioner: Provisioner)
 
 
 async def test_an_archived_revision_is_reactivated(provisioner: Provisioner) -> None:
-    """With its id, its shares and an event of creation."""
+    """With its id, its shares and an update, since it was created before."""
     await provisioner.declare()
     await provisioner.declare(with_image("linux-2"), strategy="now")
     await provisioner.database.execute(
@@ -289,8 +289,8 @@ async def test_an_archived_revision_is_reactivated(provisioner: Provisioner) -> 
     await provisioner.events()
     (change,) = await provisioner.declare(strategy="now")
     assert change.result == "reactivated"
-    (created,) = await provisioner.published(LaunchConfigCreated)
-    assert (created.launch_config_id, created.state, created.current) == (revision_id(), "active", True)
+    events = {event.launch_config_id: event for event in await provisioner.published(LaunchConfigUpdated)}
+    assert (events[revision_id()].state, events[revision_id()].current) == ("active", True)
     keys = await provisioner.database.fetch("SELECT DISTINCT key FROM shared_window ORDER BY key")
     assert [row["key"] for row in keys] == [
         "capacity/sim-a/sim-1/zone-a/m5.large/on-demand",

@@ -7,7 +7,10 @@ but not ready, and retries.
 import asyncio
 import contextlib
 import gc
+import os
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -141,22 +144,28 @@ class Service:
         self._unsendable = PartitionAlert("unsendable-partition", name, settings.instance)
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then finish the steps in progress and stop."""
+        """Serve until SIGTERM or SIGINT, then finish the steps in progress and stop. Exits with 1 if the port is in
+        use."""
         telemetry.configure_logs(self.name)
+        listening = self._listening()
         # A batch creates many objects and no cycles; collecting more often would take a third of the time.
         gc.set_threshold(GARBAGE_OBJECTS)
         app = self.app()
         # Objects created so far live forever; without freeze each full collection would scan them for 40 ms.
         gc.collect()
         gc.freeze()
-        uvicorn.run(
-            app,
-            host=self.settings.host,
-            port=self.settings.port,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
+        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        uvicorn.Server(config).run([listening])
+
+    def _listening(self) -> socket.socket:
+        """Socket of the HTTP API, bound before anything starts."""
+        host, port = self.settings.host, self.settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server((host, port), family=family, backlog=2048)
+        except OSError as error:
+            advice = "stop what listens there, or set SLIPWAY_HOST and SLIPWAY_PORT"
+            sys.exit(f"{self.name} cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; {advice}")
 
     def app(self) -> FastAPI:
         # The pages that show the API would load scripts from elsewhere into the browsers of operators.

@@ -47,6 +47,10 @@ COMPLETION_HELP: Final = {
 }
 
 
+VERBS: Final = {"get": "ls", "list": "ls", "ls": "ls", "describe": "show", "show": "show"}
+"""Verbs with which commands of other tools begin, and those of `slipway`."""
+
+
 class _Commands(TyperGroup):
     """Prints errors of commands on stderr and exits with their exit code."""
 
@@ -59,6 +63,13 @@ class _Commands(TyperGroup):
             lines, code = str(error).split("\n"), error.exit_code
         print(*map(printable, lines), sep="\n", file=sys.stderr)
         raise typer.Exit(code)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name. `get pools`, as with other tools, is refused with the command to run."""
+        verb, noun = (*args, "", "")[:2]
+        if verb in VERBS and (group := noun.lower().removesuffix("s")) in self.commands:
+            ctx.fail(f"No such command '{verb}'. The noun comes first: slipway {group} {VERBS[verb]}")
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Parameters, with short help for those that typer adds."""
@@ -173,6 +184,10 @@ def connect(
     4 confirmation needed.
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
+    for service, url in urls.items():
+        if not url.startswith(("http://", "https://")):
+            variable = f"SLIPWAY_{service.upper().replace('-', '_')}_URL"
+            raise Failed(f"--{service} or {variable}: {url!r} has no scheme; write http://{url}")
     if not token and token_file:
         from slipway_common.base.settings import UnreadableFile, read_value
 

@@ -1,6 +1,7 @@
 """Parsing of slipway.yaml: a declaration is valid as a whole or refused with its problems, entry by entry."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NoReturn, get_args
 
@@ -33,6 +34,9 @@ ENTRY: Final[dict[str, type[Entry]]] = {"lease_pools": LeasePool, "accounts": Ac
 """Sections of slipway.yaml and the entries of each."""
 PROBLEMS_MAX: Final = 100
 """Problems that are listed; the others are counted."""
+
+DURATION: Final = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)")
+UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 EMPTY_SECTION: Final = "is empty: write [] to remove what its owner declared, or leave the section out"
 
@@ -211,12 +215,22 @@ def _reason(found: Any, place: Path) -> str:
             return f"{shown} must be text: put it in quotes" if scalar else f"must be text, not {shown}"
         case "model_type" | "model_attributes_type":
             return f"must be a mapping with fields, not {shown}"
+        case "float_parsing" | "float_type" | "int_parsing" if str(found["loc"][-1]).endswith("_seconds"):
+            return f"{shown} must be a number of seconds{_as_seconds(found['input'])}"
         case fields.MISMATCH:
             return f"{shown} {found['msg']}"
         case "value_error":
             return f"{shown} {context['error']}" if not isinstance(found["input"], dict) else str(context["error"])
         case _:
             return f"{shown}: {found['msg'].replace('Input should', 'must')}"
+
+
+def _as_seconds(value: object) -> str:
+    """Number to write instead of a duration with a unit; empty for anything else."""
+    if (found := DURATION.fullmatch(str(value).strip())) is None:
+        return ""
+    seconds = float(found[1]) * UNIT_SECONDS[found[2]]
+    return f": write {seconds:g}"
 
 
 def _outside_settings(path: Path) -> Path:

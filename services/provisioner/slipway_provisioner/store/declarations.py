@@ -473,17 +473,12 @@ async def put_configs(tx: Connection, writes: Writes) -> None:
     published = [*new, *_ids(writes.drains)]
     for changed in _chunks(sorted(_changed_names(writes))):
         rows = await tx.fetch(TOUCH.text, *TOUCH.arguments(names=changed, published=published))
-        await outbox.enqueue(tx, [_config_event(row, writes) for row in rows])
+        await outbox.enqueue(tx, [config_events.LaunchConfigUpdated(**configs.state(row)) for row in rows])
 
 
 async def add_shares(tx: Connection, config_ids: Sequence[str]) -> None:
     """Insert the shares of revisions that do not exist yet."""
     await tx.execute(SHARED, config_ids)
-
-
-def _config_event(row: Any, writes: Writes) -> config_events.LaunchConfigState:
-    event = config_events.LaunchConfigCreated if row["id"] in writes.renewed else config_events.LaunchConfigUpdated
-    return event(**configs.state(row))
 
 
 def _changed_names(writes: Writes) -> set[str]:

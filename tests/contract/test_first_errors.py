@@ -1,0 +1,68 @@
+"""First errors: the mistakes of a first hour, each answered in one line that says what to write instead."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slipway_client.cli.main import app
+
+ENTRY = "version: 1\nlease_pools:\n  - id: a\n    limit: 2\n    hold_seconds: "
+
+
+def slipway(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"SLIPWAY_TOKEN": "none"}, catch_exceptions=False)
+    assert result.exit_code in (1, 2), result.output
+    return result.output.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("20m", '"20m" must be a number of seconds: write 1200'),
+        ("1.5h", '"1.5h" must be a number of seconds: write 5400'),
+        ("soon", '"soon" must be a number of seconds'),
+    ],
+)
+def test_a_duration_with_a_unit(tmp_path: Path, written: str, reason: str) -> None:
+    file = tmp_path / "slipway.yaml"
+    file.write_text(ENTRY + written + "\n")
+    assert slipway("diff", str(file)) == f"{file}:5: lease_pools[0].hold_seconds: {reason}"
+
+
+def test_an_address_without_a_scheme() -> None:
+    assert slipway("--lease-broker", "broker:7303", "lease", "ls") == (
+        "--lease-broker or SLIPWAY_LEASE_BROKER_URL: 'broker:7303' has no scheme; write http://broker:7303"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "command"), [("get pools", "pool ls"), ("list worker", "worker ls"), ("describe lc", "lc show")]
+)
+def test_the_verb_of_another_tool(words: str, command: str) -> None:
+    verb = words.split()[0]
+    expected = f"Error: No such command '{verb}'. The noun comes first: slipway {command}"
+    assert slipway(*words.split()) == expected
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = {
+            "SLIPWAY_DATABASE_URL": "postgresql://nowhere/x",
+            "SLIPWAY_KAFKA": "127.0.0.1:1",
+            "SLIPWAY_PORT": str(port),
+        }
+        command = [sys.executable, "-m", "slipway_weight_calculator.main"]
+        ran = subprocess.run(
+            command, env=os.environ | settings, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        f"weight-calculator cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "stop what listens there, or set SLIPWAY_HOST and SLIPWAY_PORT\n"
+    )
