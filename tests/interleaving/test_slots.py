@@ -142,6 +142,35 @@ async def test_a_slot_is_removed_or_acquired(slot_broker: SlotBroker, removed_fi
     assert ("car-1" in await slot_broker.slots()) is not removed_first
 
 
+@locking("store.slots.REMOVE_LEFT", "store.slots.SAVE")
+@pytest.mark.parametrize("released_first", [True, False])
+async def test_a_removal_is_done_or_cancelled(slot_broker: SlotBroker, released_first: bool) -> None:
+    """A release of a slot that left the list, and a list that names it again: it stays either way, without an owner;
+    released first, it is a new one."""
+    both = {"lease_pool": "car", "state": "dirty", "names": ["car-1", "car-2"]}
+    await slot_broker.done(by_state("car-1"))
+    await slot_broker.put({"lease_pool": "car", "names": ["car-2"]})
+    calls: list[Any] = [release(), slot_broker.put(both)]
+    answers = await race(slot_broker, *(calls if released_first else reversed(calls)))
+    released, put = answers if released_first else reversed(answers)
+    assert (released.status_code, put.status_code) == (200, 200)
+    (item,) = put.json()["items"]
+    assert (item["added"], item["restored"]) == ((["car-1"], []) if released_first else ([], ["car-1"]))
+    assert (await slot_broker.slots())["car-1"] == ("dirty" if released_first else "free", "")
+    assert await slot_broker.broker.pool.fetchval("SELECT limit_units FROM lease_pools WHERE id = 'car'") == 2
+
+
+@locking("store.slots.REMOVE_LEFT")
+async def test_a_slot_that_is_being_released_is_not_acquired(slot_broker: SlotBroker) -> None:
+    """It left the list while it was owned: an acquire that waits for its release finds the other slot only."""
+    await slot_broker.done(by_state("car-1"))
+    await slot_broker.put({"lease_pool": "car", "names": ["car-2"]})
+    answers = await race(slot_broker, release(), acquire(owner="ben"))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert (await slot_broker.call(acquire(owner="cid"))).status_code == 404
+    assert await slot_broker.slots() == {"car-2": ("leased", "ben"), "van-1": ("dirty", "")}
+
+
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none that is gone is named."""
     locks = locking_statements(slipway_lease_broker)

@@ -2,7 +2,7 @@
 transaction. Declarations, changes by operators and imports use it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -26,7 +26,7 @@ from slipway_lease_broker.domain.declaration import (
 )
 from slipway_lease_broker.domain.ledger import Entry, LeasePool
 from slipway_lease_broker.metrics import LIMIT_CHANGES
-from slipway_lease_broker.store import history, pools
+from slipway_lease_broker.store import history, pools, slots
 from slipway_lease_broker.store import terms as live
 
 ATTEMPTS: Final = 3
@@ -111,6 +111,20 @@ async def set_terms(tx: Connection, before: Declared, wanted: Declared, act: Act
     _check([made], confirm)
     await record(tx, [made], act)
     return made
+
+
+async def remove_left(tx: Connection, lease_pool_ids: Collection[str], *, by: str) -> list[PoolChange]:
+    """Remove slots of locked pools that left their list while they were owned, and have no owner now. Returns the
+    changes of the limits that follow the number of slots."""
+    changes = []
+    for pool_id, removed in sorted((await slots.remove_left(tx, lease_pool_ids)).items()):
+        (before,) = await pools.declared(tx, [pool_id])
+        left = await slots.count(tx, pool_id)
+        if not before.archived and before.limit_units == left + removed:
+            changes.append(change(before, msgspec.structs.replace(before, limit_units=left)))
+    act = Act(action=Action.IMPORT, by=by, reason="slots that left the list have been released")
+    await record(tx, changes, act)
+    return changes
 
 
 async def pin(tx: Connection, pool: LeasePool, act: Act) -> None:

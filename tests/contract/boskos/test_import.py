@@ -15,8 +15,9 @@ from typer.testing import CliRunner, Result
 from slipway_client.cli.boskos_file import resources
 from slipway_client.cli.main import app
 from slipway_common.declaration.strict_yaml import Invalid
+from slipway_common.events.lease import LeaseLimitChanged
 from tests.contract.boskos.slot_broker import SLOTS, SlotBroker
-from tests.contract.boskos.test_calls import acquire, release
+from tests.contract.boskos.test_calls import acquire, by_state, release
 from tests.support import harness
 from tests.support.lease_broker import terms
 
@@ -75,6 +76,7 @@ async def test_a_file_becomes_slots(slot_broker: SlotBroker, tmp_path: Path) -> 
             "added": ["aws-1", "aws-2", "aws-3"],
             "removed": [],
             "kept": [],
+            "restored": [],
         },
         {
             "id": "gce-project",
@@ -82,6 +84,7 @@ async def test_a_file_becomes_slots(slot_broker: SlotBroker, tmp_path: Path) -> 
             "limit": 3,
             "removed": [],
             "kept": [],
+            "restored": [],
             "added": ["gce-project-0", "gce-project-1", "gce-project-2"],
         },
     ]
@@ -122,7 +125,7 @@ async def test_a_dry_run_changes_nothing(slot_broker: SlotBroker, tmp_path: Path
 
 
 async def test_a_list_that_changed(slot_broker: SlotBroker, tmp_path: Path) -> None:
-    """New slots are added, free ones removed, and an owned one is removed after its release; the limit follows."""
+    """New slots are added, free ones removed, and an owned one is removed by its release; the limit follows."""
     await run(slot_broker, tmp_path, FILE)
     await slot_broker.done(acquire(type_="aws-account"))
     changed = FILE.replace("[aws-1, aws-2]", "[aws-4, aws-5, aws-6]")
@@ -134,17 +137,104 @@ async def test_a_list_that_changed(slot_broker: SlotBroker, tmp_path: Path) -> N
         "added": ["aws-4", "aws-5", "aws-6"],
         "removed": ["aws-2"],
         "kept": ["aws-1"],
+        "restored": [],
     }
-    assert "still leased: aws-1; import again once released" in result.stderr
+    assert "still leased: aws-1; removed once released" in result.stderr
     await slot_broker.done(release("aws-1"))
-    result = await run(slot_broker, tmp_path, changed, "-o", "json")
-    assert (json.loads(result.stdout)[0]["removed"], json.loads(result.stdout)[0]["limit"]) == (["aws-1"], 4)
-    assert sorted(name for name in await slot_broker.slots() if name.startswith("aws")) == [
-        "aws-3",
-        "aws-4",
-        "aws-5",
-        "aws-6",
+    assert await of_type(slot_broker, "aws") == ["aws-3", "aws-4", "aws-5", "aws-6"]
+    assert (await limits(slot_broker))["aws-account"] == 4
+    result = await run(slot_broker, tmp_path, changed)
+    assert (result.exit_code, result.stdout) == (0, "no changes\n")
+
+
+async def of_type(slot_broker: SlotBroker, prefix: str) -> list[str]:
+    return [name for name in await slot_broker.slots() if name.startswith(prefix)]
+
+
+FEWER = FILE.replace("[aws-1, aws-2]", "[aws-2]")
+
+
+async def test_a_slot_that_left_the_file_is_never_handed_out_again(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    """Its release removes it, and lowers the limit, with an event and an entry of the audit."""
+    await run(slot_broker, tmp_path, FILE)
+    await slot_broker.done(by_state("aws-1"))
+    await run(slot_broker, tmp_path, FEWER)
+    await slot_broker.broker.events()
+    await slot_broker.done(release("aws-1"))
+    got = [await slot_broker.call(acquire(type_="aws-account")) for _ in range(3)]
+    assert [answer.json()["name"] for answer in got[:2]] == ["aws-2", "aws-3"]
+    assert got[2].status_code == 404
+    assert (await slot_broker.call(release("aws-1"))).status_code == 404
+    changed = await slot_broker.broker.events()
+    assert [(event.limit, event.previous_limit) for event in changed if isinstance(event, LeaseLimitChanged)] == [
+        (2, 3)
     ]
+
+
+async def test_a_lower_maximum_count_removes_leased_slots_at_their_release(
+    slot_broker: SlotBroker, tmp_path: Path
+) -> None:
+    """Dynamic types have generated names: the highest of them go."""
+    await run(slot_broker, tmp_path, FILE)
+    names = ["gce-project-0", "gce-project-2"]
+    await slot_broker.done(*(by_state(name, state="dirty", dest="cleaning") for name in names))
+    result = await run(slot_broker, tmp_path, FILE.replace("max-count: 3", "max-count: 1"))
+    assert "still leased: gce-project-2; removed once released" in result.stderr
+    assert await of_type(slot_broker, "gce") == names
+    await slot_broker.done(*(release(name, dest="free") for name in names))
+    assert await of_type(slot_broker, "gce") == ["gce-project-0"]
+    assert (await limits(slot_broker))["gce-project"] == 1
+
+
+async def test_a_later_file_cancels_a_removal(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    await run(slot_broker, tmp_path, FILE)
+    await slot_broker.done(by_state("aws-1"))
+    await run(slot_broker, tmp_path, FEWER)
+    result = await run(slot_broker, tmp_path, FILE, "-o", "json")
+    assert json.loads(result.stdout)[0]["restored"] == ["aws-1"]
+    assert (await run(slot_broker, tmp_path, FILE)).stdout == "no changes\n"
+    await slot_broker.done(release("aws-1"))
+    assert await of_type(slot_broker, "aws") == ["aws-1", "aws-2", "aws-3"]
+
+
+ENDS = {
+    "reset": ["POST /reset?type=car&state=leased&dest=free&expire=1ms"],
+    "update of another slot": ["POST /update?name=car-2&owner=ann&state=leased"],
+    "metric": ["GET /metric?type=car"],
+}
+
+
+@pytest.mark.parametrize("calls", ENDS.values(), ids=ENDS)
+async def test_a_slot_that_left_the_list_goes_however_it_is_freed(slot_broker: SlotBroker, calls: list[str]) -> None:
+    """By a reaper, and by the end of its lease, which the next call finds."""
+    await slot_broker.open(limit=2, hold_seconds=1200, ttl_seconds=300)
+    await slot_broker.done(by_state("car-1"), by_state("car-2"))
+    await slot_broker.put({"lease_pool": "car", "names": ["car-2"]})
+    await slot_broker.broker.set_clock(200)
+    await slot_broker.done("POST /update?name=car-2&owner=ann&state=leased")
+    await slot_broker.broker.set_clock(301)
+    await slot_broker.broker.decide()
+    await slot_broker.done(*calls)
+    assert list(await slot_broker.slots()) == ["car-2", "van-1"]
+    assert (await limits(slot_broker))["car"] == 1
+
+
+async def test_a_removed_lease_pool_with_holders_grants_nothing_again(slot_broker: SlotBroker) -> None:
+    """A release frees nothing for others, and no list of other lease pools brings it back; a later declaration that
+    names it does."""
+    await slot_broker.done(acquire())
+    held = (await slot_broker.replica.acquire(pool="car")).json()
+    await slot_broker.broker.declare(terms("van", 1))
+    await slot_broker.done(release())
+    token = {"fencing_token": held["fencing_token"]}
+    assert (await slot_broker.replica.call("POST", f"/leases/{held['lease_id']}/release", token)).status_code == 200
+    refused = await slot_broker.call(acquire())
+    assert (refused.status_code, "archived" in refused.text) == (404, True)
+    assert (await slot_broker.replica.acquire("again", pool="car")).status_code == 404
+    await slot_broker.put(SLOTS[1])
+    assert (await slot_broker.call(acquire())).status_code == 404
+    await slot_broker.broker.declare(terms("car", 2), terms("van", 1))
+    await slot_broker.done(acquire())
 
 
 async def test_a_limit_set_by_an_operator_stays(slot_broker: SlotBroker) -> None:

@@ -15,7 +15,7 @@ from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import Denial, may_act
 from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.sender import Sender
-from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, is_grant, merged, released, taken
+from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, is_grant, merged, taken
 from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.store import answers, leases, slots
 
@@ -96,7 +96,7 @@ class Calls:
         async with self._transactions.begin(database, [pool_id], caller.name) as transaction:
             held = await slots.of_request(transaction.tx, pool_id, owner, wanted.request_id)
             await transaction.release(held, "cancelled")
-            await slots.save(transaction.tx, [released(slot, state, transaction.now) for slot in held])
+            await transaction.free(held, state)
             left = await slots.leave(transaction.tx, pool_id, state, owner, wanted.request_id)
             await transaction.apply(*await transaction.abandon(pool_id, left, "the caller has disconnected"))
 
@@ -140,7 +140,7 @@ class Calls:
         async with self._transactions.begin(database, [pool_id], caller.name) as transaction:
             slot = await _owned(transaction, pool_id, name, owner)
             await transaction.release([slot], "done")
-            await slots.save(transaction.tx, [released(slot, dest, transaction.now)])
+            await transaction.free([slot], dest)
 
     async def update(
         self, database: Database, caller: Caller, *, name: str, owner: str, state: str, userdata: Mapping[str, str]
@@ -182,7 +182,7 @@ class Calls:
                 else:  # its holder also has other slots under the lease
                     await transaction.release(by_lease[lease.id], "reset")
             await transaction.end(ended)
-            await slots.save(transaction.tx, [released(slot, dest, transaction.now) for slot in stale])
+            await transaction.free(stale, dest)
             return {slot.name: slot.owner for slot in stale}
 
     async def metric(self, database: Database, caller: Caller, lease_pool_id: str) -> dict[str, Any]:

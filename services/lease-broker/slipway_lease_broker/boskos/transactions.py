@@ -10,12 +10,14 @@ import msgspec
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.admission import Admissions, AdmissionTx
+from slipway_lease_broker.apply import count_limits, remove_left
 from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.declaration import PoolChange
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.sender import Sender
-from slipway_lease_broker.domain.slots import Slot
+from slipway_lease_broker.domain.slots import Slot, released
 from slipway_lease_broker.store import answers, leases, pools, requests, slots
 
 # Connections that calls may use at once: the loops, consumers and the group commit need the others.
@@ -27,6 +29,7 @@ class SlotTransaction:
 
     def __init__(self, admission: AdmissionTx, caller: str) -> None:
         self.tx, self.now, self.caller = admission.tx, admission.now, caller
+        self.freed = False  # slots that left their list have lost their owner
         self._admission = admission
 
     @property
@@ -78,6 +81,11 @@ class SlotTransaction:
         if commands:
             await self.apply(*commands)
 
+    async def free(self, owned: Sequence[Slot], state: str) -> None:
+        """Take these slots from their owners."""
+        await slots.save(self.tx, [released(slot, state, self.now) for slot in owned])
+        self.freed = self.freed or any(slot.removed_at is not None for slot in owned)
+
     async def end(self, ended: Collection[Lease]) -> None:
         """End leases by letting their deadline pass now: the holder is gone, but its work may still be in flight."""
         due = [msgspec.structs.replace(lease, expires_at=self.now) for lease in ended]
@@ -127,12 +135,20 @@ class SlotTransactions:
         self, database: Database, lease_pool_ids: Collection[str], caller: str
     ) -> AsyncIterator[SlotTransaction]:
         """Begin a transaction with the locks of its pools. It commits at the end and is rolled back when the caller
-        raises. Slots of ended leases are freed first."""
+        raises. Slots of ended leases are freed first; slots that left their list are removed once they are free."""
+        changes: list[PoolChange] = []
         async with self._turns, self._admissions.transaction(database) as admission:
             await admission.lock(lease_pool_ids)
             expired_state = self.terms.slot_expired_state
             await slots.free_ended(admission.tx, list(admission.pools), expired_state, admission.now)
-            yield SlotTransaction(admission, caller)
+            if gone := await remove_left(admission.tx, list(admission.pools), by=caller):
+                changes += gone
+                await admission.lock(lease_pool_ids)  # reads the new limits
+            transaction = SlotTransaction(admission, caller)
+            yield transaction
+            if transaction.freed:
+                changes += await remove_left(admission.tx, list(admission.pools), by=caller)
+        count_limits(changes)
 
 
 def reasons(decisions: Sequence[Decision]) -> Mapping[str, str]:

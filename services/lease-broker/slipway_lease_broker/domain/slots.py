@@ -36,6 +36,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None  # request that its owner acquired it with
     lease_id: str | None = None  # lease that it is held under
     fencing_token: int | None = None  # of the last lease
+    removed_at: datetime | None = None  # when it left the declared list while owned: it goes with its owner
 
 
 def is_grant(state: str, dest: str) -> bool:
@@ -88,20 +89,22 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes of a declared list of slots in one lease pool; `limit_units` is None where the limit stays."""
+    """Changes of a declared list of slots in one lease pool; `limit_units` is None where the limit stays. `kept` slots
+    are removed once they have no owner, unless they are listed again before: those are `restored`."""
 
     lease_pool_id: str
     result: Result = "unchanged"  # of the pool's terms
     limit_units: int | None = None
     added: tuple[Slot, ...] = ()
     removed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()  # no longer listed, but owned
+    kept: tuple[Slot, ...] = ()  # no longer listed, but owned
+    restored: tuple[Slot, ...] = ()
 
 
 def compare(listed: Listed, current: Sequence[Slot], now: datetime) -> SlotChange:
-    """Slots that a list adds and removes. An owned slot is not removed; an existing one stays as it is."""
-    names = {slot.name for slot in current}
-    unlisted = [slot for slot in current if slot.name not in set(listed.names)]
+    """Slots that a list adds and removes. An owned slot is removed later; an existing one stays as it is."""
+    names, wanted = {slot.name for slot in current}, set(listed.names)
+    unlisted = [slot for slot in current if slot.name not in wanted]
     return SlotChange(
         lease_pool_id=listed.lease_pool_id,
         added=tuple(
@@ -110,14 +113,19 @@ def compare(listed: Listed, current: Sequence[Slot], now: datetime) -> SlotChang
             if name not in names
         ),
         removed=tuple(slot.name for slot in unlisted if not slot.owner),
-        kept=tuple(slot.name for slot in unlisted if slot.owner),
+        kept=tuple(msgspec.structs.replace(slot, removed_at=slot.removed_at or now) for slot in unlisted if slot.owner),
+        restored=tuple(
+            msgspec.structs.replace(slot, removed_at=None)
+            for slot in current
+            if slot.removed_at is not None and slot.name in wanted
+        ),
     )
 
 
 def limit_after(limit_units: int | None, slots_before: int, change: SlotChange) -> int | None:
     """The limit of a pool after the list is applied; None: unchanged. A new pool gets one unit per slot; the limit of a
     known one follows its slots until an operator sets it to another value."""
-    after = slots_before + len(change.added) - len(change.removed)
+    after = slots_before + len(change.added) - len(change.removed)  # those that are kept count until they go
     follows = limit_units is None or (slots_before > 0 and limit_units == slots_before)
     return after if follows and limit_units != after else None
 

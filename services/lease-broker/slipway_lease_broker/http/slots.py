@@ -65,8 +65,9 @@ async def put_slots(
     database: DatabaseDep,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Replace the slots of the listed lease pools, all or nothing; other pools stay as they are. An owned slot is kept
-    until a later list finds it released. Declaring the same list again changes nothing."""
+    """Replace the slots of the listed lease pools, all or nothing; other pools stay as they are. An owned slot that is
+    not listed is `kept`, and removed when its owner releases it, unless a later list names it. Declaring the same list
+    again changes nothing."""
     wanted = [Listed(lease_pool_id=pool.lease_pool, state=pool.state, names=tuple(pool.names)) for pool in body.slots]
     _check_duplicates(wanted)
 
@@ -123,6 +124,7 @@ async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared |
         change = msgspec.structs.replace(change, result=made.result, limit_units=limit)
     await slots.add(tx, change.added)
     await slots.remove(tx, change.removed)
+    await slots.save(tx, [*change.kept, *change.restored])
     if change.added or change.removed:
         names = {"added": [slot.name for slot in change.added], "removed": list(change.removed)}
         await audit.record_command(
@@ -166,5 +168,6 @@ def shown(change: SlotChange) -> dict[str, Any]:
         "limit": change.limit_units,
         "added": [slot.name for slot in change.added],
         "removed": list(change.removed),
-        "kept": list(change.kept),
+        "kept": [slot.name for slot in change.kept],
+        "restored": [slot.name for slot in change.restored],
     }

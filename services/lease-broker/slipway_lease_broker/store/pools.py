@@ -40,8 +40,9 @@ ONE: Final = lease_pool.c.id == bindparam("id")
 ANY: Final = lease_pool.c.id == any_(array("ids", lease_pool.c.id))
 IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= func.slipway_clock())
 
-CLOCK: Final = "SELECT slipway_clock()"
-TRUSTED_CLOCK: Final = f"SELECT slipway_clock() AS now, ({TRUSTED}) AS trusted"
+NOW: Final = "slipway_clock()"
+CLOCK: Final = f"SELECT {NOW}"
+TRUSTED_CLOCK: Final = f"SELECT {NOW} AS now, ({TRUSTED}) AS trusted"
 NAMED: Final = Statement(select(*TERMS).where(ANY))
 LOCK: Final = Statement(select(*TERMS).where(ANY).order_by(lease_pool.c.id).with_for_update())
 LATE_SECONDS: Final = 10

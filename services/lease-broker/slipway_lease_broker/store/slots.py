@@ -4,7 +4,8 @@ A slot is held as long as its lease lives. Code that ends leases knows nothing o
 slots of ended leases under the same lock (`free_ended`), so that no caller sees a slot that is held without a lease.
 """
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -66,6 +67,16 @@ SAVE: Final = Statement(
     .values({field.name: field for field in CHANGED.c if field.name != "name"})
 )
 REMOVE: Final = Statement(delete(slot).where(slot.c.name == any_(array("names", slot.c.name)), slot.c.owner == ""))
+
+REMOVE_LEFT: Final = Statement(
+    delete(slot)
+    .where(
+        slot.c.lease_pool_id == any_(array("pools", slot.c.lease_pool_id)),
+        slot.c.removed_at.is_not(None),
+        slot.c.owner == "",
+    )
+    .returning(slot.c.lease_pool_id)
+)
 
 KEYS: Final = slot_request.c["lease_pool_id", "state", "owner", "id"]
 THE_REQUEST: Final = and_(*(field == bindparam(field.name) for field in KEYS))
@@ -163,6 +174,13 @@ async def remove(tx: Connection, names: Collection[str]) -> None:
     """Delete those of the slots that have no owner."""
     if names:
         await tx.execute(REMOVE.text, list(names))
+
+
+async def remove_left(tx: Connection, lease_pool_ids: Collection[str]) -> Mapping[str, int]:
+    """Delete the slots that left their list while they were owned, and have no owner now; returns their number by lease
+    pool."""
+    rows = await tx.fetch(REMOVE_LEFT.text, list(lease_pool_ids))
+    return Counter(row["lease_pool_id"] for row in rows)
 
 
 async def join(

@@ -251,7 +251,9 @@ slot = Table(
     Column("request_id", Text),  # request that its owner acquired it with
     Column("lease_id", Text),  # lease that it is held under; no reference, since leases are pruned
     Column("fencing_token", BigInteger),  # of the last lease
+    Column("removed_at", TIME),  # when it left the declared list while owned: it goes with its owner
 )
+Index("slots_removed", slot.c.lease_pool_id, postgresql_where=slot.c.removed_at.is_not(None))
 Index("slots_available", *slot.c["lease_pool_id", "state", "updated_at", "name"], postgresql_where=slot.c.owner == "")
 Index("slots_owned", slot.c.lease_pool_id, slot.c.owner, postgresql_where=slot.c.owner != "")
 

@@ -43,7 +43,7 @@ def boskos(
     """Import Boskos resources as slots of lease pools
 
     Each resource type becomes a lease pool of that name. Importing a file twice changes nothing; a slot that FILE no
-    longer lists is removed once it is free; types that FILE does not list are not changed.
+    longer lists is removed, if it is leased once it is released; types that FILE does not list are not changed.
 
     \b
     Examples:
@@ -61,7 +61,9 @@ def boskos(
         raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
     body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
     items = context.obj.put("lease-broker", "/slots", body, dry_run=dry_run)["items"]
-    changed = [item for item in items if item["result"] != "unchanged" or item["added"] or item["removed"]]
+    changed = [
+        item for item in items if item["result"] != "unchanged" or item["added"] or item["removed"] or item["restored"]
+    ]
     new = [item["id"] for item in items if item["result"] in {"created", "reactivated"}]
     for note in [*found.notes, *map(_kept, items), *([_declare(new)] if new else [])]:
         if note:
@@ -90,13 +92,14 @@ CHANGES: Final[tuple[Field, ...]] = (
     ("limit", lambda row: "unchanged" if row["limit"] is None else row["limit"]),
     ("slots added", lambda row: _names(row["added"])),
     ("slots removed", lambda row: _names(row["removed"])),
+    ("slots listed again", lambda row: _names(row["restored"])),
 )
 
 
 def _kept(item: Mapping[str, Any]) -> str:
     if not item["kept"]:
         return ""
-    return f"{item['id']}: no longer listed, but still leased: {_names(item['kept'])}; import again once released"
+    return f"{item['id']}: no longer listed, but still leased: {_names(item['kept'])}; removed once released"
 
 
 def _declare(new: list[str]) -> str:

@@ -168,8 +168,10 @@ CREATE TABLE slots (
     userdata jsonb NOT NULL DEFAULT '{}',
     request_id text,                            -- request that its owner acquired it with
     lease_id text,                              -- lease that it is held under; no reference, since leases are pruned
-    fencing_token bigint                        -- of the last lease
+    fencing_token bigint,                       -- of the last lease
+    removed_at timestamptz                      -- when it left the declared list while owned: it goes with its owner
 );
+CREATE INDEX slots_removed ON slots (lease_pool_id) WHERE removed_at IS NOT NULL;
 CREATE INDEX slots_available ON slots (lease_pool_id, state, updated_at, name) WHERE owner = '';
 CREATE INDEX slots_owned ON slots (lease_pool_id, owner) WHERE owner <> '';
 
