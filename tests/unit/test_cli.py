@@ -251,11 +251,7 @@ def launch_pacing(services: Services) -> Any:
 
 
 def test_apply_paces_launches_by_the_provider_of_their_account(services: Services, url: str, tmp_path: Path) -> None:
-<<<<<<< HEAD
     """With the account declared here, or applied before; diff shows it, and the same file changes nothing again."""
-=======
-    """With the account declared here, and with one applied before; diff shows it, and the same file changes nothing."""
->>>>>>> 2d86a4de (Store the removal of a slot that leaves its list while it is leased, and do it at its release: the next acquire got the slot; let a broken clock break the path that decides)
     both, pools = tmp_path / "both.yaml", tmp_path / "pools.yaml"
     both.write_text(POOL_OF_AWS + ACCOUNT_OF_AWS)
     pools.write_text(POOL_OF_AWS)
