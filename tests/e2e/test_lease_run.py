@@ -44,12 +44,13 @@ POOLS: Final = (
     "script",
     "waits",
     "attempt",
+    "shared",
     "optimistic",
     PATIENT,
     "pessimistic",
 )
 # Pools of tests in which leases are not renewed for a while.
-SHORT: Final = ("killed", "stopped", "unavailable", "fenced")
+SHORT: Final = ("killed", "stopped", "taken", "unavailable", "fenced")
 SHORT_TTL_SECONDS: Final = 4.0
 HELD: Final = "held"
 HOLD_SECONDS: Final = 8.0
@@ -365,6 +366,56 @@ async def test_the_lease_is_lost_if_the_client_was_suspended_for_too_long(broker
     assert await broker.held("stopped") == [other.lease_id]
     other.send(signal.SIGTERM)
     await other.ended()
+
+
+# One request id in several processes
+
+
+async def test_a_request_id_has_one_holder(broker: Broker) -> None:
+    """Another process is refused, and does not disturb the first one; one that joins holds the lease, too."""
+    shared = ("--request-id", "job-2")
+    script = f"trap 'exit 0' USR1; {UP}{FOREVER}"
+    first = await broker.run("shared", *shared, "--", "sh", "-c", script)
+    await first.up()
+    holder = (await broker.get(f"/leases/{first.lease_id}"))["holder"]
+    assert f":{first.process.pid}:" in holder
+    second = await broker.run("shared", *shared, "--", "echo", "started")
+    code, err = await second.ended()
+    assert (code != 0, second.lines) == (True, [])
+    assert f"request job-2 is in use by {holder}" in err
+    joined = await broker.run("shared", *shared, "--join", "--", "sh", "-c", script)
+    await joined.up()
+    assert (joined.lease_id, joined.fencing_token) == (first.lease_id, first.fencing_token)
+    first.send(signal.SIGUSR1)
+    assert (await first.ended())[0] == 0
+    assert await broker.held("shared") == [joined.lease_id], "the last release counts"
+    joined.send(signal.SIGUSR1)
+    assert (await joined.ended())[0] == 0
+    assert await broker.held("shared") == []
+
+
+async def test_a_request_whose_process_was_killed_is_taken_over(broker: Broker) -> None:
+    """Three quarters of a TTL after its last renewal, with the same lease under a new token."""
+    job = ("--request-id", "job-3", "--on-loss", "TERM", "--", "sh", "-c", UP + "exec sleep 60")
+    first = await broker.run("taken", *job)
+    await first.up()
+    first.send(signal.SIGKILL)
+    await first.ended()
+
+    second = first
+
+    async def taken_over() -> bool:
+        nonlocal second
+        second = await broker.run("taken", *job)
+        with contextlib.suppress(AssertionError):
+            await second.up()
+        return bool(second.lease_id)
+
+    await until(taken_over, "the lease is taken over")
+    assert (second.lease_id, second.fencing_token > first.fencing_token) == (first.lease_id, True)
+    second.send(signal.SIGTERM)
+    await second.ended()
+    assert await broker.held("taken") == []
 
 
 # Waiting

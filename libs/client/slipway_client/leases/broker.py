@@ -2,7 +2,7 @@
 
 from math import inf
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -82,8 +82,9 @@ class Broker:
         return _read(body, Waiting) if status == 202 else _read(body, Granted).leases
 
     async def cancel(self, wanted: Wanted, *, within_seconds: float = inf) -> None:
-        """Cancel a request. A lease that was granted to it is released."""
+        """Cancel a request. A lease that was granted to it is released, unless others hold it."""
         url = path("lease-pools", wanted.lease_pool_id, "requests", wanted.request_id)
+        url += f"?{urlencode({'holder': wanted.holder})}" if wanted.holder else ""
         await self._call("DELETE", url, within_seconds=within_seconds)
 
     async def renew(self, lease: Lease, progress: str | None = None) -> Lease:
@@ -91,9 +92,10 @@ class Broker:
         body = {"fencing_token": lease.fencing_token} | ({} if progress is None else {"progress": progress})
         return _read(await self._held("renew", lease, body), Lease)
 
-    async def release(self, lease: Lease, result: str, *, throttled: bool = False) -> None:
-        """Release all units of a lease; idempotent. Raises LeaseEnded."""
+    async def release(self, lease: Lease, result: str, *, throttled: bool = False, holder: str = "") -> None:
+        """Release all units of a lease, of several holders for this one; idempotent. Raises LeaseEnded."""
         body = {"fencing_token": lease.fencing_token, "result": result, "throttled": throttled}
+        body |= {"holder": holder} if holder else {}
         await self._held("release", lease, body)
 
     async def lease_pool(self, lease_pool_id: str) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from slipway_client.leases.admission import UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.errors import LeaseLost
+from slipway_client.leases.holder import holder
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session, Unleased, open_session
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
@@ -72,15 +73,19 @@ def lease(
     request_id: str = "",
     replaces: str = "",
     group: LeaseGroup | None = None,
+    join: bool = False,
     url: str = "",
     token: str = "",
     log: Callable[[str], None] = log,
 ) -> "Leasing":
     """Lease of `lease_pool` for one block.
 
-    `request_id` makes retries the same request, also after a crash; `replaces` is the lease of the previous attempt, as
-    LEASE_ID:FENCING_TOKEN. `fail_open` (safe, optimistic, pessimistic) is the behaviour once the broker is unavailable
-    for `unavailable_seconds`. With `on_loss="continue"` a block whose lease was lost goes on, and counts as an unleased
+    `request_id` makes retries the same request, also after a crash. Of another process with this id the request is
+    refused, until the lease was not renewed for three quarters of its TTL; with `join` both hold it, and the last
+    release counts. `replaces` is the lease of the previous attempt, as LEASE_ID:FENCING_TOKEN.
+
+    `fail_open` (safe, optimistic, pessimistic) is the behaviour once the broker is unavailable for
+    `unavailable_seconds`. With `on_loss="continue"` a block whose lease was lost goes on, and counts as an unleased
     launch until its hold ends; with `raise` it has failed. `url` and `token` default to the environment variables of
     the `slipway` command. `log` gets lines for people.
 
@@ -98,6 +103,8 @@ def lease(
         priority=priority,
         hold_seconds=hold_seconds,
         group=group,
+        holder=holder(),
+        join=join,
         replaces=parse_handle(replaces) if replaces else None,
     )
     environment = os.environ

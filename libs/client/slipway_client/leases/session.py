@@ -281,7 +281,8 @@ class Session:
         backoff, end = Backoff(), monotonic_seconds() + RELEASE_SECONDS
         while True:
             try:
-                return await self._broker.release(lease, result, throttled=throttled)
+                holder = self._wanted.holder
+                return await self._broker.release(lease, result, throttled=throttled, holder=holder)
             except (LeaseEnded, Refused):
                 return None  # nothing is held
             except NoAnswer as error:

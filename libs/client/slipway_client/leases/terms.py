@@ -9,7 +9,8 @@ from slipway_common.events.lease import LeaseGroup, ReplacedLease
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for a lease. The same id is the same request, also from another process and after a crash."""
+    """Request for a lease. The same id is the same request, also from another process and after a crash. `holder` names
+    the process; empty for one that only passes the lease on. With `join` it holds the lease together with others."""
 
     lease_pool_id: str
     request_id: str
@@ -20,6 +21,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     hold_seconds: float | None = None
     replaces: ReplacedLease | None = None
     group: LeaseGroup | None = None
+    holder: str = ""
+    join: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for an empty pool id, as from an unset shell variable."""
@@ -30,6 +33,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         """Body of the request; the broker chooses defaults for what is left out."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         given = {name: value for name, value in given.items() if value not in (None, "")}
+        if not self.join:
+            del given["join"]
         del given["lease_pool_id"]
         if self.group is not None and self.group.member is None:
             del given["group"]["member"]

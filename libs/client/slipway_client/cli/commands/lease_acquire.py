@@ -42,6 +42,7 @@ Hold = Annotated[
 Tenant = Annotated[str, typer.Option(metavar="NAME", help="Fair-share tenant [default: token name]")]
 Priority = Annotated[int, typer.Option(metavar="N", min=0, max=9, help="Priority; 9 is highest, waiting raises it")]
 RequestId = Annotated[str, typer.Option("--request-id", metavar="ID", help="Idempotency key [default: random]")]
+Join = Annotated[bool, typer.Option("--join", help="Share the lease with other processes of its --request-id")]
 Replaces = Annotated[str, typer.Option(metavar="ID:TOKEN", help="Lease of the previous attempt, ended by this one")]
 MaxWait = Annotated[str, typer.Option(metavar="DURATION", help="Maximum wait for admission; 0 to try once")]
 InGroup = Annotated[str, typer.Option("--group", metavar="NAME", help="Group whose starts are spread over time")]
@@ -82,6 +83,7 @@ def run_leased(
         int, typer.Option(metavar="N", min=1, help="Attempt number; retries keep their age in the queue")
     ] = 1,
     request_id: RequestId = "",
+    join: Join = False,
     replaces: Replaces = "",
     group: InGroup = "",
     group_size: GroupSize = 1,
@@ -114,6 +116,7 @@ def run_leased(
     import asyncio
 
     from slipway_client.leases.attempts import Attempt
+    from slipway_client.leases.holder import holder
     from slipway_client.leases.log import log
     from slipway_client.leases.run import run
 
@@ -128,6 +131,8 @@ def run_leased(
         hold=hold,
         replaces=replaces,
         group=_group(group, group_size, spread, member),
+        holder=holder(),
+        join=join,
     )
 
     def granted(lease: "Lease") -> None:
@@ -331,6 +336,8 @@ def _wanted(
     hold: str | None,
     replaces: str,
     group: "LeaseGroup | None",
+    holder: str = "",
+    join: bool = False,
 ) -> "Wanted":
     from slipway_client.leases.terms import Wanted
     from slipway_common.base.ids import new_id
@@ -347,6 +354,8 @@ def _wanted(
             hold_seconds=hold_seconds,
             replaces=before,
             group=group,
+            holder=holder,
+            join=join,
         )
     except ValueError as error:
         raise typer.BadParameter(f"--pool: {error}") from error
