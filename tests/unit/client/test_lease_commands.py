@@ -538,7 +538,9 @@ def test_run_exits_like_its_command_and_releases_once(
 ) -> None:
     ran = run(environment, "--", "sh", "-c", command)
     assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
-    assert broker.bodies(RELEASE) == [{"fencing_token": 7, "result": result, "throttled": False}]
+    (requested,) = broker.bodies(ACQUIRE)
+    released = {"fencing_token": 7, "result": result, "throttled": False, "holder": requested["holder"]}
+    assert broker.bodies(RELEASE) == [released]
 
 
 def test_the_command_gets_our_input_and_knows_its_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
