@@ -221,7 +221,8 @@ async def outlive_the_lease(provisioner: Provisioner, lease_id: str) -> None:
 
 async def ask_workers_to_stop(provisioner: Provisioner, lease_id: str) -> None:
     for worker in await provisioner.workers():
-        await in_transaction(provisioner, partial(termination.terminate, worker_id=worker.id, reason="test"))
+        stop = partial(termination.terminate, worker_id=worker.id, reason="test", by="test")
+        await in_transaction(provisioner, stop)
 
 
 async def start_without_launching(provisioner: Provisioner, lease_id: str) -> None:

@@ -46,7 +46,7 @@ from slipway_common.events.worker import (
 )
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply import freezing, launches, reaping, recovery
+from slipway_provisioner.apply import freezing, launches, reaping, recovery, terminations
 from slipway_provisioner.domain import accounting, planning
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from slipway_provisioner.domain.identity import Attested
@@ -76,6 +76,7 @@ from slipway_provisioner.store import (
     weights,
     workers,
 )
+from slipway_provisioner.store import terminations as stored
 from slipway_provisioner.store.batches import Batch, Overdue
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.retention import DELETE_STOPS
@@ -1021,7 +1022,7 @@ async def test_a_worker_that_ends_within_a_decision_is_not_replaced(provisioner:
     )
 
 
-@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")
 async def test_a_claim_at_the_moment_of_a_stop(provisioner: Provisioner) -> None:
     """A claim that waited for the stop of its idle worker is recorded, and the machine is not terminated: neither while
     the claim is not committed, nor while the task runs."""
@@ -1039,7 +1040,7 @@ async def test_a_claim_at_the_moment_of_a_stop(provisioner: Provisioner) -> None
     assert provisioner.cloud.terminated == []
 
 
-@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")
 async def test_a_termination_beside_a_claim(provisioner: Provisioner) -> None:
     """At the end of the grace period the machine is not terminated while its claim is not committed, nor afterwards."""
     ((worker, token),) = await running(provisioner)
@@ -1070,7 +1071,7 @@ async def test_two_replicas_record_one_downtime(provisioner: Provisioner) -> Non
     assert await database.fetchval("SELECT count(*) FROM downtime") == 1
 
 
-@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Terminating instances, finding them missing and stopping workers do not deadlock."""
     everybody = await provisioner.starting(20)
@@ -1079,9 +1080,9 @@ async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None
     await provisioner.expire()
     for _ in range(5):
         await asyncio.gather(
-            provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
+            provisioner.database.execute(stored.TAKE_STOPPING, 0, 0),
             gone(provisioner, ids[:10]),
-            provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
+            provisioner.database.execute(stored.TAKE_STOPPING, 0, 0),
         )
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
 
@@ -1120,7 +1121,7 @@ async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Prov
 
 def protecting(instance_id: str) -> Callable[[Connection], Awaitable[None]]:
     """Transaction that records an instance which the account refuses to terminate."""
-    return lambda db: reaping.record_protected(db, "sim-a", {instance_id: Protected("it is protected")})
+    return lambda db: terminations.record_refused(db, "sim-a", {instance_id: Protected("it is protected")})
 
 
 @locking("store.accounts.PROTECT")
@@ -1144,7 +1145,7 @@ async def test_a_protected_instance_is_forgotten_while_another_is_found(provisio
     await provisioner.declare()
     await in_transaction(provisioner, protecting("i-1"))
     await provisioner.events()
-    forget = in_transaction(provisioner, lambda db: reaping.forget_protected(db, "sim-a", ["i-1"]))
+    forget = in_transaction(provisioner, lambda db: terminations.forget_gone(db, "sim-a", ["i-1"]))
     async with stopped_at(provisioner, "outbox", forget) as one:
         two = provisioner.start(in_transaction(provisioner, protecting("i-2")))
         await provisioner.until_waiting(one, two)
@@ -1729,16 +1730,17 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_limits.py, test_pacing.py, test_pauses.py,
-    # test_provider_keys.py, test_roll_outs.py, test_sources.py, test_unreachable_accounts.py, test_workspaces.py
-    # and test_workspace_listings.py.
+    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_leaving.py, test_limits.py,
+    # test_pacing.py, test_pauses.py, test_provider_keys.py, test_roll_outs.py, test_sources.py,
+    # test_unreachable_accounts.py, test_workspaces.py and test_workspace_listings.py.
     elsewhere = (
         "store.account_checks.",
         *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
         *("store.pacing.", "store.provider_keys.", "store.refused_pauses.", "store.retention.DELETE_ENDED_DEMAND"),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
         *("store.consoles.", "store.retention.DELETE_DOCUMENTS"),
-        *("store.workspace_listings.", "store.retention.DELETE_LISTINGS"),
+        *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),
+        "store.terminations.SET_REFUSING",
     )
     assert {name for name in locks if not name.startswith(elsewhere)} == locking
 

@@ -60,7 +60,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import contact, expire, launch, plan, reap, resolve, roll_out, sweep
+from slipway_provisioner.loops import contact, expire, launch, plan, reap, resolve, roll_out, sweep, terminate
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
@@ -289,7 +289,7 @@ class Deployment:
             (
                 "provisioner",
                 "end",
-                lambda: expire.terminate_instances(provisioner, settings=settings, providers=providers),
+                lambda: terminate.terminate_instances(provisioner, settings=settings, providers=providers),
             ),
             ("provisioner", "reap", lambda: reap.reap_next(provisioner, settings=settings, providers=providers)),
             (

@@ -39,7 +39,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, unleased
+from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, terminate, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, TerminationRefused
@@ -402,7 +402,7 @@ class Provisioner:
             pass
 
     async def terminate_instances(self) -> None:
-        await expire.terminate_instances(self.database, settings=self.settings, providers=self.providers)
+        await terminate.terminate_instances(self.database, settings=self.settings, providers=self.providers)
 
     async def consoles(self) -> None:
         while await consoles.fetch_next(self.database, settings=self.settings, providers=self.providers):

@@ -22,8 +22,8 @@ from slipway_provisioner.domain.encryption import NONCE_BYTES
 from slipway_provisioner.domain.workspace_runs import APPLIES_MAX, STUCK_RUNS
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
 from slipway_provisioner.loops.check_accounts import AccountChecks
-from slipway_provisioner.loops.expire import terminate_instances
 from slipway_provisioner.loops.reap import reap_next
+from slipway_provisioner.loops.terminate import terminate_instances
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused, TerminationRefused
 from slipway_provisioner.providers.terraform.adapter import Terraform

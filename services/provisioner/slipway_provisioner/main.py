@@ -34,7 +34,7 @@ from slipway_provisioner.http import (
 )
 from slipway_provisioner.http import consoles as console_routes
 from slipway_provisioner.http import providers as provider_routes
-from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, unleased
+from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, terminate, unleased
 from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -100,7 +100,7 @@ def build(settings: Settings) -> Service:
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
             Loop("poll", partial(resolve.poll_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
-            Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
+            Loop("terminate-instances", partial(terminate.terminate_instances, settings=settings, providers=providers)),
             Loop(roll_out.LOOP, roll_out.roll_out_next),
             Loop(consoles.LOOP, partial(consoles.fetch_next, settings=settings, providers=providers)),
             Loop(reap.LOOP, reap.Reaper(settings, providers).reap_due),

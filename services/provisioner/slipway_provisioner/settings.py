@@ -55,6 +55,11 @@ class Settings(SignalSettings):
     stop_grace_seconds: float = 120.0
     """Grace period in which a stopping worker may end by itself before its instance is terminated. If it claimed a task
     when it was asked to stop as an idle one, the period begins after that task."""
+    stuck_after_seconds: float = 600.0
+    """A worker whose provider refuses to terminate it for this long is stuck: a few of them are replaced."""
+    starved_after_seconds: float = 600.0
+    """A pool that may launch and needs workers for this long, and for half as long again as a registration may take,
+    without a registration, raises an alert."""
     clock_skew_seconds: float = 5.0
     """Clock skew allowed between services; subtracted from every lease deadline."""
     unreachable_after_seconds: float = 120.0

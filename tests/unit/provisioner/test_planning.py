@@ -34,14 +34,19 @@ def config(name: str = "a", *, window: int = 64, launching: int = 0, failures: i
     return Config(**(usual | changes))
 
 
+def reports_of(pending: int, *, stale: bool = False) -> list[Demand]:
+    """Demand of one source with so many pending tasks."""
+    return [Demand(source="q", pending=pending, claimed=0, gone=0, stale=stale, fresh_seconds=-1.0 if stale else 300.0)]
+
+
 def observed(pending: int = 0, *configs: Config, serving: int = 0, leaving: int = 0, **changes: Any) -> Observed:
     pool = {name: changes.pop(name) for name in list(changes) if name in Pool.__struct_fields__}
-    demand = Demand(source="q", pending=pending, claimed=0, gone=0, stale=False, fresh_seconds=300.0)
+    fleet = {name: changes.pop(name) for name in ("stuck", "stranded") if name in changes}
     usual: dict[str, Any] = {
         "pool": msgspec.structs.replace(POOL, **pool),
-        "demands": [demand],
+        "demands": reports_of(pending),
         "configs": configs or (config(),),
-        "fleet": Fleet(serving=serving, leaving=leaving),
+        "fleet": Fleet(serving=serving, leaving=leaving, **fleet),
         "idle_timeout_seconds": 120.0,
     }
     return Observed(**(usual | changes))

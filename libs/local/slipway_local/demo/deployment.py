@@ -46,6 +46,8 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "stale_demand_seconds": 3600,
         "unresponsive_timeout_seconds": 900,
         "stop_grace_seconds": 120,
+        "stuck_after_seconds": 600,
+        "starved_after_seconds": 600,
         "clock_skew_seconds": 5,
         "unreachable_after_seconds": 120,
         "resend_seconds": 30,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
 
 import msgspec
 
@@ -17,10 +16,8 @@ from slipway_provisioner.domain.ageing import REASON
 from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
-from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping_idle
-from slipway_provisioner.store import decisions, leases, marks, pools, workers
-
-UNWANTED: Final = "more workers than wanted"
+from slipway_provisioner.domain.workers import UNWANTED, Worker, cancelled, marked, requested, stopping_idle
+from slipway_provisioner.store import balance, decisions, leases, marks, pools, workers
 
 
 async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
@@ -30,6 +27,7 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     await limiting.record(tx, observed.levels, plan.reached, observed.tariff)
     if plan.freeze is not None:
         await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
+    await _mark(tx, plan.unmark, leave=False)  # before anything is launched in place of their workers
     trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
     for launch in plan.launches:
         await _request(tx, pool_id, decision_id, launch, now, trace)
@@ -38,7 +36,10 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     if plan.cancel:
         await cancel(tx, plan.cancel, plan.details["reason"], now)
     await _stop(tx, observed, plan, now)
+    await _mark(tx, plan.mark, leave=True)
     await ageing.alert(tx, observed, plan.ageing)
+    if (plan.surplus, plan.missing_since) != (observed.surplus, observed.missing_since):
+        await balance.record(tx, pool_id, plan.surplus, plan.missing_since)
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
 
@@ -82,6 +83,12 @@ async def _stop(tx: Connection, observed: Observed, plan: Plan, now: datetime) -
     idle = [w for w in locked if w.idle_since and w.id in reasons]
     await workers.save(tx, [stopping_idle(w, reasons[w.id], now) for w in idle])
     await workers.save_without_events(tx, [w for w in locked if w not in idle])
+
+
+async def _mark(tx: Connection, worker_ids: Sequence[str], *, leave: bool) -> None:
+    """Have workers that still have their task leave after it, or stay."""
+    busy = [worker for worker in await workers.lock(tx, sorted(worker_ids)) if worker.has_task]
+    await workers.save_without_events(tx, [marked(worker, leave=leave) for worker in busy])
 
 
 async def cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:

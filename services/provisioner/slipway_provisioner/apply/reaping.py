@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from slipway_common.base.text import NOTE, listed
+from slipway_common.base.text import listed
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
@@ -12,14 +12,12 @@ from slipway_common.events.worker import Outcome, WorkerRegistered
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply import consoles
 from slipway_provisioner.apply.leases import release
-from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.reaping import Findings, Kept
 from slipway_provisioner.domain.workers import lost, seen_running, stopped
-from slipway_provisioner.store import accounts, demand, instances, orphans, pools, workers
+from slipway_provisioner.store import demand, instances, orphans, pools, workers
 
 NO_ENDINGS: Final[Mapping[str, Outcome]] = MappingProxyType({})
 EVIDENCE_MAX: Final = 10  # instances named in an alert
-NAMED_MAX: Final = 3  # of them in its summary
 
 
 async def record_gone(
@@ -64,19 +62,6 @@ async def keep(tx: Connection, account_id: str, findings: Findings, *, unlisted:
         await outbox.enqueue(tx, [kept_alert(account_id, 0)])
 
 
-async def record_protected(tx: Connection, account_id: str, instances: Mapping[str, Protected]) -> None:
-    """Store instances that their provider refuses to terminate, and raise an alert if any of them is new."""
-    if (now := await accounts.protect(tx, account_id, instances)) is not None:
-        await outbox.enqueue(tx, [protected_alert(account_id, now)])
-
-
-async def forget_protected(tx: Connection, account_id: str, instance_ids: Sequence[str]) -> None:
-    """Forget those of these instances that their provider has refused to terminate, since they are gone, and resolve
-    the alert once none is left."""
-    if (left := await accounts.unprotect(tx, account_id, instance_ids)) is not None:
-        await outbox.enqueue(tx, [protected_alert(account_id, left)])
-
-
 async def forget_unlisted(db: Connection) -> bool:
     """Delete the orphan and missing instances of an account that is listed no more, since no pass would, and resolve
     their alert; False, without a transaction, if there are none."""
@@ -86,25 +71,6 @@ async def forget_unlisted(db: Connection) -> bool:
     async with db.transaction():
         await keep(db, account_id, Findings(orphans=[], kept=[], missing=[], implausible=""), unlisted=())
     return True
-
-
-def protected_alert(account_id: str, instances: Mapping[str, Protected]) -> Alert:
-    """Alert on instances that their provider refuses to terminate; resolved if there are none."""
-    ids = sorted(instances)
-    first = instances[ids[0]] if ids else Protected("")
-    named = listed(ids[:NAMED_MAX]) + (f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else "")
-    return (AlertRaised if ids else AlertResolved)(
-        dedup_key=alert_key("provisioner", "termination-refused", account_id),
-        subject_kind="account",
-        subject_id=account_id,
-        kind="termination-refused",
-        summary=f"{account_id} refuses to terminate {named}" if ids else "",
-        effect="they run and cost money, and count towards quotas and maxima",
-        doing="retries, at most once per pass of the instance reaper",
-        command=first.remedy,
-        cause=NOTE.cut(first.reason),
-        evidence=tuple(ids[:EVIDENCE_MAX]),
-    )
 
 
 def kept_alert(account_id: str, waiting: int, kept: Sequence[Kept] = ()) -> Alert:

@@ -171,11 +171,15 @@ async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: dateti
 
 
 async def _save(tx: Connection, worker: Worker, event: Any, at: datetime) -> Answer:
-    """Save a worker that has a task, or has just ended one, with the event of a first report."""
+    """Save a worker that has a task, or has just ended one, with the event of a first report. One that was to leave
+    after its task is asked to stop."""
     if event is None:
         await workers.save_without_events(tx, [worker])
     else:
         await workers.save(tx, [(worker, event)], at=at)
+        for leaving in domain.left_after_task(worker, await pools.now(tx)):
+            await workers.save(tx, [leaving])
+            worker, _ = leaving
     return await _answer(tx, worker, has_task=True)
 
 

@@ -109,15 +109,32 @@ def wanted(pool: Pool, count: int) -> int:
     return max(pool.min_capacity, min(ceil(count * pool.scaling_ratio), pool.max_capacity))
 
 
+def places_freed_max(pool: Pool) -> int:
+    """Stuck workers that may be replaced at most: a tenth of the maximum, but one. Each is a machine that is billed and
+    does nothing, so the others go on holding their places."""
+    return max(1, pool.max_capacity // 10)
+
+
+def freed(pool: Pool, fleet: Fleet) -> int:
+    """Places of stuck workers that others may take."""
+    return min(fleet.stuck, places_freed_max(pool))
+
+
+def missing(pool: Pool, count: int, fleet: Fleet) -> int:
+    """Serving workers that `count` tasks want beyond those that serve, whether or not there is room for them."""
+    return max(0, wanted(pool, count) - fleet.serving)
+
+
 def shortfall(pool: Pool, count: int, fleet: Fleet) -> int:
     """Workers to launch now for `count` tasks; never negative.
 
-    Keeps serving <= max and serving + leaving <= max + min. Leaving workers count towards the maximum, so that a slow
-    delete does not pay for a second machine; only the minimum may be refilled beside them, and only once.
+    Keeps serving <= max and serving + leaving <= max + min + freed places. Leaving workers count towards the maximum,
+    so that a slow delete does not pay for a second machine; only the minimum may be refilled beside them, and only
+    once.
     """
-    room = pool.max_capacity - fleet.serving - fleet.leaving
+    room = pool.max_capacity - fleet.serving - fleet.leaving + freed(pool, fleet)
     refill = min(pool.min_capacity - fleet.serving, room + pool.min_capacity)
-    return max(0, min(wanted(pool, count) - fleet.serving, max(room, refill)))
+    return max(0, min(missing(pool, count, fleet), max(room, refill)))
 
 
 def surplus(pool: Pool, count: int, fleet: Fleet) -> int:

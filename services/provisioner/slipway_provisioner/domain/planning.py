@@ -1,5 +1,5 @@
 """One decision for one pool: launches, cancellations and workers to stop, with reasons. Pure; calls accounting,
-windows, capping, choice, freezing and scale_down, and adds only their order."""
+windows, capping, choice, freezing, scale_down and surplus, and adds only their order."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,10 +7,21 @@ from typing import Any
 
 import msgspec
 
-from slipway_provisioner.domain import accounting, ageing, capping, choice, freezing, scale_down, windows
+from slipway_provisioner.domain import (
+    accounting,
+    ageing,
+    capping,
+    choice,
+    freezing,
+    reasons,
+    scale_down,
+    surplus,
+    windows,
+)
 from slipway_provisioner.domain.ageing import Ageing
 from slipway_provisioner.domain.limits import Reached
 from slipway_provisioner.domain.pool import Config, Observed, Share, Shared, Waiting
+from slipway_provisioner.domain.surplus import Surplus
 
 LAUNCHING_MODES = ("enforce", "canary")
 RECONSIDERED = 1 / 60
@@ -27,19 +38,25 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Steps and their reasons. `cancel`, `stop` and `drain` are worker ids: waiting ones, idle ones that are not
-    wanted, and idle ones of draining revisions. `ageing` are the steps for workers of full age. `reached` are the
-    safety limits that stop launches which are needed. Executing a plan requires no choices."""
+    wanted, and idle ones of draining revisions; so are `mark` and `unmark`, busy ones that are to leave after their
+    tasks, and those that are not to any more. `ageing` are the steps for workers of full age. `reached` are the safety
+    limits that stop launches which are needed. `surplus` and `missing_since` are for the next plan. Executing a plan
+    requires no choices."""
 
     launches: Sequence[Launch]
     cancel: Sequence[str]
     stop: Sequence[str]
     drain: Sequence[str] = ()
+    mark: Sequence[str] = ()
+    unmark: Sequence[str] = ()
     wanted: int
     serving: int
     details: dict[str, Any]
     ageing: Ageing = Ageing()
     reached: Sequence[Reached] = ()
     freeze: Shared | None = None  # the image for which the pool is frozen
+    surplus: Surplus = Surplus()
+    missing_since: datetime | None = None
     reconsider_after_seconds: float | None = None  # after which time alone may change the decision
 
     @property
@@ -65,16 +82,22 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     withdrawn = [w.worker_id for w in observed.waiting if blocked or _cannot_launch(observed, w)]
     spare = accounting.surplus(pool, accounting.tasks(observed.demands, trust_stale=True), observed.fleet)
     unwanted = accounting.surplus(pool, accounting.protected(observed.demands), observed.fleet)
+    registered_spare = max(0, unwanted - _starting(observed))
+    lasting, seen = _surplus(observed, registered_spare, now)
+    leaving = 0 if pool.mode == "observe" else lasting  # there the surplus is recorded
     cancel, stop = scale_down.select(
         max(0, spare - len(withdrawn)),
         [w.worker_id for w in observed.waiting if w.worker_id not in withdrawn],
         observed.idle,
-        registered_surplus=unwanted - _starting(observed),
+        registered_surplus=registered_spare,
+        at_once=leaving,
         idle_timeout_seconds=observed.idle_timeout_seconds,
         now=now,
     )
     cancel = [*withdrawn, *cancel]
+    mark, unmark = scale_down.marks(observed.busy, max(0, leaving - len(stop)))
     wanted = accounting.wanted(pool, tasks)
+    missing = accounting.missing(pool, tasks, observed.fleet)
     launched = sum(launch.units for launch in launches)
     drain: list[str] = []
     if not blocked and launched == launchable:  # otherwise nothing would replace them
@@ -84,15 +107,23 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
             wanted=wanted,
             missing=_missing(observed) + launched + len(stop),
         )
-    unwanted = max(0, min(spare - len(cancel), spare - _starting(observed)) - len(stop))
-    leaving = {*stop, *drain}
-    missing = _missing(observed) + launched + len(stop) + len(drain)
+    marked = _marked(observed, mark, unmark)
     aged = ageing.decide(
-        [life for life in observed.lives if life.worker_id not in leaving],
-        unwanted=unwanted,
-        room=scale_down.leaving_room(wanted=wanted, missing=missing) if launched == launchable else 0,
+        [life for life in observed.lives if life.worker_id not in {*stop, *drain}],
+        unwanted=max(0, min(spare - len(cancel), spare - _starting(observed)) - len(stop) - len(marked)),
+        room=scale_down.leaving_room(wanted=wanted, missing=_missing(observed) + launched + len(stop) + len(drain))
+        if launched == launchable
+        else 0,
         irreplaceable=_irreplaceable(observed, launches, blocked),
     )
+    if blocked or needed:
+        reason = reasons.blocked(blocked) if blocked else reasons.launching(needed, launched, reached)
+    elif missing:
+        reason = reasons.no_room(missing, observed.fleet)
+    else:
+        reason = reasons.scaling_down(
+            cancelled=len(cancel), stopping=len(stop), marked=len(mark), drained=len(drain), aged=aged
+        )
     details = {
         "tasks": tasks,
         "sources": {
@@ -102,9 +133,15 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         "wanted": wanted,
         "serving": observed.fleet.serving,
         "leaving": observed.fleet.leaving,
+        "stuck": observed.fleet.stuck,
+        "missing": missing,
         "needed": needed,
         "launched": launched,
-        "reason": blocked or _reason(needed, launched, cancel, stop, drain, aged, reached),
+        "surplus": registered_spare,
+        "lasting_surplus": lasting,
+        "alerted": _alerted(observed),
+        "code": reason.code.value,
+        "reason": reason.text,
         "configs": configs,
     }
     if limiting:
@@ -115,20 +152,56 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         stop=stop,
         drain=drain,
         ageing=aged,
+        mark=mark,
+        unmark=unmark,
         wanted=wanted,
         serving=observed.fleet.serving,
         details=details,
         reached=reached,
         freeze=bad,
+        surplus=seen,
+        missing_since=None if blocked else _missing_since(observed, wanted, now),
         reconsider_after_seconds=_reconsider(
-            observed, now, spare - len(cancel) - len(stop), needed - launched, reached
+            observed, now, seen, spare - len(cancel) - len(stop), needed - launched, reached
         ),
     )
 
 
+def _surplus(observed: Observed, registered_spare: int, now: datetime) -> tuple[int, Surplus]:
+    """Surplus workers that leave now, above the maximum or seen for the idle timeout, and the surplus as seen."""
+    registered, timeout = observed.fleet.serving - _starting(observed), observed.idle_timeout_seconds
+    seen = surplus.seen(
+        observed.surplus, registered=registered, workers=registered_spare, idle_timeout_seconds=timeout, now=now
+    )
+    lasting = surplus.lasting(seen, idle_timeout_seconds=timeout, now=now)
+    return min(registered_spare, max(lasting, registered - observed.pool.max_capacity)), seen
+
+
+def _marked(observed: Observed, mark: Sequence[str], unmark: Sequence[str]) -> set[str]:
+    """Workers that leave after their tasks once these marks are made and cleared."""
+    return {worker.worker_id for worker in observed.busy if worker.marked} - {*unmark} | {*mark}
+
+
+def _missing_since(observed: Observed, wanted: int, now: datetime) -> datetime | None:
+    """Time since which registered workers have been missing in a pool that may launch, and none has registered."""
+    wanted = min(wanted, 1) if observed.pool.mode == "canary" else wanted
+    may_launch = any(config.active and not config.launch_stop for config in observed.configs)
+    if not may_launch or observed.fleet.serving - _starting(observed) >= wanted:
+        return None
+    return now if observed.registered else observed.missing_since or now
+
+
+def _alerted(observed: Observed) -> bool:
+    """True if other alerts say why no config of the pool launches: each is tripped, or its account is to blame."""
+    shared = {known.share: known for known in observed.shared}
+    able = [config for config in observed.configs if config.active and not config.launch_stop]
+    return bool(able) and all(config.stopped or windows.trip_reason(config, shared) for config in able)
+
+
 def _missing(observed: Observed) -> int:
-    """Workers that take no task now: leaving ones and those that have not registered."""
-    return observed.fleet.leaving + _starting(observed)
+    """Workers that take no task now and are on their way: leaving ones, unless stuck, and those that have not
+    registered."""
+    return observed.fleet.leaving - observed.fleet.stuck + _starting(observed)
 
 
 def _starting(observed: Observed) -> int:
@@ -181,12 +254,13 @@ def _units(launches: Sequence[Launch]) -> dict[str, int]:
 
 
 def _reconsider(
-    observed: Observed, now: datetime, spare: int, missing: int, reached: Sequence[Reached]
+    observed: Observed, now: datetime, seen: Surplus, spare: int, missing: int, reached: Sequence[Reached]
 ) -> float | None:
     """Seconds until time alone may change the decision; None if it never will."""
     moments = [d.fresh_seconds for d in observed.demands if not d.stale] + ageing.moments(observed.lives)
     if spare > 0:
         moments += [idle.left_seconds(now, observed.idle_timeout_seconds) for idle in observed.idle]
+        moments += surplus.lasts_in_seconds(seen, idle_timeout_seconds=observed.idle_timeout_seconds, now=now)
     if missing > 0 and observed.calculator_unavailable_seconds > 0:
         moments.append(observed.attempt_in_seconds)
     if reached:  # also before time lifts it: the alert lasts for as long as it is seen to stop launches
@@ -248,6 +322,7 @@ class _Rounds:
             | windows.shared_rooms(self.shared, calculator_unavailable=self.unavailable)
         )
         self.drawn = observed.pool.drawn
+        self.stranded = _stranded(observed)
         self.had_candidates = False
         self.launches: list[Launch] = []
         self.notes: dict[str, Any] = {}
@@ -268,6 +343,8 @@ class _Rounds:
             elif tripped[config.id]:
                 if config.permit is None:
                     note["reason"] = f"{tripped[config.id]}; no probe is due"
+                elif self.stranded:
+                    note["reason"] = f"{tripped[config.id]}; its probe waits: {self.stranded}"
                 elif len(self) < end and self._may_probe(config):
                     self._add(Launch(config=config, units=1, permit=config.permit))
                     note["probe"] = config.permit
@@ -322,6 +399,16 @@ class _Rounds:
         )
 
 
+def _stranded(observed: Observed) -> str:
+    """Reason why no probe is made: machines of earlier ones, which cannot be terminated, hold as many places as stuck
+    workers free. Empty if there is none. Further probes would fill the pool with such machines."""
+    stranded = observed.fleet.stranded
+    if stranded < accounting.places_freed_max(observed.pool):
+        return ""
+    machines = "1 machine of an earlier probe" if stranded == 1 else f"{stranded} machines of earlier probes"
+    return f"{machines} cannot be terminated"
+
+
 def _never(config: Config) -> str:
     """Reason why a config launches nothing at any demand; empty if it may launch."""
     if not config.active:
@@ -339,30 +426,6 @@ def _left_out(observed: Observed, config_id: str, units: int, needed: int) -> st
     return "no launches left for its weight"
 
 
-def _reason(
-    needed: int,
-    launched: int,
-    cancel: Sequence[str],
-    stop: Sequence[str],
-    drain: Sequence[str],
-    aged: Ageing,
-    reached: Sequence[Reached],
-) -> str:
-    if reached:
-        return f"{needed} needed, {launched} launched: {'; '.join(each.text for each in reached)}"
-    if launched:
-        return f"{needed} needed" if launched == needed else f"{needed} needed, room for {launched}"
-    if needed:
-        return f"{needed} needed, but no config may launch now"
-    if cancel or stop:
-        return f"{len(cancel)} cancelled, {len(stop)} stopping: more workers than wanted"
-    if drain:
-        return f"{len(drain)} stopping: idle workers of draining revisions"
-    if aged.stop or aged.drain:
-        return f"{len(aged.stop)} stopping, {len(aged.drain)} leave after their task: at their maximum age"
-    return "nothing is needed"
-
-
 def check_plan(observed: Observed, plan: Plan) -> list[str]:
     """Invariants that a plan violates; empty for every plan that `plan` makes. Checked before each commit."""
     pool, fleet = observed.pool, observed.fleet
@@ -370,8 +433,10 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
     problems = []
     if plan.units and after > pool.max_capacity:
         problems.append(f"{after} would serve, above the maximum of {pool.max_capacity}")
-    if plan.units and after + fleet.leaving > pool.max_capacity + pool.min_capacity:
-        problems.append(f"{after} serving and {fleet.leaving} leaving exceed maximum + minimum")
+    freed = accounting.freed(pool, fleet)
+    if plan.units and after + fleet.leaving > pool.max_capacity + pool.min_capacity + freed:
+        places = f"maximum + minimum + {freed} of stuck workers" if fleet.stuck else "maximum + minimum"
+        problems.append(f"{after} serving and {fleet.leaving} leaving exceed {places}")
     if plan.units and pool.mode == "canary" and after > 1:
         problems.append(f"{after} would serve, above the one worker of a canary")
     if plan.units and (blocked := _blocked(observed) or (freezing.description(plan.freeze) if plan.freeze else "")):
@@ -393,8 +458,18 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
     idle = {w.worker_id: w.config_id for w in observed.idle}
     if not {*plan.stop, *plan.drain} <= idle.keys():
         problems.append("stops a worker that is not idle")
-    if len(plan.stop) > (unwanted := max(0, fleet.serving - _starting(observed) - plan.wanted)):
+    unwanted = max(0, fleet.serving - _starting(observed) - plan.wanted)
+    if len(plan.stop) > unwanted:
         problems.append(f"stops {len(plan.stop)} workers, although {unwanted} registered ones are not wanted")
+    marked = _marked(observed, plan.mark, plan.unmark)
+    if len(plan.stop) + len(marked) > unwanted and marked:
+        problems.append(f"{len(marked)} workers are to leave after their tasks, although they are wanted")
+    if not set(plan.mark) <= {w.worker_id for w in observed.busy}:
+        problems.append("marks a worker that has no task")
+    if plan.units and marked:
+        problems.append(f"launches while {len(marked)} workers are to leave after their tasks")
+    if (reason := _stranded(observed)) and any(launch.permit is not None for launch in plan.launches):
+        problems.append(f"probes although {reason}")
     draining = {config.id for config in observed.configs if config.state == "draining"}
     if not {idle.get(worker_id) for worker_id in plan.drain} <= draining:
         problems.append("drains a worker whose revision does not drain")

@@ -11,6 +11,7 @@ from slipway_common.events.scopes import Key
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.limits import Level, Tariff
 from slipway_provisioner.domain.prices import MachineKind
+from slipway_provisioner.domain.surplus import Surplus
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +51,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of serving and of leaving workers, by the sets of `lifecycle`."""
+    """Number of serving and of leaving workers, by the sets of `lifecycle`. `stuck`: leaving ones that cannot be
+    terminated, but for those of an account that refuses to terminate its instances. `stranded`: leaving ones of probes
+    that have never registered, whose termination was refused."""
 
     serving: int
     leaving: int
+    stuck: int = 0
+    stranded: int = 0
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +83,15 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
         """Time until it may be stopped if it is not wanted, by its own timeout or the given one; negative then."""
         allowed = timeout_seconds if self.timeout_seconds is None else self.timeout_seconds
         return allowed - (now - self.since).total_seconds()
+
+
+class Busy(msgspec.Struct, frozen=True, kw_only=True):
+    """A running worker with a task. `draining`: it leaves after its task, since its revision drains or for its age.
+    `marked`: it does so as surplus, unless the mark is cleared."""
+
+    worker_id: str
+    draining: bool = False
+    marked: bool = False
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +162,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_capacity: int | None = None
     task_slots: int = 1
     live: int = 0
-    stopped: str = ""  # reason of a launch stop in its account; empty if there is none
+    stopped: str = ""  # reason why nothing starts in its account; empty if there is none
+    launch_stop: bool = False  # a person has stopped launches in its account, or retired it
     weight: float
     prior_weight: float  # the weight without evidence
     tripped: bool = False
@@ -200,6 +215,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Sequence[Waiting] = ()  # oldest first
     idle: Sequence[Idle] = ()  # those of draining revisions first, then longest idle first
     lives: Sequence[Life] = ()  # workers that reach a maximum age
+    busy: Sequence[Busy] = ()  # oldest first: the marked ones, and as many more as are surplus
+    surplus: Surplus = Surplus()  # as of the last plan
+    missing_since: datetime | None = None  # since when workers have been missing and none has registered
+    registered: bool = False  # since the last plan, of workers that have ended also
     idle_timeout_seconds: float
     calculator_unavailable_seconds: float = 0.0  # 0 while it is available
     weight_half_life_seconds: float = 600.0  # of the influence of its last weights

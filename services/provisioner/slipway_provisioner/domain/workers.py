@@ -14,6 +14,7 @@ import msgspec
 from slipway_common.events import worker as events
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED, WAITING, State, advance
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.domain.terminations import is_stuck
 
 
 class Notice(StrEnum):
@@ -43,9 +44,11 @@ class ReportedNotice(msgspec.Struct, frozen=True):
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
-    it has claimed. `drain_until`: it has reached its maximum age and leaves after its task, or at that time. `notice`:
-    the last notice of its provider about its machine. `task_slots`: tasks that it runs at once, as its launch config
-    said when it was requested."""
+    it has claimed. `leave_after_task`: as surplus it leaves after its task, unless it is wanted again by then.
+    `drain_until`: it has reached its maximum age and leaves after its task, or at that time. `termination_refusals`:
+    how often its provider has refused to terminate its instance since `termination_refused_at`; `stuck_at`: since when
+    it counts as stuck. `notice`: the last notice of its provider about its machine. `task_slots`: tasks that it runs at
+    once, as its launch config said when it was requested."""
 
     id: str
     pool_id: str
@@ -72,6 +75,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     stopping_at: datetime | None = None
     may_finish: bool = False
     drain_until: datetime | None = None
+    leave_after_task: bool = False
+    termination_refusals: int = 0
+    termination_refused_at: datetime | None = None
+    stuck_at: datetime | None = None
     notice: Notice = Notice.NONE
     task_slots: int = 1
     ended_at: datetime | None = None
@@ -97,6 +104,7 @@ Change = tuple[Worker, Any]
 # For events that require an outcome when no stage has ended: every consumer ignores it.
 NO_OUTCOME: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)
 PROVIDER_RUNNING: Final = "provider_running"
+UNWANTED: Final = "more workers than wanted"
 
 
 def _ids(worker: Worker) -> dict[str, Any]:
@@ -264,6 +272,35 @@ def noticed(worker: Worker, notice: ReportedNotice, capacity_key: str, now: date
     if worker.state not in ASKED_TO_STOP:
         changes.append(stopping_idle(known, reason, now))
     return changes
+
+
+def left_after_task(worker: Worker, now: datetime) -> list[Change]:
+    """Ask a worker to stop that was to leave after its task, and has none any more; no change for any other."""
+    leaves = worker.leave_after_task and worker.state in REGISTERED and not worker.has_task
+    return [stopping_idle(worker, UNWANTED, now)] if leaves else []
+
+
+def marked(worker: Worker, *, leave: bool) -> Worker:
+    """Have a worker leave after its task, or stay. No event: it serves until then."""
+    return msgspec.structs.replace(worker, leave_after_task=leave)
+
+
+def termination_refused(worker: Worker, now: datetime, *, stuck_after_seconds: float) -> Worker:
+    """Count a definite refusal to terminate its instance. No event: it has left already."""
+    since = worker.termination_refused_at or now
+    refusals = worker.termination_refusals + 1
+    stuck = is_stuck(refusals, (now - since).total_seconds(), stuck_after_seconds=stuck_after_seconds)
+    return msgspec.structs.replace(
+        worker,
+        termination_refusals=refusals,
+        termination_refused_at=since,
+        stuck_at=worker.stuck_at or (now if stuck else None),
+    )
+
+
+def termination_accepted(worker: Worker) -> Worker:
+    """Forget earlier refusals to terminate its instance."""
+    return msgspec.structs.replace(worker, termination_refusals=0, termination_refused_at=None, stuck_at=None)
 
 
 def hastened(worker: Worker, reason: str, now: datetime) -> Worker:

@@ -1,22 +1,20 @@
-"""Worker deadlines: boot timeouts, idle and unresponsive workers, and instances that outlive the stop grace period.
+"""Worker deadlines: boot timeouts, idle and unresponsive workers.
 
 Deadlines of workers count only time in which their reports could be received: each pass records itself, and the time
 between two passes that are far apart is downtime, after an outage as after a jump of the database's clock.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import Final
 
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply import ageing, expiry, limiting, reachability, reaping
+from slipway_provisioner.apply import ageing, expiry, limiting, reachability, reaping, starvation
 from slipway_provisioner.apply.sources import settle_sources
-from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.providers.port import Provider, TerminationRefused
+from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, configs, deadlines, leases, limits, pauses, refused_pauses, restores
+from slipway_provisioner.store import configs, deadlines, leases, limits, pauses, refused_pauses, restores
 
 LOG = logger(__name__)
 REGULAR_PASS_SECONDS: Final = 5.0
@@ -51,32 +49,10 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
             calls = await reachability.settle_calls(db)
         leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
         kept = await reaping.forget_unlisted(db)
+        starved = await starvation.settle(db, defaults, after_seconds=settings.starved_after_seconds)
         await pauses.resume_overdue(db)
         await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    return booting or idle or aged or unresponsive or sources or refused or calls or leaving or kept or limited
-
-
-async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
-    """Terminate instances of stopping workers after the grace period. The instance reaper confirms it."""
-    async with database.acquire() as db:
-        if await restores.unconfirmed(db):
-            return False
-        taken = await deadlines.take_terminable(
-            db, grace_seconds=settings.stop_grace_seconds, again_seconds=settings.reap_seconds
-        )
-        by_id = {instance.account_id: await accounts.get(db, instance.account_id) for instance in taken}
-
-    async def terminate(account: Account) -> None:
-        instance_ids = [instance.instance_id for instance in taken if instance.account_id == account.id]
-        try:
-            await providers[account.provider].terminate(account, instance_ids)
-        except Exception as error:
-            LOG.warning("terminating instances failed and will be retried", instances=instance_ids, error=repr(error))
-            if isinstance(error, TerminationRefused):
-                async with database.acquire() as db, db.transaction():
-                    await reaping.record_protected(db, account.id, error.instances)
-
-    await asyncio.gather(*map(terminate, by_id.values()))
-    return False
+    settled = limited or sources or refused or calls or leaving or kept or starved
+    return booting or idle or aged or unresponsive or settled

@@ -44,6 +44,7 @@ async def plan_next(
                 unavailable_seconds=calculator_unavailable_seconds(),
                 weight_half_life_seconds=settings.weight_half_life_seconds,
                 attempt_seconds=settings.unavailable_attempt_seconds,
+                registered=marks.REGISTERED in dirty.reasons,
                 tariff=settings.tariff(),
             )
             now = await pools.now(db)

@@ -58,6 +58,11 @@ def unreachable(alias: str) -> str:
     return f"(SELECT a.unreachable OR a.retired FROM account a WHERE a.id = {alias}.account_id)"
 
 
+def refuses_terminations(alias: str) -> str:
+    """Condition that the account of a row refuses to terminate its instances, so that nothing starts there."""
+    return f"(SELECT a.refuses_terminations FROM account a WHERE a.id = {alias}.account_id)"
+
+
 async def get(db: Connection, account_id: str) -> Account:
     return Account(**await db.fetchrow(GET.text, *GET.arguments(id=account_id)))
 

@@ -69,7 +69,8 @@ SHARE: Final = """
 SELECT FROM worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
 WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name FOR SHARE OF p, n, c, g"""
 MAY_START: Final = f"""c.state = 'active' AND NOT n.paused AND p.mode IN ('enforce', 'canary') AND NOT p.paused
-    AND NOT p.frozen AND NOT p.deleted AND NOT {accounts.unreachable("c")} AND NOT EXISTS (
+    AND NOT p.frozen AND NOT p.deleted AND NOT {accounts.unreachable("c")} AND NOT {accounts.refuses_terminations("c")}
+    AND NOT EXISTS (
         SELECT FROM launch_stop WHERE {launch_stops.IN_FORCE} AND (
             scope IN ('all', 'restore') OR (scope = 'pool' AND scope_id = p.id)
             OR (scope = 'account' AND scope_id = c.account_id)))

@@ -9,11 +9,10 @@ import msgspec
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
+from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.identity import Age
 from slipway_provisioner.domain.silence import SILENT_PART, Silence
-from slipway_provisioner.store import accounts
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import FINISHING, in_states
 
@@ -108,20 +107,6 @@ SELECT a.id AS account_id, a.silent AS kept, count(worker.id)::int AS registered
 FROM account a LEFT JOIN ({_SENDING_HEARTBEATS}) ON worker.account_id = a.id
 WHERE a.silent OR a.id IN ({_UNRESPONSIVE.format(columns="worker.account_id")})
 GROUP BY a.id ORDER BY a.id"""
-# A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. For one
-# that was asked to stop as idle it begins after the task that it may have claimed at that moment. A row that is taken
-# moves to the end of the queue whatever the call's result, so a failing account does not block others. A request in the
-# future was made before the clock was set back.
-TAKE_STOPPING: Final = f"""
-UPDATE worker SET termination_requested_at = slipway_clock() WHERE id = ANY (ARRAY(
-    SELECT id FROM worker WHERE state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL
-        AND NOT {accounts.unreachable("worker")}
-        AND (registered_at IS NULL OR (uptime_since(stopping_at) > $1
-            AND (NOT may_finish OR uptime_since(idle_since) > $1)))
-        AND (termination_requested_at IS NULL
-            OR termination_requested_at NOT BETWEEN slipway_clock() - $2 * interval '1 s' AND slipway_clock())
-    ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED))
-RETURNING account_id, instance_id"""
 
 
 class IdleTime(msgspec.Struct, frozen=True):
@@ -129,13 +114,6 @@ class IdleTime(msgspec.Struct, frozen=True):
 
     since: datetime
     throughout: bool
-
-
-class Terminable(msgspec.Struct, frozen=True):
-    """An instance that may be terminated now."""
-
-    account_id: str
-    instance_id: str
 
 
 async def record_pass(tx: Connection, *, regular_seconds: float) -> float:
@@ -189,8 +167,3 @@ async def unresponsive(
 async def unresponsive_in(db: Connection, account_id: str, defaults: DefaultDeadlines) -> Mapping[str, datetime]:
     """Up to 200 workers of an account without contact up to their deadline, with the time of the last."""
     return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE_IN, defaults, account_id)}
-
-
-async def take_terminable(db: Connection, *, grace_seconds: float, again_seconds: float) -> list[Terminable]:
-    """Take up to 50 instances of stopping workers past the grace period, each at most once in `again_seconds`."""
-    return [Terminable(**row) for row in await db.fetch(TAKE_STOPPING, grace_seconds, again_seconds)]

@@ -33,7 +33,7 @@ INSERT: Final = Statement(
 async def record(tx: Connection, pool_id: str, plan: Plan) -> str:
     """Store a decision with its reasons; returns its id."""
     reason = plan.details["reason"]
-    if not (plan.units or plan.cancel or plan.stop or plan.drain):
+    if not (plan.units or plan.cancel or plan.stop or plan.drain or plan.mark or plan.unmark):
         repeated: str | None = await tx.fetchval(REPEAT, pool_id, reason, plan.details)
         if repeated is not None:
             return repeated

@@ -20,6 +20,8 @@ LATER: Final = """
 INSERT INTO dirty_pool (pool_id, reason, due_at) SELECT $1, 'time', slipway_clock() + $2 * interval '1 s'
 WHERE NOT EXISTS (
     SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $2 * interval '1 s')"""
+REGISTERED: Final = "registered"
+"""Reason of a mark: a worker has registered."""
 # Reason of a mark: the last planning of its pool failed. Marks that another planner has locked are skipped, since that
 # planner is deciding for the pool.
 FAILED: Final = "failed"

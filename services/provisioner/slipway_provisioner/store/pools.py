@@ -13,11 +13,11 @@ from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.messaging.incarnation import TRUSTED
-from slipway_provisioner.domain import roll_out
+from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
 from slipway_provisioner.domain.limits import Tariff
-from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import accounts, ageing, demand, launch_stops, limits, restores
+from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
+from slipway_provisioner.store import accounts, ageing, balance, demand, launch_stops, limits, restores
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
@@ -37,11 +37,19 @@ UNMARK: Final = Statement(
 )
 POOL: Final = f"""
 SELECT {names(worker_pool.c[name] for name in Pool.__struct_fields__)},
-    coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0) AS attempt_in_seconds
-FROM worker_pool WHERE id = $1"""
+    coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0)
+        AS attempt_in_seconds, b.surplus, b.missing_since, (
+        SELECT max({seconds("idle_seconds", "$3")}) FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+        WHERE c.pool_id = $1 AND c.state <> 'archived') AS idle_seconds
+FROM worker_pool LEFT JOIN pool_balance b ON b.pool_id = id WHERE id = $1"""
 FLEET: Final = f"""
 SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
-    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving
+    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving,
+    count(*) FILTER (WHERE state IN ({states(LEAVING)}) AND stuck_at IS NOT NULL
+        AND account_id <> ALL(ARRAY(SELECT id FROM account WHERE refuses_terminations))) AS stuck,
+    count(*) FILTER (WHERE state IN ({states(LEAVING)}) AND probe_permit IS NOT NULL AND registered_at IS NULL
+        AND termination_refusals > 0) AS stranded,
+    count(*) FILTER (WHERE state IN ({states(REGISTERED)}) AND leave_after_task) AS marked
 FROM worker WHERE pool_id = $1 AND state NOT IN ({states(ENDED)})"""
 # Starts of a config `c` in flight, per stage. The call of a stopping worker can still fail, but for one that is never
 # answered: the windows that it fills are shared with other accounts. Depending on the claim
@@ -87,7 +95,7 @@ SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, n.task_slots, a.leas
         SELECT FROM worker p WHERE p.launch_config_id = c.id
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
-        AND {launch_stops.IN_FORCE}) AS launch_stop, a.unreachable, a.retired,
+        AND {launch_stops.IN_FORCE}) AS launch_stop, a.unreachable, a.retired, a.refuses_terminations,
     {SHARES} AS shares, u.launch, u.boot, u.claim, u.live, r.strategy, r.booted
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
@@ -156,7 +164,11 @@ WAITING_WORKERS: Final = Statement(
         worker.c.pool_id == sa.bindparam("pool_id"),
         in_states(WAITING),
         sa.or_(
-            worker.c.lease_id.is_(None), launch_config.c.state != "active", account.c.unreachable, account.c.retired
+            worker.c.lease_id.is_(None),
+            launch_config.c.state != "active",
+            account.c.unreachable,
+            account.c.retired,
+            account.c.refuses_terminations,
         ),
     )
     .order_by(worker.c.id)
@@ -169,6 +181,13 @@ SELECT w.id::text AS worker_id, w.launch_config_id AS config_id,
 FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN launch_config_name n ON n.name = c.name
 WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {SEEN_SINCE_DOWNTIME}
 ORDER BY c.state = 'draining' DESC, w.idle_since LIMIT 500"""
+# The marked ones, and as many more as may be marked.
+BUSY: Final = f"""
+SELECT w.id::text AS worker_id, c.state = 'draining' OR w.drain_until IS NOT NULL AS draining,
+    w.leave_after_task AS marked
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NULL
+ORDER BY marked DESC, draining DESC, w.id LIMIT $2"""
 LAUNCH_STOPS: Final = f"""
 SELECT reason, scope = '{restores.SCOPE}' AS restored FROM launch_stop
 WHERE (scope IN ('all', '{restores.SCOPE}') OR (scope = 'pool' AND scope_id = $1)) AND {launch_stops.IN_FORCE}
@@ -230,24 +249,32 @@ async def observe(
     unavailable_seconds: float,
     weight_half_life_seconds: float,
     attempt_seconds: float,
+    registered: bool = False,
     tariff: Tariff = Tariff(),
 ) -> Observed:
-    """Read the input of a decision. The caller holds the pool's lock."""
+    """Read the input of a decision. The caller holds the pool's lock. `registered`: a worker has since the last one."""
     await tx.execute(LOCK_SHARED, pool_id)
-    row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
-    attempt_in_seconds = row.pop("attempt_in_seconds")
+    row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds, deadlines))
+    attempt_in_seconds, missing_since = row.pop("attempt_in_seconds"), row.pop("missing_since")
+    idle_seconds = row.pop("idle_seconds")
+    surplus = balance.surplus_of(row.pop("surplus"))
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     launch_stop = await tx.fetchrow(LAUNCH_STOPS, pool_id)
     configs, shared = await counted(tx, pool_id, await now(tx))
     # Before demand: a worker that ends between the two is missing from both then. In the other order it would still be
     # in demand, and be replaced for nothing.
-    fleet = Fleet(**await tx.fetchrow(FLEET, pool_id))
+    counts = dict(await tx.fetchrow(FLEET, pool_id))
+    marked = counts.pop("marked")
+    fleet = Fleet(**counts)
     demands = await demand.observe(tx, pool_id)
     waiting = await tx.fetch(WAITING_WORKERS.text, *WAITING_WORKERS.arguments(pool_id=pool_id))
     # After a restore, workers may have claimed tasks that this database knows nothing of.
-    idle = []
+    idle: Sequence[Any] = ()
+    busy: Sequence[Any] = ()
     if launch_stop is None or not launch_stop["restored"]:
         idle = await tx.fetch(IDLE_WORKERS, pool_id, deadlines)
+        most = marked + accounting.surplus(pool, accounting.protected(demands), fleet)
+        busy = await tx.fetch(BUSY, pool_id, most) if most else ()
     return Observed(
         pool=pool,
         demands=demands,
@@ -257,7 +284,11 @@ async def observe(
         waiting=[Waiting(**row) for row in waiting],
         idle=[Idle(**row) for row in idle],
         lives=await ageing.lives(tx, pool_id, deadlines, tariff.day_seconds),
-        idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"],
+        busy=[Busy(**row) for row in busy],
+        surplus=surplus,
+        missing_since=missing_since,
+        registered=registered,
+        idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"] if idle_seconds is None else idle_seconds,
         calculator_unavailable_seconds=unavailable_seconds,
         weight_half_life_seconds=weight_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
@@ -291,6 +322,7 @@ def _config(row: Any) -> Config:
         share=share(row),
         kind=limits.kind(row),
         stopped=_stopped(row),
+        launch_stop=bool(row["launch_stop"]) or row["retired"],
         weight=record.get("weight", row["prior_weight"]),
         tripped=record.get("state", "healthy") != "healthy",
         reason=reason.removeprefix(f"{row['id']} "),
@@ -309,6 +341,8 @@ def _stopped(row: Any) -> str:
         return f"account {row['account_id']} is retired"
     if row["unreachable"]:
         return f"account {row['account_id']} does not answer"
+    if row["refuses_terminations"]:
+        return f"account {row['account_id']} refuses to terminate its instances"
     return f"launching is stopped in {row['account_id']}: {row['launch_stop']}" if row["launch_stop"] else ""
 
 

@@ -13,7 +13,14 @@ from slipway_common.events.pool import PoolDeleted
 from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
 from slipway_provisioner.store.declarations import POOL_STATE
-from slipway_provisioner.store.tables import demand, forgiven, launch_config_name, pool_revision, worker_pool
+from slipway_provisioner.store.tables import (
+    demand,
+    forgiven,
+    launch_config_name,
+    pool_balance,
+    pool_revision,
+    worker_pool,
+)
 
 P: Final = worker_pool.c
 R: Final = pool_revision.c
@@ -30,6 +37,7 @@ LOCK: Final = Statement(sa.select(P.id).where(_NAMED).with_for_update())
 DELETE: Final = (
     Statement(sa.delete(pool_revision).where(R.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(forgiven).where(forgiven.c.pool_id == sa.bindparam("id"))),
+    Statement(sa.delete(pool_balance).where(pool_balance.c.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(worker_pool).where(_NAMED)),
 )
 

@@ -26,9 +26,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, REGISTERED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.admission_tables import admission_tables
+from slipway_provisioner.store.balance_tables import balance_table
 from slipway_provisioner.store.columns import (
     EMPTY_LIST,
     EMPTY_OBJECT,
@@ -80,6 +81,7 @@ account = Table(
     now("passed_at"),
     empty_text("listing_problem"),
     required("protected", JSONB, server_default=EMPTY_OBJECT),  # instances that it refuses to terminate, with reasons
+    required("refuses_terminations", Boolean, server_default=FALSE),  # of so many that nothing is launched there
     required("silent", Boolean, server_default=FALSE),  # its unresponsive workers are kept until a person confirms
     Column("unanswered_since", TIME),
     required("unreachable", Boolean, server_default=FALSE),
@@ -423,7 +425,11 @@ worker = Table(
     Column("last_seen_at", TIME),
     Column("stopping_at", TIME),
     required("may_finish", Boolean, server_default=FALSE),
+    required("leave_after_task", Boolean, server_default=FALSE),
     Column("drain_until", TIME),
+    required("termination_refusals", Integer, server_default=ZERO),
+    Column("termination_refused_at", TIME),
+    Column("stuck_at", TIME),
     empty_text("notice"),
     required("task_slots", Integer, server_default=ONE),
     Column("ended_at", TIME),
@@ -461,6 +467,12 @@ Index(
     worker.c.launch_config_id,
     worker.c.failed_at.desc(),
     postgresql_where=worker.c.failed_at.is_not(None),
+)
+Index("worker_marked", worker.c.pool_id, postgresql_where=in_states(REGISTERED) & worker.c.leave_after_task)
+Index(
+    "worker_refused",
+    worker.c.account_id,
+    postgresql_where=~in_states(ENDED) & (worker.c.termination_refusals > 0),
 )
 Index("worker_ended", worker.c.ended_at, postgresql_where=in_states(ENDED))
 Index(
@@ -574,3 +586,4 @@ Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
 
 workspace, workspace_document, workspace_listing = workspace_tables(metadata)
 console_output = console_table(metadata)
+pool_balance = balance_table(metadata)

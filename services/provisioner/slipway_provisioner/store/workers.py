@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, matches, names
 from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
+from slipway_common.events.worker import WorkerRegistered
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
@@ -101,7 +102,9 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
         await tx.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
     traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
     await outbox.enqueue(tx, traced, at=at)
-    await marks.dirty(tx, {worker.pool_id for worker, _ in changes}, reason="worker")
+    registered = {worker.pool_id for worker, event in changes if isinstance(event, WorkerRegistered)}
+    await marks.dirty(tx, registered, reason=marks.REGISTERED)
+    await marks.dirty(tx, {worker.pool_id for worker, _ in changes} - registered, reason="worker")
 
 
 async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:

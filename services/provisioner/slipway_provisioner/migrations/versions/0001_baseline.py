@@ -30,6 +30,8 @@ CREATE TABLE account (
     passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
     listing_problem text NOT NULL DEFAULT '',
     protected jsonb NOT NULL DEFAULT '{}', -- instances that it refuses to terminate, with reasons
+    -- It refuses so many terminations that nothing is launched there.
+    refuses_terminations boolean NOT NULL DEFAULT false,
     silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
     unanswered_since timestamptz, unreachable boolean NOT NULL DEFAULT false, retired boolean NOT NULL DEFAULT false,
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
@@ -236,7 +238,9 @@ CREATE TABLE worker (
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
-    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false, drain_until timestamptz,
+    stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false,
+    leave_after_task boolean NOT NULL DEFAULT false, drain_until timestamptz,
+    termination_refusals integer NOT NULL DEFAULT 0, termination_refused_at timestamptz, stuck_at timestamptz,
     notice text NOT NULL DEFAULT '', task_slots integer NOT NULL DEFAULT 1,
     ended_at timestamptz, failed_at timestamptz,
     termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
@@ -249,6 +253,8 @@ CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
+CREATE INDEX worker_marked ON worker (pool_id) WHERE state = 'running' AND leave_after_task;
+CREATE INDEX worker_refused ON worker (account_id) WHERE state <> 'stopped' AND termination_refusals > 0;
 CREATE INDEX worker_ended ON worker (ended_at) WHERE state = 'stopped';
 CREATE INDEX worker_ran ON worker (account_id, ended_at) WHERE state = 'stopped' AND instance_id IS NOT NULL;
 -- Workers of failed calls, by which the sweep proves the counters of a pool.
@@ -338,6 +344,12 @@ CREATE INDEX workspace_document_key ON workspace_document (key_id);
 CREATE TABLE workspace_listing (
     account_id text PRIMARY KEY, due_at timestamptz NOT NULL DEFAULT slipway_clock(), fence bigint NOT NULL DEFAULT 0,
     listed_at timestamptz, found jsonb NOT NULL DEFAULT '[]', problem text NOT NULL DEFAULT ''
+);
+-- Balance of fleet and demand, as the plans of a pool have seen it: since when there have been surplus workers, and
+-- since when workers have been missing, in a pool that may launch, and none has registered.
+CREATE TABLE pool_balance (
+    pool_id text PRIMARY KEY, surplus jsonb NOT NULL DEFAULT '{}', missing_since timestamptz,
+    starved boolean NOT NULL DEFAULT false
 );
 """
 

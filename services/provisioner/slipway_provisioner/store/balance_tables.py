@@ -1,0 +1,21 @@
+"""Table of the balance of fleet and demand, as the plans of each pool have seen it."""
+
+from sqlalchemy import Boolean, Column, MetaData, Table, Text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from slipway_common.database.tables import TIME
+from slipway_provisioner.store.columns import EMPTY_OBJECT, FALSE, required
+
+
+def balance_table(metadata: MetaData) -> Table:
+    """Add the table. `surplus`: registered workers beyond those wanted, by since when every plan has seen them.
+    `missing_since`: since when registered workers have been missing, in a pool that may launch, and none has
+    registered; `starved`: an alert says so."""
+    return Table(
+        "pool_balance",
+        metadata,
+        Column("pool_id", Text, primary_key=True),
+        required("surplus", JSONB, server_default=EMPTY_OBJECT),
+        Column("missing_since", TIME),
+        required("starved", Boolean, server_default=FALSE),
+    )
