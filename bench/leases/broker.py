@@ -77,6 +77,7 @@ class Broker:
         units: int = 1,
         priority: int = 0,
         group: LeaseGroup | None = None,
+        operation: str = "install",
     ) -> None:
         self._record(
             LeaseRequested(
@@ -86,6 +87,7 @@ class Broker:
                 tenant=tenant,
                 priority=priority,
                 group=group,
+                operation=operation,
                 whole=True,
             ),
             now,

@@ -1,8 +1,9 @@
 """`make square-wave`: fifty installations at once, then two hundred over twenty minutes, in a lease pool of fifty.
 
 With a fixed hold, the first wave repeats for ever. Compares the lease-broker's pacing with a fixed hold, a random delay
-in each client and a random hold. Prints a table over the seeds, then the claimed figures of the worst seed; exits with
-1 if one is false. SEED runs one seed only.
+in each client and a random hold; then, for 50 and 250 installations at once, its default with the one before, with none
+and with clients that start in the end without a lease. Prints tables over the seeds, then the claimed figures of the
+worst seed; exits with 1 if one is false. SEED runs one seed only.
 """
 
 import heapq
@@ -15,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from bench.leases import at_once
+from bench.leases.at_once import CROWDS, MAX_WAIT_SECONDS, PACINGS, in_a_minute, most_in_a_third
 from bench.leases.broker import Broker, at
 from bench.leases.claims import Verdict, closest, report
 from bench.leases.seeds import BadSeed, seeds
@@ -29,6 +32,9 @@ JITTER_SECONDS: Final = 900.0
 SEEDS: Final = 20
 
 PEAK_MAX, LAST_MINUTES_MAX = 5, 92.0
+SECOND_SECONDS_MAX: Final = 30.0  # of a lease pool of two
+LAUNCHES_MIN: Final = 60  # a minute, of an account of aws
+THIRD_MAX: Final = 2 / 3  # of the starts without a lease, in any third of their time
 GROUP: Final = LeaseGroup(name="payload", size=10, spread_seconds=900)
 
 Start = tuple[float, float]  # requested, started; seconds
@@ -157,6 +163,41 @@ def verdicts(ours: Row, groups: Sequence[Sequence[float]]) -> list[Verdict]:
     ]
 
 
+def crowd_verdicts(wanted: Sequence[int]) -> list[Verdict]:
+    """Print the starts of crowds that arrive at once; verdicts on them."""
+    print(f"\nall at once; limit {at_once.LIMIT}, hold {at_once.HOLD_SECONDS / 60:g} min")
+    print(f"{'pacing':<32}{'jobs':>6}{'peak/min':>10}{'last start':>12}{'lone job':>10}")
+
+    def line(name: str, jobs: int, found: Sequence[float], lone: float) -> None:
+        print(f"{name:<32}{jobs:>6}{in_a_minute(found):>10}{max(found) / 60:>8.1f} min{lone:>8.0f} s")
+
+    peaks, lones, thirds = [], [], []
+    for jobs in CROWDS:
+        for name, policy in PACINGS.items():
+            found, (lone,) = at_once.starts(policy, jobs), at_once.starts(policy, 1)
+            line(name, jobs, found, lone)
+            if name == "new default":
+                peaks.append(in_a_minute(found))
+                lones.append(lone)
+        runs = [at_once.unleased(jobs, seed) for seed in wanted]
+        worst = max(runs, key=in_a_minute)
+        line("full, --fail-open always", jobs, worst, at_once.unleased(1, wanted[0])[0])
+        thirds += [most_in_a_third(run, MAX_WAIT_SECONDS / 2, MAX_WAIT_SECONDS) for run in runs]
+        is_inside = all(MAX_WAIT_SECONDS / 2 <= start <= MAX_WAIT_SECONDS for run in runs for start in run)
+        thirds += [] if is_inside else [1.0]
+    seconds = {name: at_once.starts(policy, 2, limit=2)[1] for name, policy in PACINGS.items()}
+    print("limit 2, second start: " + ", ".join(f"{name} {second:g} s" for name, second in seconds.items()))
+    second, launched = seconds["new default"], in_a_minute(at_once.launches(4 * LAUNCHES_MIN))
+    print(f"launches of an aws account: {launched} a minute")
+    return [
+        Verdict(max(peaks) <= PEAK_MAX, f"all at once: peak {max(peaks)}/min ≤ {PEAK_MAX}/min"),
+        Verdict(max(lones) == 0, f"lone {max(lones):g} s = 0 s"),
+        Verdict(max(thirds) <= THIRD_MAX, f"without a lease: {max(thirds):.2f} in any third ≤ {THIRD_MAX:.2f}"),
+        Verdict(second <= SECOND_SECONDS_MAX, f"limit 2: second start {second:g} s ≤ {SECOND_SECONDS_MAX:g} s"),
+        Verdict(launched >= LAUNCHES_MIN, f"aws: {launched} launches/min ≥ {LAUNCHES_MIN}/min"),
+    ]
+
+
 def main(environment: Mapping[str, str]) -> int:
     try:
         wanted = seeds(environment, SEEDS)
@@ -174,7 +215,8 @@ def main(environment: Mapping[str, str]) -> int:
             f"{one.policy:<22}{one.peak:>10.1f}{one.later:>14.1f}{one.wait:>9.1f} min{one.last:>8.1f} min"
             f"{one.lone:>8.0f} s"
         )
-    return report(verdicts(rows["slipway"], [group_starts(0), group_starts(FIRST)]))
+    crowds = crowd_verdicts(wanted)
+    return report([*verdicts(rows["slipway"], [group_starts(0), group_starts(FIRST)]), *crowds])
 
 
 if __name__ == "__main__":

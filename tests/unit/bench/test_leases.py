@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bench.leases import adaptive, fairness, square_wave
+from bench.leases import adaptive, at_once, fairness, square_wave
 from bench.leases.broker import Broker
 from bench.leases.claims import Verdict, closest, grants_until_served, jain, report, shares
 from bench.leases.clouds import CLOUDS, Cloud
@@ -80,6 +80,19 @@ class Unfair(Broker):
         self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0, group: object = None
     ) -> None:
         super().request(name, now, tenant="all", units=units)
+
+
+def test_crowds_that_arrive_at_once() -> None:
+    """Paced by default, with the second start of a small pool after 30 s, and launches at the rate of their provider;
+    without a lease they start within the second half of their maximum wait."""
+    assert at_once.in_a_minute(at_once.starts(Policy(), 50)) == 5
+    assert at_once.in_a_minute(at_once.starts(Policy(pacing="off"), 50)) == 50
+    assert at_once.starts(Policy(), 2, limit=2) == [0, 30]
+    assert at_once.starts(at_once.PACINGS["old default"], 2, limit=2) == [0, 300]
+    assert at_once.in_a_minute(at_once.launches(150)) == 120
+    unleased = at_once.unleased(50, 1)
+    assert at_once.MAX_WAIT_SECONDS / 2 <= unleased[0] <= unleased[-1] <= at_once.MAX_WAIT_SECONDS
+    assert at_once.most_in_a_third([0, 1, 2, 30], 0, 30) == 0.75
 
 
 def test_an_unfair_broker_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
