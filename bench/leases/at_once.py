@@ -9,6 +9,7 @@ from slipway_client.cli.launch_pacing import OPERATION, Launches, pace_launches,
 from slipway_client.leases.admission import Admission, FailOpen, starts_at, waits
 from slipway_client.leases.terms import Waiting
 from slipway_common.declaration.models import LeasePool
+from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.report import most_per_minute
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.http.declared import terms
@@ -45,7 +46,7 @@ def launches(jobs: int) -> list[float]:
 def _starts(broker: Broker, jobs: int, operation: str, held_seconds: float) -> Iterator[float]:
     for number in range(jobs):
         broker.request(str(number), 0.0, operation=operation)
-    held = []  # in order of their grants, and so of their ends
+    held: list[tuple[float, Lease]] = []  # in order of their grants, and so of their ends
     now = 0.0
     while broker.requests:
         while held and held[0][0] <= now:

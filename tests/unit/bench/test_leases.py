@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -76,9 +77,7 @@ class Unfair(Broker):
     def __init__(self, limit_units: int, hold_seconds: float, policy: Policy) -> None:
         super().__init__(limit_units, hold_seconds, replace(policy, tenants={}))
 
-    def request(
-        self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0, group: object = None
-    ) -> None:
+    def request(self, name: str, now: float, *, units: int = 1, **_: Any) -> None:
         super().request(name, now, tenant="all", units=units)
 
 
