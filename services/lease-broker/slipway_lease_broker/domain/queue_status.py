@@ -42,7 +42,7 @@ class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
     group: Group | None = None
     elsewhere: Sequence[Request] = ()  # the other requests of its gang
     other_pools: Sequence[LeasePool] = ()  # of these
-    hold_ends: Sequence[HoldEnd] = ()  # of the counted leases of its pool, the earliest ones, in order
+    hold_ends: Sequence[HoldEnd] = ()  # of the counted leases of its pool, in order; none if they are too many
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_seconds: float
     reason: str
     cause: Cause
-    held_until: datetime | None  # when enough held leases have ended; None: it waits for none, or for a second hold
+    held_until: datetime | None  # when enough held leases have ended; None: it waits for none, or this is unknown
 
 
 def queue_status(place: QueuePosition) -> QueueStatus:

@@ -56,10 +56,9 @@ GRANT_RATE: Final = """
 SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
     SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
 WHERE granted_at > slipway_clock() - interval '1 minute'"""
-# The earliest ends of the held leases, unless they are released before: enough to tell when the next requests start.
 HOLD_ENDS: Final = f"""
 SELECT coalesce(counted_until, hold_until) AS at, units * weight AS cost FROM leases
-WHERE lease_pool_id = $1 AND {condition(COUNTED)} ORDER BY 1 LIMIT $2"""
+WHERE lease_pool_id = $1 AND {condition(COUNTED)} ORDER BY 1"""
 UNGRANTED: Final = Statement(
     select(*requests.FIELDS)
     .where(
@@ -84,6 +83,7 @@ NOTIFY: Final = "SELECT pg_notify($1, $2)"
 
 AHEAD_MAX: Final = 1_000
 SINCE_MAX: Final = 1_000
+HELD_READ_MAX: Final = 1_000
 
 
 async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collection[str]) -> list[Lease]:
@@ -134,10 +134,16 @@ async def queue_position(db: Connection, lease_pool_id: str, request_id: str) ->
         group=group[0] if group else None,
         elsewhere=elsewhere,
         other_pools=await pools.named(db, others) if others else (),
-        hold_ends=structs(await db.fetch(HOLD_ENDS, lease_pool_id, AHEAD_MAX), HoldEnd),
+        hold_ends=await _hold_ends(db, found[0]),
         granted_units=rate["units"],
         granted_seconds=(found[1] - rate["since"]).total_seconds() if rate["since"] else 0.0,
     )
+
+
+async def _hold_ends(db: Connection, pool: LeasePool) -> list[HoldEnd]:
+    """Ends of the held leases of a pool, in order; none if it has so many that reading them for each answer would
+    cost too much."""
+    return structs(await db.fetch(HOLD_ENDS, pool.id), HoldEnd) if pool.held_units <= HELD_READ_MAX else []
 
 
 async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:
