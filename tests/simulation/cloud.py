@@ -46,7 +46,7 @@ class Job(msgspec.Struct):
 
 
 class Machine(msgspec.Struct):
-    """One machine; it runs one task."""
+    """One machine; it runs one task, and after it another one if it `goes_on`."""
 
     instance_id: str
     boots_at: float | None
@@ -59,14 +59,17 @@ class Machine(msgspec.Struct):
     task: str = ""
     ends_at: float = 0.0
     polled_at: float = 0.0
+    claimed_at: str = ""
     claim_reported: bool = False
+    goes_on: bool = False
 
 
 class Cloud(Provider):
     """Provider of all accounts. Calls take effect after a latency and are answered by a step; while it is `late`, they
     take effect with the answer, which may be after they were looked up. Accounts that are `dead` answer no call, some
     of which take effect. Those that are `accepting` only accept calls, as `jobs` by token, whose end is polled;
-    `polled` counts the ends that were told. `interrupted`: tasks whose machine was terminated by a call."""
+    `polled` counts the ends that were told. `interrupted`: tasks whose machine was terminated by a call, and
+    `interrupted_workers`: the workers of those whose claim was known."""
 
     real = False
 
@@ -85,6 +88,7 @@ class Cloud(Provider):
         self.polled = 0
         self.unanswered = 0
         self.interrupted: list[str] = []
+        self.interrupted_workers: set[str] = set()
         self.pending: deque[str] = deque()
         self.done: list[str] = []
         self.record([ScenarioLoaded(at=now(), scenario=scenario)])
@@ -103,6 +107,7 @@ class Cloud(Provider):
         if machine is not None and machine.task:
             self.pending.appendleft(machine.task)
             self.interrupted += [machine.task] if by == "api" else []
+            self.interrupted_workers |= {machine.worker_id} if by == "api" and machine.claim_reported else set()
         self.record(list(world.end_instance(self.world, instance_id, by, now=self.now())))
 
     @property

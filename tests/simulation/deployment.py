@@ -230,7 +230,7 @@ class Deployment:
             base_url="http://p",
             trust_env=False,  # a proxy, and its certificates, would be loaded for nothing
         )
-        self.machines = Machines(self.cloud, self.http)
+        self.machines = Machines(self.cloud, self.http, chance)
         self.operator = Operator(self.http, chance)
 
     def handlers(self) -> dict[str, dict[Topic, consume.Handler]]:
@@ -307,6 +307,8 @@ class Deployment:
             ("", "machines", self.machines.act),
             ("provisioner", "answer", self.cloud.answer),
         ]
+        if self.crashing:
+            steps += [("", "repeat a report", self.machines.repeat), ("", "make up claims", self.machines.make_up)]
         if self.cloud.accepting:
             steps.append(("provisioner", "poll", lambda: resolve.poll_next(provisioner, launcher=self.launcher)))
         for name in SERVICES:

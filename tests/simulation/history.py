@@ -1,8 +1,8 @@
 """One seeded history: faults, commands and tasks on a deployment, which settles once they end.
 
 Faults are duplicates, reordering, crashes at commits, skewed clocks, lost replies, a zone outage, throttles, slow
-boots, launch stops, a lease-broker that is cut off from Kafka, and the outages of outages.py; commands are those of
-commands.py.
+boots, launch stops, a lease-broker that is cut off from Kafka, reports of workers that come again or are made up, and
+the outages of outages.py; commands are those of commands.py.
 """
 
 import traceback
@@ -24,12 +24,13 @@ from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE, SECOND_ACCOUNT
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
+from tests.simulation.machines import ANOTHER_TASK
 from tests.simulation.outages import Outages
 
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
     | {"lost lease event", "darkness", "dead account", "retired", "older database", "second deployment"}
-    | {"set clocks", "call accepted"}
+    | {"set clocks", "call accepted", "report again", "made-up claim"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
@@ -83,6 +84,7 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
         async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
             deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
             deployment.cloud.late = True
+            deployment.machines.another_task = ANOTHER_TASK
             deployment.cloud.accepting = accepting(seed)
             deployment.tasks_at = arrivals(deployment.chance, TASKS, 600)
             if seed % CUT_OFF_EVERY == 0:
@@ -186,6 +188,7 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found |= {"call refused"} if len({reply.code for reply in replies}) > 1 else set()
     found |= {"call accepted"} if deployment.cloud.polled else set()
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
+    found |= set(deployment.machines.made)
     found |= {"cut off"} if any(known.downtimes for known in deployment.receptions.values()) else set()
     return frozenset(found)
 

@@ -10,6 +10,7 @@ from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequest
 from slipway_common.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, LEASE_REQUEST, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
+from slipway_provisioner.apply.plan import UNWANTED
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from tests.simulation.commands import MAXIMA
@@ -145,6 +146,9 @@ async def _judge_workers(deployment: Deployment) -> None:
         if isinstance(event, WorkerLaunchFailed):
             refusals.append(event)
     rows = {str(row["id"]): row["state"] for row in await provisioner.fetch("SELECT id, state FROM worker")}
+    unwanted = await provisioner.fetch("SELECT id::text FROM worker WHERE reason = $1", UNWANTED)
+    interrupted = {row["id"] for row in unwanted} & deployment.cloud.interrupted_workers - deployment.machines.forgers
+    assert not interrupted, f"13: stopped as more than wanted in the middle of a task: {interrupted}"
     assert by_topic == rows, "4: events and rows differ"
     _judge_refusals(deployment, refusals)
 

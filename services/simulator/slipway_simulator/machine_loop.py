@@ -89,9 +89,11 @@ async def _register(machine: Machine, driver: Driver, rng: Random) -> None:
 
 
 async def _send_report(machine: Machine, report: PendingReport, driver: Driver, rng: Random) -> None:
-    body = {"at": datetime.fromtimestamp(report.at, UTC).isoformat()}
-    if report.what == "claimed":
+    body = {"at": _text(report.at)}
+    if report.what != "stopped":
         body |= {"task_id": report.task_id, "source": SOURCE}
+    if report.claimed_at is not None:
+        body["claimed_at"] = _text(report.claimed_at)
     answer = await _post_until_answered(driver, rng, _worker_url(machine, report.what), machine.token, body)
     if report.what == "stopped":
         driver.end_instance(machine.instance_id, "self")
@@ -107,6 +109,10 @@ async def _send_report(machine: Machine, report: PendingReport, driver: Driver, 
         answered = Idle(at=driver.now(), status=answer.status, **ids)
     driver.record([answered])
     _handle_answer(machine, answer, driver)
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 async def _poll(machine: Machine, driver: Driver, *, heartbeat: bool) -> None:

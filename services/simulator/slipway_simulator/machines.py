@@ -26,11 +26,13 @@ from slipway_simulator.scenario import Scenario
 
 
 class PendingReport(msgspec.Struct, frozen=True):
-    """A report that the provisioner has not acknowledged yet; `at` is the time of the event."""
+    """A report that the provisioner has not acknowledged yet; `at` is the time of the event. The end of a task names its
+    claim, which was at `claimed_at`."""
 
     what: Literal["claimed", "idle", "stopped"]
     at: float
     task_id: str = ""
+    claimed_at: float | None = None
 
 
 class Machine(msgspec.Struct):
@@ -87,10 +89,12 @@ class Machine(msgspec.Struct):
             case TaskEnded(result="interrupted"):
                 self.task_id, self.claim = "", None
             case TaskEnded():
+                claimed_at = None if self.claim is None else self.claim.at
                 self.task_id, self.claim = "", None
                 self.tasks_done += 1
                 last = self.draining or self.tasks_done >= self.tasks_at_most
-                self.pending_reports.append(PendingReport("stopped" if last else "idle", fact.at))
+                end = PendingReport("idle", fact.at, fact.task_id, claimed_at)
+                self.pending_reports.append(PendingReport("stopped", fact.at) if last else end)
             case Claimed() | Idle():
                 self.pending_reports.pop(0)
                 self.rejoining = False
