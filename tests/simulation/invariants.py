@@ -10,7 +10,7 @@ from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequest
 from slipway_common.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, LEASE_REQUEST, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
-from slipway_provisioner.apply.plan import UNWANTED
+from slipway_provisioner.domain.workers import UNWANTED
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from tests.simulation.commands import MAXIMA

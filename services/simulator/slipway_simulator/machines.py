@@ -26,8 +26,8 @@ from slipway_simulator.scenario import Scenario
 
 
 class PendingReport(msgspec.Struct, frozen=True):
-    """A report that the provisioner has not acknowledged yet; `at` is the time of the event. The end of a task names its
-    claim, which was at `claimed_at`."""
+    """A report that the provisioner has not acknowledged yet; `at` is the time of the event. The end of a task names
+    its claim, which was at `claimed_at`."""
 
     what: Literal["claimed", "idle", "stopped"]
     at: float
