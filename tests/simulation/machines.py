@@ -63,7 +63,7 @@ class Machines:
                 self.cloud.terminate_now(machine.instance_id, "self")
         elif not machine.task and self.cloud.pending:
             machine.task, machine.ends_at = self.cloud.pending.popleft(), now + TASK_SECONDS
-            machine.goes_on = self.chance.random() < self.another_task
+            machine.goes_on = self.another_task > 0 and self.chance.random() < self.another_task
         elif not machine.task and machine.polled_at + 30 <= now:
             machine.polled_at = now
             headers = {"Authorization": f"Bearer {machine.token}"}

@@ -125,6 +125,13 @@ def test_an_end_is_never_before_its_claim() -> None:
     assert spans(told(1, claim("A", 5), end(1, "A", 5))) == {"A": (5, 5)}
 
 
+def test_an_end_after_the_clock_was_set_back() -> None:
+    """A start that was clamped by a clock an hour ahead moves no end into the future, where every sample would have it."""
+    ahead = msgspec.structs.replace(claim("A", 0), started_at=after(3600))
+    assert spans(told(1, ahead, end(60, "A", 0))) == {"A": (3600, 60)}
+    assert spans(told(1, ahead, claim("B", 70)))["A"] == (3600, 70)
+
+
 def test_one_slot_runs_one_task() -> None:
     """A later claim ends the one before it at that time; the end that comes late is the true one."""
     claims = told(1, claim("A", 1), claim("B", 11))

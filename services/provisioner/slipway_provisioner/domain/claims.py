@@ -65,7 +65,8 @@ def with_end(claims: Sequence[Claim], end: End, task_slots: int) -> list[Claim]:
     named = [each for each in claims if end.names(each)] if end.claimed_at else _endable(claims, end)
     if len(named) != 1 or is_ambiguous(claims, end):
         return list(claims)
-    ended_at = max(end.at, named[0].started_at)
+    # Compared by the worker's own times: the clock that clamped the start may have been set back since.
+    ended_at = end.at if end.reported_at >= named[0].reported_at else named[0].started_at
     ended = msgspec.structs.replace(named[0], ended_at=min(named[0].ended_at or ended_at, ended_at))
     return _settled([ended if each is named[0] else each for each in claims], task_slots)
 
@@ -97,7 +98,7 @@ def _settled(claims: Sequence[Claim], task_slots: int) -> list[Claim]:
     for claim in sorted(claims, key=lambda each: (each.reported_at, each.key), reverse=True):
         slot = None if task_slots == 1 else (claim.source, claim.task_id)
         ends = [at for at in (claim.ended_at, next_start.get(slot)) if at is not None]
-        ended.append(msgspec.structs.replace(claim, ended_at=max(claim.started_at, min(ends)) if ends else None))
+        ended.append(msgspec.structs.replace(claim, ended_at=min(ends, default=None)))
         next_start[slot] = claim.started_at
     settled: list[Claim] = []
     running: list[Claim] = []

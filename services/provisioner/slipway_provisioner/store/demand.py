@@ -98,7 +98,7 @@ UNCOUNTED: Final = "SELECT EXISTS (SELECT FROM claim WHERE worker_id = $1 AND NO
 CLOSE: Final = Statement(
     sa.update(claim)
     .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
-    .values(ended_at=sa.func.greatest(sa.bindparam("at", type_=claim.c.ended_at.type), claim.c.started_at))
+    .values(ended_at=sa.bindparam("at"))
 )
 CLAIMS_OF: Final = Statement(
     sa.select(*CLAIM).where(claim.c.worker_id == sa.bindparam("id")).order_by(claim.c.started_at.desc()).limit(100)
