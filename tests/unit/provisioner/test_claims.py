@@ -126,7 +126,7 @@ def test_an_end_is_never_before_its_claim() -> None:
 
 
 def test_an_end_after_the_clock_was_set_back() -> None:
-    """A start that was clamped by a clock an hour ahead moves no end into the future, where every sample would have it."""
+    """A start that was clamped by a clock an hour ahead moves no end into the future."""
     ahead = msgspec.structs.replace(claim("A", 0), started_at=after(3600))
     assert spans(told(1, ahead, end(60, "A", 0))) == {"A": (3600, 60)}
     assert spans(told(1, ahead, claim("B", 70)))["A"] == (3600, 70)
