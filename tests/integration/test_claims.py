@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.pool import DemandReported
 from slipway_common.events.worker import WorkerClaimed, WorkerIdle
+from slipway_common.messaging.envelope import decode_data
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker
@@ -144,8 +147,9 @@ async def test_claims_above_the_task_slots(provisioner: Provisioner, capsys: pyt
     await machine.idle(6, "t2", 2)
     await machine.idle(6, "t3", 3)
     assert await machine.is_idle()
+    await provisioner.set_clock(13)
     assert (await observed(provisioner))["q"].gone == 2
-    answers = [await machine.claimed(f"more{n}", 7) for n in range(110)]
+    answers = [await machine.claimed(f"more{n}", 13) for n in range(110)]
     assert capsys.readouterr().out.count("claims above the worker's task slots") == 1
     assert sum(answer["counted"] for answer in answers) == 2
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 102
@@ -236,6 +240,15 @@ async def test_malformed_demand_is_refused(
         answer = await client.put("/pools/linux/demand", json=body | wrong)
     assert (answer.status_code, place in answer.text) == (422, True), answer.text
     assert await provisioner.database.fetchval("SELECT count(*) FROM demand") == 0
+
+
+@pytest.mark.parametrize(("wrong", "place"), MALFORMED)
+def test_malformed_demand_is_a_dead_letter(wrong: dict[str, Any], place: str) -> None:
+    """Over Kafka its reason says the same."""
+    body = {"pool_id": "linux", "source": "q", "pending": 1, "claimed": 0, "observed_at": after(0).isoformat()}
+    with pytest.raises(BadEvent, match=rf"at `\$\.{place}`|Invalid RFC3339"):
+        decode_data(DemandReported.type, msgspec.json.encode(body | wrong))
+    assert decode_data(DemandReported.type, msgspec.json.encode(body | {"claimed": None})).claimed is None
 
 
 async def test_negative_demand_is_a_bad_event(provisioner: Provisioner) -> None:

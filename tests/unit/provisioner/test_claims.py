@@ -433,3 +433,43 @@ def test_forgers_are_bounded(chance: Random, observed: float, age: float, forger
     assert forged <= honest + forgers * ends_max(world.slots, age)
     demand = [Demand(source="q", pending=pending, claimed=claimed, gone=forged, stale=False)]
     assert protected(demand) == pending + claimed
+
+
+BOOT: Final = 40
+
+
+@pytest.mark.parametrize("interval", [5, 10, 30, 60])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_needless_launches(interval: int, seed: int) -> None:
+    """500 tasks, each on a worker of its own, with a report every so many seconds: 500 launches, also where a task
+    begins or ends at the very time of a report."""
+    chance = Random(seed)
+    pool = Pool(id="p", min_capacity=0, max_capacity=1000, scaling_ratio=Fraction(1))
+    arrivals = sorted(chance.randrange(3000) for _ in range(500))
+    pending: list[int] = []
+    boots: list[int] = []
+    idle = launched = 0
+    observed, last = 0, sample(0, 0)
+    begun: list[tuple[int, int]] = []  # start and end of each task
+    for now in range(3000 + 500):
+        running_now = [each for each in begun if each[1] >= now]
+        if now % interval == 0:
+            observed, last = now, sample(len(pending), len(running_now))
+        pending += [at for at in arrivals if at == now]
+        idle += sum(at == now for at in boots)
+        while pending and idle:
+            pending.pop(0)
+            idle -= 1
+            begun.append((now, now + chance.choice((5, 8, 20, 90))))
+        left_ = [
+            left(str(number), before=int(at < observed), at_sample=int(at == observed), after=int(at > observed))
+            for number, (at, end_) in enumerate(begun)
+            if observed <= end_ <= now
+        ]
+        found = gone([msgspec.structs.replace(last, age_seconds=now - observed)], left_)["q"]
+        demand = [Demand(source="q", pending=last.pending, claimed=last.claimed, gone=found, stale=False)]
+        serving = sum(at > now for at in boots) + idle + sum(each[1] > now for each in begun)
+        units = shortfall(pool, tasks(demand, trust_stale=False), Fleet(serving=serving, leaving=0))
+        boots += [now + BOOT] * units
+        launched += units
+    assert (launched, len(begun), pending) == (500, 500, [])
