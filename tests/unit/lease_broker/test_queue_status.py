@@ -144,12 +144,13 @@ BEHIND = [
     (place(ONE | {"policy": WEIGHT}, {}, hold_ends=ENDS), 90, 90),  # a unit is free, and it needs two
     (place({}, {}), None, 0),
     (place({}, {}, position=2), None, 0),  # the next decision grants both
+    (place(FULL | {"drained_reason": "moving"}, {}, hold_ends=ENDS), None, None),  # their ends change nothing
 ]
 
 
 @pytest.mark.parametrize(("position", "held_until", "eta_seconds"), BEHIND)
 def test_a_waiter_is_told_when_the_leases_ahead_end(
-    position: QueuePosition, held_until: float | None, eta_seconds: float
+    position: QueuePosition, held_until: float | None, eta_seconds: float | None
 ) -> None:
     """Not later than at the end of their holds."""
     status = queue_status(position)

@@ -63,9 +63,10 @@ def queue_status(place: QueuePosition) -> QueueStatus:
     if verdict.cause is Cause.PACED:
         until = ""  # the reason names the next start
     ahead = f"{place.position - 1} ahead" if place.position > 1 else ""
-    missing = _missing_cost(place, admission)
+    starts = never_starts(place.pool, admission.limit, place.request) is None
+    missing = _missing_cost(place, admission) if starts else 0
     held_until = _held_until(place.hold_ends, missing)
-    eta = _eta_seconds(place, admission, verdict.until, missing, held_until)
+    eta = _eta_seconds(place, admission, verdict.until, missing, held_until) if starts else None
     free = "" if held_until is None else f"free by {held_until.isoformat(timespec='seconds')}"
     shortest, longest = RETRY_SECONDS
     return QueueStatus(
@@ -110,8 +111,6 @@ def _eta_seconds(
     place: QueuePosition, admission: Admission, until: datetime | None, missing: int, held_until: datetime | None
 ) -> float | None:
     pool, request, tenant, now = place.pool, place.request, place.tenant, place.now
-    if never_starts(pool, admission.limit, request) is not None:
-        return None
     eta = eta_seconds(
         limit_units=admission.limit.units,
         held_units=admission.limit.units,
