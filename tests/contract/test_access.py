@@ -57,6 +57,8 @@ ROUTES: Final = {
     + """
 GET  /accounts                                          read
 GET  /accounts/{account_id}                             read
+GET  /errors                                            read
+GET  /errors/totals                                     read
 GET  /launch-limits                                     read
 GET  /providers                                         read
 GET  /providers/{provider}/classify                     read

@@ -34,7 +34,7 @@ EXEMPT: Final = {
     "provisioner POST /workers/{worker_id}/claimed": (MACHINES, "claim"),
     "provisioner POST /workers/{worker_id}/idle": (MACHINES, "claim"),
     "provisioner POST /workers/{worker_id}/heartbeat": (MACHINES, "worker"),
-    "provisioner POST /workers/{worker_id}/error": (MACHINES, "outbox"),
+    "provisioner POST /workers/{worker_id}/error": (MACHINES, "worker_error"),
     "provisioner POST /workers/{worker_id}/notice": (MACHINES, "worker"),
     "provisioner POST /workers/{worker_id}/stopped": (MACHINES, "worker"),
     "provisioner POST /accounts/{account_id}/check": (
@@ -119,7 +119,7 @@ COMMANDS: Final = {
 """Commands that write, with the route by which they do."""
 READING: Final = """
 diff; export; user-data; top; audit; why; doctor; pool ls; pool show; pool history; lc ls; lc show; worker ls;
-worker show; decision show; account ls; account show; account limits; state-key ls; provider classify; plugins
+worker show; decision show; error ls; account ls; account show; account limits; state-key ls; provider classify; plugins
 ls; lease status; lease ls; lease pools; lease report; lease history; weights ls; weights show; weights
 replay; signal ls; demand ls; events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token
 create

@@ -68,6 +68,10 @@ INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_toke
 SELECT 'l' || $2, 'r', 'p', 'c', 1, 0, 'ended', $1, $1, $1, ''""",
             "unreachable_machine": f"INSERT INTO unreachable_machine SELECT {UUID}, 'a', 'p', 'c', NULL, NULL, $1",
             "launch_stop": "INSERT INTO launch_stop SELECT 'pool', 'p' || $2, 'r', 'b', $1, $1",
+            "worker_error": f"""
+INSERT INTO worker_error (at, worker_id, pool_id, launch_config_id, image_revision, code)
+SELECT $1, {UUID}, 'p', 'c', 'i', 'k'""",
+            "worker_error_hour": "INSERT INTO worker_error_hour SELECT 'c' || $2, 'k', $1, 'p', 1",
             "console_output": f"""
 INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,
     reason, requested_at)

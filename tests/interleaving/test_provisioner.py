@@ -1730,8 +1730,8 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
-    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_leaving.py, test_limits.py,
-    # test_pacing.py, test_pauses.py, test_provider_keys.py, test_roll_outs.py, test_sources.py,
+    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_errors.py, test_leaving.py,
+    # test_limits.py, test_pacing.py, test_pauses.py, test_provider_keys.py, test_roll_outs.py, test_sources.py,
     # test_unreachable_accounts.py, test_workspaces.py and test_workspace_listings.py.
     elsewhere = (
         "store.account_checks.",
@@ -1740,7 +1740,7 @@ def test_every_locking_statement_has_an_interleaving() -> None:
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
         *("store.consoles.", "store.retention.DELETE_DOCUMENTS"),
         *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),
-        "store.terminations.SET_REFUSING",
+        *("store.terminations.SET_REFUSING", "store.errors.", "store.retention.DELETE_ERROR"),
     )
     assert {name for name in locks if not name.startswith(elsewhere)} == locking
 

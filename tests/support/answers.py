@@ -163,6 +163,7 @@ CONFIG_DETAILS = {
     "settings": {"disk_gb": 40},
     "record": WEIGHT,
     "recent_failures": [{"worker_id": ID, "at": AT, "reason": "InsufficientCapacity"}],
+    "recent_errors": [],
 }
 POOL = {
     "id": "linux",

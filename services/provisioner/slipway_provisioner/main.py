@@ -33,6 +33,7 @@ from slipway_provisioner.http import (
     workspaces,
 )
 from slipway_provisioner.http import consoles as console_routes
+from slipway_provisioner.http import errors as error_routes
 from slipway_provisioner.http import providers as provider_routes
 from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, terminate, unleased
 from slipway_provisioner.loops.check_accounts import AccountChecks
@@ -125,6 +126,7 @@ def build(settings: Settings) -> Service:
             decisions.router,
             fleet.router,
             console_routes.router,
+            error_routes.router,
             recovery.router,
             workers.router,
             workspaces.router,

@@ -16,6 +16,7 @@ from slipway_client.cli.commands import (
     declared,
     demand,
     doctor,
+    errors,
     events,
     export,
     imports,
@@ -93,6 +94,7 @@ workers.app.command("state")(states.export_state)
 workers.app.command("unlock")(states.unlock)
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
+app.add_typer(errors.app, name="error")
 accounts.app.add_typer(account_limits.app)
 app.add_typer(accounts.app, name="account")
 app.add_typer(states.app, name="state-key")

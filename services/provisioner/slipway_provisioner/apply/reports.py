@@ -20,7 +20,7 @@ from slipway_provisioner.domain.ageing import REASON
 from slipway_provisioner.domain.claims import Claim, End, is_ambiguous, open_claims, with_claim, with_end
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.domain.workers import AlreadyStopped, ReportedNotice, Worker
-from slipway_provisioner.store import configs, demand, pools, provider_keys, workers
+from slipway_provisioner.store import configs, demand, errors, pools, provider_keys, workers
 
 LOG = logger(__name__)
 CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accepted
@@ -138,11 +138,17 @@ async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, 
 
 
 async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
-    """Record an error, without likely secrets: agents send what programs print."""
+    """Record an error, without likely secrets: agents send what programs print. One above the number that is stored of
+    a worker is only counted."""
     texts = redacted(kind), redacted(detail, DETAIL_CHARACTERS_MAX)
-    change = domain.error_reported(await _authenticated(tx, agent), *texts)
-    await workers.save(tx, [change])
-    return await _answer(tx, change[0], has_task=change[0].has_task)
+    worker = await _authenticated(tx, agent)
+    if await errors.record(tx, worker, *texts):
+        change = domain.error_reported(worker, *texts)
+        await workers.save(tx, [change])
+        worker, _ = change
+    else:
+        await workers.save_without_events(tx, [worker])
+    return await _answer(tx, worker, has_task=worker.has_task)
 
 
 async def noticed(tx: Connection, agent: Agent, notice: ReportedNotice) -> Answer:

@@ -11,6 +11,7 @@ from slipway_common.database.retention import (
     Retention,
     Rule,
     delete_ended,
+    delete_oldest,
     older,
     unused_by,
 )
@@ -37,6 +38,8 @@ from slipway_provisioner.store.tables import (
     shared_window,
     unreachable_machine,
     worker,
+    worker_error,
+    worker_error_hour,
     worker_pool,
     workspace,
     workspace_document,
@@ -53,6 +56,10 @@ DELETE_ENDED_DEMAND: Final = Statement(delete_ended(demand, older(demand.c.ended
 # The newest decision of a pool is repeated by equal ones, so that its last time may be recent.
 DELETE_DECISIONS: Final = Statement(
     delete_ended(decision, older(decision.c.at), older(decision.c.last_at), order=[decision.c.at])
+)
+DELETE_ERRORS: Final = Statement(delete_oldest(worker_error, worker_error.c.at, order=worker_error.c.id))
+DELETE_ERROR_HOURS: Final = Statement(
+    delete_ended(worker_error_hour, older(worker_error_hour.c.hour), order=[worker_error_hour.c.hour])
 )
 DELETE_CONSOLES: Final = Statement(
     delete_ended(console_output, older(console_output.c.requested_at), order=[console_output.c.requested_at])
@@ -311,6 +318,14 @@ RETENTION: Final[Retention] = (
         after="the failure of the machine",
         days=14,
         delete=DELETE_CONSOLES,
+    ),
+    Rule(table="worker_error", rows="errors of workers", after="the error", days=14, delete=DELETE_ERRORS),
+    Rule(
+        table="worker_error_hour",
+        rows="numbers of errors per launch config, code and hour",
+        after="the hour",
+        days=HISTORY_DAYS,
+        delete=DELETE_ERROR_HOURS,
     ),
     Rule(
         table="downtime",

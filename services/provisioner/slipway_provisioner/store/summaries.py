@@ -14,6 +14,7 @@ from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
+from slipway_provisioner.store import errors
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.demand import CLAIMED
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shared_window_size, shares, stages
@@ -115,7 +116,7 @@ async def configs(
 
 async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
     """One revision of a launch config, or the current one of a name, with its settings, full weight record (null before
-    the first) and newest failures."""
+    the first), newest failures, and the errors that its workers report most."""
     row = await db.fetchrow(GET, config_id)
     if row is None:
         return None
@@ -124,6 +125,7 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
         "settings": row["settings"],
         "record": row["record"],
         "recent_failures": list(map(dict, failed)),
+        "recent_errors": await errors.recent(db, row["id"]),
     }
 
 

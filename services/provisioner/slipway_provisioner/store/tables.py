@@ -43,6 +43,7 @@ from slipway_provisioner.store.columns import (
     required,
 )
 from slipway_provisioner.store.console_tables import console_table
+from slipway_provisioner.store.error_tables import error_tables
 from slipway_provisioner.store.functions import KEYS, SHARED_KEYS, UPTIME
 from slipway_provisioner.store.workspace_tables import workspace_tables
 
@@ -586,4 +587,5 @@ Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
 
 workspace, workspace_document, workspace_listing = workspace_tables(metadata)
 console_output = console_table(metadata)
+worker_error, worker_error_hour = error_tables(metadata)
 pool_balance = balance_table(metadata)

@@ -105,7 +105,7 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
     if output is Output.JSON:
         as_json(row)
         return
-    nested = ("stages", "shared", "settings", "record", "recent_failures")
+    nested = ("stages", "shared", "settings", "record", "recent_failures", "recent_errors")
     pairs({name: value for name, value in row.items() if name not in nested} | _settings(row), now())
     print()
     _show_others(api, row)
@@ -120,6 +120,9 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
         "reason",
     )
     show(row.get("recent_failures") or [], failures, output, nothing="no recent failures")
+    if errors := row.get("recent_errors"):
+        print()
+        show(errors, (("errors in a day", lambda error: error["number"]), "code", "sample"), output, nothing="")
 
 
 def _show_others(api: Api, row: Mapping[str, Any]) -> None:

@@ -79,6 +79,7 @@ def of_config(
         causes.append(Cause(text="healthy, nothing limits its launches"))
     details = [f"{row['id']} is {_beside(row, now)}." for row in siblings]
     details += _failures(config, now)
+    details += _errors(config)
     details += [f"Lease pool {row['id']} of account {config['account_id']}: {queue(row)}." for row in used]
     stops = bool(waits) or launches_nothing(pool, launch_stops, config["account_id"])
     return explained("config", config["id"], causes, _effect(config, stops=stops, fails=bool(problems)), details)
@@ -140,6 +141,15 @@ def _failures(config: Facts, now: datetime) -> Iterator[str]:
     for failure in recent[:FAILURES]:
         at = moments.clock(moments.at(failure["at"]), now)
         yield f"  {at}  {failure['reason'] or 'no reason given'} (worker {failure['worker_id']})."
+
+
+def _errors(config: Facts) -> Iterator[str]:
+    """Errors that its workers have reported in a day, the most frequent codes first."""
+    if errors := config.get("recent_errors"):
+        yield "Errors that its workers reported in the last day:"
+    for error in errors or ():
+        sample = f": {error['sample']}" if error.get("sample") else ""
+        yield f"  {count(error['number'], 'error')} {error['code']}{sample}."
 
 
 def of_image(

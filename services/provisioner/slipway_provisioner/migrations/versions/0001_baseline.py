@@ -301,6 +301,19 @@ CREATE TABLE console_output (
 );
 CREATE INDEX console_output_due ON console_output (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX console_output_requested ON console_output (requested_at);
+-- Errors that workers report, and their number per launch config, code and hour, with those that are not stored.
+CREATE TABLE worker_error (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT slipway_clock(),
+    worker_id uuid NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL, image_revision text NOT NULL,
+    code text NOT NULL, sample text NOT NULL DEFAULT ''
+);
+CREATE INDEX worker_error_worker ON worker_error (worker_id, at);
+CREATE INDEX worker_error_config ON worker_error (launch_config_id, at);
+CREATE TABLE worker_error_hour (
+    launch_config_id text NOT NULL, code text NOT NULL, hour timestamptz NOT NULL, pool_id text NOT NULL,
+    number integer NOT NULL, PRIMARY KEY (launch_config_id, code, hour)
+);
+CREATE INDEX worker_error_hour_hour ON worker_error_hour (hour);
 CREATE TABLE decision (
     id uuid PRIMARY KEY, pool_id text NOT NULL, at timestamptz NOT NULL, last_at timestamptz NOT NULL,
     times integer NOT NULL DEFAULT 1, launched integer NOT NULL, reason text NOT NULL, details jsonb NOT NULL

@@ -1,0 +1,53 @@
+"""Routes for errors that workers have reported."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+
+from slipway_common.database.postgres import Database
+from slipway_common.web.access import READ
+from slipway_common.web.moment import Moment
+from slipway_common.web.runtime import database
+from slipway_common.web.text import Name
+from slipway_provisioner.domain.recovery import UUID
+from slipway_provisioner.http.fleet import no_worker
+from slipway_provisioner.store import errors
+
+router = APIRouter(prefix="/errors", tags=["workers"])
+DatabaseDep = Annotated[Database, Depends(database)]
+Items = Annotated[int, Query(ge=1, le=1000)]
+
+
+@router.get("", dependencies=[READ])
+async def list_errors(
+    db: DatabaseDep,
+    worker: Name | None = None,
+    pool: Name | None = None,
+    config: Name | None = None,
+    code: Name | None = None,
+    since: Moment | None = None,
+    limit: Items = 100,
+) -> dict[str, Any]:
+    """List errors that workers have reported, newest first, each with a redacted sample. They are kept for 14 days; of
+    one worker at most 1,000 an hour."""
+    if worker is not None and not UUID.fullmatch(worker):
+        raise no_worker(worker)
+    async with db.acquire() as connection:
+        rows = await errors.listed(
+            connection, worker_id=worker, pool_id=pool, launch_config_id=config, code=code, since=since, limit=limit
+        )
+    return {"items": rows}
+
+
+@router.get("/totals", dependencies=[READ])
+async def list_totals(
+    db: DatabaseDep,
+    pool: Name | None = None,
+    config: Name | None = None,
+    since: Moment | None = None,
+    limit: Items = 1000,
+) -> dict[str, Any]:
+    """List the number of errors per launch config, code and hour, newest hours first. They are kept for 60 days."""
+    async with db.acquire() as connection:
+        rows = await errors.totals(connection, pool_id=pool, launch_config_id=config, since=since, limit=limit)
+    return {"items": rows}
