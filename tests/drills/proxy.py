@@ -13,13 +13,14 @@ class Proxy:
 
     `cut`: connections are closed, and new ones at once. `silent`: what clients send is read and never answered, and
     never arrives; connections stay open. Those that were open when the proxy fell silent never continue. Each part of
-    an answer is held back for `delay()` seconds.
+    an answer is held back for `delay()` seconds; `on_request` gets each part of a request.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.state: Literal["open", "cut", "silent"] = "open"
         self.delay: Callable[[], float] = float  # 0 s
+        self.on_request: Callable[[bytes], None] = lambda part: None
         self.swallowed = 0
         """Number of chunks that were read and did not arrive."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,24 +69,25 @@ class Proxy:
                 return
             upstream, sending = await asyncio.open_connection("127.0.0.1", self.target)
             stack.callback(sending.close)
-            asking = asyncio.create_task(self._pump(reader, sending, float))
-            answering = asyncio.create_task(self._pump(upstream, writer, self.delay))
+            asking = asyncio.create_task(self._pump(reader, sending, is_answer=False))
+            answering = asyncio.create_task(self._pump(upstream, writer, is_answer=True))
             stack.callback(asking.cancel)
             stack.callback(answering.cancel)
             await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
             if self.is_silent():
                 await asking  # until the client gives up
 
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
-    ) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
                 if self.is_silent():
                     self.swallowed += 1
                     await self._swallow(reader)
                     return
-                await asyncio.sleep(delay())
+                if is_answer:
+                    await asyncio.sleep(self.delay())
+                else:
+                    self.on_request(chunk)
                 writer.write(chunk)
                 await writer.drain()
 
