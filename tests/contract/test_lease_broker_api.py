@@ -158,7 +158,7 @@ async def test_the_answer_names_the_end_of_a_backoff(world: World) -> None:
     assert (answer.status_code, published["eta_seconds"], published["retry_after_seconds"]) == (202, 30.0, 30.0)
     assert published["reason"] == "tenant ann backs off after 1 failure; not before 2026-01-01T12:00:40+00:00"
     assert answer.headers["Retry-After"] == "30"
-    assert (await world.replica.acquire("other", tenant="calm")).status_code == 200
+    assert (await world.replica.acquire("other", tenant="team-calm")).status_code == 200
 
 
 async def test_stale_tokens_are_counted(world: World) -> None:
@@ -229,9 +229,9 @@ async def test_a_place_among_tenants(world: World) -> None:
     """Tenants take turns: a single request is served second, however many requests of another tenant wait."""
     await world.replica.acquire("held", units=2)
     for n in range(10):
-        await world.replica.acquire(f"crowd-{n}", tenant="crowd")
-    assert (await world.replica.acquire("lone", tenant="lone")).json()["position"] == 2
-    assert (await world.replica.acquire("urgent", tenant="crowd", priority=5)).json()["position"] == 1
+        await world.replica.acquire(f"crowd-{n}", tenant="team-crowd")
+    assert (await world.replica.acquire("lone", tenant="team-lone")).json()["position"] == 2
+    assert (await world.replica.acquire("urgent", tenant="team-crowd", priority=5)).json()["position"] == 1
 
 
 async def test_a_waiting_call_is_answered_as_soon_as_a_unit_is_released(world: World) -> None:
@@ -514,17 +514,17 @@ async def test_an_unleased_launch_is_counted_once(world: World) -> None:
         assert states == [("recent", "confirmed", instant(3100)), ("long over", "released", instant(1200))]
     assert await world.broker.held() == 2
     fast = starts[0] | {"request_id": "fast clock", "units": 1, "started_at": instant(9000), "cause": "lost"}
-    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [fast]})
+    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [fast]}, by="ben")
     assert [row["hold_until"] for row in answer.json()["items"]] == [instant(3200)]
     short = [
         starts[1] | {"request_id": f"hold {hold}", "started_at": instant(1990), "hold_seconds": hold}
         for hold in (20.0, 9000.0)
     ]
-    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": short})
+    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": short}, by="root")
     assert [row["hold_until"] for row in answer.json()["items"]] == [instant(2010), instant(3190)]
     for row in answer.json()["items"]:
         token = {"fencing_token": row["fencing_token"]}
-        await world.replica.call("POST", f"/leases/{row['lease_id']}/release", token)
+        await world.replica.call("POST", f"/leases/{row['lease_id']}/release", token, by="root")
     recorded = (await world.replica.call("GET", "/lease-pools/sim-a/history", by="reader")).json()["items"]
     reasons = {row["request_id"]: row["reason"] for row in recorded if row["kind"] == "unleased"}
     at = "1 unit started without a lease at 2026-01-01T12:33:20+00:00"
@@ -885,7 +885,7 @@ async def test_a_clock_that_is_nearly_right(world: World) -> None:
 async def test_leases_by_pool_and_tenant(world: World) -> None:
     await world.broker.declare(terms(limit=2), terms("sim-b", limit=2))
     for pool, tenant in (("sim-a", "x"), ("sim-a", "y"), ("sim-b", "x")):
-        await world.replica.acquire(f"{pool}-{tenant}", pool, tenant=tenant)
+        await world.replica.acquire(f"{pool}-{tenant}", pool, tenant=f"team-{tenant}")
 
     async def listed(query: str) -> list[str]:
         answer = await world.replica.call("GET", f"/leases{query}", by="reader")
@@ -894,8 +894,8 @@ async def test_leases_by_pool_and_tenant(world: World) -> None:
 
     assert await listed("") == ["sim-a-x", "sim-a-y", "sim-b-x"]
     assert await listed("?pool=sim-a") == ["sim-a-x", "sim-a-y"]
-    assert await listed("?tenant=x") == ["sim-a-x", "sim-b-x"]
-    assert await listed("?pool=sim-a&tenant=y&limit=1") == ["sim-a-y"]
+    assert await listed("?tenant=team-x") == ["sim-a-x", "sim-b-x"]
+    assert await listed("?pool=sim-a&tenant=team-y&limit=1") == ["sim-a-y"]
 
 
 async def test_every_write_is_documented_with_its_body(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Holders of a lease over HTTP: one request id used by several processes, and starts without a lease by their cause."""
+"""Holders of a lease over HTTP: one request id used by several processes, and tokens bound to a lease."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,6 @@ from tests.support.lease_broker_http import World, world_on
 
 FIRST: Final = "host-1:10:aaaa"
 SECOND: Final = "host-2:20:bbbb"
-CAUSES: Final = ("unavailable", "max_wait", "lost")
 
 
 @pytest.fixture
@@ -34,12 +33,6 @@ def instant(seconds: float) -> str:
     return after(seconds).isoformat().replace("+00:00", "Z")
 
 
-async def unleased(world: World, request_id: str, **fields: Any) -> Any:
-    """The answer to the report of one start without a lease."""
-    start = {"request_id": request_id, "started_at": after(0).isoformat()} | fields
-    return await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [start]})
-
-
 async def test_a_lease_shows_its_holder(world: World) -> None:
     """The one who asked; also in the list, and for a request that had to wait."""
     held = (await world.replica.acquire("r", units=2, holder=FIRST)).json()
@@ -55,23 +48,6 @@ async def test_a_lease_shows_its_holder(world: World) -> None:
 async def test_a_holder_has_a_name(world: World, holder: Any) -> None:
     answer = await world.replica.acquire("r", holder=holder)
     assert answer.status_code == 422, answer.text
-
-
-@pytest.mark.parametrize("cause", CAUSES)
-async def test_a_start_without_a_lease_shows_its_cause(world: World, cause: str) -> None:
-    """In each answer, repeated or not, and afterwards."""
-    for _ in range(2):
-        (lease,) = (await unleased(world, "r", cause=cause)).json()["items"]
-        assert lease["unleased_by"] == cause
-    shown = await world.replica.call("GET", f"/leases/{lease['lease_id']}")
-    assert shown.json()["unleased_by"] == cause
-
-
-async def test_a_start_without_a_cause(world: World) -> None:
-    """A report that tells none means an unavailable broker; an unknown cause is refused."""
-    (lease,) = (await unleased(world, "r")).json()["items"]
-    assert lease["unleased_by"] == "unavailable"
-    assert (await unleased(world, "x", cause="tired")).status_code == 422
 
 
 async def renewed(world: World, lease: Any, **headers: str) -> Any:

@@ -31,6 +31,7 @@ from slipway_lease_broker.domain.declaration import Declaration, Declared, chang
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.reception import Downtime, Reception
 from slipway_lease_broker.domain.sender import Sender
+from slipway_lease_broker.domain.terms import Backoff, Policy
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.store import answers, gangs, pools, reception, retention, slots
@@ -449,6 +450,26 @@ async def test_a_declaration_locks_only_the_pools_that_it_changes(broker: Broker
             preview = await apply.preview(broker.pool, wanted)
         changes = await declaring
     assert [made.result for made in preview] == [made.result for made in changes] == ["unchanged", "updated"]
+
+
+@pytest.mark.parametrize("declared_first", [True, False])
+@locking("store.tenants.END_BACKOFFS")
+async def test_a_failure_beside_a_declaration_without_backoff(broker: Broker, declared_first: bool) -> None:
+    """The one that waits for the pool sees what the other has committed: the tenant does not back off."""
+    await broker.declare(terms(policy=Policy(backoff=Backoff(seconds=600))))
+    await broker.send(acquire_request("first"))
+    (grant,) = await broker.grants()
+    wanted = of_owner("a.yaml", terms(policy=Policy(backoff=None)))
+    declaring, failing = apply.declare(broker.pool, wanted, APPLIED), broker.send(release(grant, result="failed"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await pools.lock(blocker, ["sim-a"])
+            first = broker.start(declaring if declared_first else failing)
+            await broker.until_waiting(first)
+            second = broker.start(failing if declared_first else declaring)
+            await broker.until_waiting(first, second)
+        await asyncio.gather(first, second)
+    assert await broker.pool.fetchval("SELECT coalesce(max(failures), 0) FROM tenants") == 0
 
 
 @locking("store.pools.DECLARE")

@@ -190,9 +190,10 @@ class Broker:
         await gangs.add(
             tx, Gang(id=name, owner=PROVISIONER, size=len(commands), requested_at=now, last_requested_at=now)
         )
-        ledger = await admission.load(commands)
+        sender = Sender(name=PROVISIONER)
+        ledger = await admission.load([Submission(command=command, sender=sender) for command in commands])
         for command in commands:
-            apply_command(ledger, command, now, Sender(name=PROVISIONER), gang_id=name)
+            apply_command(ledger, command, now, sender, gang_id=name)
         await admission.decide_gang(name)
 
     async def decide(self) -> int:

@@ -30,6 +30,8 @@ CALLERS: Final = {
     "reader": ["read"],
     "nobody": [],
 }
+# Tenants that a caller may name beside its own.
+TENANTS: Final = {"ann": ["team-*"]}
 
 
 class Replica:
@@ -63,7 +65,13 @@ class Replica:
 def write_tokens(folder: Path) -> Path:
     path = folder / "tokens.yaml"
     tokens = [
-        {"name": name, "sha256": hash_secret(f"secret of {name}"), "scopes": scopes} for name, scopes in CALLERS.items()
+        {
+            "name": name,
+            "sha256": hash_secret(f"secret of {name}"),
+            "scopes": scopes,
+            "tenants": TENANTS.get(name, []),
+        }
+        for name, scopes in CALLERS.items()
     ]
     path.write_bytes(msgspec.json.encode(tokens))
     return path

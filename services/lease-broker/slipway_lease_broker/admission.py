@@ -21,19 +21,33 @@ from slipway_common.events.lease import (
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.domain import spread
-from slipway_lease_broker.domain.commands import LeaseCommand, apply_command, confirmation
+from slipway_lease_broker.domain import limits, spread
+from slipway_lease_broker.domain.commands import apply_command, confirmation
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.exchange import Exchange, Outcome, Submission
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
-from slipway_lease_broker.domain.ledger import Entry, Gang, Key, Lease, LeasePool, Ledger, Request, State, Tenant
+from slipway_lease_broker.domain.ledger import (
+    Entry,
+    Gang,
+    Key,
+    Lease,
+    LeasePool,
+    Ledger,
+    Request,
+    State,
+    Tenant,
+    UnleasedBy,
+    accrue_idle,
+)
+from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.receipt import receive
 from slipway_lease_broker.domain.reception import Receiving
-from slipway_lease_broker.domain.refusals import unknown_lease_pool
+from slipway_lease_broker.domain.refusals import Refusal, unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
-from slipway_lease_broker.domain.submissions import record
+from slipway_lease_broker.domain.submissions import is_report, names_tenant, record
 from slipway_lease_broker.domain.terms import BrokerTerms, Mode
+from slipway_lease_broker.domain.unleased import LOST_LEASE, Start, charge
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.metrics import (
     ENDED_LEASES,
@@ -146,7 +160,7 @@ class AdmissionTx:
         """Apply commands about the locked pools, and decide for the pools that become due. With more than `at_once_max`
         of them, or one that is `put_off` until later, leave the decisions to the loop."""
         granted = any(one.answered or isinstance(one.command, LeaseRequested) for one in submissions)
-        ledger = await self.load([submission.command for submission in submissions], granted=granted)
+        ledger = await self.load(submissions, granted=granted)
         self.exchanges = record(submissions, ledger, self.now)
         if len(ledger.dirty) > at_once_max or any(put_off.get(name, self.now) > self.now for name in ledger.dirty):
             await self.leave_to_the_loop()
@@ -154,9 +168,10 @@ class AdmissionTx:
             self.deciding = frozenset(ledger.dirty)
             await self.decide()
 
-    async def load(self, commands: Sequence[LeaseCommand], *, granted: bool = False) -> Ledger:
+    async def load(self, submissions: Sequence[Submission], *, granted: bool = False) -> Ledger:
         """Load the rows that commands about the locked pools name, to apply the commands to; with `granted` also the
         leases of their requests."""
+        commands = [submission.command for submission in submissions]
         of_requests = [command for command in commands if isinstance(command, LeaseRequested | LeaseCancelRequested)]
         requested = [command for command in of_requests if isinstance(command, LeaseRequested)]
         lease_ids = {
@@ -183,7 +198,44 @@ class AdmissionTx:
                 {(command.lease_pool_id, spread.group_key(command.group)) for command in requested if command.group},
             ),
         )
+        if reported := {one.command.lease_pool_id for one in submissions if is_report(one)}:
+            self._ledger.held_by = await leases.held_by(self.tx, reported)
+        self._ledger.tenants_by = await tenants.named_by(
+            self.tx, {(one.command.lease_pool_id, one.sender.name) for one in submissions if names_tenant(one)}
+        )
         return self._ledger
+
+    async def charge(
+        self, lease_pool_id: str, starts: Sequence[Start], sender: Sender, *, unleased_max: int | None
+    ) -> tuple[list[Lease], int] | Refusal:
+        """Count starts without a lease, each once, and leave the decision to the loop. Returns the lease of each start,
+        and the number of new ones."""
+        known = await requests.lock(self.tx, {(lease_pool_id, start.request_id) for start in starts})
+        for request in known:
+            if not may_act(request.owner, sender.name):
+                return wrong_owner(f"request {request.id}")
+        lost = {start.request_id.removeprefix(LOST_LEASE) for start in starts if start.cause is UnleasedBy.LOST}
+        ledger = self._ledger = Ledger(
+            [accrue_idle(self.pools[lease_pool_id], self.now)],
+            [*await leases.named(self.tx, lost), *await self._granted_to(known)],
+            known,
+            await tenants.named(
+                self.tx, {(lease_pool_id, name) for name in (sender.name, *(request.tenant for request in known))}
+            ),
+        )
+        charged = await leases.charged(self.tx, lease_pool_id, sender.name)
+        allowance = limits.allowance(ledger.pools[lease_pool_id], *charged, unleased_max=unleased_max)
+        found = []
+        for start in starts:
+            before = len(ledger.new_leases)
+            lease = charge(ledger, lease_pool_id, start, self.now, sender, allowance, lease_id=new_id())
+            found.append(lease)
+            if len(ledger.new_leases) > before:
+                allowance = allowance.after(lease)
+        number = len(ledger.new_leases)
+        await self.leave_to_the_loop()
+        confirmed = {lease.id: lease for lease in await self.confirm([lease for lease in found if lease.live])}
+        return [confirmed.get(lease.id, lease) for lease in found], number
 
     async def _granted_to(self, known: Iterable[Request]) -> list[Lease]:
         """The leases that were granted to requests, in order of tokens in each pool."""

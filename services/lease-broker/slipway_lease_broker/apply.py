@@ -26,7 +26,7 @@ from slipway_lease_broker.domain.declaration import (
 )
 from slipway_lease_broker.domain.ledger import Entry, LeasePool
 from slipway_lease_broker.metrics import LIMIT_CHANGES
-from slipway_lease_broker.store import history, pools, slots
+from slipway_lease_broker.store import history, pools, slots, tenants
 from slipway_lease_broker.store import terms as live
 
 ATTEMPTS: Final = 3
@@ -169,6 +169,7 @@ async def record(tx: Connection, changes: Sequence[PoolChange], act: Act) -> Non
         return
     if await pools.declare(tx, [change.after for change in made]) < len(made):
         raise ChangedMeanwhile
+    await tenants.end_backoffs(tx, [change.after.id for change in made if change.after.policy.backoff is None])
     now = await pools.clock(tx)
     await outbox.enqueue(tx, limit_events(made, act.reason), at=now)
     await history.add(

@@ -84,7 +84,7 @@ def release(units: int, token: int = 7) -> LeaseReleaseRequested:
 def after(*commands: LeaseCommand, leases: tuple[Lease, ...] = (), requests: tuple[Request, ...] = ()) -> Ledger:
     pool = POOL
     for held in leases:
-        pool = counted(pool, held, held.units if held.ended_at is None else 0)
+        pool = counted(pool, held, 0, held.units if held.ended_at is None else 0)
     for waiting in requests:
         pool = queued(pool, 0, waiting.waiting_units)
     ledger = Ledger([pool], leases, requests)

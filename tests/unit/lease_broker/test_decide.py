@@ -95,7 +95,7 @@ def pool_of(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5,
     }
     pool = LeasePool(id="sim-a", limit_units=limit, last_token=40, **(fields | terms))
     for held in leases:
-        pool = counted(pool, held, held.units)
+        pool = counted(pool, held, 0, held.units)
     for waiting in waiters:
         pool = queued(pool, 0, waiting.waiting_units)
     return pool

@@ -1,6 +1,7 @@
 """Access tokens: the secret is shown once, the services' tokens file holds only its hash."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ SCOPES: Final = (
     "state-keys:write",
     "accounts:write",
     "leases:write:POOL",
+    "throttles:write:POOL",
     "lease-pools:write",
     "launching:stop",
     "restores:write",
@@ -32,10 +34,10 @@ SCOPES: Final = (
     "positions:write",
     "admin",
 )
-TARGETED: Final = ("demand:write:", "signal:write:", "leases:write:")
+TARGETED: Final = ("demand:write:", "signal:write:", "leases:write:", "throttles:write:")
 
 
-def create(name: str, scopes: list[str], file: Path | None) -> tuple[str, str]:
+def create(name: str, scopes: list[str], file: Path | None, *, tenants: Sequence[str] = ()) -> tuple[str, str]:
     """Create a token; returns the secret and its line for the tokens file, which is appended to `file` if given.
 
     Raises Invalid for an invalid name or scope, a file that is not a list, and a name that the file already has.
@@ -60,7 +62,9 @@ def create(name: str, scopes: list[str], file: Path | None) -> tuple[str, str]:
     if problems:
         raise Invalid(problems)
     secret = new_secret()
-    entry = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
+    entry: dict[str, Any] = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
+    if tenants:
+        entry["tenants"] = [*tenants]
     line = "- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()
     if file is not None:
         more = ("" if before.endswith("\n") or not before else "\n") + line + "\n"

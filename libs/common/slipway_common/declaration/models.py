@@ -142,6 +142,9 @@ class LeasePool(_Declared):
     backoff: LeaseBackoff | None = Field(
         default_factory=LeaseBackoff, description="Backoff of a tenant after failed leases; null disables it."
     )
+    retry_after_max_seconds: Annotated[Seconds, Field(le=3_600)] = Field(
+        300.0, description="Longest pause that a Retry-After in a holder's report makes."
+    )
     no_progress_seconds: Seconds | None = Field(
         None, description="A lease that reports progress ends after this time without a change of it."
     )

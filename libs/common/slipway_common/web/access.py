@@ -36,11 +36,15 @@ Credentials = Annotated[Bearer, Depends(_bearer)]
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of the tokens file. Its name is that of the caller in rows and events, as tenant or owner."""
+    """An entry of the tokens file. Its name is that of the caller in rows and events, as tenant or owner. `tenants` are
+    other tenants that it may name, a trailing `*` matches the rest; `unleased_max` are the units that its starts
+    without a lease count against a lease pool [default: the limit]."""
 
     name: Name
     sha256: str
     scopes: list[str]
+    tenants: list[str] = []
+    unleased_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class BadTokens(ValueError):
@@ -104,6 +108,11 @@ def allows(scopes: Iterable[str], wanted: str) -> bool:
     return covered or (wanted in IMPLIED_BY and allows(scopes, IMPLIED_BY[wanted]))
 
 
+def _matches(patterns: Iterable[str], text: str) -> bool:
+    """True if the text is one of the patterns, of which a trailing `*` matches the rest."""
+    return any(text == one or (one.endswith("*") and text.startswith(one[:-1])) for one in patterns)
+
+
 def _may_allow(scopes: Iterable[str], beginning: str) -> bool:
     """True if one of the scopes covers something that begins like this."""
     return any(
@@ -127,6 +136,18 @@ class Caller(msgspec.Struct, frozen=True):
     def may(self, scope: str) -> bool:
         """True if the token has this scope."""
         return allows(self.token.scopes, scope)
+
+    def tenant(self, wanted: str | None) -> str:
+        """The tenant of a request: by default that of the token's name. Raises Problem 403 for one that the token may
+        not name."""
+        token = self.token
+        if wanted is None or wanted == token.name or self.may("admin") or _matches(token.tenants, wanted):
+            return token.name if wanted is None else wanted
+        detail = (
+            f"{token.name} may not request for tenant {wanted}; leave the tenant out, use a token of that name, or add "
+            f"it to `tenants` of {token.name} in the tokens file (`slipway token create --tenant`)"
+        )
+        raise Problem(403, "foreign-tenant", "The tenant is that of another token", detail)
 
     def permit(self, **parameters: str) -> None:
         """Raise Problem 403 unless the token has a declared scope for these parameters, which are not in the path."""

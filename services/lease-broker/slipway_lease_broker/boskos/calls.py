@@ -10,7 +10,8 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.boskos.transactions import SlotTransaction, SlotTransactions, reasons
-from slipway_lease_broker.domain.ledger import new_request
+from slipway_lease_broker.domain.holders import takeover_at
+from slipway_lease_broker.domain.ledger import Lease, new_request
 from slipway_lease_broker.domain.limits import highest
 from slipway_lease_broker.domain.ownership import Denial, may_act
 from slipway_lease_broker.domain.rules import never_starts
@@ -171,12 +172,17 @@ class Calls:
                 return {}
             before = transaction.now - timedelta(seconds=expire_seconds)
             stale = await slots.stale(transaction.tx, lease_pool_id, state, before)
+            held = await leases.named(transaction.tx, {slot.lease_id for slot in stale if slot.lease_id is not None})
+            kept = {lease.id for lease in held if _is_heard(transaction, lease)}
+            stale = [slot for slot in stale if slot.lease_id not in kept]
             by_lease: dict[str, list[Slot]] = {}
             for slot in stale:
                 if slot.lease_id is not None:
                     by_lease.setdefault(slot.lease_id, []).append(slot)
             ended = []
-            for lease in await leases.named(transaction.tx, by_lease):
+            for lease in held:
+                if lease.id in kept:
+                    continue
                 if lease.units <= len(by_lease[lease.id]):
                     ended.append(lease)
                 else:  # its holder also has other slots under the lease
@@ -291,10 +297,19 @@ async def _owned(transaction: SlotTransaction, lease_pool_id: str, name: str, ow
     found = [slot for slot in await slots.named(transaction.tx, [name]) if slot.lease_pool_id == lease_pool_id]
     if not found:
         raise unknown_slot(name)
+    held = await leases.named(transaction.tx, [found[0].lease_id]) if found[0].lease_id is not None else []
+    if any(not may_act(lease.owner, transaction.caller) for lease in held):  # the owner's name is no secret
+        raise Refused(401, f'resource "{name}" was acquired with another token; use that token')
     if not may_act(found[0].owner, owner):
         REFUSED_COMMANDS.labels(Denial.FENCED).inc()  # Boskos has no fencing token but the owner's name
         raise Refused(401, f'resource "{name}" is owned by "{found[0].owner}", not by "{owner}"')
     return found[0]
+
+
+def _is_heard(transaction: SlotTransaction, lease: Lease) -> bool:
+    """True if a lease of another token was heard of lately, so that no `expire` of this caller ends it."""
+    is_own = may_act(lease.owner, transaction.caller)
+    return not is_own and transaction.now <= takeover_at(lease, transaction.pools[lease.lease_pool_id])
 
 
 def leased(lease_pool_id: str, owner: str, count: int) -> Wanted:

@@ -26,7 +26,7 @@ from slipway_common.events.lease import (
     LeaseUnleasedReported,
     ReplacedLease,
 )
-from slipway_lease_broker.domain import backoff, spread, unleased
+from slipway_lease_broker.domain import backoff, spread, throttling, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
 from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, ended_event, lost_event
 from slipway_lease_broker.domain.holders import Left, active, claim, left, without
@@ -48,6 +48,7 @@ from slipway_lease_broker.domain.ledger import (
 from slipway_lease_broker.domain.ownership import Denial, denied, may_act
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.text import quantity
+from slipway_lease_broker.domain.throttling import ThrottleReport
 
 LeaseCommand: TypeAlias = (
     LeaseRequested
@@ -63,8 +64,6 @@ LeaseCommand: TypeAlias = (
 UNITS_MAX: Final = 1_000_000
 PRIORITY_MAX: Final = 9
 SECONDS_MAX: Final = 31_536_000
-# Longer values are cut: otherwise one mistaken answer of a provider could block a pool for days.
-RETRY_AFTER_SECONDS_MAX: Final = 3_600
 EVIDENCE_MAX: Final = 1_000
 QUOTA_MAX: Final = 2**31 - 1
 # The members of a group belong to one event and start within one day.
@@ -143,6 +142,9 @@ def _request(
     if command.group is not None:
         since = max(since, _join(ledger, pool, command.group, now))
     ledger.put_request(new(command, since=since))
+    if command.tenant != sender.name and not sender.over_kafka and (pool.id, command.tenant) not in ledger.tenants:
+        ledger.put_tenant(Tenant(lease_pool_id=pool.id, tenant=command.tenant, owner=sender.name))
+        ledger.tenants_by[pool.id, sender.name] = ledger.tenants_by.get((pool.id, sender.name), 0) + 1
     ledger.pools[pool.id] = queued(ledger.pools[pool.id], 0, command.units)
     ledger.dirty.add(pool.id)
 
@@ -232,7 +234,7 @@ def _release(
 ) -> None:
     lease = ledger.leases.get((pool.id, command.lease_id))
     if lease is not None and denial is None and is_late_evidence(pool, lease, command):
-        _record_late_release(ledger, pool, lease, command, now, sender.name)
+        _record_late_release(ledger, pool, lease, command, now, sender)
         return
     # A lost lease is not shortened by a release: its holder may have sent it before its last call.
     if lease is None or denial is not None or not lease.live:
@@ -253,8 +255,16 @@ def _release(
             ledger.add_history(pool, "left", reason, now, sender.name, lease_id=lease.id, request_id=lease.request_id)
         case Left.LAST:
             _return_units(ledger, pool, lease, min(command.units, lease.units), command.result, now, sender.name)
-    _record_evidence(ledger, lease, command, now)
+            _end_hold_back(ledger, ledger.leases[pool.id, lease.id])
+    _record_evidence(ledger, lease, command, now, sender)
     _update_backoff(ledger, lease, command.result, now)
+
+
+def _end_hold_back(ledger: Ledger, lease: Lease) -> None:
+    """End the wait of a tenant for unleased units beyond what counts, once these are released."""
+    tenant = ledger.tenants.get((lease.lease_pool_id, lease.tenant))
+    if lease.uncounted_units and not lease.live and tenant is not None and tenant.held_back_until == lease.hold_until:
+        ledger.put_tenant(msgspec.structs.replace(tenant, held_back_until=None, held_back_reason=""))
 
 
 def _return_units(
@@ -270,7 +280,7 @@ def _return_units(
             reason=REPLACED if result == REPLACED else RELEASED,
         )
     ledger.put_lease(after)
-    ledger.pools[pool.id] = counted(pool, lease, -units)
+    ledger.pools[pool.id] = counted(pool, lease, lease.units, left)
     ledger.dirty.add(pool.id)
     ledger.events.append(
         LeaseReleased(
@@ -295,7 +305,7 @@ def _return_units(
 
 
 def _record_late_release(
-    ledger: Ledger, pool: LeasePool, lease: Lease, command: LeaseReleaseRequested, now: datetime, owner: str
+    ledger: Ledger, pool: LeasePool, lease: Lease, command: LeaseReleaseRequested, now: datetime, sender: Sender
 ) -> None:
     """Record the evidence of a release after the hold has ended: it returns no units, but is as true as before."""
     ledger.put_lease(msgspec.structs.replace(lease, reported_late=True))
@@ -305,35 +315,52 @@ def _record_late_release(
         "reported-late",
         f"released after its hold had ended: {command.result}",
         now,
-        owner,
+        sender.name,
         lease_id=lease.id,
         request_id=lease.request_id,
     )
-    _record_evidence(ledger, lease, command, now)
+    _record_evidence(ledger, lease, command, now, sender)
 
 
-def _record_evidence(ledger: Ledger, lease: Lease, command: LeaseReleaseRequested, now: datetime) -> None:
-    """Store the throttle evidence of a release: a Retry-After blocks the pool, the rest moves adaptive limits."""
+def _record_evidence(
+    ledger: Ledger, lease: Lease, command: LeaseReleaseRequested, now: datetime, sender: Sender
+) -> None:
+    """Record the throttle evidence of a release. That of one holder alone makes only its own tenant wait; see
+    throttling.py."""
     pool = ledger.pools[lease.lease_pool_id]
+    held = dict(ledger.held_by.get(pool.id, {}))
+    if not lease.live:  # its hold has ended, so that it is no longer among the held ones
+        held[lease.owner] = held.get(lease.owner, 0) + lease.granted_units
+    is_trusted = sender.adapter or throttling.is_major(lease.owner, held)
+    until = throttling.pause_until(command.retry_after_seconds, now, pool.policy.retry_after_max_seconds)
+    if command.throttled or until is not None:
+        report = ThrottleReport(lease.owner, now, until)
+        judged = throttling.judge(
+            report, pool.throttle_reports, is_adapter=sender.adapter, held=held, hold_seconds=pool.hold_seconds
+        )
+        pool = msgspec.structs.replace(pool, throttle_reports=judged.reports)
+        is_trusted = judged.moves_pool
+        if judged.moves_pool and judged.until is not None:
+            pool = msgspec.structs.replace(pool, blocked_until=max(judged.until, pool.blocked_until or judged.until))
+        elif judged.until is not None:
+            ledger.hold_back(lease, judged.until, "reported a Retry-After that no other reporter has confirmed")
     if command.throttled:
         ledger.throttles.append(pool.id)
+        alone = "" if is_trusted else "; one report moves only its own tenant"
         ledger.add_history(
             pool,
             "throttled",
-            "its holder was throttled by the provider",
+            f"its holder was throttled by the provider{alone}",
             now,
             lease.owner,
             lease_id=lease.id,
             request_id=lease.request_id,
         )
-    if command.retry_after_seconds is not None and command.retry_after_seconds > 0:
-        until = now + timedelta(seconds=min(command.retry_after_seconds, RETRY_AFTER_SECONDS_MAX))
-        pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))
-    if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
+    if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX and (is_trusted or not command.throttled):
         evidence = Evidence(
             granted_at=lease.granted_at,
             throttled=command.throttled,
-            quota_remaining=command.quota_remaining,
+            quota_remaining=command.quota_remaining if is_trusted else None,
             late=not lease.live,
         )
         pool = msgspec.structs.replace(pool, evidence=(*pool.evidence, evidence))
@@ -359,8 +386,7 @@ def _update_backoff(ledger: Ledger, lease: Lease, result: str, now: datetime) ->
         failures, until = 0, None
     else:
         return
-    ledger.tenants[key] = msgspec.structs.replace(tenant, failures=failures, backoff_until=until)
-    ledger.changed_tenants.add(key)
+    ledger.put_tenant(msgspec.structs.replace(tenant, failures=failures, backoff_until=until))
 
 
 def _extend(
@@ -407,8 +433,8 @@ def _extend(
 def _record_unleased(
     ledger: Ledger, pool: LeasePool, command: LeaseUnleasedReported, now: datetime, sender: Sender
 ) -> None:
-    """Count an unleased launch as a lease. The answer carries its token; from then on it is a lease like any other,
-    unless its hold has already ended."""
+    """Count an unleased launch of a service as a lease. The answer carries its token; from then on it is a lease like
+    any other, unless its hold has already ended."""
     lease = ledger.leases.get((pool.id, command.lease_id))
     if lease is None:
         if (pool.id, command.request_id) in ledger.requests:
@@ -424,28 +450,12 @@ def _record_unleased(
             started_at=command.started_at,
             tenant=command.tenant,
         )
-        charge = unleased.charge(pool, start, now, lease_id=command.lease_id, owner=sender.name)
-        lease = charge.lease
-        ledger.put_lease(lease)
-        ledger.new_leases.add((pool.id, lease.id))
-        ledger.put_request(charge.request)
-        ledger.pools[pool.id] = charge.pool
-        ledger.dirty.add(pool.id)
-        ledger.history.append(charge.entry)
+        lease = unleased.charge(ledger, pool.id, start, now, sender, lease_id=command.lease_id)
     if lease.live:
         ledger.deadlines[pool.id] = min(lease.deadline, ledger.deadlines.get(pool.id, lease.deadline))
         ledger.events.append(confirmed_event(lease))
     else:
-        ledger.events.append(
-            LeaseReleased(
-                lease_pool_id=pool.id,
-                lease_id=lease.id,
-                request_id=lease.request_id,
-                units=lease.granted_units,
-                remaining=0,
-                reason=lease.reason,
-            )
-        )
+        ledger.events.append(ended_event(lease))
 
 
 def check(command: LeaseCommand) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseQueued
-from slipway_lease_broker.domain import limits
+from slipway_lease_broker.domain import limits, unleased
 from slipway_lease_broker.domain.admit import Admission, Grant
 from slipway_lease_broker.domain.endings import apply_deadline, end_event, end_reason
 from slipway_lease_broker.domain.ledger import (
@@ -74,6 +74,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
         pool = queued(pool, request.waiting_units, 0)
     pool, adapted_reason = limits.adapted(pool, now)
     pool, alert = limits.aged(pool, now)
+    pool, excess_alert = unleased.announced(pool, now)
     limit = limits.in_force(pool)
 
     admission = Admission(pool, limit, situation, now).run()
@@ -83,7 +84,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
     for grant, lease in zip(admission.grants, granted, strict=True):
         row = rows[grant.request.id]
         rows[row.id] = msgspec.structs.replace(row, waiting_units=row.waiting_units - grant.units)
-        pool = queued(counted(pool, lease, lease.units), row.waiting_units, rows[row.id].waiting_units)
+        pool = queued(counted(pool, lease, 0, lease.units), row.waiting_units, rows[row.id].waiting_units)
     announced = [rows[request.id] for request in situation.unannounced if rows[request.id].waiting_units]
     rows |= {request.id: msgspec.structs.replace(request, queued_at=now) for request in announced}
 
@@ -116,6 +117,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
         *(event for lease, then in ended if (event := end_event(lease, then)) is not None),
         *([changed] if changed else []),
         *([alert] if alert else []),
+        *([excess_alert] if excess_alert else []),
         *(grant_event(lease) for lease in granted),
         *(
             queued_event(request, position)
@@ -146,6 +148,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
                     *admission.wake_times,
                     admission.overdue_at,
                     limits.reconsider_at(pool, now),
+                    None if pool.excess is None else pool.excess.until,
                 )
                 if at is not None
             ),
@@ -172,7 +175,7 @@ def _apply_deadlines(
     ended = [(lease, then) for lease, then in passed if not then.live]
     for lease, then in ended:
         if then.ended_at is not None:
-            pool = counted(pool, lease, -lease.units)
+            pool = counted(pool, lease, lease.units, 0)
     return pool, ended, [then for lease, then in passed if then.live and then is not lease]
 
 

@@ -14,6 +14,7 @@ from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
 from slipway_lease_broker.domain.pacing import Pace
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import Mode, Policy
+from slipway_lease_broker.domain.throttling import ThrottleReport
 
 Key: TypeAlias = tuple[str, str]  # lease pool id, id of a lease or request of that pool
 
@@ -52,6 +53,17 @@ def advance(state: State, event: str) -> State:
         raise IllegalTransition(f"no transition from lease state {state!r} on {event!r}") from None
 
 
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest excess of unleased units, beyond what their reporter may count, that has not ended."""
+
+    reporter: str
+    tenant: str
+    units: int
+    units_max: int
+    until: datetime
+    alerted: bool = False
+
+
 class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of admission of a lease pool, and its state from decision to decision. The terms of a lease are fixed at
     its grant; new terms apply to new grants and renewals. The counters are exact whenever the pool is unlocked."""
@@ -79,6 +91,8 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     virtual_time: float = 0.0
     adaptive: Adaptive | None = None
     evidence: tuple[Evidence, ...] = ()  # of throttling, received since the last decision
+    throttle_reports: tuple[ThrottleReport, ...] = ()  # of the last reporters
+    excess: Excess | None = None
     pinned_reason: str | None = None  # None: not pinned
     drained_reason: str | None = None  # None: not drained
     derived_units: int | None = None
@@ -148,6 +162,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     extended_at: datetime  # by its grant, or the last command that moved its deadlines
     over_kafka: bool = False  # whether its holder sends its commands over Kafka, or over HTTP
     unleased_by: UnleasedBy | None = None  # None: it was granted
+    uncounted_units: int = 0  # of an unleased start, beyond what counts against the pool
     holders: dict[str, Holding] = {}  # by the name that each gave itself; empty: a holder without a name
 
     @property
@@ -162,8 +177,13 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in LIVE
 
     @property
+    def counted_units(self) -> int:
+        """Units that count against the limit until `ended_at` is set."""
+        return max(0, self.units - self.uncounted_units)
+
+    @property
     def cost(self) -> int:
-        return self.units * self.weight
+        return self.counted_units * self.weight
 
     @property
     def deadline(self) -> datetime:
@@ -223,6 +243,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     virtual_finish: float = 0.0
     failures: int = 0  # failing results in a row
     backoff_until: datetime | None = None
+    held_back_until: datetime | None = None  # by what it reported itself
+    held_back_reason: str = ""
+    owner: str = ""  # token that named it, if it is not that token's own
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,6 +313,8 @@ class Ledger:
         self.history: list[Entry] = []
         self.throttles: list[str] = []  # lease pool ids, one per release that reports throttling
         self.refusals: list[str] = []
+        self.held_by: dict[str, dict[str, int]] = {}  # lease pool → owner → units held, where a command depends on it
+        self.tenants_by: dict[Key, int] = {}  # lease pool and owner → number of tenants that it named
 
     def put_lease(self, lease: Lease) -> None:
         key = lease.lease_pool_id, lease.id
@@ -300,6 +325,18 @@ class Ledger:
         key = request.lease_pool_id, request.id
         self.requests[key] = request
         self.changed_requests[key] = None
+
+    def hold_back(self, lease: Lease, until: datetime, reason: str) -> None:
+        """Let the tenant of a lease wait until then, because of what it reported."""
+        key = lease.lease_pool_id, lease.tenant
+        tenant = self.tenants.get(key) or Tenant(lease_pool_id=lease.lease_pool_id, tenant=lease.tenant)
+        if tenant.held_back_until is None or tenant.held_back_until < until:
+            self.put_tenant(msgspec.structs.replace(tenant, held_back_until=until, held_back_reason=reason))
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        key = tenant.lease_pool_id, tenant.tenant
+        self.tenants[key] = tenant
+        self.changed_tenants.add(key)
 
     def add_history(self, pool: LeasePool, kind: str, reason: str, now: datetime, owner: str, **about: Any) -> None:
         self.history.append(Entry(lease_pool_id=pool.id, at=now, kind=kind, reason=reason, actor=owner, **about))
@@ -369,8 +406,9 @@ def accrue_idle(pool: LeasePool, now: datetime) -> LeasePool:
     return msgspec.structs.replace(pool, counted_at=now, idle_unit_seconds=idle)
 
 
-def counted(pool: LeasePool, lease: Lease, units: int) -> LeasePool:
-    """The pool after `units` of a lease started to count against the limit (negative: stopped)."""
+def counted(pool: LeasePool, lease: Lease, before: int, after: int) -> LeasePool:
+    """The pool after the units of a lease that are held went from `before` to `after`."""
+    units = max(0, after - lease.uncounted_units) - max(0, before - lease.uncounted_units)
     cost = pool.held.get(lease.operation, 0) + units * lease.weight
     held = {**pool.held, lease.operation: cost}
     if cost == 0:

@@ -18,6 +18,7 @@ from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.domain.terms import Bounds
 from slipway_lease_broker.domain.text import quantity
+from slipway_lease_broker.domain.unleased import Allowance
 
 IN_USE: Final = 0.9  # share of the limit that counts as fully used: with paced starts the last unit is seldom in use
 
@@ -55,6 +56,15 @@ def highest(pool: LeasePool) -> Limit:
     policy = pool.policy
     units = pool.limit_units if policy.adaptive is None else max(pool.limit_units, policy.adaptive.ceiling)
     return Limit(units if units and policy.derived is None else sys.maxsize, "declared", "as declared")
+
+
+def allowance(pool: LeasePool, units: int, waited_cost: int, *, unleased_max: int | None) -> Allowance:
+    """Unleased units that a reporter may still count against a pool: up to its `unleased_max`, by default what it could
+    hold, less the `units` of it that count already. Those whose request waited block new grants by no more than the
+    limit, less the `waited_cost` of all that count already."""
+    most = max(pool.limit_units, in_force(pool).units)
+    own = most if unleased_max is None else unleased_max
+    return Allowance(units_max=own, units=max(0, own - units), waited_cost=max(0, most - waited_cost))
 
 
 def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:

@@ -128,5 +128,7 @@ def _eta_seconds(
     paced_until = admission.paces.free_at(request.operation, request.waiting_units)
     if pacing is not None:
         paced_until += (place.position - 1) * pacing.interval
-    earliest = (until, request.since, paced_until, pool.blocked_until, tenant.backoff_until if tenant else None)
+    earliest = [until, request.since, paced_until, pool.blocked_until]
+    if tenant is not None:
+        earliest += [tenant.backoff_until, tenant.held_back_until]
     return max(eta, (max(at for at in earliest if at) - now).total_seconds(), 0.0)

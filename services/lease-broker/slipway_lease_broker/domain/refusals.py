@@ -25,6 +25,7 @@ class Kind(StrEnum):
     UNKNOWN_REQUEST = "unknown-request"
     REQUEST_CONFLICT = "request-conflict"
     TOO_MANY_UNITS = "too-many-units"
+    TOO_MANY_TENANTS = "too-many-tenants"
     LEASE_ENDED = "lease-ended"
     WRONG_OWNER = "wrong-owner"
     REQUEST_IN_USE = "request-in-use"  # by another process
@@ -58,6 +59,11 @@ def too_many_units(command: LeaseRequested, never: Verdict) -> Refusal:
     if never.units_max:  # otherwise fewer units do not help
         detail += f"request at most {quantity(never.units_max, 'unit')} of operation {command.operation}, or "
     return Refusal(Kind.TOO_MANY_UNITS, f"{detail}change the terms of the pool", {"units_max": never.units_max})
+
+
+def too_many_tenants(caller: str) -> Refusal:
+    detail = f"{caller} already requests leases for as many tenants as one token may; wait until those of some end"
+    return Refusal(Kind.TOO_MANY_TENANTS, detail)
 
 
 def request_conflict(detail: str, **facts: Any) -> Refusal:

@@ -44,7 +44,7 @@ class Cause(StrEnum):
     LIMIT_ZERO = "limit-zero"
     TOO_MANY_UNITS = "too-many-units"
     SPREAD = "spread"  # over the time of its group
-    BACKOFF = "backoff"
+    BACKOFF = "backoff"  # of its tenant, which failed or is held back by its own reports
     BLOCKED = "blocked"  # by the provider's Retry-After
     RESTORED = "restored"
     GANG = "gang"
@@ -117,6 +117,14 @@ def backoff_of_tenant(given: Conditions, request: Request) -> Verdict | None:
     return Verdict(0, reason, Cause.BACKOFF, Blocks.QUEUE, tenant.backoff_until)
 
 
+def reports_of_tenant(given: Conditions, request: Request) -> Verdict | None:
+    tenant = given.tenants.get(request.tenant)
+    if tenant is None or tenant.held_back_until is None or tenant.held_back_until <= given.now:
+        return None
+    reason = f"tenant {request.tenant} waits alone: it {tenant.held_back_reason}"
+    return Verdict(0, reason, Cause.BACKOFF, Blocks.QUEUE, tenant.held_back_until)
+
+
 def pause_of_provider(given: Conditions, request: Request) -> Verdict | None:
     until = given.pool.blocked_until
     if until is None or until <= given.now:
@@ -137,6 +145,7 @@ RULES: Final[tuple[Rule, ...]] = (
     start_of_member,
     spread_of_group,
     backoff_of_tenant,
+    reports_of_tenant,
     pause_of_provider,
 )
 

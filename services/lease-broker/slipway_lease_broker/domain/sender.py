@@ -10,4 +10,5 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False  # it may act for every owner
     over_kafka: bool = False  # the command came over Kafka, not over HTTP
     holder: str = ""  # name that the process gave itself; empty for none
+    adapter: bool = False  # it reports what the provider itself answered
     join: bool = False  # the process holds a lease together with its present holders

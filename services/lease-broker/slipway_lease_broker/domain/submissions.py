@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,7 @@ from slipway_lease_broker.domain.refusals import (
     of_denial,
     request_conflict,
     request_in_use,
+    too_many_tenants,
     too_many_units,
     unknown_lease_pool,
     unknown_request,
@@ -40,6 +42,9 @@ from slipway_lease_broker.domain.refusals import (
 from slipway_lease_broker.domain.repetition import answer_repeated
 from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.sender import Sender
+
+TENANTS_MAX: Final = 100
+"""Tenants in a pool that one token names beside its own: each gets a share of its own."""
 
 
 def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> list[Exchange]:
@@ -58,6 +63,20 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
         if isinstance(outcome, Answer) and outcome.request is not None:
             outcome.request = ledger.requests[outcome.pool.id, outcome.request.id]
     return exchanges
+
+
+def is_report(submission: Submission) -> bool:
+    """True for a release with throttle evidence that is judged by what its sender holds."""
+    command = submission.command
+    if not isinstance(command, LeaseReleaseRequested) or submission.sender.adapter:
+        return False
+    return command.throttled or bool(command.retry_after_seconds) or command.quota_remaining is not None
+
+
+def names_tenant(submission: Submission) -> bool:
+    """True for a request for another tenant than that of the sender's own name."""
+    command, sender = submission.command, submission.sender
+    return isinstance(command, LeaseRequested) and command.tenant != sender.name and not sender.over_kafka
 
 
 def _repeated(submission: Submission, ledger: Ledger) -> Request | None:
@@ -123,6 +142,10 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
     never = never_starts(pool, highest(pool), new_request(command, now, sender=submission.sender))
     if never is not None:  # it would wait forever, too
         return too_many_units(command, never)
+    key, owner = (pool.id, command.tenant), (pool.id, submission.sender.name)
+    is_named = names_tenant(submission) and key not in ledger.tenants
+    if is_named and ledger.tenants_by.get(owner, 0) >= TENANTS_MAX:
+        return too_many_tenants(submission.sender.name)
     if (replaced := command.replaces) is None:
         return None
     # Not as an admin: the new request inherits the age of its own owner's lease.

@@ -69,6 +69,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ageing_seconds: float = 300.0
     backoff: Backoff | None = Backoff()
     no_progress_seconds: float | None = None
+    retry_after_max_seconds: float = 300.0
     adaptive: Bounds | None = None
     derived: Derived | None = None
 

@@ -1,15 +1,34 @@
-"""Unleased launches, reported after the broker was unavailable: each counts as a lease granted when it started, until
-its hold ends. Pure."""
+"""Starts without a lease, reported afterwards: each counts as a lease granted when it started, until its hold ends.
+
+Pure. A start is charged once, whatever its cause and however often it is reported. It counts against the pool as far as
+its reporter may charge it; what goes beyond holds back its own tenant only.
+"""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_lease_broker.domain.endings import HOLD
-from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Request, State, UnleasedBy, counted
+from slipway_lease_broker.domain.ledger import (
+    Excess,
+    Lease,
+    LeasePool,
+    Ledger,
+    Request,
+    State,
+    UnleasedBy,
+    counted,
+    queued,
+)
+from slipway_lease_broker.domain.ownership import may_act
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.text import quantity
 
-UNLEASED = "started without a lease"
+UNLEASED: Final = "started without a lease"
+LOST_LEASE: Final = "lost-"
+"""Beginning of the request id of a start whose lease was lost; then comes the id of that lease."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,26 +37,115 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     started_at: datetime
     hold_seconds: float | None = None  # None: the pool's
-    tenant: str = ""  # empty: its owner
+    tenant: str = ""  # empty: that of its request, or its owner
     cause: UnleasedBy = UnleasedBy.UNAVAILABLE
 
 
-class Charge(msgspec.Struct, frozen=True):
-    """The rows to add for an unleased launch, and the pool after them."""
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on what further starts count against the pool: on the units of starts that only their reporter knows of,
+    and on the cost of those, of all reporters, whose maximum wait was over. None: without a bound."""
 
-    pool: LeasePool
-    request: Request
-    lease: Lease
-    entry: Entry
+    units_max: int = 0  # of the reporter, in all
+    units: int | None = None  # of these, not used yet
+    waited_cost: int | None = None
+
+    def counted(self, start: Start, weight: int, *, is_claim: bool) -> int:
+        """Units of a start that count against the pool. One `is_claim` if the broker knows of it by the report only."""
+        bounds = [start.units]
+        if self.units is not None and is_claim:
+            bounds.append(self.units)
+        if self.waited_cost is not None and start.cause is UnleasedBy.MAX_WAIT and weight:
+            bounds.append(self.waited_cost // weight)
+        return min(bounds)
+
+    def after(self, lease: Lease) -> "Allowance":
+        """The bounds after the lease of a start."""
+        units, waited = self.units, self.waited_cost
+        if waited is not None and lease.unleased_by is UnleasedBy.MAX_WAIT:
+            waited = max(0, waited - lease.cost)
+        elif units is not None:
+            units = max(0, units - lease.counted_units)
+        return msgspec.structs.replace(self, units=units, waited_cost=waited)
 
 
-def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner: str) -> Charge:
+UNBOUNDED: Final = Allowance()
+
+
+def answering(ledger: Ledger, lease_pool_id: str, request_id: str) -> Lease | None:
+    """The lease that a start under this request id already has: it was granted meanwhile, or charged before. A grant
+    that nobody confirmed in time was not used."""
+    leases = [
+        lease
+        for lease in ledger.leases.values()
+        if (lease.lease_pool_id, lease.request_id) == (lease_pool_id, request_id) and lease.state is not State.EXPIRED
+    ]
+    return max(leases, key=lambda lease: lease.fencing_token, default=None)
+
+
+def charge(
+    ledger: Ledger,
+    lease_pool_id: str,
+    start: Start,
+    now: datetime,
+    sender: Sender,
+    allowance: Allowance = UNBOUNDED,
+    *,
+    lease_id: str,
+) -> Lease:
+    """The lease that a start counts as: the one that it has, or else a new one of this id. Its request waits no
+    longer. A start whose lease was lost has that one, if it was renewed after all, and else counts in its place."""
+    pool = ledger.pools[lease_pool_id]
+    if (known := answering(ledger, pool.id, start.request_id)) is not None:
+        return known
+    request = ledger.requests.get((pool.id, start.request_id))
+    lost = ledger.leases.get((pool.id, start.request_id.removeprefix(LOST_LEASE)))
+    is_claim = request is None
+    if start.cause is UnleasedBy.LOST and lost is not None and may_act(lost.owner, sender.name):
+        if lost.live:
+            return lost
+        is_claim = False
+        if lost.ended_at is None:
+            ledger.put_lease(msgspec.structs.replace(lost, ended_at=now))
+            pool = counted(pool, lost, lost.units, 0)
+    if request is None:
+        request = request_of(pool, start, now, sender)
+    elif request.waiting_units:
+        pool = queued(pool, request.counted_units, 0)
+    ledger.put_request(msgspec.structs.replace(request, waiting_units=0))
+    lease = lease_of(pool, request, start, now, lease_id=lease_id)
+    uncounted_units = start.units - allowance.counted(start, lease.weight, is_claim=is_claim)
+    pool = msgspec.structs.replace(pool, last_token=lease.fencing_token)
+    if lease.live:
+        lease = msgspec.structs.replace(lease, uncounted_units=uncounted_units)
+        pool = counted(pool, lease, 0, lease.units)
+        if is_claim and allowance.units is not None and start.units > allowance.units:
+            pool = _hold_back(ledger, pool, lease, start.units - allowance.units, allowance.units_max)
+    ledger.pools[pool.id] = pool
+    ledger.put_lease(lease)
+    ledger.new_leases.add((pool.id, lease.id))
+    ledger.dirty.add(pool.id)
+    reason = f"{quantity(start.units, 'unit')} {UNLEASED} at {lease.granted_at.isoformat(timespec='seconds')}"
+    uncounted = f"; {lease.uncounted_units} not counted" if lease.uncounted_units else ""
+    ledger.add_history(
+        pool,
+        "unleased",
+        f"{reason} ({start.cause}){uncounted}",
+        now,
+        sender.name,
+        lease_id=lease_id,
+        request_id=start.request_id,
+        units=start.units,
+    )
+    return lease
+
+
+def lease_of(pool: LeasePool, request: Request, start: Start, now: datetime, *, lease_id: str) -> Lease:
     """A confirmed lease that lives until its hold ends: its holder may release it earlier and need not renew it. If the
-    hold has already ended the lease does not count, and is stored so that the launch is counted once."""
+    hold has already ended the lease does not count, and is stored so that the start is counted once."""
     started_at = min(start.started_at, now)
     hold_until = started_at + timedelta(seconds=min(start.hold_seconds or pool.hold_seconds, pool.hold_seconds))
     over = hold_until <= now
-    lease = Lease(
+    return Lease(
         id=lease_id,
         lease_pool_id=pool.id,
         request_id=start.request_id,
@@ -49,20 +157,25 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         expires_at=hold_until,
         hold_until=hold_until,
         ended_at=hold_until if over else None,
-        tenant=start.tenant or owner,
+        tenant=request.tenant,
         operation=start.operation,
         weight=pool.policy.operation(start.operation).weight,
-        owner=owner,
+        owner=request.owner,
         mode=pool.policy.mode,
         reason=HOLD if over else UNLEASED,
         extended_at=now,
         over_kafka=True,
         unleased_by=start.cause,
     )
-    request = Request(
+
+
+def request_of(pool: LeasePool, start: Start, now: datetime, sender: Sender) -> Request:
+    """The request of a start that made none."""
+    started_at = min(start.started_at, now)
+    return Request(
         id=start.request_id,
         lease_pool_id=pool.id,
-        tenant=start.tenant or owner,
+        tenant=start.tenant or sender.name,
         operation=start.operation,
         requested_units=start.units,
         waiting_units=0,
@@ -70,19 +183,45 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         last_requested_at=now,
         since=started_at,
         whole=True,
-        owner=owner,
+        owner=sender.name,
         over_kafka=True,
     )
-    pool = msgspec.structs.replace(pool, last_token=lease.fencing_token)
-    when = f"{started_at.isoformat(timespec='seconds')} ({start.cause})"
-    entry = Entry(
-        lease_pool_id=pool.id,
-        at=now,
-        kind="unleased",
-        reason=f"{quantity(start.units, 'unit')} {UNLEASED} at {when}",
-        lease_id=lease_id,
-        request_id=start.request_id,
-        units=start.units,
-        actor=owner,
+
+
+def _hold_back(ledger: Ledger, pool: LeasePool, lease: Lease, units: int, units_max: int) -> LeasePool:
+    """Let the tenant of a start wait until its hold ends, for the units beyond what its reporter may count; returns the
+    pool with the excess to raise an alert for."""
+    reason = f"reported {quantity(units, 'unleased unit')} more than {lease.owner} may count"
+    ledger.hold_back(lease, lease.hold_until, reason)
+    if pool.excess is not None and pool.excess.units >= units:
+        return pool
+    if pool.excess is not None and pool.excess.units >= units:
+        return pool
+    excess = Excess(reporter=lease.owner, tenant=lease.tenant, units=units, units_max=units_max, until=lease.hold_until)
+    return msgspec.structs.replace(pool, excess=excess)
+
+
+def announced(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | AlertResolved | None]:
+    """The pool after the alert for units beyond what a reporter may count was raised, or resolved at their end."""
+    excess = pool.excess
+    if excess is None or (excess.alerted and now < excess.until):
+        return pool, None
+    until = excess.until.isoformat(timespec="seconds")
+    alert = Alert(
+        dedup_key=alert_key("lease-broker", "lease-pool-unleased-excess", pool.id),
+        subject_kind="lease-pool",
+        subject_id=pool.id,
+        kind="lease-pool-unleased-excess",
+        summary=f"lease pool {pool.id}: {excess.reporter} reported {quantity(excess.units, 'unleased unit')} more than "
+        f"it may count",
+        effect=f"tenant {excess.tenant} gets no lease until {until}; other tenants are not affected",
+        doing=f"counts at most {quantity(excess.units_max, 'unleased unit')} of {excess.reporter} against the pool",
+        command=f"slipway lease history {pool.id} -n 20",
+        cause="its report is wrong, or it started more than unleased_max of its token allows",
+        severity="notice",
     )
-    return Charge(pool if over else counted(pool, lease, lease.units), request, lease, entry)
+    if now >= excess.until:
+        resolved = AlertResolved(**msgspec.structs.asdict(alert)) if excess.alerted else None
+        return msgspec.structs.replace(pool, excess=None), resolved
+    raised = msgspec.structs.replace(pool, excess=msgspec.structs.replace(excess, alerted=True))
+    return raised, AlertRaised(**msgspec.structs.asdict(alert))

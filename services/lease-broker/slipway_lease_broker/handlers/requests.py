@@ -35,7 +35,7 @@ class LeaseCommandHandler:
         commands = [
             Submission(
                 command=record.event,
-                sender=Sender(name=record.source, over_kafka=True),
+                sender=Sender(name=record.source, over_kafka=True, adapter=True),
                 traceparent=record.traceparent,
                 answered=False,
             )

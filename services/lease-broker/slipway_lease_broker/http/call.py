@@ -40,11 +40,22 @@ class Call(msgspec.Struct, frozen=True):
         """True if the caller may act on leases of others."""
         return self.caller.may("admin")
 
-    def sender(self, holder: str = "", *, join: bool = False) -> Sender:
-        """The sender of this caller's commands, with the name that its process gave itself."""
+    def sender(self, holder: str = "", *, join: bool = False, adapter: bool = False) -> Sender:
+        """The sender of this caller's commands, with the name that its process gave itself. An `adapter` reports what
+        the provider itself answered."""
         if self.bound is not None:
             holder, join = self.bound.holder, False
-        return Sender(name=self.name, admin=self.admin, holder=holder, join=join)
+        return Sender(name=self.name, admin=self.admin, adapter=adapter, holder=holder, join=join)
+
+    def tenant(self, wanted: str | None) -> str:
+        """The tenant of a request: see Caller.tenant. A token that is bound to a lease has that of the lease."""
+        if self.bound is not None and wanted in (None, self.bound.lease.tenant):
+            return self.bound.lease.tenant
+        return self.caller.tenant(wanted)
+
+    def is_adapter(self, lease_pool_id: str) -> bool:
+        """True if the caller's reports of throttling are the provider's own word."""
+        return self.caller.may(f"throttles:write:{lease_pool_id}")
 
     def may_write(self, lease_pool_id: str) -> None:
         """Raise a Problem 403 unless the caller may hold leases of this pool."""

@@ -83,7 +83,8 @@ async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
     for command in commands:
         if command.lease_pool_id not in known:
             raise problem(unknown_lease_pool(command.lease_pool_id))
-    ledger = await admission.load(commands, granted=True)
+    submissions = [Submission(command=command, sender=call.sender()) for command in commands]
+    ledger = await admission.load(submissions, granted=True)
     for command in commands:
         known_request = ledger.requests.get((command.lease_pool_id, command.request_id))
         if known_request is not None and known_request.gang_id != body.request_id:
@@ -123,7 +124,7 @@ def wanted(body: GangBody, call: Call) -> list[LeaseRequested]:
             lease_pool_id=member.pool,
             request_id=body.request_id,
             units=member.units,
-            tenant=body.tenant or call.name,
+            tenant=call.tenant(body.tenant),
             operation=body.operation,
             whole=True,
             hold_seconds=member.hold_seconds,

@@ -8,7 +8,6 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.models import LeasePool
 from slipway_common.declaration.parsing import problems
@@ -23,18 +22,15 @@ from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile
 from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.declaration import Declared
-from slipway_lease_broker.domain.ledger import accrue_idle
-from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.paces import pacing_in_force, pacing_of
-from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
+from slipway_lease_broker.domain.refusals import Refusal, unknown_lease_pool
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
 from slipway_lease_broker.http.bodies import Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Operator
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.http.shown import answered
-from slipway_lease_broker.metrics import UNLEASED_STARTS
-from slipway_lease_broker.store import answers, history, leases, past_leases, pools, requests
+from slipway_lease_broker.store import answers, history, past_leases, pools
 from slipway_lease_broker.store import terms as live
 
 router = APIRouter()
@@ -179,33 +175,25 @@ async def report_units(lease_pool_id: Name, body: Reported, call: Operator) -> R
 
 @router.post("/lease-pools/{lease_pool_id:id}/unleased")
 async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Response:
-    """Count operations that were started without a lease while the broker was unavailable, until their hold ends. A
-    repeated call changes nothing; the leases in the answer may be released like any other. A start time in the future
-    counts as now, since the operation would otherwise never count."""
+    """Count operations that were started without a lease until their hold ends, one lease for each in their order. A
+    repeated call changes nothing; the leases in the answer may be released like any other. A request that waits does
+    so no longer, and one that was granted meanwhile has that lease. A lost lease has the request id `lost-LEASE_ID`: it
+    counts as before if it was renewed after all. A start time in the future counts as now, since the operation would
+    otherwise never count. Units beyond `unleased_max` of the token do not count, and let its tenant wait."""
     starts = [unleased.Start(**start.model_dump()) for start in body.starts]
-    async with call.database.acquire() as db, db.transaction():
-        pool, now = await lock(db, lease_pool_id)
-        ids = {start.request_id for start in starts}
-        known = {row.id: row for row in await requests.named(db, {(lease_pool_id, name) for name in ids})}
-        for start in starts:
-            if start.request_id in known and not may_act(known[start.request_id].owner, call.name):
-                raise problem(wrong_owner(f"request {start.request_id}"))
-        charges: dict[str, unleased.Charge] = {}
-        for start in starts:
-            if start.request_id not in known and start.request_id not in charges:
-                charge = unleased.charge(accrue_idle(pool, now), start, now, lease_id=new_id(), owner=call.name)
-                charges[start.request_id], pool = charge, charge.pool
-        made = list(charges.values())
-        await requests.add(db, [charge.request for charge in made])
-        await leases.add(db, [charge.lease for charge in made])
-        await history.add(db, [charge.entry for charge in made])
-        deadline = min((charge.lease.deadline for charge in made), default=None)
-        if deadline is not None:
-            await pools.mark(db, [pool], {lease_pool_id}, {lease_pool_id: deadline})
-        rows = await answers.of_requests(db, lease_pool_id, ids)
-    UNLEASED_STARTS.labels(lease_pool_id).inc(len(charges))
-    call.runtime.wake()
-    return answered({"charged": len(charges), "items": [shown.lease(row, now, pool.ttl_seconds) for row in rows]})
+    async with call.admissions.transaction(call.database) as admission:
+        await admission.lock([lease_pool_id])
+        pool = admission.pools.get(lease_pool_id)
+        if pool is None or pool.archived:
+            raise problem(unknown_lease_pool(lease_pool_id))
+        charged = await admission.charge(
+            lease_pool_id, starts, call.sender(), unleased_max=call.caller.token.unleased_max
+        )
+        if isinstance(charged, Refusal):
+            raise problem(charged)
+    found, number = charged
+    items = [shown.lease(lease, admission.now, pool.ttl_seconds) for lease in found]
+    return answered({"charged": number, "items": items})
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/history", dependencies=[READ])

@@ -52,7 +52,7 @@ Items = Annotated[int, Query(ge=1, le=10_000)]
 LOG = logger(__name__)
 UNNAMED: Final[set[str]] = set()  # callers whose processes give no names
 UNNAMED_MAX: Final = 1_000
-HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
+HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested
 
 
 @router.post(
@@ -66,7 +66,7 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ho
     if body.holder is None:
         notice_unnamed(call.name)
     submission = Submission(
-        command=wanted(lease_pool_id, body, call.name if bound is None else bound.lease.tenant),
+        command=wanted(lease_pool_id, body, call.tenant(body.tenant)),
         sender=call.sender(body.holder or "", join=body.join),
         confirm=body.confirm,
         woken=asyncio.get_running_loop().create_future() if body.wait_seconds > 0 else None,
@@ -131,13 +131,13 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def wanted(lease_pool_id: str, body: Acquire, caller: str) -> LeaseRequested:
+def wanted(lease_pool_id: str, body: Acquire, tenant: str) -> LeaseRequested:
     group, replaces = body.group, body.replaces
     return LeaseRequested(
         lease_pool_id=lease_pool_id,
         request_id=body.request_id,
         units=body.units,
-        tenant=body.tenant or caller,
+        tenant=tenant,
         operation=body.operation,
         priority=body.priority,
         whole=True,
@@ -185,7 +185,8 @@ async def release(lease_id: Name, body: Release, call: HolderOrCaller) -> Respon
         retry_after_seconds=body.retry_after_seconds,
         quota_remaining=body.quota_remaining,
     )
-    answer = await of_lease(call, command, remaining=body.remaining, holder=body.holder or "")
+    sender = call.sender(body.holder or "", adapter=call.is_adapter(pool_id))
+    answer = await submit(call, Submission(command=command, sender=sender, remaining=body.remaining))
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
     return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
@@ -223,8 +224,8 @@ async def writable(call: Call, lease_id: str) -> str:
     return pool_id
 
 
-async def of_lease(call: Call, command: HeldLeaseCommand, *, remaining: int | None = None, holder: str = "") -> Answer:
-    return await submit(call, Submission(command=command, sender=call.sender(holder), remaining=remaining))
+async def of_lease(call: Call, command: HeldLeaseCommand) -> Answer:
+    return await submit(call, Submission(command=command, sender=call.sender()))
 
 
 @router.get("/leases")

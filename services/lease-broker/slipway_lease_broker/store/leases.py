@@ -4,11 +4,25 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Boolean, Integer, any_, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Integer,
+    and_,
+    any_,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
-from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.ledger import Lease, UnleasedBy
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, lease
@@ -32,6 +46,7 @@ FIXED: Final = lease.c[
     "advised_wait_seconds",
     "gang_id",
     "unleased_by",
+    "uncounted_units",
 ]
 CHANGED: Final = given(lease.c.id, *(field for field in FIELDS if field.name not in FIXED))
 LIMIT: Final = bindparam("limit", type_=Integer)
@@ -59,6 +74,38 @@ SAVE: Final = Statement(
     .where(lease.c.id == CHANGED.c.id)
     .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
+
+
+HELD_BY: Final = Statement(
+    select(lease.c.lease_pool_id, lease.c.owner, func.sum(lease.c.units).label("units"))
+    .where(lease.c.lease_pool_id == any_(array("pools", lease.c.lease_pool_id)), COUNTED)
+    .group_by(lease.c.lease_pool_id, lease.c.owner)
+)
+COUNTED_UNITS: Final = func.greatest(lease.c.units - lease.c.uncounted_units, 0)
+NOTHING: Final[ColumnElement[int]] = literal_column("0")
+CLAIMED: Final = and_(lease.c.owner == bindparam("owner"), lease.c.unleased_by != UnleasedBy.MAX_WAIT)
+WAITED: Final = lease.c.unleased_by == UnleasedBy.MAX_WAIT
+CHARGED: Final = Statement(
+    select(
+        func.coalesce(func.sum(COUNTED_UNITS).filter(CLAIMED), NOTHING).label("units"),
+        func.coalesce(func.sum(COUNTED_UNITS * lease.c.weight).filter(WAITED), NOTHING).label("waited_cost"),
+    ).where(lease.c.lease_pool_id == bindparam("pool"), COUNTED, lease.c.unleased_by.is_not(None))
+)
+
+
+async def held_by(tx: Connection, lease_pool_ids: Collection[str]) -> dict[str, dict[str, int]]:
+    """Units held by each owner of leases, by lease pool."""
+    found: dict[str, dict[str, int]] = {}
+    for row in await tx.fetch(HELD_BY.text, list(lease_pool_ids)):
+        found.setdefault(row["lease_pool_id"], {})[row["owner"]] = row["units"]
+    return found
+
+
+async def charged(tx: Connection, lease_pool_id: str, owner: str) -> tuple[int, int]:
+    """Of unleased starts that count: the units of an owner, and the cost of those, of all owners, whose maximum wait
+    was over."""
+    row = await tx.fetchrow(CHARGED.text, *CHARGED.arguments(pool=lease_pool_id, owner=owner))
+    return row["units"], row["waited_cost"]
 
 
 async def due(tx: Connection, lease_pool_id: str, now: datetime, receiving: Receiving, *, limit: int) -> list[Lease]:

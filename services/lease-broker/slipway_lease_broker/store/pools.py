@@ -120,10 +120,11 @@ CLAIM_UNVERIFIED: Final = Statement(
     .with_for_update(skip_locked=True)
 )
 COUNT: Final = f"""
+WITH held AS (SELECT operation, greatest(units - uncounted_units, 0) AS units, weight
+    FROM leases WHERE lease_pool_id = $1 AND {condition(COUNTED)})
 SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
-    FROM leases WHERE lease_pool_id = $1 AND {condition(COUNTED)}
-    GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{{}}') AS held,
-    (SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND {condition(COUNTED)}) AS held_units,
+    FROM held GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{{}}') AS held,
+    (SELECT coalesce(sum(units), 0) FROM held) AS held_units,
     waiting_units, waiting_requests
 FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
     WHERE lease_pool_id = $1 AND {condition(WAITING)}) AS queue"""

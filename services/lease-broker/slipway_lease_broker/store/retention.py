@@ -51,6 +51,7 @@ DELETE_TENANTS: Final = Statement(
     delete_ended(
         tenant,
         or_(tenant.c.failures == 0, older(tenant.c.backoff_until)),
+        or_(tenant.c.held_back_until.is_(None), older(tenant.c.held_back_until)),
         ~exists().where(
             request.c.lease_pool_id == tenant.c.lease_pool_id, request.c.tenant == tenant.c.tenant, WAITING
         ),

@@ -96,6 +96,8 @@ lease_pool = Table(
     required("virtual_time", Double, default=ZERO),
     Column("adaptive", JSONB),  # the adaptive limit and its times
     required("evidence", JSONB, default="[]"),  # of throttling, received since the last decision
+    required("throttle_reports", JSONB, default="[]"),  # of the last reporters
+    Column("excess", JSONB),  # of unleased units beyond what their reporter may count
     Column("pinned_reason", Text),  # the declared limit holds until an operator unpins
     Column("drained_reason", Text),  # the limit is 0 until an operator undrains
     Column("derived_units", Integer),
@@ -178,6 +180,7 @@ lease = Table(
     required("extended_at", TIME),  # by its grant, or the last command that moved its deadlines
     required("over_kafka", Boolean, default=NO),  # whether its holder sends its commands over Kafka, or over HTTP
     Column("unleased_by", Text),  # cause of a start without a lease
+    required("uncounted_units", Integer, default=ZERO),  # of an unleased start, beyond what counts
     required("holders", JSONB, default="{}"),  # by the name that each gave itself
     Column(
         "deadline",
@@ -210,6 +213,9 @@ tenant = Table(
     required("virtual_finish", Double, default=ZERO),
     required("failures", Integer, default=ZERO),  # in a row
     Column("backoff_until", TIME),
+    Column("held_back_until", TIME),  # by what it reported itself
+    required("held_back_reason", Text, default=""),
+    required("owner", Text, default=""),  # token that named it, if it is not that token's own
     PrimaryKeyConstraint("lease_pool_id", "tenant"),
 )
 

@@ -19,6 +19,10 @@ def create_token(
         str, typer.Option("--name", metavar="NAME", help="Name of the token, shown in audit logs and errors")
     ],
     scope: Annotated[list[str], typer.Option("--scope", metavar="SCOPE", help="Scope of the token; repeatable")],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option("--tenant", metavar="TENANT", help="Tenant of leases beside NAME; repeatable, * at the end"),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to append to"),
@@ -30,8 +34,9 @@ def create_token(
 
     Scopes: read (all but settings), read:settings (settings, too), declaration:write (which includes both),
     demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write, workers:terminate, workers:state,
-    state-keys:write, accounts:write, leases:write:POOL, lease-pools:write, launching:stop, restores:write,
-    dead-letters:write, positions:write, admin; a trailing * matches the rest.
+    state-keys:write, accounts:write, leases:write:POOL, throttles:write:POOL (its throttle reports are the provider's
+    own), lease-pools:write, launching:stop, restores:write, dead-letters:write, positions:write, admin; a trailing *
+    matches the rest.
 
     \b
     Examples:
@@ -43,7 +48,7 @@ def create_token(
     from slipway_common.declaration.strict_yaml import Invalid
 
     try:
-        secret, line = tokens.create(name, scope, file)
+        secret, line = tokens.create(name, scope, file, tenants=tenant or ())
     except Invalid as error:
         raise InvalidFile(file or Path("slipway token create"), error.problems) from error
     except (OSError, UnicodeDecodeError) as error:

@@ -43,6 +43,8 @@ CREATE TABLE lease_pools (
     virtual_time double precision NOT NULL DEFAULT 0,
     adaptive jsonb,                             -- the adaptive limit and its times
     evidence jsonb NOT NULL DEFAULT '[]',       -- of throttling, received since the last decision
+    throttle_reports jsonb NOT NULL DEFAULT '[]',  -- of the last reporters
+    excess jsonb,                               -- of unleased units beyond what their reporter may count
     pinned_reason text,                         -- the declared limit holds until an operator unpins
     drained_reason text,                        -- the limit is 0 until an operator undrains
     derived_units integer,
@@ -112,6 +114,7 @@ CREATE TABLE leases (
     extended_at timestamptz NOT NULL,           -- by its grant, or the last command that moved its deadlines
     over_kafka boolean NOT NULL DEFAULT false,  -- whether its holder sends its commands over Kafka, or over HTTP
     unleased_by text,                           -- cause of a start without a lease
+    uncounted_units integer NOT NULL DEFAULT 0, -- of an unleased start, beyond what counts
     holders jsonb NOT NULL DEFAULT '{}',        -- by the name that each gave itself
     deadline timestamptz
         GENERATED ALWAYS AS (coalesce(counted_until, least(expires_at, hold_until, progress_until))) STORED,
@@ -134,6 +137,9 @@ CREATE TABLE tenants (
     virtual_finish double precision NOT NULL DEFAULT 0,
     failures integer NOT NULL DEFAULT 0,        -- in a row
     backoff_until timestamptz,
+    held_back_until timestamptz,                -- by what it reported itself
+    held_back_reason text NOT NULL DEFAULT '',
+    owner text NOT NULL DEFAULT '',             -- token that named it, if it is not that token's own
     PRIMARY KEY (lease_pool_id, tenant)
 );
 
