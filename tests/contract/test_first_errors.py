@@ -35,8 +35,8 @@ def test_a_duration_with_a_unit(tmp_path: Path, written: str, reason: str) -> No
 
 
 def test_an_address_without_a_scheme() -> None:
-    assert slipway("--lease-broker", "broker:7303", "lease", "ls") == (
-        "--lease-broker or SLIPWAY_LEASE_BROKER_URL: 'broker:7303' has no scheme; write http://broker:7303"
+    assert slipway("--provisioner", "queue:7301", "pool", "ls") == (
+        "--provisioner or SLIPWAY_PROVISIONER_URL: 'queue:7301' has no scheme; write http://queue:7301"
     )
 
 

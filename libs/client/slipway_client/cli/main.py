@@ -186,10 +186,6 @@ def connect(
     4 confirmation needed.
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
-    for service, url in urls.items():
-        if not url.startswith(("http://", "https://")):
-            variable = f"SLIPWAY_{service.upper().replace('-', '_')}_URL"
-            raise Failed(f"--{service} or {variable}: {url!r} has no scheme; write http://{url}")
     if not token and token_file:
         from slipway_common.base.settings import UnreadableFile, read_value
 

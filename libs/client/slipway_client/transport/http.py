@@ -184,7 +184,9 @@ class Api:
         try:
             answer = self._client.request(method, self.urls[service] + path, params=given, **sent)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            option = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL"
+            option, url = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL", self.urls[service]
+            if not url.startswith(("http://", "https://")):
+                raise Failed(f"{option}: {url!r} has no scheme; write http://{url}") from error
             reason = f"the {service} at {self.urls[service]} is unavailable: {error}"
             raise Failed(f"{reason}\nCheck that it is running, and its address in {option}.") from error
         if answer.is_success:
