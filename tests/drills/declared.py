@@ -23,13 +23,15 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker pool whose machines do `tasks_per_worker` tasks each."""
+    """A worker pool whose machines do `tasks_per_worker` tasks each. Deadlines are in product seconds."""
 
     accounts: Sequence[str]
     max_capacity: int = 50
     min_capacity: int = 0
     image: str = "good"
     tasks_per_worker: int = 1
+    profile: str = "on-demand"
+    deadlines: Mapping[str, float] = {}
 
 
 def declaration(speed: float, accounts: Mapping[str, Account], pools: Mapping[str, Pool]) -> Declaration:
@@ -39,7 +41,7 @@ def declaration(speed: float, accounts: Mapping[str, Account], pools: Mapping[st
             "version": 1,
             "lease_pools": [_lease_pool(name, account, speed) for name, account in accounts.items()],
             "accounts": [_account(name, account) for name, account in accounts.items()],
-            "worker_pools": [_worker_pool(name, pool) for name, pool in pools.items()],
+            "worker_pools": [_worker_pool(name, pool, speed) for name, pool in pools.items()],
         }
     )
 
@@ -67,11 +69,13 @@ def _account(name: str, account: Account) -> dict[str, Any]:
     }
 
 
-def _worker_pool(name: str, pool: Pool) -> dict[str, Any]:
+def _worker_pool(name: str, pool: Pool, speed: float) -> dict[str, Any]:
     return {
         "id": name,
         "min_capacity": pool.min_capacity,
         "max_capacity": pool.max_capacity,
+        "profile": pool.profile,
+        "deadlines": {name: seconds / speed for name, seconds in pool.deadlines.items()},
         "launch_configs": [
             {
                 "name": f"{name}-{account}",

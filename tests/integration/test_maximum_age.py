@@ -99,7 +99,7 @@ async def test_a_busy_worker_leaves_after_its_task(provisioner: Provisioner) -> 
     await claim(machine, "long", 0)
     await at(provisioner, HOUR)
     assert (await provisioner.states(), await launch(provisioner)) == ({"running": 1}, 0)
-    assert (await machine.post("/heartbeat")).json()["terminate"] is True
+    assert (await machine.post("/heartbeat")).json()["terminate"] is False
     await provisioner.set_clock(1.5 * HOUR)
     assert (await idle(machine, 1.5 * HOUR))["reason"] == "has reached its maximum age"
     await provisioner.set_clock(1.5 * HOUR + 2)
@@ -129,7 +129,7 @@ async def test_nothing_leaves_while_nothing_could_replace_it(provisioner: Provis
     await at(provisioner, 1.1 * HOUR)
     (raised,) = await provisioner.published(AlertRaised)
     assert (raised.kind, raised.cause) == ("maximum-age", "mode observe: launches are decided and recorded, not made")
-    assert (await machine.post("/heartbeat")).json()["terminate"] is False
+    assert (await provisioner.worker()).drain_until is None
     await at(provisioner, 4 * HOUR)
     assert await stops(provisioner) == []
     await provisioner.declare(declared(**POOL, mode="enforce"))

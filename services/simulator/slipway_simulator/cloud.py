@@ -206,8 +206,10 @@ def _instance(
     cloud: Cloud, call: Call, user_data: Mapping[str, Any], index: int, effects: Effects, now: float, rng: Random
 ) -> InstanceCreated:
     rules = cloud.rules
-    boot_seconds = lognormal(rules.boot_seconds_median * effects.boot_factor, rules.boot_sigma, rng)
-    bad = "never_registers" if call.image in effects.bad_images else rules.images.get(call.image, Image()).bad
+    image = rules.images.get(call.image, Image())
+    median = rules.boot_seconds_median if image.boot_seconds_median is None else image.boot_seconds_median
+    boot_seconds = lognormal(median * effects.boot_factor, rules.boot_sigma, rng)
+    bad = "never_registers" if call.image in effects.bad_images else image.bad
     return InstanceCreated(
         at=now,
         instance_id=f"i-{len(cloud.instances) + len(cloud.gone) + index + 1:06d}",

@@ -40,7 +40,10 @@ class Zone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An image. `boot_seconds_median` of its machines is that of the scenario unless it is given."""
+
     bad: ImageFault | None = None
+    boot_seconds_median: NotNegative | None = None
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +80,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return replace(
             self,
             accounts={name: _account_on_the_wall(account, speed) for name, account in self.accounts.items()},
+            images={name: _image_on_the_wall(image, speed) for name, image in self.images.items()},
             zones={name: Zone(sooner(zone.capacity, speed)) for name, zone in self.zones.items()},
             throttle_fault=self.throttle_fault.faster(speed),
             visibility_seconds=self.visibility_seconds / speed,
@@ -107,3 +111,8 @@ def _account_on_the_wall(account: Account, speed: float) -> Account:
         throttle=account.throttle.faster(speed) if account.throttle else None,
         latency_seconds=account.latency_seconds / speed,
     )
+
+
+def _image_on_the_wall(image: Image, speed: float) -> Image:
+    median = image.boot_seconds_median
+    return image if median is None else replace(image, boot_seconds_median=median / speed)

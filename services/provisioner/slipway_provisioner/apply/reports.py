@@ -190,10 +190,11 @@ async def _save(tx: Connection, worker: Worker, event: Any, at: datetime) -> Ans
 
 
 async def _answer(tx: Connection, worker: Worker, *, has_task: bool) -> Answer:
-    """Answer to a worker that has a task, or has just ended one."""
+    """Answer to a worker that has a task, or has just ended one. One of full age hears only after its task that it
+    leaves, since its mark may be revoked until then."""
     standing = await configs.standing(tx, worker.launch_config_id)
     is_stopping = worker.state in ASKED_TO_STOP
-    aged = REASON if has_task and worker.drain_until is not None else ""
+    aged = REASON if worker.drain_until is not None and worker.idle_since is not None else ""
     reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task) or aged
     return Answer(reason, standing, has_task)
 
