@@ -10,6 +10,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import httpx2
@@ -48,6 +49,7 @@ POOLS: Final = (
     "optimistic",
     PATIENT,
     "pessimistic",
+    "full",
 )
 # Pools of tests in which leases are not renewed for a while.
 SHORT: Final = ("killed", "stopped", "taken", "unavailable", "fenced")
@@ -59,6 +61,8 @@ LOSSES: Final = ("continue", "raise")
 PACED: Final = "paced"
 PACED_HOLD_SECONDS: Final = 1.5
 LOST_LINGER_SECONDS: Final = 0.2
+# A request at the very beginning of its span, which would otherwise be half a minute of waiting.
+SOON: Final = next(f"r-{number}" for number in range(10_000) if Random(f"r-{number}").random() < 0.001)
 UP: Final = "echo up $SLIPWAY_LEASE_ID $SLIPWAY_FENCING_TOKEN; "
 FOREVER: Final = "while :; do sleep 0.05; done"
 
@@ -430,7 +434,7 @@ async def test_a_request_that_is_not_admitted_in_time_leaves_the_queue(broker: B
         await broker.run("waits", "--max-wait", wait, "--", "sh", "-c", UP) for wait in ("0.5s", "5m", "5m")
     ]
     code, err = await short.ended()
-    assert (code, short.lines) == (75, [])
+    assert (code, short.lines) == (125, [])
     assert "no lease of waits within 0.5 s" in err
     await until(lambda: waiting_in(broker, "waits", 2), "both wait")
     leaving.send(signal.SIGTERM)
@@ -486,8 +490,8 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
         await broker.run("optimistic", *optimistic, "echo $SLIPWAY_LEASE_ID.; exit 7"),
     ]
     assert [await ended(run) for run in [*others, *safe]] == [
-        (69, []),
-        (69, []),
+        (125, []),
+        (125, []),
         (7, ["."]),
         (0, ["started"]),
         (0, ["started"]),
@@ -512,6 +516,47 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
     assert await broker.held("optimistic") == []
     assert await ended(await broker.run("exit", "--", "true")) == (0, [])
     assert await all_charged(broker)
+
+
+# A start without a lease
+
+
+async def test_fail_open_runs_what_is_undeclared_unauthorized_or_not_admitted(broker: Broker) -> None:
+    """Each with the exit code of its command, and with the cause in its status file; a full pool counts the start."""
+    holder = await broker.run("full", "--", "sh", "-c", UP + "exec sleep 60")
+    await holder.up()
+    causes = {
+        ("nowhere", SECRET): "unknown-lease-pool",
+        ("full", "revoked"): "unknown-token",
+        ("full", SECRET): "full",
+    }
+    for (pool, secret), cause in causes.items():
+        file = broker.folder / "status"
+        options = ("--fail-open", "always", "--max-wait", "2s", "--request-id", SOON, "--status-file", str(file))
+        run = await broker.run(pool, *options, "--", "sh", "-c", UP + "exit 7", SLIPWAY_TOKEN=secret)
+        await run.up()
+        assert (await run.ended())[0] == 7
+        expected = {"started": True, "leased": False, "cause": cause, "exit_code": 7}
+        assert (run.lease_id, msgspec.json.decode(file.read_bytes())) == ("", expected)
+        assert await broker.charged("full") == (cause == "full")
+    await until(lambda: holds(broker, "full", 1), "the start that has ended is released")
+    assert await broker.held("full") == [holder.lease_id]
+    assert not await waiting_in(broker, "full", 1)
+    holder.send(signal.SIGTERM)
+    await holder.ended()
+
+
+async def test_safe_says_at_once_that_its_slot_comes_too_late(broker: Broker) -> None:
+    """While the broker is frozen; it would be asked until the end of the wait."""
+    assert await ended(await broker.run(PATIENT, "--", "true")) == (0, [])  # records its pace on this host
+    broker.supervisor.pause(NAME)
+    try:
+        run = await broker.run(PATIENT, "--fail-open", "safe", "--max-wait", "25s", "--", "echo", "x")
+        code, err = await run.ended()
+    finally:
+        broker.supervisor.resume(NAME)
+    assert (code, run.lines) == (125, [])
+    assert "not starting unless it answers, since its next start at the last known pace is in" in err
 
 
 async def all_charged(broker: Broker) -> bool:

@@ -22,6 +22,7 @@ ACQUIRE = "POST /lease-pools/aws-ci/leases"
 RENEW = f"POST /leases/{LEASE}/renew"
 RELEASE = f"POST /leases/{LEASE}/release"
 UNLEASED = "POST /lease-pools/aws-ci/unleased"
+TOKEN = f"POST /leases/{LEASE}/token"
 
 
 def lease(at: float = 0.0, **terms: Any) -> Answer:
@@ -78,6 +79,7 @@ class LeaseBroker:
             RELEASE: [RELEASED],
             "GET /lease-pools": [(200, {"items": [POOL]})],
             UNLEASED: [(200, {})],
+            TOKEN: [(200, {"token": "secret-of-the-lease"})],
         }
 
     def count(self, request_line: str) -> int:

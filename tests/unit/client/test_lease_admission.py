@@ -237,6 +237,15 @@ def test_a_refusal_ends_the_requests() -> None:
     assert next_step(state, 116.0) == StartUnleased()
 
 
+def test_a_wrong_address_is_asked_until_the_start() -> None:
+    """It may be mended; where a lease-broker has answered before, the address is right, and the outage another one."""
+    lost: dict[str, Any] = {"asked_at": 101.0, "now": 101.0, "chance": 0.0, "misdirected": True}
+    state = admission.unanswered(always(600.0, 0.5), **lost)
+    assert (state.cause, admission.starts_at(state)) == (Cause.REFUSED, 116.0)
+    assert next_step(state, 110.0) == Request(0.0)
+    assert admission.unanswered(waits(always(600.0, 0.5), "full", 100.1), **lost).cause is Cause.FULL
+
+
 def test_a_full_pool_is_asked_until_the_start() -> None:
     """The place in the queue is kept, and no long poll outlasts the instant."""
     state = waits(always(100.0, 0.5), "full", 100.1)

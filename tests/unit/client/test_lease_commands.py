@@ -208,7 +208,7 @@ def test_a_refused_request_is_not_retried(
     broker.answers[ACQUIRE] = [answer]
     assert slipway(environment, "acquire", "--pool", "aws-ci").exit_code == code
     ran = run(environment, "--fail-open", "optimistic", "--", "echo", "started")
-    assert (ran.returncode, ran.stdout) == (code, "")
+    assert (ran.returncode, ran.stdout) == (125, "")
     assert [asked for asked, _ in broker.received] == [ACQUIRE, ACQUIRE]
 
 
@@ -398,8 +398,9 @@ def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str])
 def test_a_usage_error_sends_no_request(
     broker: LeaseBroker, environment: dict[str, str], wrong: tuple[str, ...]
 ) -> None:
+    """Its code is not one that the command of `run` may have."""
     answer = slipway(environment, *wrong)
-    assert (answer.exit_code, answer.stdout, broker.received) == (2, "", [])
+    assert (answer.exit_code, answer.stdout, broker.received) == (125 if wrong[0] == "run" else 2, "", [])
 
 
 def test_an_empty_pool_is_an_unset_variable(environment: dict[str, str], options: dict[str, Any]) -> None:
@@ -866,20 +867,22 @@ def test_safe_waits_for_its_place_in_the_pace(environment: dict[str, str], tmp_p
     # However long the first process took to end, the next place is still to come.
     state.learn("aws-ci", msgspec.structs.replace(taken, next_start_at=taken.next_start_at + 1200.0))
     second = run(nowhere, "--max-wait", "0.1s", *safe)
-    assert (first.returncode, second.returncode) == (0, 69)
+    assert (first.returncode, second.returncode) == (0, 125)
     assert "starting without a lease in" in first.stderr
+    assert "not starting unless it answers, since its next start at the last known pace is in 20 min" in second.stderr
 
 
 def test_pessimistic_starts_nothing(environment: dict[str, str]) -> None:
     nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
     ran = run(nowhere, "--fail-open", "pessimistic", "--max-wait", "0.5s", "--", "echo", "started")
-    assert (ran.returncode, ran.stdout) == (69, "")
+    assert (ran.returncode, ran.stdout) == (125, "")
     assert "has not answered within 0.5 s" in ran.stderr
 
 
 def test_an_address_that_is_none_is_no_outage(environment: dict[str, str]) -> None:
     ran = run(environment | {"SLIPWAY_LEASE_BROKER_URL": "broker:7303"}, "--fail-open", "optimistic", "--", "echo", "x")
-    assert (ran.returncode, ran.stdout) == (78, "")
+    assert (ran.returncode, ran.stdout) == (125, "")
+    assert "broker:7303 is not a URL" in ran.stderr
 
 
 # From Python

@@ -18,29 +18,25 @@ from slipway_common.base.clock import monotonic_seconds
 from tests.support import lease_answers
 from tests.support.answers import serving
 from tests.support.harness import until
-from tests.support.lease_answers import ACQUIRE, RELEASE, UNLEASED, LeaseBroker, problem
+from tests.support.lease_answers import ACQUIRE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem
 
-CANCEL = "DELETE /lease-pools/aws-ci/requests/r-1"
 UNAVAILABLE = problem(503, "unavailable")
 CHARGED = (200, {"items": [lease_answers.lease()[1]]})
 SECONDS = 60.0
 
 
 class SlowBroker(LeaseBroker):
-    """Stub broker that answers a cancellation after the release, and a report once `answers_reports` is set."""
+    """Stub broker that answers a report once `answers_reports` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.answers_reports, self.released = threading.Event(), threading.Event()
-        late = {UNLEASED: self.answers_reports, CANCEL: self.released}
+        self.answers_reports = threading.Event()
 
         @self.app.middleware("http")
         async def answer_late(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-            response, requested = await answer(request), f"{request.method} {request.url.path}"
-            if requested == RELEASE:
-                self.released.set()
-            if requested in late:
-                await asyncio.to_thread(late[requested].wait, SECONDS)
+            response = await answer(request)
+            if f"{request.method} {request.url.path}" == UNLEASED:
+                await asyncio.to_thread(self.answers_reports.wait, SECONDS)
             return response
 
 
@@ -48,13 +44,12 @@ class SlowBroker(LeaseBroker):
 def server() -> Iterator[tuple[SlowBroker, str]]:
     broker = SlowBroker()
     broker.reset()
-    broker.answers |= {ACQUIRE: [UNAVAILABLE], UNLEASED: [CHARGED], CANCEL: [(200, {})]}
+    broker.answers |= {ACQUIRE: [UNAVAILABLE], UNLEASED: [CHARGED]}
     with serving(broker.app) as url:
         try:
             yield broker, url
         finally:
             broker.answers_reports.set()
-            broker.released.set()
 
 
 @pytest.fixture
@@ -81,13 +76,16 @@ def released(broker: SlowBroker) -> list[str]:
     return [body["result"] for body in broker.bodies(RELEASE)]
 
 
-async def test_ends_while_its_request_is_cancelled(broker: SlowBroker, session: Session, state: State) -> None:
+async def test_ends_after_it_was_charged(broker: SlowBroker, session: Session, state: State) -> None:
+    """Under the id of its request, which is neither repeated nor cancelled."""
     broker.answers_reports.set()
     assert isinstance(await session.acquire(), Unleased)
-    await until(lambda: broker.count(CANCEL), "its start is charged")
+    await until(lambda: state.spooled() == [], "its start is charged")
     await session.release("done")
-    assert (released(broker), state.spooled()) == (["done"], [])
-    assert broker.count(CANCEL) == 1
+    await session.withdraw()
+    assert released(broker) == ["done"]
+    assert [body["starts"][0]["request_id"] for body in broker.bodies(UNLEASED)] == ["r-1"]
+    assert {asked for asked, _ in broker.received} == {ACQUIRE, UNLEASED, RELEASE}
 
 
 async def test_ends_while_it_is_being_reported(broker: SlowBroker, session: Session) -> None:
@@ -99,15 +97,26 @@ async def test_ends_while_it_is_being_reported(broker: SlowBroker, session: Sess
     broker.answers_reports.set()
     await releasing
     assert released(broker) == ["done"]
-    assert broker.count(CANCEL) == 1
 
 
 async def test_is_reported_at_its_end(broker: SlowBroker, session: Session, state: State) -> None:
-    """The release does not wait for the cancellation of the request."""
     broker.answers_reports.set()
     broker.answers[UNLEASED] = [UNAVAILABLE, CHARGED]
     assert isinstance(await session.acquire(), Unleased)
     await until(lambda: broker.count(UNLEASED) == 1, "the first report is not answered")
     await session.release("done")
     assert (released(broker), state.spooled()) == (["done"], [])
-    assert broker.count(CANCEL) == 1
+
+
+async def test_a_lease_granted_without_an_answer_is_held(broker: SlowBroker, session: Session) -> None:
+    """The broker may have granted the request that it did not answer: the report then returns that lease, which lives
+    only as long as it is renewed."""
+    broker.answers_reports.set()
+    granted = lease_answers.lease(ttl_seconds=0.3, hold_seconds=600.0)
+    broker.answers |= {UNLEASED: [(200, {"items": [granted[1]]})], RENEW: [granted]}
+    assert isinstance(await session.acquire(), Unleased)
+    holding = asyncio.create_task(session.hold())
+    await until(lambda: broker.count(RENEW) > 1, "it is renewed")
+    holding.cancel()
+    await session.release("done")
+    assert released(broker) == ["done"]

@@ -186,11 +186,4 @@ def connect(
     4 confirmation needed.
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
-    if not token and token_file:
-        from slipway_common.base.settings import UnreadableFile, read_value
-
-        try:
-            token = read_value("SLIPWAY_TOKEN_FILE", token_file)
-        except UnreadableFile as error:
-            raise Failed(str(error)) from error
-    context.obj = Api(urls, token, kafka=kafka, topic_prefix=topic_prefix)
+    context.obj = Api(urls, token, token_file=token_file, kafka=kafka, topic_prefix=topic_prefix)

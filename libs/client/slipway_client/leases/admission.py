@@ -31,6 +31,9 @@ SPREAD_SECONDS: Final = 30.0
 SPREAD_SHARE: Final = 0.1  # of the maximum wait, where that is longer
 
 
+FAIL_OPEN_VARIABLE: Final = "SLIPWAY_LEASE_FAIL_OPEN"
+
+
 class FailOpen(StrEnum):
     """Behaviour without a lease: `always` whatever the cause, the others while the broker is unavailable."""
 
@@ -198,12 +201,15 @@ def waits(admission: Admission, waiting: Waiting, *, asked_at: float, wait_secon
     return _with_cause(answered, Cause.PAUSED if waiting.cause in PAUSES else Cause.FULL, now)
 
 
-def unanswered(admission: Admission, *, asked_at: float, now: float, chance: float) -> Admission:
+def unanswered(
+    admission: Admission, *, asked_at: float, now: float, chance: float, misdirected: bool = False
+) -> Admission:
     """Apply a request sent at `asked_at` that was not answered: the broker counts as unavailable since then. Until it
-    answers again, the cause that it gave last counts."""
+    answers again, the cause that it gave last counts. `misdirected`: the address or its certificate is wrong."""
     backoff = next_backoff(admission.backoff, now, chance)
     since = asked_at if admission.backoff.since is None else admission.backoff.since
-    return replace(admission, requested=True, backoff=replace(backoff, since=since))
+    unanswered = replace(admission, requested=True, backoff=replace(backoff, since=since))
+    return _with_cause(unanswered, Cause.REFUSED, now) if misdirected and admission.waiting is None else unanswered
 
 
 def refused(admission: Admission, now: float) -> Admission:

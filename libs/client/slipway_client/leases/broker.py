@@ -9,7 +9,7 @@ import msgspec
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
 from slipway_client.transport import patience
-from slipway_client.transport.exchange import NoAnswer, authorization, exchange
+from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange
 from slipway_client.transport.http import ADVICE, SERVICES, advice, path
 from slipway_client.transport.patience import Patience
 from slipway_common.base.clock import monotonic_seconds
@@ -45,15 +45,19 @@ class Charged(msgspec.Struct, frozen=True):
     items: list[Lease] = []
 
 
+class Issued(msgspec.Struct, frozen=True):
+    """Token bound to a lease."""
+
+    token: str
+
+
 class Broker:
     """The lease-broker for one caller. Every method raises NoAnswer if there was no answer or a retryable one, and
     Refused for a refusal that is final. The timeout of a call follows `patience`."""
 
     def __init__(self, url: str, token: str = "", patience: Patience = FIRST) -> None:
-        where = urlsplit(url)
-        if where.scheme not in {"http", "https"} or not where.hostname:  # would look like an outage
-            raise Refused(f"{url} is not a URL such as {SERVICES['lease-broker']}", "not-an-address", 422)
         self.url = url.rstrip("/")
+        self.authorized = bool(token)
         self._token = token
         self._patience = patience
 
@@ -114,6 +118,12 @@ class Broker:
         charged = _read(answer, Charged).items
         return charged[0] if charged and charged[0].hold_seconds_left > 0 else None
 
+    async def lease_token(self, lease: Lease, holder: str = "") -> str:
+        """Issue a token that permits a holder no more than to hold this lease. Raises LeaseEnded."""
+        body = {"fencing_token": lease.fencing_token} | ({"holder": holder} if holder else {})
+        answer = await self._held("token", lease, body)
+        return _read(answer, Issued).token
+
     async def _held(self, what: str, lease: Lease, body: dict[str, Any]) -> dict[str, Any]:
         try:
             return (await self._call("POST", path("leases", lease.lease_id, what), body))[1]
@@ -133,6 +143,8 @@ class Broker:
     ) -> tuple[int, dict[str, Any]]:
         """Call the broker, which may hold its answer back for `wait_seconds`. A caller that goes on without an answer
         `within_seconds` still waits as long as for a broker that was never slow."""
+        if not _is_address(self.url):  # would look like an outage
+            raise Refused(f"{self.url} is not a URL such as {SERVICES['lease-broker']}", "not-an-address", 422)
         url = self.url + path
         content = b"" if body is None else msgspec.json.encode(body)
         seconds = min(self._patience.seconds, max(self._patience.least_seconds, within_seconds - wait_seconds))
@@ -148,16 +160,25 @@ class Broker:
         if (took_seconds := monotonic_seconds() - begun_at - wait_seconds) > 0:  # an earlier answer was held back
             self._patience = patience.answered(self._patience, took_seconds)
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
-            raise NoAnswer(f"{self.url} answered {status}")
+            raise NoAnswer(f"{self.url} answered {status}", OTHER_SERVICE if status < 400 else "")
         try:
             read = msgspec.json.decode(answered or b"{}", type=dict[str, Any])
         except msgspec.MsgspecError:
             read = {}
             if status < 300:
-                raise NoAnswer(f"{self.url} did not answer with JSON: is it a lease-broker?") from None
+                text = f"{self.url} did not answer with JSON: is it a lease-broker?"
+                raise NoAnswer(text, OTHER_SERVICE) from None
         if status >= 400:
             raise _refused(method, url, status, read)
         return status, read
+
+
+def _is_address(url: str) -> bool:
+    try:
+        where = urlsplit(url)
+        return where.scheme in {"http", "https"} and bool(where.hostname) and where.port != 0
+    except ValueError:  # of a port that is none
+        return False
 
 
 def _read(body: dict[str, Any], kind: type[Answered]) -> Answered:

@@ -18,11 +18,11 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
-from slipway_client.leases.admission import UNAVAILABLE_SECONDS, Admission, FailOpen
+from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.holder import holder
 from slipway_client.leases.log import log
-from slipway_client.leases.session import Session, Unleased, open_session
+from slipway_client.leases.session import Session, Unleased, open_session, readable_token
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
 from slipway_client.transport.http import SERVICES, token_of
 from slipway_client.transport.switch import switched_off
@@ -40,8 +40,8 @@ class Held(Generic[Event]):
     renewed in time, until a renewal shows that it was kept, or for good because the broker has ended it. The end of its
     hold is no loss.
 
-    `lease_id` is empty and `fencing_token` 0 if the block runs without a lease: because the broker was unavailable, or
-    by SLIPWAY_LEASE=off.
+    `lease_id` is empty and `fencing_token` 0 if the block runs without a lease: as its fail-open mode allows, or by
+    SLIPWAY_LEASE=off.
     """
 
     lost: Event
@@ -67,7 +67,7 @@ def lease(
     priority: int = 0,
     hold_seconds: float | None = None,
     max_wait_seconds: float = 1800.0,
-    fail_open: str = "safe",
+    fail_open: str = "",
     unavailable_seconds: float = UNAVAILABLE_SECONDS,
     on_loss: str = "continue",
     request_id: str = "",
@@ -84,13 +84,15 @@ def lease(
     refused, until the lease was not renewed for three quarters of its TTL; with `join` both hold it, and the last
     release counts. `replaces` is the lease of the previous attempt, as LEASE_ID:FENCING_TOKEN.
 
-    `fail_open` (safe, optimistic, pessimistic) is the behaviour once the broker is unavailable for
+    `fail_open` [default: SLIPWAY_LEASE_FAIL_OPEN, or safe] is the behaviour without a lease: `always` enters the block
+    in the end, whatever the cause; safe, optimistic and pessimistic apply once the broker is unavailable for
     `unavailable_seconds`. With `on_loss="continue"` a block whose lease was lost goes on, and counts as an unleased
     launch until its hold ends; with `raise` it has failed. `url` and `token` default to the environment variables of
     the `slipway` command. `log` gets lines for people.
 
-    Entering raises NotAdmitted after `max_wait_seconds`, Unreachable, or Refused; leaving raises LeaseLost with
-    `on_loss="raise"`, when the lease was lost and nothing else was raised. Raises ValueError for an unknown word.
+    Entering raises NotAdmitted after `max_wait_seconds`, Unreachable, or Refused; in mode `always` none of them.
+    Leaving raises LeaseLost with `on_loss="raise"`, when the lease was lost and nothing else was raised. Raises
+    ValueError for an unknown word.
     """
     if on_loss not in ("continue", "raise"):
         raise ValueError(f"on_loss is {on_loss!r}: expected 'continue' or 'raise'")
@@ -108,16 +110,18 @@ def lease(
         replaces=parse_handle(replaces) if replaces else None,
     )
     environment = os.environ
+    mode = FailOpen(fail_open or environment.get(FAIL_OPEN_VARIABLE) or FailOpen.SAFE)
 
     def new_session() -> Session:
         admission = Admission(
             begun_at=monotonic_seconds(),
             max_wait_seconds=max_wait_seconds,
-            fail_open=FailOpen(fail_open),
+            fail_open=mode,
             unavailable_seconds=unavailable_seconds,
         )
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
-        return open_session(where, token or token_of(environment), wanted, admission, log, fenced=on_loss == "raise")
+        secret = token or readable_token(lambda: token_of(environment), mode, log)
+        return open_session(where, secret, wanted, admission, log, fenced=on_loss == "raise")
 
     return Leasing(None if switched_off(environment) else new_session, raises=on_loss == "raise")
 
@@ -244,17 +248,17 @@ class _BackgroundSession:
 
 
 async def _watch(session: Session, held: Held[Any]) -> None:
-    """Renew the lease, and keep `held.lost` true."""
+    """Renew the lease, and keep `held.lost` true. A block that started without a lease has none to lose."""
 
     def trust(trusted: bool) -> None:
-        held.reason = "not renewed in time"
-        (held.lost.clear if trusted else held.lost.set)()
+        if held.lease_id:
+            held.reason = "not renewed in time"
+            (held.lost.clear if trusted else held.lost.set)()
 
-    if held.lease_id:
-        over = await session.hold(trust)
-        if over.lost:
-            held.reason = over.reason
-            held.lost.set()
+    over = await session.hold(trust)
+    if held.lease_id and over.lost:
+        held.reason = over.reason
+        held.lost.set()
 
 
 def _held(admission: Lease | Unleased, lost: Event) -> Held[Event]:

@@ -12,6 +12,7 @@ UNREACHABLE: Final = 69  # EX_UNAVAILABLE
 LOST: Final = 76  # EX_PROTOCOL: the lease is no longer held
 REFUSED: Final = 77  # EX_NOPERM
 WRONG: Final = 78  # EX_CONFIG
+NOT_STARTED: Final = 125  # of `run`, as of `timeout` and `docker run`: no other code of its own can be the command's
 
 # Refusals of an unleased launch that are final for every caller.
 UNCHARGEABLE_SLUGS: Final = frozenset({"invalid-request", "unknown-lease-pool"})
@@ -33,6 +34,12 @@ class Unreachable(LeaseError):
     """The broker did not answer."""
 
     exit_code = UNREACHABLE
+
+
+class NotStarted(LeaseError):
+    """`run` did not start its command."""
+
+    exit_code = NOT_STARTED
 
 
 class LeaseLost(LeaseError):

@@ -7,25 +7,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from slipway_client.leases.child import FORWARDED, FROM_TERMINAL, Child, in_front_of_terminal
+from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.holding import LeaseEnd
 from slipway_client.leases.session import Session, Unleased
+from slipway_client.leases.status_file import Status
 from slipway_client.leases.terms import Lease
 from slipway_common.base.process_group import CannotStart
 
-LEASE_ID: Final = "SLIPWAY_LEASE_ID"
-FENCING_TOKEN: Final = "SLIPWAY_FENCING_TOKEN"  # noqa: S105 (a number that grows, no secret)
-LEASE_POOL: Final = "SLIPWAY_LEASE_POOL"
 STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """Outcome of the command: its exit code, 128 + n for signal n. `resend`: the signal of the terminal that ended it;
-    our caller got it too and expects us to end by it."""
+    our caller got it too and expects us to end by it. `cause`: code of the reason why it was not started."""
 
     exit_code: int
     resend: signal.Signals | None = None
+    cause: str | None = None
 
 
 async def run(
@@ -35,29 +36,52 @@ async def run(
     *,
     on_loss: signal.Signals | None,
     throttled: Collection[int] = (),
+    passes_token: bool = False,
     granted: Callable[[Lease], None],
+    report: Callable[[Status], None] = lambda status: None,
     log: Callable[[str], None],
 ) -> Outcome:
     """Run a command under a lease. Raises what Session.acquire raises, before the command starts only. The command gets
     the signal `on_loss` if its lease is lost, or this process killed; None: it goes on without one. An exit code in
-    `throttled` is reported to the broker as a throttle of the account."""
+    `throttled` is reported to the broker as a throttle of the account. `report` gets the status of the command as it
+    starts, and at its end. It does not get our token, unless `passes_token`, but one that is bound to its lease."""
     running = _Running(on_loss, log)
     running.catch_signals()
-    acquiring = asyncio.create_task(session.acquire())
-    either: set[asyncio.Future[Any]] = {acquiring, running.signalled}
+    inherited = os.environ if passes_token else without_secrets(os.environ)
+
+    async def prepare() -> tuple[Lease | Unleased, dict[str, str]]:
+        admission = await session.acquire()
+        if isinstance(admission, Unleased):
+            return admission, of_command(inherited, lease_pool_id)
+        granted(admission)
+        token = "" if passes_token else await session.lease_token()
+        return admission, of_command(
+            inherited,
+            lease_pool_id,
+            lease_id=admission.lease_id,
+            fencing_token=admission.fencing_token,
+            token=token,
+        )
+
+    preparing = asyncio.create_task(prepare())
+    either: set[asyncio.Future[Any]] = {preparing, running.signalled}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     code, result = 0, "cancelled"
     try:
         if running.first is None:
-            admission = await acquiring
-            if isinstance(admission, Lease):
-                granted(admission)
-            ended = await running.run_until_exit(session, lease_pool_id, admission, command)
+            admission, environment = await preparing
+            cause = admission.cause if isinstance(admission, Unleased) else None
+            status = Status(started=True, leased=cause is None, cause=cause)
+            report(status)  # before it starts, so that it can read the file itself
+            ended = await running.run_until_exit(session, admission, command, environment)
             code, result = ended.exit_code, running.result(ended)
+            report(replace(status, started=ended.cause is None, cause=ended.cause or cause, exit_code=code))
             return ended
-        acquiring.cancel()
-        await asyncio.gather(acquiring, return_exceptions=True)
-        return _by_signal(running.first)
+        preparing.cancel()
+        await asyncio.gather(preparing, return_exceptions=True)
+        ended = _by_signal(running.first)
+        report(Status(started=False, leased=False, cause="signal", exit_code=ended.exit_code))
+        return ended
     finally:
         await session.withdraw()
         await session.release(result, throttled=code in throttled)
@@ -92,26 +116,28 @@ class _Running:
             self.signalled.set_result(None)
 
     async def run_until_exit(
-        self, session: Session, lease_pool_id: str, admission: Lease | Unleased, command: Sequence[str]
+        self,
+        session: Session,
+        admission: Lease | Unleased,
+        command: Sequence[str],
+        environment: Mapping[str, str],
     ) -> Outcome:
         """Start the command, renew its lease while it runs, and wait for it."""
         try:
-            self._child = await Child.start(command, variables(os.environ, lease_pool_id, admission), self._on_loss)
+            self._child = await Child.start(command, environment, self._on_loss)
         except CannotStart as error:
             self._log(str(error))
-            return Outcome(error.exit_code)
+            return Outcome(error.exit_code, cause="cannot-start")
         if self.first is not None:  # it arrived while the child was starting
             self._child.forward(self.first)
         ending = asyncio.create_task(self._child.wait())
-        holding = asyncio.create_task(session.hold()) if isinstance(admission, Lease) else None
-        if holding is not None:
-            await asyncio.wait({ending, holding}, return_when=asyncio.FIRST_COMPLETED)
-            if holding.done() and not ending.done():
-                self._lease_end(holding.result())
+        holding = asyncio.create_task(session.hold())
+        await asyncio.wait({ending, holding}, return_when=asyncio.FIRST_COMPLETED)
+        if holding.done() and not ending.done() and isinstance(admission, Lease):
+            self._lease_end(holding.result())
         code = await ending
-        if holding is not None:
-            holding.cancel()
-            await asyncio.wait({holding})
+        holding.cancel()
+        await asyncio.wait({holding})
         return _by_signal(signal.Signals(-code)) if code < 0 else Outcome(code)
 
     def _lease_end(self, over: LeaseEnd) -> None:
@@ -127,12 +153,3 @@ class _Running:
 
 def _by_signal(signum: signal.Signals) -> Outcome:
     return Outcome(128 + signum, signum if signum in FROM_TERMINAL and in_front_of_terminal() else None)
-
-
-def variables(environment: Mapping[str, str], lease_pool_id: str, admission: Lease | Unleased) -> dict[str, str]:
-    """Environment of the command: ours, with the variables of its lease. Those of an outer lease are removed."""
-    kept = {name: value for name, value in environment.items() if name not in {LEASE_ID, FENCING_TOKEN}}
-    kept[LEASE_POOL] = lease_pool_id
-    if isinstance(admission, Lease):
-        kept |= {LEASE_ID: admission.lease_id, FENCING_TOKEN: str(admission.fencing_token)}
-    return kept

@@ -11,23 +11,24 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slipway_client.leases import admission, errors, holding, pace
-from slipway_client.leases.admission import Admission
+from slipway_client.leases import admission, holding, pace
+from slipway_client.leases.admission import Admission, Cause, FailOpen
 from slipway_client.leases.broker import Broker, LeaseEnded
 from slipway_client.leases.errors import NotAdmitted, Refused, Unreachable
 from slipway_client.leases.holding import Holding, LeaseEnd
 from slipway_client.leases.state import Spooled, State, folder
 from slipway_client.leases.terms import Lease, Start, Waiting, Wanted
+from slipway_client.leases.unleased import LAST_TRY_SECONDS, UnleasedStarts
 from slipway_client.transport.backoff import Backoff, next_backoff
-from slipway_client.transport.exchange import NoAnswer
+from slipway_client.transport.exchange import MISDIRECTED, NoAnswer
+from slipway_client.transport.http import Failed
 from slipway_client.view import moments
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.ids import new_id
 
 RELEASE_SECONDS: Final = 10.0
 """How long a release is retried: within the usual grace period before SIGKILL."""
-LAST_TRY_SECONDS: Final = 1.0
-"""How long reports that hold no units are retried at the end."""
+TOKEN_SECONDS: Final = 10.0
+"""Longest time for which the token of its lease delays a command."""
 # Hold assumed if neither the caller nor the broker has given one: the declaration's default.
 HOLD_SECONDS: Final = 1200.0
 # Refusals of a replaced lease after which the request is repeated without it, losing its place in the queue.
@@ -35,9 +36,10 @@ NOT_REPLACEABLE: Final = frozenset({"unknown-lease", "wrong-owner", "stale-token
 
 
 class Unleased(msgspec.Struct, frozen=True):
-    """A start without a lease, as the fail-open mode allows while the broker is unavailable."""
+    """A start without a lease, as the fail-open mode allows. `cause`: code of the reason, as of a waiting request or a
+    refusal; `unavailable` without an answer."""
 
-    start: Start
+    cause: str
 
 
 class Session:
@@ -68,14 +70,16 @@ class Session:
         self._holding: Holding | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._sent = False
-        self._own_start: Spooled | None = None  # until it is charged
-        self._unaccepted: set[str] = set()  # starts of others that this token may not report
+        self._is_held = asyncio.Event()
+        self._problem = ""  # of the refusal, or of an address that is wrong
+        self._starts = UnleasedStarts(broker, state, rng, log, self._hold)
         self._answered = False
 
     # Admission
 
     async def acquire(self) -> Lease | Unleased:
-        """Wait for a lease, or until a start without one is allowed. Raises NotAdmitted, Unreachable and Refused."""
+        """Wait for a lease, or until a start without one is allowed. Raises NotAdmitted, Unreachable and Refused, in
+        mode `always` none of them."""
         while True:
             match admission.next_step(self._admission, monotonic_seconds()):
                 case admission.Request(wait_seconds):
@@ -91,7 +95,9 @@ class Session:
                     if not self._resumable:
                         await self.withdraw()
                     self._sent = False
-                    raise self._wait_over(unavailable=unavailable)
+                    raise _wait_over(
+                        self._admission, self._wanted.lease_pool_id, self._broker.url, unavailable=unavailable
+                    )
 
     async def withdraw(self) -> None:
         """Cancel the request, if there is one, and release a lease that was granted meanwhile."""
@@ -105,31 +111,12 @@ class Session:
                 await self._broker.cancel(self._wanted, within_seconds=RELEASE_SECONDS)
 
     async def _ask(self, wait_seconds: float) -> Lease | None:
-        with contextlib.suppress(NoAnswer):  # first, so that unleased launches count before anything is granted
-            await self._report_pending()
-        asked_at = monotonic_seconds()
-        within_seconds = admission.decided_at(self._admission) - asked_at
-        self._sent = True
-        try:
-            answer = await self._broker.acquire(self._wanted, wait_seconds, within_seconds=within_seconds)
-        except NoAnswer as error:
-            if self._admission.backoff.since is None:
-                self._log(f"lease-broker unavailable, retrying: {error}")
-            now = monotonic_seconds()
-            self._admission = admission.unanswered(
-                self._admission, asked_at=asked_at, now=now, chance=self._rng.random()
-            )
-            return None
-        except Refused as refused:
-            if self._wanted.replaces is None or refused.slug not in NOT_REPLACEABLE:
-                self._sent = False  # a refused request has changed nothing
-                raise
-            self._log(f"cannot replace the lease of the previous attempt ({refused}); requesting a new one")
-            self._wanted = replace(self._wanted, replaces=None)
+        answer, asked_at = await self._request(wait_seconds)
+        if answer is None:
             return None
         self._on_first_answer()
         if isinstance(answer, Lease):
-            self._holding = holding.granted(answer, asked_at)
+            self._hold(answer, asked_at)
             if wait_seconds > 0:
                 # The remaining time counts from the start of the long poll; a second, short request is more precise.
                 return await self._ask(0.0) or answer
@@ -141,63 +128,137 @@ class Session:
         )
         return None
 
+    async def _request(self, wait_seconds: float) -> tuple[Lease | Waiting | None, float]:
+        """Request the lease; returns the answer, if there is one, and the time of the request. A caller that has to
+        start does not wait for one."""
+        asked_at, until = monotonic_seconds(), admission.decided_at(self._admission)
+        is_patient = self._admission.fail_open is not FailOpen.ALWAYS
+        try:
+            async with asyncio.timeout(None if is_patient else until - asked_at):
+                with contextlib.suppress(NoAnswer):  # first, so that they count before anything is granted
+                    await self._starts.report_once()
+                asked_at, self._sent = monotonic_seconds(), True
+                within_seconds = until - asked_at
+                return await self._broker.acquire(self._wanted, wait_seconds, within_seconds=within_seconds), asked_at
+        except TimeoutError:
+            pass
+        except NoAnswer as error:
+            self._unanswered(error, asked_at)
+        except Refused as refused:
+            if self._wanted.replaces is None or refused.slug not in NOT_REPLACEABLE:
+                self._refused(refused)
+            else:
+                self._log(f"cannot replace the lease of the previous attempt ({refused}); requesting a new one")
+                self._wanted = replace(self._wanted, replaces=None)
+        return None, asked_at
+
+    def _hold(self, lease: Lease, asked_at: float) -> None:
+        self._holding = holding.granted(lease, asked_at)
+        self._is_held.set()
+
+    def _unanswered(self, error: NoAnswer, asked_at: float) -> None:
+        now, before = monotonic_seconds(), self._admission
+        self._admission = admission.unanswered(
+            before,
+            asked_at=asked_at,
+            now=now,
+            chance=self._rng.random(),
+            misdirected=error.problem in MISDIRECTED,
+        )
+        if before.backoff.since is None:
+            self._log(f"lease-broker unavailable, retrying: {error}")
+        if self._admission.cause is Cause.REFUSED and before.cause is not Cause.REFUSED:
+            self._problem = error.problem
+            if before.fail_open is FailOpen.ALWAYS:
+                self._log(f"Check the address {self._broker.url} and its certificate. {_start(self._admission)}")
+
+    def _refused(self, refused: Refused) -> None:
+        """Apply a final refusal. Raises it, unless the fail-open mode is `always`."""
+        self._sent = False  # a refused request has changed nothing
+        if self._admission.fail_open is not FailOpen.ALWAYS:
+            raise refused
+        self._admission = admission.refused(self._admission, monotonic_seconds())
+        self._problem = refused.slug or "refused"
+        self._log(f"{refused}\n{_start(self._admission)}")
+
     def _pace(self) -> None:
         hold_seconds = self._wanted.hold_seconds or HOLD_SECONDS
         chance = self._rng.random()
         seconds = self._state.slot(self._wanted.lease_pool_id, self._wanted.units, hold_seconds, chance)
         self._admission = admission.paced(self._admission, monotonic_seconds() + seconds)
-        if isfinite(seconds):
+        if isfinite(admission.starts_at(self._admission)):
+            left_seconds = admission.starts_at(self._admission) - monotonic_seconds()
             self._log(
-                f"lease-broker unavailable; starting without a lease in {moments.about(seconds)} unless it answers"
+                f"lease-broker unavailable; starting without a lease in {moments.about(left_seconds)} unless it answers"
             )
         else:
-            self._log(
-                "lease-broker unavailable; not starting without a lease, since this pool granted none when last seen"
+            why = (
+                f"its next start at the last known pace is in {moments.about(seconds)}, after the maximum wait"
+                if isfinite(seconds)
+                else "this pool granted none when last seen"
             )
+            self._log(f"lease-broker unavailable; not starting unless it answers, since {why}")
 
     def _start_unleased(self) -> Unleased:
-        wanted, started_at = self._wanted, utc_now().isoformat()
-        # An id of its own: the broker may have received the request although it did not answer.
+        """Record the start by its cause. It has the id of its request: the broker may have received that, and even
+        granted a lease, although no answer has arrived."""
+        wanted, waiting = self._wanted, self._admission.waiting
         start = Start(
-            request_id=new_id(),
+            request_id=wanted.request_id,
             operation=wanted.operation,
             units=wanted.units,
-            started_at=started_at,
+            started_at=utc_now().isoformat(),
             hold_seconds=wanted.hold_seconds,
+            cause="unavailable" if waiting is None else "max_wait",
         )
-        self._log("lease-broker unavailable; starting without a lease, which will be reported to it later")
+        self._sent = False  # nothing is left to cancel: the start takes the place of the request
+        if self._admission.cause is Cause.REFUSED:
+            entry = Spooled(lease_pool_id=wanted.lease_pool_id, start=replace(start, cause=self._problem))
+            count = self._state.record_uncharged(entry)
+            self._log(f"starting without a lease; start {count} of this host that is charged to no lease pool")
+            return Unleased(self._problem)
+        if waiting is None or self._admission.backoff.since is not None:
+            self._log("lease-broker unavailable; starting without a lease, which will be reported to it later")
+        else:
+            self._log(f"no lease of {wanted.lease_pool_id} yet ({_outlook(waiting)}); starting without one")
         self._start_uncounted(start)
-        return Unleased(start)
+        return Unleased("unavailable" if waiting is None else waiting.cause or "full")
 
     def _start_uncounted(self, start: Start) -> None:
         """Report our own work without a lease, now or as soon as the broker answers, so that it counts."""
-        self._own_start = Spooled(lease_pool_id=self._wanted.lease_pool_id, start=start)
-        self._state.spool(self._own_start)
-        self._start_background(self.report_unleased())
-
-    def _wait_over(self, *, unavailable: bool) -> Exception:
-        waited = moments.about(self._admission.max_wait_seconds)
-        pool = self._wanted.lease_pool_id
-        if unavailable:
-            return Unreachable(
-                f"the lease-broker at {self._broker.url} has not answered within {waited}\n"
-                "Check that it is running, and its address in --lease-broker or SLIPWAY_LEASE_BROKER_URL."
-            )
-        outlook = _outlook(self._admission.waiting) if self._admission.waiting else ""
-        error = NotAdmitted(f"no lease of {pool} within {waited}{f'; {outlook}' if outlook else ''}")
-        error.waiting = self._admission.waiting
-        return error
+        self._starts.record(Spooled(lease_pool_id=self._wanted.lease_pool_id, start=start))
+        self._start_background(self._starts.report())
 
     def _log_position(self, waiting: Waiting) -> None:
         before = self._admission.waiting
         if before is None or before.position != waiting.position:
             self._log(f"waiting for a lease of {self._wanted.lease_pool_id}: {_outlook(waiting)}")
 
+    async def settle(self) -> Lease | None:
+        """Try a last time to report a start without a lease, for a caller that does not hold it; returns the lease as
+        which it was charged, for the caller to release."""
+        await self._starts.report_last()
+        await self._last_try()
+        return None if self._holding is None else self._holding.lease
+
     # Holding
 
+    async def lease_token(self) -> str:
+        """Token bound to the lease, for its command; empty if it cannot be had, or our broker needs none."""
+        assert self._holding is not None
+        if not self._broker.authorized:
+            return ""
+        try:
+            async with asyncio.timeout(TOKEN_SECONDS):
+                return await self._broker.lease_token(self._holding.lease, self._wanted.holder)
+        except (NoAnswer, Refused, LeaseEnded, TimeoutError) as error:
+            self._log(f"the command gets no token, since none was issued for its lease: {str(error) or 'no answer'}")
+            return ""
+
     async def hold(self, on_trust: Callable[[bool], None] = lambda trusted: None) -> LeaseEnd:
-        """Renew the lease until it ends. `on_trust` gets False once another holder may have its units, and True if it
-        was renewed after that."""
+        """Renew the lease until it ends; that of a start without one, once the broker has charged it. `on_trust` gets
+        False once another holder may have its units, and True if it was renewed after that."""
+        await self._is_held.wait()
         while True:
             assert self._holding is not None
             match holding.next_step(self._holding, monotonic_seconds(), fenced=self._fenced):
@@ -256,13 +317,8 @@ class Session:
     async def release(self, result: str, *, throttled: bool = False) -> None:
         """Release the lease, unless it was lost; idempotent. After the end of its hold this only reports the result.
         Pending reports are tried a last time, an own unleased launch first since it may still become a lease."""
-        if self._own_start is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_TRY_SECONDS):
-                    await self.report_unleased()
-        if self._own_start is not None:  # the process that reports it releases it at once
-            self._own_start = replace(self._own_start, result=result)
-            self._state.spool(self._own_start)
+        await self._starts.report_last()
+        self._starts.end(result)
         held, self._holding = self._holding, None
         if held is not None:
             await self._release(held.lease, result, throttled=throttled)
@@ -271,7 +327,7 @@ class Session:
     async def _last_try(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_TRY_SECONDS):
-                while self._background:  # a start that is charged only now adds the cancellation of its request
+                if self._background:
                     await asyncio.wait(self._background)
         for task in list(self._background):
             task.cancel()
@@ -299,7 +355,7 @@ class Session:
         if not self._answered:
             self._answered = True
             self._start_background(self._record_pace())
-            self._start_background(self.report_unleased())
+            self._start_background(self._starts.report())
 
     def _start_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -312,48 +368,23 @@ class Session:
             if (row := await self._broker.lease_pool(pool)) is not None:
                 self._state.learn(pool, pace.seen(row, self._wanted.operation, self._state.pace(pool)))
 
-    async def report_unleased(self) -> None:
-        """Report all unleased launches, retrying until the broker answers."""
-        backoff = Backoff()
-        while True:
-            try:
-                return await self._report_pending()
-            except NoAnswer:
-                backoff = next_backoff(backoff, monotonic_seconds(), self._rng.random())
-                await asyncio.sleep(max(0.0, backoff.retry_at - monotonic_seconds()))
 
-    async def _report_pending(self) -> None:
-        for entry in self._unreported():
-            try:
-                await self._charge(entry)
-            except Refused as refused:
-                self._log(f"unleased launch in {entry.lease_pool_id} was not accepted: {refused}")
-                if refused.slug not in errors.UNCHARGEABLE_SLUGS:
-                    self._unaccepted.add(entry.start.request_id)
-                    continue  # kept for a process with another token, or until the host's clock is corrected
-            self._state.reported(entry)
+def _start(refused: Admission) -> str:
+    seconds = admission.starts_at(refused) - monotonic_seconds()
+    return f"Starting without a lease in {moments.about(max(0.0, seconds))}."
 
-    def _unreported(self) -> list[Spooled]:
-        """Spooled launches, and our own even if another process reported it: the answer has the lease to release."""
-        entries, own = self._state.spooled(), self._own_start
-        entries = entries if own is None or own in entries else [*entries, own]
-        return [entry for entry in entries if entry.start.request_id not in self._unaccepted]
 
-    async def _charge(self, entry: Spooled) -> None:
-        """Report one unleased launch. Our own becomes a lease that is released like any other, and its request is
-        cancelled; one that has ended meanwhile is released at once."""
-        asked_at = monotonic_seconds()
-        lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
-        own, result = self._own_start, entry.result
-        if own is not None and own.start == entry.start:
-            # Without an await between, so that a concurrent release finds either the start or the lease.
-            self._own_start, result = None, own.result
-            if lease is not None and not result:
-                self._holding = holding.granted(lease, asked_at)
-            self._start_background(self._cancel())
-        if lease is not None and result:
-            with contextlib.suppress(LeaseEnded):
-                await self._broker.release(lease, result)
+def _wait_over(admission: Admission, lease_pool_id: str, url: str, *, unavailable: bool) -> Exception:
+    waited = moments.about(admission.max_wait_seconds)
+    if unavailable:
+        return Unreachable(
+            f"the lease-broker at {url} has not answered within {waited}\n"
+            "Check that it is running, and its address in --lease-broker or SLIPWAY_LEASE_BROKER_URL."
+        )
+    outlook = _outlook(admission.waiting) if admission.waiting else ""
+    error = NotAdmitted(f"no lease of {lease_pool_id} within {waited}{f'; {outlook}' if outlook else ''}")
+    error.waiting = admission.waiting
+    return error
 
 
 def _outlook(waiting: Waiting) -> str:
@@ -366,6 +397,18 @@ def _outlook(waiting: Waiting) -> str:
     return ", ".join(part for part in parts if part) or "position unknown"
 
 
+def readable_token(read: Callable[[], str], fail_open: FailOpen, log: Callable[[str], None]) -> str:
+    """Token that `read` returns. In mode `always` an unreadable one is logged: the broker refuses a request without it,
+    which starts without a lease then."""
+    try:
+        return read()
+    except (Failed, ValueError) as error:
+        if fail_open is not FailOpen.ALWAYS:
+            raise
+        log(str(error))
+        return ""
+
+
 def open_session(
     url: str,
     token: str,
@@ -376,7 +419,9 @@ def open_session(
     resumable: bool = False,
     fenced: bool = False,
 ) -> Session:
-    """Open a session with the lease-broker at `url` and this host's state. Raises Refused for an invalid URL."""
+    """Open a session with the lease-broker at `url` and this host's state."""
     state = State(folder(os.environ), url, log)
     rng = Random()  # noqa: S311 (spreads repetitions)
+    # Of the request id, so that a repeated request starts at the same part of its span.
+    admission = replace(admission, chance=Random(wanted.request_id).random())  # noqa: S311
     return Session(Broker(url, token), wanted, admission, state, rng, log, resumable=resumable, fenced=fenced)

@@ -1,5 +1,6 @@
-"""State files on this host that outlive a process: the last safe pace, unleased launches to be reported, and the lease
-of the previous attempt. A directory that cannot be written loses these, but prevents no start.
+"""State files on this host that outlive a process: the last safe pace, unleased launches to be reported and those that
+are charged to no pool, and the lease of the previous attempt. A directory that cannot be written loses these, but
+prevents no start.
 
 Each lease-broker address has a directory of its own.
 """
@@ -22,6 +23,7 @@ from slipway_common.events.lease import ReplacedLease
 
 FOLDER_VARIABLE: Final = "SLIPWAY_STATE_DIR"
 ATTEMPT_KEPT_SECONDS: Final = 2 * 86_400.0
+UNCHARGED_KEPT_SECONDS: Final = 30 * 86_400.0
 
 Kept = TypeVar("Kept", bound=msgspec.Struct)
 
@@ -32,6 +34,11 @@ class Spooled(msgspec.Struct, frozen=True, kw_only=True):
     lease_pool_id: str
     start: Start
     result: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identity; members of a gang have one request id."""
+        return f"{self.lease_pool_id} {self.start.request_id}"
 
 
 def folder(environment: Mapping[str, str]) -> Path:
@@ -78,8 +85,8 @@ class State:
 
     def spool(self, entry: Spooled) -> None:
         """Keep an unleased launch until it was reported, by this process or a later one."""
-        if not self._write(self._unleased / _name(entry.start.request_id), entry):
-            self._unwritten[entry.start.request_id] = entry
+        if not self._write(self._unleased / _name(entry.key), entry):
+            self._unwritten[entry.key] = entry
 
     def spooled(self) -> list[Spooled]:
         """Unleased launches to report, the oldest first."""
@@ -90,13 +97,19 @@ class State:
 
     def reported(self, entry: Spooled) -> None:
         """Remove an entry that was reported, unless it has changed since."""
-        request_id = entry.start.request_id
-        if self._unwritten.get(request_id) == entry:
-            del self._unwritten[request_id]
-        path = self._unleased / _name(request_id)
+        if self._unwritten.get(entry.key) == entry:
+            del self._unwritten[entry.key]
+        path = self._unleased / _name(entry.key)
         if _read(path, Spooled) == entry:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+    def record_uncharged(self, entry: Spooled) -> int:
+        """Record a start that is never reported, since no lease pool may be charged for it: the broker refused its
+        request, or another service answered. Returns the number of those of UNCHARGED_KEPT_SECONDS."""
+        kept = self.folder / "uncharged"
+        self._write(kept / _name(entry.key), entry)
+        return max(1, _prune(kept, UNCHARGED_KEPT_SECONDS))
 
     # Attempts
 
@@ -108,11 +121,7 @@ class State:
         """Record the lease of an attempt, and drop records older than ATTEMPT_KEPT_SECONDS."""
         kept = self.folder / "attempts"
         self._write(kept / _name(key), lease)
-        oldest = utc_now().timestamp() - ATTEMPT_KEPT_SECONDS
-        with contextlib.suppress(OSError):
-            for path in kept.iterdir():
-                if path.stat().st_mtime < oldest:
-                    path.unlink(missing_ok=True)
+        _prune(kept, ATTEMPT_KEPT_SECONDS)
 
     def forget_attempts(self, key: str) -> None:
         with contextlib.suppress(OSError):
@@ -162,6 +171,18 @@ def _read(path: Path, kind: type[Kept]) -> Kept | None:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
+
+
+def _prune(folder: Path, kept_seconds: float) -> int:
+    """Remove files that are older; returns the number of the others."""
+    oldest, kept = utc_now().timestamp() - kept_seconds, 0
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.stat().st_mtime < oldest:
+                path.unlink(missing_ok=True)
+            else:
+                kept += 1
+    return kept
 
 
 def _name(key: str) -> str:

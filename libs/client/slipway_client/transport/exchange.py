@@ -5,6 +5,8 @@ up the time that a worker may take to start.
 """
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,9 +20,16 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+# Problems of an address or a certificate, which no wait mends.
+TLS: Final = "tls"
+UNKNOWN_HOST: Final = "unknown-host"
+OTHER_SERVICE: Final = "other-service"
+MISDIRECTED: Final = frozenset({TLS, UNKNOWN_HOST, OTHER_SERVICE})
+
+
 class NoAnswer(Exception):
     """No answer, or an answer that asks to retry later. The text gives the reason and holds no secret. `problem` is the
-    slug of the problem that was answered; empty if there was none."""
+    slug of the problem that was answered, or of one of MISDIRECTED; empty if there was none."""
 
     def __init__(self, text: str, problem: str = "") -> None:
         super().__init__(text)
@@ -74,7 +83,13 @@ async def exchange(
     except TimeoutError:
         raise NoAnswer(f"no answer within {seconds:g} s") from None
     except (OSError, ValueError, h11.ProtocolError) as error:
-        raise NoAnswer(str(error) or type(error).__name__) from error
+        raise NoAnswer(str(error) or type(error).__name__, _problem(error)) from error
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return TLS
+    return UNKNOWN_HOST if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME else ""
 
 
 async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:

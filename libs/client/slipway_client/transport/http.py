@@ -75,13 +75,15 @@ def token_of(environment: Mapping[str, str]) -> str:
 
 
 class Api:
-    """Services of one deployment for one caller. `topic_prefix` is the prefix of all topic names."""
+    """Services of one deployment for one caller, known by a token or by the file that holds it. `topic_prefix` is the
+    prefix of all topic names."""
 
     def __init__(
         self,
         urls: Mapping[str, str],
         token: str = "",
         *,
+        token_file: Path | None = None,
         kafka: str = KAFKA,
         topic_prefix: str = "",
         timeout_seconds: float = 30.0,
@@ -90,18 +92,36 @@ class Api:
         self.kafka = kafka
         self.topic_prefix = topic_prefix
         self.timeout_seconds = timeout_seconds
-        self.token = token
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token
+        self._token_file = token_file
 
     def within(self, timeout_seconds: float) -> "Api":
         """The same services and token with another timeout per call."""
         return Api(
             self.urls,
-            self.token,
+            self._token,
+            token_file=self._token_file,
             kafka=self.kafka,
             topic_prefix=self.topic_prefix,
             timeout_seconds=timeout_seconds,
         )
+
+    @cached_property
+    def token(self) -> str:
+        """Access token, read when it is first needed; empty without one. Raises Failed for an unreadable file."""
+        if self._token or self._token_file is None:
+            return self._token
+        from slipway_common.base.settings import UnreadableFile, read_value
+
+        try:
+            return read_value("SLIPWAY_TOKEN_FILE", self._token_file)
+        except UnreadableFile as error:
+            raise Failed(str(error)) from error
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Header that authorizes a request; none without a token."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     @cached_property
     def _client(self) -> "httpx2.Client":

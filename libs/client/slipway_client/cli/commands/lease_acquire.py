@@ -2,24 +2,50 @@
 
 import os
 import signal
-import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
 from slipway_client.cli.tables import as_json
-from slipway_client.transport.http import Api
+from slipway_client.transport.http import Api, Failed
 from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 if TYPE_CHECKING:
+    from slipway_client.leases.admission import Admission
     from slipway_client.leases.session import Session
     from slipway_client.leases.terms import Lease, Wanted
     from slipway_common.events.lease import LeaseGroup
 
 app = typer.Typer(rich_markup_mode=None)
+NOT_STARTED: Final = 125  # as errors.NOT_STARTED, which takes longer to import
+
+
+class _Run(TyperCommand):
+    """Exits with 125 for a usage error: every other code may be the command's."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)
+        except Exception as error:
+            _exit_by(error)
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            _exit_by(error)
+            raise
+
+
+def _exit_by(error: Exception) -> None:
+    if getattr(error, "exit_code", 0) == 2:
+        error.exit_code = NOT_STARTED  # type: ignore[attr-defined]
 
 
 class LeaseFormat(StrEnum):
@@ -33,7 +59,10 @@ class OnLoss(StrEnum):
     TERM, INT, HUP, QUIT, USR1, USR2, KILL = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"
 
 
-FailOpenWord = Literal["safe", "optimistic", "pessimistic"]
+FailOpenWord = Annotated[
+    Literal["always", "safe", "optimistic", "pessimistic"],
+    typer.Option("--fail-open", envvar="SLIPWAY_LEASE_FAIL_OPEN", help="Starts without a lease; `run --help` explains"),
+]
 Operation = Annotated[str, typer.Option(metavar="NAME", help="Kind of operation, which the pool may weight")]
 Units = Annotated[int, typer.Option(metavar="N", min=1, help="Units to acquire")]
 Hold = Annotated[
@@ -54,7 +83,7 @@ Member = Annotated[
 AsLeaseFormat = Annotated[LeaseFormat, typer.Option("-o", "--output", help="Output format; env prints lines for eval")]
 
 
-@app.command("run", context_settings={"allow_interspersed_args": False})
+@app.command("run", cls=_Run, context_settings={"allow_interspersed_args": False})
 def run_leased(
     context: typer.Context,
     pool: Pool,
@@ -65,9 +94,7 @@ def run_leased(
     tenant: Tenant = "",
     priority: Priority = 0,
     max_wait: MaxWait = "30m",
-    fail_open: Annotated[
-        FailOpenWord, typer.Option(help="Unleased starts if the broker is unavailable, see above")
-    ] = "safe",
+    fail_open: FailOpenWord = "safe",
     unavailable_after: Annotated[
         str, typer.Option(metavar="DURATION", help="Outage after which `safe` starts without a lease")
     ] = "10s",
@@ -79,6 +106,12 @@ def run_leased(
         list[int] | None,
         typer.Option(metavar="CODE", help="Exit code by which the command reports a throttle"),
     ] = None,
+    status_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the status of the command, as JSON")
+    ] = None,
+    pass_token: Annotated[
+        bool, typer.Option("--pass-token", help="Pass SLIPWAY_TOKEN and other secrets to the command")
+    ] = False,
     attempt: Annotated[
         int, typer.Option(metavar="N", min=1, help="Attempt number; retries keep their age in the queue")
     ] = 1,
@@ -94,31 +127,37 @@ def run_leased(
 
     Waits for a lease, renews it while the command runs, and releases it when the command ends. The command gets the
     input, output and signals of `slipway`, and SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN and SLIPWAY_LEASE_POOL in its
-    environment. SLIPWAY_LEASE=off runs the command without a lease.
+    environment; its SLIPWAY_TOKEN permits no more than to hold that lease. SLIPWAY_LEASE=off runs the command without a
+    lease.
 
     \b
-    If the lease-broker is unavailable, --fail-open decides:
-      safe         start without a lease at the last known safe pace
-      optimistic   start without a lease at once
-      pessimistic  wait for the lease-broker
+    Without a lease, --fail-open decides:
+      always       start in the end: if the lease-broker is unavailable or the pool is full in the second half of
+                   --max-wait, if nothing may start after it, if the request is refused within 30 s
+      safe         if the lease-broker is unavailable, start at the last known safe pace
+      optimistic   if the lease-broker is unavailable, start at once
+      pessimistic  start nothing
 
     \b
     Examples:
       slipway lease run --pool aws-ci --hold 20m -- openshift-install create cluster
-      slipway lease run --pool aws-ci --attempt 2 --max-wait 30m --fail-open safe -- ./install.sh
+      slipway lease run --pool aws-ci --attempt 2 --max-wait 30m --fail-open always -- ./install.sh
       slipway lease run --pool aws-ci --group payload-4.22 --group-size 10 --spread 15m -- ./install.sh
 
-    Exit codes: the command's, 128+n for signal n, 127 if it is not found, 126 if it cannot be run. Before it starts:
-    75 not admitted within the wait, 69 lease-broker unavailable, 77 and 78 refused, 2 usage error.
+    Exit codes: the command's, 128+n for signal n; 127 if it is not found, 126 if it cannot be run, 125 if it was not
+    started for another reason. --status-file tells an own code from the command's: {"started": true, "leased": false,
+    "cause": "full", "exit_code": 0}.
     """
     if switched_off(os.environ):
-        _exec(command)
+        _exec(command, status_file, passes_token=pass_token)
     import asyncio
 
     from slipway_client.leases.attempts import Attempt
+    from slipway_client.leases.errors import NotStarted
     from slipway_client.leases.holder import holder
     from slipway_client.leases.log import log
     from slipway_client.leases.run import run
+    from slipway_client.leases.status_file import Status, write
 
     api: Api = context.obj
     wanted = _wanted(
@@ -141,18 +180,25 @@ def run_leased(
 
     numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), log=log)
     signum = None if on_loss is OnLoss.CONTINUE else signal.Signals[f"SIG{on_loss.value}"]
-    session = _session(api, numbered.wanted, max_wait, fail_open, unavailable_after, fenced=signum is not None)
-    ended = asyncio.run(
-        run(
-            session,
-            pool,
-            command,
-            on_loss=signum,
-            throttled=frozenset(throttled_exit or ()),
-            granted=granted,
-            log=log,
+    begun = _begun(max_wait, fail_open, unavailable_after)
+    try:
+        ended = asyncio.run(
+            run(
+                _session(api, numbered.wanted, begun, fenced=signum is not None),
+                pool,
+                command,
+                on_loss=signum,
+                throttled=frozenset(throttled_exit or ()),
+                passes_token=pass_token,
+                granted=granted,
+                report=lambda status: write(status_file, status, log),
+                log=log,
+            )
         )
-    )
+    except Failed as error:
+        status = Status(started=False, leased=False, cause=error.slug or "not-admitted", exit_code=NOT_STARTED)
+        write(status_file, status, log)
+        raise NotStarted(str(error), error.slug, error.status, path=error.path) from error
     if ended.resend is not None:  # so that our caller sees that Ctrl-C ended the command
         signal.signal(ended.resend, signal.SIG_DFL)
         os.kill(os.getpid(), ended.resend)
@@ -161,13 +207,21 @@ def run_leased(
     raise typer.Exit(ended.exit_code)
 
 
-def _exec(command: list[str]) -> None:
+def _exec(command: list[str], status_file: Path | None, *, passes_token: bool) -> None:
     """Replace this process by the command: leases are switched off."""
+    from slipway_client.leases.environment import without_secrets
+    from slipway_client.leases.log import log
+    from slipway_client.leases.status_file import Status, write
+
+    write(status_file, Status(started=True, leased=False, cause="switched-off"), log)
+    environment = os.environ if passes_token else without_secrets(os.environ)
     try:
-        os.execvp(command[0], command)  # noqa: S606 (the user's own command)
+        os.execvpe(command[0], command, environment)  # noqa: S606 (the user's own command)
     except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
+        log(f"cannot start {command[0]}: {error.strerror}")
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        write(status_file, Status(started=False, leased=False, cause="cannot-start", exit_code=code), log)
+        raise typer.Exit(code) from None
 
 
 @app.command("acquire")
@@ -186,13 +240,15 @@ def acquire(
     group_size: GroupSize = 1,
     spread: Spread = None,
     member: Member = None,
+    fail_open: FailOpenWord = "pessimistic",
     output: AsLeaseFormat = LeaseFormat.HANDLE,
 ) -> None:
     """Wait for a lease and print it
 
     The caller renews the lease in time and releases it; `run` does both. A request with a --request-id keeps its place
     in the queue when the wait is over, and the same ID continues it; `cancel` ends it. With -o json its position is
-    printed then.
+    printed then. With --fail-open a caller that may start without a lease gets exit code 0; nothing is printed then,
+    or the lease as which the start is counted.
 
     \b
     Examples:
@@ -220,16 +276,25 @@ def acquire(
         replaces=replaces,
         group=_group(group, group_size, spread, member),
     )
-    session = _session(context.obj, wanted, max_wait, "pessimistic", resumable=bool(request_id))
+    session = _session(context.obj, wanted, _begun(max_wait, fail_open), resumable=bool(request_id))
+
+    async def admitted() -> "tuple[Lease | None, str]":
+        admission = await session.acquire()
+        if isinstance(admission, Lease):
+            return admission, ""
+        return await session.settle(), admission.cause
+
     try:
-        lease = asyncio.run(session.acquire())
+        lease, cause = asyncio.run(admitted())
     except NotAdmitted as error:
         if output is LeaseFormat.JSON and error.waiting is not None:
             import msgspec
 
             as_json({"request_id": wanted.request_id, "state": "waiting", **msgspec.structs.asdict(error.waiting)})
         raise
-    assert isinstance(lease, Lease)
+    if lease is None:
+        _print_unleased(wanted.request_id, cause, output)
+        return
     _log_capped_hold(wanted.hold_seconds, [lease])
     _print_leases([lease], output)
 
@@ -243,6 +308,7 @@ def acquire_gang(
     tenant: Tenant = "",
     max_wait: MaxWait = "30m",
     request_id: RequestId = "",
+    fail_open: FailOpenWord = "pessimistic",
     output: Annotated[
         Literal["handle", "json"], typer.Option("-o", "--output", help="Output format; handle is LEASE_ID:TOKEN")
     ] = "handle",
@@ -256,9 +322,13 @@ def acquire_gang(
     if switched_off(os.environ):
         return
     import asyncio
+    from random import Random
 
     from slipway_client.leases import gang
+    from slipway_client.leases.broker import Broker
     from slipway_client.leases.log import log
+    from slipway_client.leases.session import Unleased, readable_token
+    from slipway_client.leases.state import State, folder
     from slipway_client.leases.terms import Gang, Member
     from slipway_common.base.ids import new_id
 
@@ -271,10 +341,13 @@ def acquire_gang(
         members.append(Member(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
     wanted = Gang(request_id=request_id or new_id(), operation=operation, tenant=tenant, members=tuple(members))
     api: Api = context.obj
-    max_wait_seconds = duration_or_zero("--max-wait", max_wait) or 0.0
-    leases = asyncio.run(
-        gang.acquire(api.urls["lease-broker"], api.token, wanted, max_wait_seconds=max_wait_seconds, log=log)
-    )
+    begun = _begun(max_wait, fail_open, chance=Random(wanted.request_id).random())  # noqa: S311 (spreads starts)
+    broker = Broker(api.urls["lease-broker"], readable_token(lambda: api.token, begun.fail_open, log))
+    state = State(folder(os.environ), broker.url, log)
+    leases = asyncio.run(gang.acquire(broker, wanted, begun, state, log=log))
+    if isinstance(leases, Unleased):
+        _print_unleased(wanted.request_id, leases.cause, LeaseFormat(output))
+        return
     _log_capped_hold(hold_seconds, leases)
     _print_leases(leases, LeaseFormat(output))
 
@@ -309,6 +382,15 @@ def _print_leases(leases: "list[Lease]", output: LeaseFormat) -> None:
                 "SLIPWAY_LEASE_POOL": lease.lease_pool_id,
             }
             print(*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), sep="\n")
+
+
+def _print_unleased(request_id: str, cause: str, output: LeaseFormat) -> None:
+    """Print that the caller may start without a lease. Variables of another lease must not be taken for its own."""
+    match output:
+        case LeaseFormat.JSON:
+            as_json({"request_id": request_id, "state": "unleased", "cause": cause})
+        case LeaseFormat.ENV:
+            print("unset SLIPWAY_LEASE_ID SLIPWAY_FENCING_TOKEN")
 
 
 def _group(name: str, size: int, spread: str | None, member: int | None) -> "LeaseGroup | None":
@@ -361,25 +443,26 @@ def _wanted(
         raise typer.BadParameter(f"--pool: {error}") from error
 
 
-def _session(
-    api: Api,
-    wanted: "Wanted",
-    max_wait: str,
-    fail_open: str,
-    unavailable_after: str = "0",
-    *,
-    resumable: bool = False,
-    fenced: bool = False,
-) -> "Session":
+def _begun(
+    max_wait: str, fail_open: FailOpenWord, unavailable_after: str = "10s", *, chance: float = 0.0
+) -> "Admission":
     from slipway_client.leases.admission import Admission, FailOpen
-    from slipway_client.leases.log import log
-    from slipway_client.leases.session import open_session
     from slipway_common.base.clock import monotonic_seconds
 
-    admission = Admission(
+    return Admission(
         begun_at=monotonic_seconds(),
         max_wait_seconds=duration_or_zero("--max-wait", max_wait) or 0.0,
         fail_open=FailOpen(fail_open),
         unavailable_seconds=duration_or_zero("--unavailable-after", unavailable_after) or 0.0,
+        chance=chance,
     )
-    return open_session(api.urls["lease-broker"], api.token, wanted, admission, log, resumable=resumable, fenced=fenced)
+
+
+def _session(
+    api: Api, wanted: "Wanted", begun: "Admission", *, resumable: bool = False, fenced: bool = False
+) -> "Session":
+    from slipway_client.leases.log import log
+    from slipway_client.leases.session import open_session, readable_token
+
+    token = readable_token(lambda: api.token, begun.fail_open, log)
+    return open_session(api.urls["lease-broker"], token, wanted, begun, log, resumable=resumable, fenced=fenced)

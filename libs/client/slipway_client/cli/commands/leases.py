@@ -43,7 +43,7 @@ app = typer.Typer(
       76  lease lost
       77  refused: token, scope or owner
       78  refused: unknown pool or invalid request
-    `run` exits with the code of its command once that has started.
+    `run` exits like its command, and with 127, 126 or 125 if it was not started.
     """,
 )
 app.add_typer(lease_acquire.app)
