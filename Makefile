@@ -159,6 +159,10 @@ simulate: $(READY) ## Seeded histories of three services: SEEDS=20, SEED=7, or b
 histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, checked for double grants: N=20 SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.histories.run
 
+.PHONY: lease-harm
+lease-harm: $(READY) ## Commands under leases while the broker is well, slow, frozen, killed, drained, full, or refuses: ONLY=frozen,full SEED=1 N=20 MUTANT=margin
+	@$(RUN) -m $(BROKEN) tests.lease_harm
+
 requirements: $(READY) ## Requirements of the lease-broker, one test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
 	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
 
