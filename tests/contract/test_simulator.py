@@ -19,6 +19,7 @@ from fastapi import FastAPI, Response
 from slipway_local.servers.ports import free_ports
 from slipway_simulator.facts import (
     Claimed,
+    DrainRequested,
     Fact,
     Idle,
     InstanceCreated,
@@ -30,6 +31,7 @@ from slipway_simulator.facts import (
     TaskEnded,
     TaskRenewed,
     Terminated,
+    TerminationRefused,
 )
 from slipway_simulator.ledger import Ledger, read
 from slipway_simulator.main import served
@@ -228,6 +230,24 @@ async def test_partial_capacity_then_none(simulated: Simulated) -> None:
     assert (await simulated.create("t3", zone="zone-c")).status_code == 200
     unknown = await simulated.client.delete("/accounts/sim-a/instances/i-999999")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "InstanceNotFound")
+
+
+@pytest.mark.parametrize("name", ["sim-a", "i-000001"])
+async def test_an_instance_that_cannot_be_terminated(simulated: Simulated, name: str) -> None:
+    """It is refused by its own name or that of its account, and its machine hangs when it is asked to leave."""
+    await simulated.create("t1")
+    await simulated.facts(Registered, 1)
+    await simulated.post("/faults", {"name": "no-termination", "arg": name})
+    path = "/accounts/sim-a/instances/i-000001"
+    refusal = await simulated.client.delete(path)
+    assert (refusal.status_code, refusal.json()["code"]) == (409, "OperationNotPermitted")
+    simulated.registrar.terminate = True
+    (refused,) = await simulated.facts(TerminationRefused, 1)
+    assert (refused.instance_id, refused.account) == ("i-000001", "sim-a")
+    await simulated.facts(DrainRequested, 1)
+    assert await simulated.listed("t1") == ["i-000001"]
+    await simulated.client.delete("/faults/no-termination")
+    await simulated.facts(Terminated, 1)
 
 
 async def test_lost_reply_then_listed_by_tag(simulated: Simulated) -> None:

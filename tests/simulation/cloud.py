@@ -9,9 +9,16 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.loops.launch import REJECTED_BEFORE_TOKEN_CHECK
-from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.port import (
+    Accepted,
+    CreateRequest,
+    OutcomeUnknown,
+    Provider,
+    Refused,
+    TerminationRefused,
+)
 from slipway_provisioner.providers.simulated import ERRORS
 from slipway_simulator import user_data, world
 from slipway_simulator.cloud import decide_create, latency_seconds
@@ -23,6 +30,7 @@ JOB_SECONDS: Final = (5.0, 90.0)
 THROTTLED_JOB_SECONDS: Final = 10.0
 JOB_LISTED_SECONDS: Final = 240.0
 """Longest time from a call that is accepted to a listing with its instances: a job waits while it is throttled."""
+UNDYING_EVERY: Final = 3  # machines
 ACCEPTANCES_LOST: Final = 0.3
 """Share of accepted calls whose reply is lost, while there are faults."""
 
@@ -68,8 +76,9 @@ class Cloud(Provider):
     """Provider of all accounts. Calls take effect after a latency and are answered by a step; while it is `late`, they
     take effect with the answer, which may be after they were looked up. Accounts that are `dead` answer no call, some
     of which take effect. Those that are `accepting` only accept calls, as `jobs` by token, whose end is polled;
-    `polled` counts the ends that were told. `interrupted`: tasks whose machine was terminated by a call, and
-    `interrupted_workers`: the workers of those whose claim was known."""
+    `polled` counts the ends that were told. Until `undying_until` every third machine cannot be terminated, nor does it
+    leave when it is asked to; `refused` are those that were to be terminated. `interrupted`: tasks whose machine was
+    terminated by a call, and `interrupted_workers`: the workers of those whose claim was known."""
 
     real = False
 
@@ -86,6 +95,8 @@ class Cloud(Provider):
         self.accepting: set[str] = set()
         self.jobs: dict[str, Job] = {}
         self.polled = 0
+        self.undying_until = 0.0
+        self.refused: set[str] = set()
         self.unanswered = 0
         self.interrupted: list[str] = []
         self.interrupted_workers: set[str] = set()
@@ -262,10 +273,19 @@ class Cloud(Provider):
         self.check_answers(account)
         return instance_id in self.world.cloud.instances
 
+    def is_undying(self, instance_id: str) -> bool:
+        """True if a machine cannot be terminated now."""
+        return self.now() < self.undying_until and int(instance_id.removeprefix("i-")) % UNDYING_EVERY == 0
+
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         self.check_answers(account)
+        refused = [id_ for id_ in instance_ids if id_ in self.machines and self.is_undying(id_)]
         for instance_id in instance_ids:
-            self.terminate_now(instance_id, "api")
+            if instance_id not in refused:
+                self.terminate_now(instance_id, "api")
+        if refused:
+            self.refused |= {*refused}
+            raise TerminationRefused(dict.fromkeys(refused, Protected("it is protected", "wait")))
 
     async def identity(self, account: Account) -> str:
         self.check_answers(account)

@@ -156,6 +156,7 @@ class Api:
             registration_key="key",
             send_within_seconds=1e9,
             boot_timeout_seconds=300.0,
+            stuck_after_seconds=120.0,
             accepted_timeout_seconds=300.0,
             starts_at_once=1,  # in the same order with each seed
             tokens_file=Path(self.tokens.name),

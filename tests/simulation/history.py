@@ -30,7 +30,7 @@ from tests.simulation.outages import Outages
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
     | {"lost lease event", "darkness", "dead account", "retired", "older database", "second deployment"}
-    | {"set clocks", "call accepted", "report again", "made-up claim"}
+    | {"set clocks", "call accepted", "report again", "made-up claim", "stuck machine"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
@@ -178,7 +178,8 @@ async def _describe(deployment: Deployment, tasks: int) -> str:
 
 def faults_of(deployment: Deployment) -> frozenset[str]:
     """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, calls whose end was polled,
-    repeated records, and a lease-broker that was cut off from Kafka and has recorded that."""
+    machines that could not be terminated, repeated records, and a lease-broker that was cut off from Kafka and has
+    recorded that."""
     replies = [fact for fact in deployment.cloud.facts if isinstance(fact, Reply)]
     numbers = Counter(
         (record.partition, as_received(record).sequence_number) for record in deployment.log.all(WORKER_LIFECYCLE.name)
@@ -189,6 +190,7 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found |= {"call accepted"} if deployment.cloud.polled else set()
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
     found |= set(deployment.machines.made)
+    found |= {"stuck machine"} if deployment.cloud.refused else set()
     found |= {"cut off"} if any(known.downtimes for known in deployment.receptions.values()) else set()
     return frozenset(found)
 

@@ -59,7 +59,7 @@ class Machines:
                 machine.task = ""
                 self.cloud.terminate_now(machine.instance_id, "self")
         elif machine.stop_requested:
-            if await self._send(machine, "stopped") == 200:
+            if not self.cloud.is_undying(machine.instance_id) and await self._send(machine, "stopped") == 200:
                 self.cloud.terminate_now(machine.instance_id, "self")
         elif not machine.task and self.cloud.pending:
             machine.task, machine.ends_at = self.cloud.pending.popleft(), now + TASK_SECONDS

@@ -1,5 +1,5 @@
 """Outages of a simulated deployment: lost lease events, PostgreSQL away for a quarter of an hour, an account that does
-not answer."""
+not answer, machines that cannot be terminated."""
 
 from math import inf
 from random import Random
@@ -13,6 +13,7 @@ from tests.simulation.deployment import SERVICES, Deployment
 EVERY: Final = 3  # seeds
 DARK_SECONDS: Final = 900.0
 DEAD_SECONDS: Final = (200.0, 900.0)
+UNDYING_SECONDS: Final = (600.0, 2000.0)  # from the beginning; a history settles meanwhile
 RETIRES_EVERY_SECONDS: Final = 20.0  # it is refused while the account answers
 LOST: Final = 0.1  # share of lease events
 TICK_SECONDS: Final = 10.0
@@ -34,6 +35,8 @@ class Outages:
         dead = seed % EVERY == 2
         self.dead_between = (begin, begin + chance.uniform(*DEAD_SECONDS)) if dead else (0.0, 0.0)
         self.retires_at = 0.0 if chance.random() < 0.5 else inf
+        if seed % EVERY != 2:  # the dead account may be retired, and its machines are left
+            deployment.cloud.undying_until = deployment.cloud.now() + chance.uniform(*UNDYING_SECONDS)
 
     async def act(self) -> None:
         """Begin and end what is due."""

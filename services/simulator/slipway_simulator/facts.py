@@ -155,6 +155,13 @@ class Terminated(Recorded, frozen=True, kw_only=True, tag="terminated"):
     by: EndedBy
 
 
+class TerminationRefused(Recorded, frozen=True, kw_only=True, tag="termination_refused"):
+    """A call to terminate an instance was refused."""
+
+    instance_id: str
+    account: str
+
+
 class TasksAdded(Recorded, frozen=True, kw_only=True, tag="tasks_added"):
     """Tasks were added to those of the scenario; they arrive at their offsets from `at`."""
 
@@ -242,6 +249,7 @@ Fact = (
     | Idle
     | DrainRequested
     | Terminated
+    | TerminationRefused
     | TasksAdded
     | TaskArrived
     | TaskStarted

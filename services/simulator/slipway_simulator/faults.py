@@ -17,6 +17,7 @@ class Effects(msgspec.Struct, frozen=True):
     zones_out: frozenset[str] = frozenset()
     quota_used_up: frozenset[str] = frozenset()
     bad_images: frozenset[str] = frozenset()
+    undying: frozenset[str] = frozenset()
     throttled: bool = False
     ignore_token: bool = False
     lost_reply_ratio: float = 0.0
@@ -55,6 +56,11 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
         "bad-image:IMAGE[:WINDOW]",
         "machines started from the image never register",
         lambda e, value: changed(e, bad_images=e.bad_images | named(value)),
+    ),
+    "no-termination": Kind(
+        "no-termination:NAME[:WINDOW]",
+        "terminations of the instance, or of all of the account, are refused; asked to leave, its machines hang",
+        lambda e, value: changed(e, undying=e.undying | named(value)),
     ),
     "slow-boot": Kind(
         "slow-boot:FACTOR[:WINDOW]",

@@ -19,6 +19,8 @@ from slipway_simulator.world import World
 # Pauses between retries in real seconds, long enough not to load a restarting service.
 FIRST_RETRY_SECONDS = 0.2
 LONGEST_RETRY_SECONDS = 3.0
+# Interval in which a machine that hangs finds that its fault has ended.
+HANG_SECONDS = 0.5
 REGISTER_PATH = "/workers/register"
 # Problems with which a restored database answers a worker that it does not know.
 UNKNOWN = frozenset({"urn:slipway:problem:unknown-worker", "urn:slipway:problem:foreign-token"})
@@ -64,6 +66,10 @@ async def run_machine(machine: Machine, driver: Driver, rng: Random) -> None:
                 contact = Contact(driver.now(), driver.now())
             case Take():
                 driver.take(machine)
+            case SendReport(report) if report.what == "stopped" and driver.world.is_undying(
+                machine.account, machine.instance_id, now
+            ):
+                await asyncio.sleep(HANG_SECONDS)
             case SendReport(report):
                 await _send_report(machine, report, driver, rng)
             case Poll(heartbeat):

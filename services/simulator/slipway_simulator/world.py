@@ -53,6 +53,10 @@ class World(msgspec.Struct):
     def effects(self, now: float) -> Effects:
         return effects(self.faults, self.product_seconds(now))
 
+    def is_undying(self, account: str, instance_id: str, now: float) -> bool:
+        """True if a fault keeps an instance from being terminated."""
+        return not self.effects(now).undying.isdisjoint({account, instance_id})
+
     def product_seconds(self, now: float) -> float:
         """Product time since the scenario began."""
         return (now - self.cloud.started_at) * self.cloud.rules.speed

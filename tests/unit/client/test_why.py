@@ -634,6 +634,38 @@ def test_a_lease_pool_that_is_not_declared() -> None:
     assert own.effect.startswith("launches nothing (")
 
 
+#    stuck, cause, remedy
+LEAVING = [
+    (0, "max_capacity 40 is reached: 3 leaving workers count until terminated", "none needed"),
+    (
+        2,
+        "max_capacity 40 is reached: 3 leaving workers count until terminated, 2 of them stuck",
+        "`slipway worker ls --pool linux --state stopping` lists them; the alert termination-refused has the command "
+        "that frees one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("stuck", "cause", "remedy"), LEAVING)
+def test_workers_that_leave_and_hold_their_places(stuck: int, cause: str, remedy: str) -> None:
+    """A pool that wants workers and has no room for them is not healthy."""
+    details = DECISION["details"] | {"code": "no-room", "needed": 0, "stuck": stuck}
+    pool = POOL | {"leaving": 3, "max_capacity": 40}
+    found = of_pool(
+        pool, [CALM | {"details": details}], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW
+    )
+    assert (found.cause, found.remedy) == (cause, remedy)
+
+
+def test_an_account_that_refuses_terminations_is_a_cause() -> None:
+    """Its own alert has the command."""
+    text = "account sim-a refuses to terminate its instances"
+    zones = {"zone-a": {"weight": 1, "room": 3, "launched": 0, "reason": text}}
+    refusing = DECISION | {"details": DECISION["details"] | {"configs": zones}}
+    found = of_pool(POOL, [refusing], [config("zone-a")], [], [], sources=[SOURCE], calculator="", now=NOW)
+    assert (found.cause, found.remedy) == (text, "the alert termination-refused has the command that frees one")
+
+
 def test_an_account_that_does_not_answer_is_a_cause() -> None:
     """A pool is not called healthy while its launches have nowhere to go."""
     zones = {"zone-a": {"weight": 1, "room": 3, "launched": 0, "reason": "account sim-a does not answer"}}

@@ -9,8 +9,14 @@ import msgspec
 import pytest
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, ProviderSettings, Refused
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
+from slipway_provisioner.providers.port import (
+    CreateRequest,
+    OutcomeUnknown,
+    ProviderSettings,
+    Refused,
+    TerminationRefused,
+)
 from slipway_provisioner.providers.simulated import Simulated
 
 ACCOUNT = Account(
@@ -134,3 +140,20 @@ async def test_a_listing_that_fails_is_no_empty_listing() -> None:
     """Otherwise an outage of the provider would mark every worker lost."""
     with pytest.raises(OutcomeUnknown):
         await cloud(lambda _: httpx2.Response(500, json={"instances": []})).instances(ACCOUNT)
+
+
+async def test_refused_terminations_name_each_instance() -> None:
+    """All of those that are refused, with the command that ends the fault; another failure says nothing about one."""
+    answers = {"i-1": (409, "OperationNotPermitted"), "i-2": (409, "OperationNotPermitted"), "i-3": (500, "")}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        status, code = answers.get(request.url.path.rpartition("/")[2], (204, ""))
+        return httpx2.Response(status, json={"code": code, "message": "no"} if code else None)
+
+    with pytest.raises(TerminationRefused) as refused:
+        await cloud(answer).terminate(ACCOUNT, ["i-1", "i-2", "i-3", "i-4"])
+    why = Protected("OperationNotPermitted: no", "curl -X DELETE http://cloud/faults/no-termination")
+    assert refused.value.instances == {"i-1": why, "i-2": why}
+    with pytest.raises(OutcomeUnknown) as unknown:
+        await cloud(answer).terminate(ACCOUNT, ["i-3", "i-4"])
+    assert not isinstance(unknown.value, TerminationRefused)

@@ -16,6 +16,7 @@ PARSED = [
     ("quota:sim-a:10m-20m", (Fault("quota", "sim-a", 600.0, 1200.0),)),
     ("throttle:30s-60s", (Fault("throttle", "", 30.0, 60.0),)),
     ("bad-image:linux-2", (Fault("bad-image", "linux-2"),)),
+    ("no-termination:sim-a", (Fault("no-termination", "sim-a"),)),
     ("slow-boot:3", (Fault("slow-boot", "3"),)),
 ]
 
@@ -66,6 +67,7 @@ ACTIVE = [
     ("lost-reply,ignore-token", 0.0, Effects(lost_reply_ratio=0.3, ignore_token=True)),
     ("quota:x,throttle,bad-image:y", 0.0, Effects(frozenset(), frozenset({"x"}), frozenset({"y"}), throttled=True)),
     ("slow-boot:2,slow-boot:3", 0.0, Effects(boot_factor=6.0)),
+    ("no-termination:sim-a,no-termination:i-000001", 0.0, Effects(undying=frozenset({"sim-a", "i-000001"}))),
 ]
 
 

@@ -364,8 +364,12 @@ class Provider(Lifecycle, Declarations, LookUps, Protocol):
 
 
 async def each(instance_ids: Sequence[str], terminate: Callable[[str], Awaitable[None]]) -> None:
-    """Terminate instances one by one at the same time. Raises the first failure once all were tried."""
+    """Terminate instances one by one at the same time. Once all were tried it raises TerminationRefused for those that
+    are refused, or else the first failure."""
     results = await asyncio.gather(*map(terminate, instance_ids), return_exceptions=True)
+    refusals = [result.instances for result in results if isinstance(result, TerminationRefused)]
+    if refused := {id_: why for instances in refusals for id_, why in instances.items()}:
+        raise TerminationRefused(refused)
     for result in results:
         if result is not None:
             raise result

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx2
 
 from slipway_common.events.worker import Scope
-from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
+from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.port import (
     CONSOLE_BYTES_MAX,
     CreateRequest,
@@ -16,6 +16,7 @@ from slipway_provisioner.providers.port import (
     Provider,
     ProviderSettings,
     Refused,
+    TerminationRefused,
     each,
 )
 
@@ -28,6 +29,8 @@ ERRORS: Final = {
     "InvalidRequest": Scope.CONFIG,
     "AuthFailure": Scope.CREDENTIAL,
 }
+NOT_PERMITTED: Final = "OperationNotPermitted"
+"""Code of a termination that is refused until a person has done something."""
 INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have taken effect
 
 
@@ -125,6 +128,10 @@ class Simulated(Provider):
 
     async def _terminate(self, account: Account, instance_id: str) -> None:
         response = await self._call("DELETE", account, _instance_path(instance_id))
+        error = _json(response) if response.status_code == 409 else {}
+        if error.get("code") == NOT_PERMITTED:
+            remedy = f"curl -X DELETE {account.settings['url']}/faults/no-termination"
+            raise TerminationRefused({instance_id: Protected(f"{NOT_PERMITTED}: {error.get('message')}", remedy)})
         if response.status_code not in {204, 404}:
             raise OutcomeUnknown(f"terminate {instance_id}: HTTP {response.status_code}")
 

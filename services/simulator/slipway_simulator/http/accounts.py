@@ -11,13 +11,15 @@ from pydantic import BaseModel, Field
 
 from slipway_simulator import user_data
 from slipway_simulator.console import console as console_of
-from slipway_simulator.facts import Call, Code, Reply
+from slipway_simulator.facts import Call, Code, Reply, TerminationRefused
 from slipway_simulator.http.dropping import drop
 from slipway_simulator.runtime import Simulator
 
 DEPLOYMENT_TAG: Final = "slipway-deployment"
 BATCH_TAG: Final = "slipway-batch"
 CONFIG_TAG: Final = "slipway-launch-config"
+NOT_PERMITTED: Final = "OperationNotPermitted"
+"""Code of a termination that is refused."""
 STATUS: Final[dict[Code, int]] = {
     "OK": 200,
     "InvalidRequest": 400,
@@ -124,6 +126,10 @@ async def delete(account: str, instance_id: str, simulation: Simulated) -> Respo
     """Terminate an instance. It is safe to repeat."""
     instance = simulation.world.cloud.instances.get(instance_id)
     if instance and instance.account == account:
+        now = simulation.now()
+        if simulation.world.is_undying(account, instance_id, now):
+            simulation.record([TerminationRefused(at=now, instance_id=instance_id, account=account)])
+            return _json(409, {"code": NOT_PERMITTED, "message": f"{instance_id} is protected from termination"})
         simulation.end_instance(instance_id, "api")
     elif instance_id not in simulation.world.cloud.gone:
         return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})

@@ -41,6 +41,9 @@ from slipway_common.base.revisions import hash_of, name_of
 
 CANARY: Final = "canary"
 LIMITS: Final = "`slipway account limits` shows what is left; the declaration raises it"
+NO_ROOM: Final = "no-room"
+"""Code of a decision in which leaving workers take the places of those that are wanted."""
+REFUSED: Final = "the alert termination-refused has the command that frees one"
 PRICES: Final = "list the price in prices_file of the provisioner and restart it, or declare limits.default_price"
 
 
@@ -124,8 +127,8 @@ def _limits(
     pool: Facts, decisions: Sequence[Facts], configs: Sequence[Facts], used: Sequence[Facts], now: datetime
 ) -> Iterator[Cause]:
     """Maximum, windows and lease pools that stand in the way of more workers."""
-    needed = (decisions[0]["details"].get("needed") or 0) if decisions else 0
-    for limit in decisions[0]["details"].get("limits", ()) if decisions else ():
+    details = decisions[0]["details"] if decisions else {}
+    for limit in details.get("limits", ()):
         yield Cause(text=limit["text"], remedy=PRICES if limit["kind"] == "price" else LIMITS)
     wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
@@ -134,9 +137,11 @@ def _limits(
         yield Cause(
             text=f"max_capacity {most} is reached: its tasks need {count(int(wanted), 'worker')}", remedy=raise_it
         )
-    elif needed and pool["serving"] + pool["leaving"] >= most + pool["min_capacity"]:
-        text = f"max_capacity {most} is reached: {count(pool['leaving'], 'leaving worker')} count until terminated"
-        yield Cause(text=text)
+    elif details.get("code") == NO_ROOM:
+        leaving = f"max_capacity {most} is reached: {count(pool['leaving'], 'leaving worker')} count until terminated"
+        stuck = details.get("stuck", 0)
+        remedy = f"`slipway worker ls --pool {pool['id']} --state stopping` lists them; {REFUSED}" if stuck else NOTHING
+        yield Cause(text=f"{leaving}, {stuck} of them stuck" if stuck else leaving, remedy=remedy)
     for config in configs:
         if config["state"] == "active" and not is_tripped(config) and (full := full_window(config)):
             yield Cause(text=f"{config['id']}: {full}", remedy=f"{NOTHING}: a window grows with each success")
@@ -144,12 +149,15 @@ def _limits(
 
 
 def _unanswered(decisions: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
-    """Accounts in which the last decision launched nothing since they do not answer."""
+    """Accounts in which the last decision launched nothing, since they do not answer or refuse terminations."""
     notes = decisions[0]["details"].get("configs", {}) if decisions else {}
     for id_ in sorted({config["account_id"] for config in configs}):
-        text = f"account {id_} does not answer"
-        if any(note.get("reason") == text for note in notes.values()):
-            yield Cause(text=text, remedy=f"`slipway account check {id_}` says why")
+        for text, remedy in (
+            (f"account {id_} does not answer", f"`slipway account check {id_}` says why"),
+            (f"account {id_} refuses to terminate its instances", REFUSED),
+        ):
+            if any(note.get("reason") == text for note in notes.values()):
+                yield Cause(text=text, remedy=remedy)
 
 
 def _demand(pool: Facts, sources: Sequence[Facts], now: datetime) -> Iterator[Cause]:
