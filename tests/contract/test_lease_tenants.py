@@ -128,8 +128,10 @@ async def test_a_caller_makes_a_bounded_number_of_tenants(world: World) -> None:
     for number in range(TENANTS_MAX):
         assert (await world.replica.acquire(f"r{number}", tenant=f"team-{number}")).status_code == 202
     before = await world.rows()
-    refused = await world.replica.acquire("more", tenant="team-more")
-    assert (refused.status_code, slug(refused)) == (403, "too-many-tenants")
+    gang = {"request_id": "g", "tenant": "team-more", "members": [{"pool": "sim-a"}]}
+    for path, body in ((LEASES, {"request_id": "more", "tenant": "team-more"}), ("/lease-gangs", gang)):
+        refused = await world.replica.call("POST", path, body)
+        assert (refused.status_code, slug(refused)) == (403, "too-many-tenants"), path
     assert await world.rows() == before
     for fields in ({"tenant": "team-7"}, {}, {"by": "ben"}, {"by": "root", "tenant": "team-more"}):
         assert (await world.replica.acquire(f"again {fields}", **fields)).status_code == 202

@@ -111,11 +111,14 @@ async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
 def of_pool(ledger: Ledger, command: LeaseRequested) -> Ledger:
     """The rows of one pool. Members have the same request id in all pools, so each is checked against its own pool."""
     pool_id = command.lease_pool_id
-    return Ledger(
+    rows = Ledger(
         [ledger.pools[pool_id]],
         [lease for lease in ledger.leases.values() if lease.lease_pool_id == pool_id],
         [request for request in ledger.requests.values() if request.lease_pool_id == pool_id],
+        ledger.tenants.values(),
     )
+    rows.tenants_by = ledger.tenants_by
+    return rows
 
 
 def wanted(body: GangBody, call: Call) -> list[LeaseRequested]:
