@@ -278,6 +278,16 @@ async def test_a_token_is_for_holders_of_live_leases(world: World) -> None:
     assert (await world.replica.call("POST", path, body)).status_code == 410
 
 
+async def test_a_token_of_a_holder_without_a_name(world: World) -> None:
+    """A start that was charged as a lease has none yet; its process may tell it for the first time here."""
+    start = {"request_id": "u", "started_at": after(0).isoformat()}
+    charged = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [start]})
+    (lease,) = charged.json()["items"]
+    headers = await bound(world, lease, holder=FIRST)
+    path, body = f"/leases/{lease['lease_id']}/release", {"fencing_token": lease["fencing_token"], "holder": FIRST}
+    assert (await world.replica.call("POST", path, body, by="", **headers)).json()["released_units"] == 1
+
+
 async def test_a_taken_over_lease_has_no_tokens(world: World) -> None:
     held = (await world.replica.acquire("r", holder=FIRST)).json()
     headers = await bound(world, held)

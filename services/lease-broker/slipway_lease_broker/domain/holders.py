@@ -89,6 +89,14 @@ def without(lease: Lease, name: str) -> Lease:
     return msgspec.structs.replace(lease, holders=lease.holders | {name: gone})
 
 
+def token_holder(lease: Lease, name: str | None) -> str | None:
+    """Holder of a lease that a token is for: of several the one of this name; None if it is none of them."""
+    names = active(lease)
+    if name is None:
+        return names[0] if len(names) == 1 else None
+    return name if name in names else "" if "" in names else None
+
+
 def with_token(lease: Lease, name: str, digest: str) -> Lease:
     """The lease with the hash of a token for one of its holders, in place of an earlier one."""
     holders = lease.holders or {"": Holding(since=lease.granted_at)}

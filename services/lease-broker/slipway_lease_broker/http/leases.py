@@ -23,7 +23,7 @@ from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.exchange import Answer, Submission
-from slipway_lease_broker.domain.holders import active, is_holder, with_token
+from slipway_lease_broker.domain.holders import active, is_holder, token_holder, with_token
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.ownership import denied
 from slipway_lease_broker.domain.queue_status import queue_status
@@ -207,10 +207,8 @@ async def create_token(lease_id: Name, body: Bind, call: Caller) -> Response:
             raise refused(of_denial(denial, lease_id, body.fencing_token) or unknown_lease(lease_id))
         if not lease.live:
             raise problem(lease_ended(f"lease {lease.id}", end_of(lease)))
-        names = active(lease)
-        name = names[0] if body.holder is None and len(names) == 1 else body.holder or ""
-        if name not in names:
-            raise problem(holder_unknown(lease, names))
+        if (name := token_holder(lease, body.holder)) is None:
+            raise problem(holder_unknown(lease, active(lease)))
         await leases.save(admission.tx, [with_token(lease, name, hash_secret(token))])
     return answered({"token": token})
 
