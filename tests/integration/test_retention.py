@@ -52,7 +52,7 @@ ROWS: Final[Mapping[str, tuple[Retention, Mapping[str, str]]]] = {
     "provisioner": (
         PROVISIONER,
         {
-            "claim": f"INSERT INTO claim SELECT {UUID}, 's', 't', $1, 'p', $1, $1",
+            "claim": f"INSERT INTO claim SELECT {UUID}, 's', 't', '', 'p', $1, $1, $1",
             "decision": f"INSERT INTO decision SELECT {UUID}, 'p', $1, $1, 1, 0, '', '{{}}'",
             "worker": f"""
 INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, requested_at,
