@@ -104,7 +104,7 @@ async def test_problems_are_shown_like_those_of_a_file(world: World) -> None:
     assert refusal(refused) == (422, "invalid-declaration")
     assert [(error["document"], error["path"], error["reason"]) for error in refused.json()["errors"]] == [
         ("a.yaml", "lease_pools[0].id", f'"X Y" {ID_PATTERN.mismatch}'),
-        ("b.yaml", "lease_pools[0].pacing.interval_seconds", '"soon": must be a valid number'),
+        ("b.yaml", "lease_pools[0].pacing.interval_seconds", '"soon" must be a number of seconds'),
         ("b.yaml", "lease_pools[0].operations.build.weigth", UNKNOWN_OF_OPERATION),
         ("b.yaml", "lease_pools[1].limit", "-1: must be greater than or equal to 0"),
         ("b.yaml", "lease_pools[2]", "must be a mapping with fields, not 7"),
@@ -308,7 +308,7 @@ async def test_an_id_with_slashes_at_every_route(world: World) -> None:
     (alert,) = (event for event in await world.broker.events() if isinstance(event, AlertRaised))
     assert (alert.subject_kind, alert.subject_id) == ("lease-pool", LARGE)
     assert alert.dedup_key.endswith("/gecko-t%2Ft-linux-large")
-    assert ALERT.key(alert) == "lease-pool/gecko-t%2Ft-linux-large"
+    assert ALERT.key(alert) == alert.dedup_key
     metrics = (await here.call("GET", "/metrics", by="")).text
     assert f'slipway_lease_granted_units_total{{lease_pool="{LARGE}"}}' in metrics
     assert LARGE in await owners(world)
