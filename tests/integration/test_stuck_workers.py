@@ -200,13 +200,8 @@ async def test_a_starved_pool_raises_one_alert(provisioner: Provisioner) -> None
     (request,) = await provisioner.published(LeaseRequested)
     assert kinds(await passes(provisioner, 0, 1300), STARVED) == []
     alerts = await passes(provisioner, 1361, 3000)
-    (alert,) = [alert for alert in alerts if alert.kind == STARVED]
-    assert isinstance(alert, AlertRaised)
-    assert (alert.severity, alert.cause, alert.command) == (
-        "page",
-        "3 starting, none of which has registered",
-        "slipway why linux",
-    )
+    found = [(alert.severity, alert.cause, alert.command) for alert in alerts if alert.kind == STARVED]
+    assert found == [("page", "3 starting, none of which has registered", "slipway why linux")]
     await provisioner.leases(provisioner.granted(request, expires_at=after(4000), hold_until=after(9000)))
     await provisioner.launch()
     worker = (await provisioner.workers())[0]
