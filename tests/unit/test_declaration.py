@@ -468,6 +468,7 @@ def _without_durations(declared: Declaration) -> str:
         "reserve_seconds",
         "max_interval_seconds",
         "ageing_seconds",
+        "retry_after_max_seconds",
         "backoff",
     }
     configs = {"__all__": {"launch_configs": {"__all__": {"settings"}}}}
