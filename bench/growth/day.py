@@ -104,7 +104,7 @@ class Day:
     async def _roll_out_a_bad_image(self) -> None:
         """Roll out an image that does not exist, and roll back once an alert says so."""
         await self._roll_out(BAD_IMAGE)
-        await self._until(self._has("alert", "weight-calculator"), "an alert on the bad image")
+        await self._until(self._has("open_alert", "weight-calculator"), "an alert on the bad image")
         body = REASON | {"force": True, "drain_seconds": 30.0}
         assert await self.deployment.operator._change("POST", f"/pools/{POOL}/rollback", body, {})
 
