@@ -1,8 +1,8 @@
 """`make growth`: what grows, and what pruning makes others wait for.
 
 The handlers, loops and routes of three services write one day at a hundredth of its volume; its rows are copied with
-shifted times, to 2 and to 12 months, while the services' prune loops, relays and other loops run. Then a million rows
-are pruned beside sessions that lock the same rows. Prints the rows of each table in month 2 and 12, the tables that are
+shifted times, to 3 and to 12 months, while the services' prune loops, relays and other loops run. Then a million rows
+are pruned beside sessions that lock the same rows. Prints the rows of each table in month 3 and 12, the tables that are
 empty and why, the longest lock, then the claims; exits with 1 if one is false. SEED=1 chooses the day, FULL=1 takes the
 full volume, KEEP=1 writes bench/results/growth.txt.
 """
@@ -43,8 +43,9 @@ from tests.simulation.deployment import SERVICES, Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY
 
 FILE: Final = "growth.txt"
-MONTHS: Final = {2: 60, 12: 360}
-"""Days until each month's end."""
+EARLY, LATE = 3, 12
+MONTHS: Final = {EARLY: 90, LATE: 360}
+"""Days until each month's end. Rows of rules of that many days have stopped growing by the first one."""
 # Days that are copied before the loops run. In the last days of a month these are few, since what is left depends on
 # them.
 LONG_CHUNK_DAYS: Final = 60
@@ -185,19 +186,19 @@ async def grow(server: EmbeddedPostgres, seed: int, *, per_day: int) -> Found:
 
 
 def grows(early: int, late: int) -> bool:
-    """True if a table has grown from the second month to the twelfth."""
+    """True if a table has grown from the third month to the twelfth."""
     return late > RATIO_MAX * early and late - early > ROWS_MAX
 
 
 def lines(found: Found, measured: Locks) -> list[str]:
     """The figures: a line per table, those with rows first."""
     early, late = found.months.values()
-    shown = [f"{'table':<38}{'month 2':>12}{'month 12':>12}{'ratio':>8}"]
+    shown = [f"{'table':<38}{f'month {EARLY}':>12}{f'month {LATE}':>12}{'ratio':>8}"]
     for name in sorted(early, key=lambda name: (-max(early[name], late[name]), name)):
         if early[name] or late[name]:
             ratio = f"{late[name] / early[name]:.2f}" if early[name] else "-"
             shown.append(f"{name:<38}{early[name]:>12,}{late[name]:>12,}{ratio:>8}")
-    shown.append(f"{'empty in month 2':<38}{'written':>12}  reason")
+    shown.append(f"{f'empty in month {EARLY}':<38}{'written':>12}  reason")
     for name, reason in coverage.empty(found.written, early).items():
         shown.append(f"{name:<38}{found.written.get(name, 0):>12,}  {reason or 'NONE'}")
     return [*shown, *measured.lines()]
@@ -208,7 +209,7 @@ def claims(found: Found, measured: Locks) -> dict[str, bool]:
     growing = [name for name in early if grows(early[name], late[name])]
     uncovered = coverage.uncovered(found.written, early)
     return {
-        f"rows in month 12 ≤ {RATIO_MAX:g} × month 2, or {ROWS_MAX} more" + _but(growing): not growing,
+        f"rows in month {LATE} ≤ {RATIO_MAX:g} × month {EARLY}, or {ROWS_MAX} more" + _but(growing): not growing,
         "every table with a rule has rows, or a reason" + _but(uncovered): not uncovered,
         f"{locks.ROWS:,} rows pruned": measured.rows == locks.ROWS,
         f"longest lock {measured.longest_ms:.1f} ms ≤ {LOCK_MS_MAX:g} ms": measured.longest_ms <= LOCK_MS_MAX,

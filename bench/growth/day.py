@@ -73,9 +73,9 @@ class Day:
             2: self.outsiders.write,
             3: self._pause_and_freeze,
             4: self._call_services,
-            6: self._roll_out_a_bad_image,
             5: self._lose_a_boot,
-            7: self._lose_and_find_instances,
+            6: self._roll_out_a_bad_image,
+            7: self._break_machines,
             8: self._remove_the_team,
             9: self._lose_an_account,
             11: self._end_roll_outs,
@@ -166,6 +166,18 @@ class Day:
         (stranger,) = cloud.effect(call, request).instance_ids
         await self._until(self._has("orphan_instance"), "an orphan instance")
         cloud.terminate_now(stranger, "self")
+
+    async def _break_machines(self) -> None:
+        await self._report_an_error()
+        await self._lose_and_find_instances()
+
+    async def _report_an_error(self) -> None:
+        """Report an error as the agent of a machine."""
+        machine = next(machine for machine in self.deployment.cloud.machines.values() if machine.worker_id)
+        headers = {"Authorization": f"Bearer {machine.token}"}
+        body = {"kind": "DiskFull", "detail": "no space left on device"}
+        answer = await self.deployment.http.post(f"/workers/{machine.worker_id}/error", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
 
     async def _lose_a_boot(self) -> None:
         """End an instance that boots; its console is read."""
