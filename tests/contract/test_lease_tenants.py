@@ -343,3 +343,103 @@ async def test_the_own_slot_is_reset_at_once(slot_broker: SlotBroker) -> None:
     await slot_broker.broker.set_clock(1)
     answer = await slot_broker.call("POST /reset?type=car&state=busy&dest=dirty&expire=1ms", by="ann")
     assert answer.json() == {acquired.json()["name"]: "job"}
+
+
+# Reports that build on each other
+
+
+async def test_unleased_units_are_no_weight_of_a_reporter(world: World) -> None:
+    """A Retry-After moves the pool on the word of a holder of half of its units: of granted ones, not of its claims."""
+    await wide(world)
+    await held(world, "ben", units=4)
+    claimed = await unleased(world, 1_000_000)
+    over = await unleased(world, 20, request_id="over", started_at=after(-1_200).isoformat())
+    for lease in (claimed, over):
+        await released(world, lease, throttled=True, retry_after_seconds=300)
+        assert (await pool_of(world))["blocked_until"] is None
+    assert await waits(world, "bens", by="ben") == ("", 0.0)
+
+
+@pytest.mark.parametrize(("at", "blocked"), [(1_210, True), (2_401, False)])
+async def test_the_weight_of_a_reporter_ends_a_hold_after_its_lease(world: World, at: float, blocked: bool) -> None:
+    """Otherwise one could save leases that have ended, and block the pool with one after the other."""
+    await wide(world)
+    lease = await held(world, "ann", units=10)
+    await world.broker.set_clock(601)
+    await held(world, "ben", units=4)
+    for seconds in (300, 600, 900, 1_199):
+        await world.broker.set_clock(seconds)
+        await world.replica.call("POST", f"/leases/{lease['lease_id']}/renew", {"fencing_token": 1})
+    await world.broker.set_clock(1_200)
+    await world.broker.decide()
+    await world.broker.set_clock(at)
+    await held(world, "ben", units=4, request_id="later")
+    await released(world, lease, throttled=True, retry_after_seconds=300)
+    assert ((await pool_of(world))["blocked_until"] is not None) is blocked
+
+
+@pytest.mark.parametrize("cause", ["unavailable", "max_wait", "lost"])
+async def test_a_request_is_no_licence_for_unleased_units(world: World, cause: str) -> None:
+    """Starts under requests that wait or were cancelled, and in the place of leases that have ended, count for no more
+    than the reporter could hold, however many units they name."""
+    await wide(world)
+    await held(world, "ben", units=20)
+    for number in range(3):
+        name = f"r{number}"
+        assert (await world.replica.acquire(name)).status_code == 202
+        if number:
+            await world.replica.call("DELETE", f"/lease-pools/sim-a/requests/{name}")
+        await unleased(world, 1_000_000, request_id=name, cause=cause)
+    assert (await pool_of(world))["held"] == 40
+
+
+async def test_ended_leases_are_no_licence_for_unleased_units(world: World) -> None:
+    """A lease that was released was not lost."""
+    await wide(world)
+    leases = [await held(world, "ann", units=6, request_id=f"r{number}") for number in range(3)]
+    for lease in leases:
+        await released(world, lease)
+    for lease in leases:
+        await unleased(world, 1_000_000, request_id=f"lost-{lease['lease_id']}", cause="lost")
+    assert (await pool_of(world))["held"] == 20
+
+
+async def test_the_id_of_a_lost_lease_is_its_owners(world: World) -> None:
+    """Another token can take it neither by a request nor by a report, which would have its owner's report refused."""
+    await wide(world)
+    lease = await held(world, "ann")
+    name = f"lost-{lease['lease_id']}"
+    before = await world.rows()
+    for cause in ("lost", "unavailable"):
+        start = {"request_id": name, "started_at": after(0).isoformat(), "cause": cause}
+        answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [start]}, by="ben")
+        assert (answer.status_code, slug(answer)) == (403, "wrong-owner")
+    assert (await world.replica.acquire(name, by="ben")).status_code == 403
+    assert await world.rows() == before
+    await world.broker.set_clock(301)
+    await world.broker.decide()
+    assert (await unleased(world, 1, request_id=name, cause="lost"))["unleased_by"] == "lost"
+
+
+async def test_a_slot_of_the_same_owner_and_request_id(slot_broker: SlotBroker) -> None:
+    """Both are text that anybody may send: they give neither the slot of another token nor its place in the queue."""
+    line = "POST /acquire?type=car&state=free&dest=busy&owner=job&request_id=r"
+    first = await slot_broker.call(line, by="ann")
+    again = await slot_broker.call(line, by="ann")
+    assert first.json()["name"] == again.json()["name"]
+    other = await slot_broker.call(line, by="ben")
+    assert (other.status_code, "another token" in other.text) == (401, True), other.text
+    await slot_broker.call("POST /acquire?type=car&state=free&dest=busy&owner=second", by="ann")
+    waits = line.replace("request_id=r", "request_id=waits")
+    assert (await slot_broker.call(waits, by="ann")).status_code == 404
+    other = await slot_broker.call(waits, by="ben")
+    assert (other.status_code, "another token" in other.text) == (401, True), other.text
+
+
+async def test_a_slot_that_is_cleaned(slot_broker: SlotBroker) -> None:
+    """It is held without a lease; its owner's name gives it to no other token either."""
+    acquired = await slot_broker.call("POST /acquire?type=van&state=dirty&dest=cleaning&owner=janitor", by="ann")
+    assert acquired.status_code == 200, acquired.text
+    for line in ("POST /release?name=van-1&dest=free", "POST /update?name=van-1&state=cleaning"):
+        assert (await slot_broker.call(f"{line}&owner=janitor", by="ben")).status_code == 401
+    assert (await slot_broker.call("POST /release?name=van-1&dest=free&owner=janitor", by="ann")).status_code == 200

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -762,7 +762,10 @@ async def test_a_slot_request_repeated_as_it_is_pruned(broker: Broker) -> None:
 
     async def join(db: Connection, days: float) -> slots.Place:
         now = after(days * DAY_SECONDS)
-        return await slots.join(db, "sim-a", "free", "ann", "r", slot_count=1, lease_request_id="l", now=now)
+        about: Any = {"requested_by": "ann", "slot_count": 1, "lease_request_id": "l"}
+        place = await slots.join(db, "sim-a", "free", "ann", "r", now=now, **about)
+        assert place is not None
+        return place
 
     async def again() -> slots.Place:
         async with broker.pool.acquire() as other:

@@ -36,7 +36,6 @@ from slipway_lease_broker.domain.ledger import (
     Request,
     State,
     Tenant,
-    UnleasedBy,
     accrue_idle,
 )
 from slipway_lease_broker.domain.ownership import may_act
@@ -47,7 +46,7 @@ from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.submissions import is_report, names_tenant, record
 from slipway_lease_broker.domain.terms import BrokerTerms, Mode
-from slipway_lease_broker.domain.unleased import LOST_LEASE, Start, charge
+from slipway_lease_broker.domain.unleased import Start, charge, lost_id
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.metrics import (
     ENDED_LEASES,
@@ -178,7 +177,8 @@ class AdmissionTx:
             command.lease_id for command in commands if not isinstance(command, LeaseRequested | LeaseCancelRequested)
         }
         replaced = {command.replaces.lease_id for command in requested if command.replaces is not None}
-        named = await leases.named(self.tx, lease_ids | replaced)
+        lost = {name for command in requested if (name := lost_id(command.request_id))}
+        named = await leases.named(self.tx, lease_ids | replaced | lost)
         unleased = [command for command in commands if isinstance(command, LeaseUnleasedReported)]
         request_keys = {(command.lease_pool_id, command.request_id) for command in [*of_requests, *unleased]}
         request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
@@ -211,17 +211,18 @@ class AdmissionTx:
         """Count starts without a lease, each once, and leave the decision to the loop. Returns the lease of each start,
         and the number of new ones."""
         known = await requests.lock(self.tx, {(lease_pool_id, start.request_id) for start in starts})
-        for request in known:
-            if not may_act(request.owner, sender.name):
-                return wrong_owner(f"request {request.id}")
-        lost = {start.request_id.removeprefix(LOST_LEASE) for start in starts if start.cause is UnleasedBy.LOST}
+        lost = await leases.named(self.tx, {name for start in starts if (name := lost_id(start.request_id))})
+        lost = [lease for lease in lost if lease.lease_pool_id == lease_pool_id]
+        owners = {f"request {one.id}": one.owner for one in known} | {f"lease {one.id}": one.owner for one in lost}
+        for what, owner in owners.items():
+            if not may_act(owner, sender.name):
+                return wrong_owner(what)
+        names = {sender.name, *(one.tenant for one in known), *(one.tenant for one in lost)}
         ledger = self._ledger = Ledger(
             [accrue_idle(self.pools[lease_pool_id], self.now)],
-            [*await leases.named(self.tx, lost), *await self._granted_to(known)],
+            [*lost, *await self._granted_to(known)],
             known,
-            await tenants.named(
-                self.tx, {(lease_pool_id, name) for name in (sender.name, *(request.tenant for request in known))}
-            ),
+            await tenants.named(self.tx, {(lease_pool_id, name) for name in names}),
         )
         charged = await leases.charged(self.tx, lease_pool_id, sender.name)
         allowance = limits.allowance(ledger.pools[lease_pool_id], *charged, unleased_max=unleased_max)

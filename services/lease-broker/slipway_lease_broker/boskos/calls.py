@@ -82,6 +82,8 @@ class Calls:
         async with self._transactions.begin(database, [pool_id], caller.name) as transaction:
             if wanted.request_id is not None:
                 held = await slots.of_request(transaction.tx, pool_id, wanted.owner, wanted.request_id)
+                for slot in held:
+                    _check_token(slot, caller.name)
                 if held:
                     return held
             stale_since = transaction.now - timedelta(seconds=self._transactions.terms.slot_request_ttl_seconds)
@@ -129,7 +131,14 @@ class Calls:
                     raise Refused(404, f"no lease available: {reason}; none was acquired")
                 granted = {lease.lease_pool_id: lease for lease in by_request.values()}
             after = [
-                taken(found[name], dest, owner, transaction.now, lease=granted.get(found[name].lease_pool_id))
+                taken(
+                    found[name],
+                    dest,
+                    owner,
+                    transaction.now,
+                    acquired_by=caller.name,
+                    lease=granted.get(found[name].lease_pool_id),
+                )
                 for name in names
             ]
             await slots.save(transaction.tx, after)
@@ -237,10 +246,15 @@ async def _take(transaction: SlotTransaction, wanted: Wanted, stale_since: datet
             state,
             wanted.owner,
             wanted.request_id,
+            requested_by=transaction.caller,
             slot_count=wanted.count,
             lease_request_id=lease_request_id,
             now=transaction.now,
         )
+        if joined is None:
+            raise Refused(
+                401, f'request "{wanted.request_id}" of "{wanted.owner}" was made with another token; use that token'
+            )
         lease_request_id, place = joined.lease_request_id, joined.place
     ahead = await slots.ahead(tx, pool_id, state, place)
     found = await slots.available(tx, pool_id, state, ahead=ahead, count=wanted.count)
@@ -265,7 +279,15 @@ async def _take(transaction: SlotTransaction, wanted: Wanted, stale_since: datet
     else:
         await transaction.apply(*earlier)
     after = [
-        taken(slot, wanted.dest, wanted.owner, transaction.now, request_id=wanted.request_id, lease=lease)
+        taken(
+            slot,
+            wanted.dest,
+            wanted.owner,
+            transaction.now,
+            acquired_by=transaction.caller,
+            request_id=wanted.request_id,
+            lease=lease,
+        )
         for slot in found
     ]
     await slots.save(tx, after)
@@ -297,13 +319,17 @@ async def _owned(transaction: SlotTransaction, lease_pool_id: str, name: str, ow
     found = [slot for slot in await slots.named(transaction.tx, [name]) if slot.lease_pool_id == lease_pool_id]
     if not found:
         raise unknown_slot(name)
-    held = await leases.named(transaction.tx, [found[0].lease_id]) if found[0].lease_id is not None else []
-    if any(not may_act(lease.owner, transaction.caller) for lease in held):  # the owner's name is no secret
-        raise Refused(401, f'resource "{name}" was acquired with another token; use that token')
+    _check_token(found[0], transaction.caller)
     if not may_act(found[0].owner, owner):
         REFUSED_COMMANDS.labels(Denial.FENCED).inc()  # Boskos has no fencing token but the owner's name
         raise Refused(401, f'resource "{name}" is owned by "{found[0].owner}", not by "{owner}"')
     return found[0]
+
+
+def _check_token(slot: Slot, caller: str) -> None:
+    """Raise Refused if a slot was acquired with another token."""
+    if slot.acquired_by and not may_act(slot.acquired_by, caller):
+        raise Refused(401, f'resource "{slot.name}" was acquired with another token; use that token')
 
 
 def _is_heard(transaction: SlotTransaction, lease: Lease) -> bool:

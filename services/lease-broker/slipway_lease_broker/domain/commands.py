@@ -329,7 +329,8 @@ def _record_evidence(
     throttling.py."""
     pool = ledger.pools[lease.lease_pool_id]
     held = dict(ledger.held_by.get(pool.id, {}))
-    if not lease.live:  # its hold has ended, so that it is no longer among the held ones
+    is_recent = lease.ended_at is not None and now - lease.ended_at <= timedelta(seconds=pool.hold_seconds)
+    if is_recent and lease.unleased_by is None:  # its hold has ended, so that it is no longer among the held ones
         held[lease.owner] = held.get(lease.owner, 0) + lease.granted_units
     is_trusted = sender.adapter or throttling.is_major(lease.owner, held)
     until = throttling.pause_until(command.retry_after_seconds, now, pool.policy.retry_after_max_seconds)

@@ -34,6 +34,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     userdata: dict[str, str] = {}
     request_id: str | None = None  # request that its owner acquired it with
+    acquired_by: str = ""  # token that its owner acquired it with: the owner's name is text that anybody may send
     lease_id: str | None = None  # lease that it is held under
     fencing_token: int | None = None  # of the last lease
     removed_at: datetime | None = None  # when it left the declared list while owned: it goes with its owner
@@ -45,7 +46,14 @@ def is_grant(state: str, dest: str) -> bool:
 
 
 def taken(
-    slot: Slot, dest: str, owner: str, now: datetime, *, request_id: str | None = None, lease: Lease | None = None
+    slot: Slot,
+    dest: str,
+    owner: str,
+    now: datetime,
+    *,
+    acquired_by: str,
+    request_id: str | None = None,
+    lease: Lease | None = None,
 ) -> Slot:
     return msgspec.structs.replace(
         slot,
@@ -53,6 +61,7 @@ def taken(
         owner=owner,
         updated_at=now,
         request_id=request_id,
+        acquired_by=acquired_by,
         lease_id=None if lease is None else lease.id,
         fencing_token=slot.fencing_token if lease is None else lease.fencing_token,
     )
@@ -60,7 +69,9 @@ def taken(
 
 def released(slot: Slot, dest: str, now: datetime) -> Slot:
     """The slot without an owner; its user data stay."""
-    return msgspec.structs.replace(slot, state=dest, owner="", updated_at=now, request_id=None, lease_id=None)
+    return msgspec.structs.replace(
+        slot, state=dest, owner="", updated_at=now, request_id=None, acquired_by="", lease_id=None
+    )
 
 
 def merged(userdata: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:

@@ -42,6 +42,7 @@ from slipway_lease_broker.domain.refusals import (
 from slipway_lease_broker.domain.repetition import answer_repeated
 from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.sender import Sender
+from slipway_lease_broker.domain.unleased import lost_id
 
 TENANTS_MAX: Final = 100
 """Tenants in a pool that one token names beside its own: each gets a share of its own."""
@@ -134,14 +135,17 @@ def _refused_cancel(submission: Submission, known: Request, ledger: Ledger) -> R
 
 
 def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger, now: datetime) -> Refusal | None:
-    """Refusal of a new request: its pool is archived, can never grant it, or the lease that it replaces belongs to
-    another caller."""
+    """Refusal of a new request: its pool is archived, can never grant it, or the lease that it replaces, or that its id
+    stands for, belongs to another caller."""
     pool = ledger.pools[command.lease_pool_id]
     if pool.archived:  # the request would wait forever
         return unknown_lease_pool(command.lease_pool_id)
     never = never_starts(pool, highest(pool), new_request(command, now, sender=submission.sender))
     if never is not None:  # it would wait forever, too
         return too_many_units(command, never)
+    lost = ledger.leases.get((pool.id, lost_id(command.request_id) or ""))
+    if lost is not None and not may_act(lost.owner, submission.sender.name):
+        return wrong_owner(f"lease {lost.id}")
     key, owner = (pool.id, command.tenant), (pool.id, submission.sender.name)
     is_named = names_tenant(submission) and key not in ledger.tenants
     if is_named and ledger.tenants_by.get(owner, 0) >= TENANTS_MAX:

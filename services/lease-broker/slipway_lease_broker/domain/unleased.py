@@ -22,7 +22,6 @@ from slipway_lease_broker.domain.ledger import (
     counted,
     queued,
 )
-from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.text import quantity
 
@@ -42,18 +41,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on what further starts count against the pool: on the units of starts that only their reporter knows of,
-    and on the cost of those, of all reporters, whose maximum wait was over. None: without a bound."""
+    """Bounds on what further starts count against the pool: on the units that only their reporter knows of, and on the
+    cost of those, of all reporters, whose maximum wait was over. None: without a bound."""
 
     units_max: int = 0  # of the reporter, in all
     units: int | None = None  # of these, not used yet
     waited_cost: int | None = None
 
-    def counted(self, start: Start, weight: int, *, is_claim: bool) -> int:
-        """Units of a start that count against the pool. One `is_claim` if the broker knows of it by the report only."""
+    def counted(self, start: Start, weight: int, *, known_units: int) -> int:
+        """Units of a start that count against the pool; of `known_units` the broker knows without the report."""
         bounds = [start.units]
-        if self.units is not None and is_claim:
-            bounds.append(self.units)
+        if self.units is not None:
+            bounds.append(known_units + self.units)
         if self.waited_cost is not None and start.cause is UnleasedBy.MAX_WAIT and weight:
             bounds.append(self.waited_cost // weight)
         return min(bounds)
@@ -82,6 +81,11 @@ def answering(ledger: Ledger, lease_pool_id: str, request_id: str) -> Lease | No
     return max(leases, key=lambda lease: lease.fencing_token, default=None)
 
 
+def lost_id(request_id: str) -> str | None:
+    """Id of the lease whose loss a request id stands for; None for a request id of any other form."""
+    return request_id.removeprefix(LOST_LEASE) if request_id.startswith(LOST_LEASE) else None
+
+
 def charge(
     ledger: Ledger,
     lease_pool_id: str,
@@ -98,12 +102,15 @@ def charge(
     if (known := answering(ledger, pool.id, start.request_id)) is not None:
         return known
     request = ledger.requests.get((pool.id, start.request_id))
-    lost = ledger.leases.get((pool.id, start.request_id.removeprefix(LOST_LEASE)))
-    is_claim = request is None
-    if start.cause is UnleasedBy.LOST and lost is not None and may_act(lost.owner, sender.name):
-        if lost.live:
-            return lost
-        is_claim = False
+    lost = ledger.leases.get((pool.id, lost_id(start.request_id) or "")) if start.cause is UnleasedBy.LOST else None
+    hold_until = None
+    # A request vouches for nothing: anybody may make any number of them. Those that waited have a bound of their own.
+    known_units = start.units if start.cause is UnleasedBy.MAX_WAIT and request is not None else 0
+    if lost is not None and lost.live:
+        return lost
+    if lost is not None and lost.state is State.LOST:
+        known_units, hold_until = lost.units, lost.hold_until
+        start = msgspec.structs.replace(start, tenant=lost.tenant)
         if lost.ended_at is None:
             ledger.put_lease(msgspec.structs.replace(lost, ended_at=now))
             pool = counted(pool, lost, lost.units, 0)
@@ -112,14 +119,14 @@ def charge(
     elif request.waiting_units:
         pool = queued(pool, request.counted_units, 0)
     ledger.put_request(msgspec.structs.replace(request, waiting_units=0))
-    lease = lease_of(pool, request, start, now, lease_id=lease_id)
-    uncounted_units = start.units - allowance.counted(start, lease.weight, is_claim=is_claim)
+    lease = lease_of(pool, request, start, now, lease_id=lease_id, hold_until=hold_until)
+    uncounted_units = start.units - allowance.counted(start, lease.weight, known_units=known_units)
     pool = msgspec.structs.replace(pool, last_token=lease.fencing_token)
     if lease.live:
         lease = msgspec.structs.replace(lease, uncounted_units=uncounted_units)
         pool = counted(pool, lease, 0, lease.units)
-        if is_claim and allowance.units is not None and start.units > allowance.units:
-            pool = _hold_back(ledger, pool, lease, start.units - allowance.units, allowance.units_max)
+        if allowance.units is not None and (excess := start.units - known_units - allowance.units) > 0:
+            pool = _hold_back(ledger, pool, lease, excess, allowance.units_max)
     ledger.pools[pool.id] = pool
     ledger.put_lease(lease)
     ledger.new_leases.add((pool.id, lease.id))
@@ -139,11 +146,15 @@ def charge(
     return lease
 
 
-def lease_of(pool: LeasePool, request: Request, start: Start, now: datetime, *, lease_id: str) -> Lease:
-    """A confirmed lease that lives until its hold ends: its holder may release it earlier and need not renew it. If the
-    hold has already ended the lease does not count, and is stored so that the start is counted once."""
+def lease_of(
+    pool: LeasePool, request: Request, start: Start, now: datetime, *, lease_id: str, hold_until: datetime | None = None
+) -> Lease:
+    """A confirmed lease that lives until its hold ends, at the latest `hold_until`: its holder may release it earlier
+    and need not renew it. If the hold has already ended the lease does not count, and is stored so that the start is
+    counted once."""
     started_at = min(start.started_at, now)
-    hold_until = started_at + timedelta(seconds=min(start.hold_seconds or pool.hold_seconds, pool.hold_seconds))
+    ends_at = started_at + timedelta(seconds=min(start.hold_seconds or pool.hold_seconds, pool.hold_seconds))
+    hold_until = ends_at if hold_until is None else min(ends_at, hold_until)
     over = hold_until <= now
     return Lease(
         id=lease_id,
@@ -193,8 +204,6 @@ def _hold_back(ledger: Ledger, pool: LeasePool, lease: Lease, units: int, units_
     pool with the excess to raise an alert for."""
     reason = f"reported {quantity(units, 'unleased unit')} more than {lease.owner} may count"
     ledger.hold_back(lease, lease.hold_until, reason)
-    if pool.excess is not None and pool.excess.units >= units:
-        return pool
     if pool.excess is not None and pool.excess.units >= units:
         return pool
     excess = Excess(reporter=lease.owner, tenant=lease.tenant, units=units, units_max=units_max, until=lease.hold_until)

@@ -17,6 +17,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
     update,
 )
 
@@ -76,12 +77,17 @@ SAVE: Final = Statement(
 )
 
 
-HELD_BY: Final = Statement(
-    select(lease.c.lease_pool_id, lease.c.owner, func.sum(lease.c.units).label("units"))
-    .where(lease.c.lease_pool_id == any_(array("pools", lease.c.lease_pool_id)), COUNTED)
-    .group_by(lease.c.lease_pool_id, lease.c.owner)
-)
 COUNTED_UNITS: Final = func.greatest(lease.c.units - lease.c.uncounted_units, 0)
+# What was started without a lease is held by nobody: its reporter cannot prove it.
+HELD_BY: Final = Statement(
+    select(
+        lease.c.lease_pool_id,
+        case((lease.c.unleased_by.is_(None), lease.c.owner), else_="").label("holder"),
+        func.sum(COUNTED_UNITS).label("units"),
+    )
+    .where(lease.c.lease_pool_id == any_(array("pools", lease.c.lease_pool_id)), COUNTED)
+    .group_by(lease.c.lease_pool_id, text("holder"))
+)
 NOTHING: Final[ColumnElement[int]] = literal_column("0")
 CLAIMED: Final = and_(lease.c.owner == bindparam("owner"), lease.c.unleased_by != UnleasedBy.MAX_WAIT)
 WAITED: Final = lease.c.unleased_by == UnleasedBy.MAX_WAIT
@@ -94,10 +100,10 @@ CHARGED: Final = Statement(
 
 
 async def held_by(tx: Connection, lease_pool_ids: Collection[str]) -> dict[str, dict[str, int]]:
-    """Units held by each owner of leases, by lease pool."""
+    """Units that count, by lease pool and owner of leases; those started without a lease are under ""."""
     found: dict[str, dict[str, int]] = {}
     for row in await tx.fetch(HELD_BY.text, list(lease_pool_ids)):
-        found.setdefault(row["lease_pool_id"], {})[row["owner"]] = row["units"]
+        found.setdefault(row["lease_pool_id"], {})[row["holder"]] = row["units"]
     return found
 
 

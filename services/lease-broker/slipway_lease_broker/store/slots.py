@@ -32,7 +32,9 @@ FREE_ENDED: Final = Statement(
         slot.c.lease_id.is_not(None),
         ~exists().where(lease.c.id == slot.c.lease_id, lease.c.state.in_(LIVE)),
     )
-    .values(state=bindparam("state"), owner="", updated_at=bindparam("now"), request_id=None, lease_id=None)
+    .values(
+        state=bindparam("state"), owner="", updated_at=bindparam("now"), request_id=None, acquired_by="", lease_id=None
+    )
 )
 ANY_OF: Final = Statement(select(exists().where(IN_POOL)))
 COUNT: Final = Statement(select(func.count()).where(IN_POOL))
@@ -82,12 +84,17 @@ KEYS: Final = slot_request.c["lease_pool_id", "state", "owner", "id"]
 THE_REQUEST: Final = and_(*(field == bindparam(field.name) for field in KEYS))
 QUEUE: Final = slot_request.c.lease_pool_id == bindparam("pool")
 NEW: Final = insert(slot_request).values(
-    {name: bindparam(name) for name in (*KEYS.keys(), "slot_count", "lease_request_id", "last_requested_at")}
+    {
+        name: bindparam(name)
+        for name in (*KEYS.keys(), "requested_by", "slot_count", "lease_request_id", "last_requested_at")
+    }
 )
 # A request that lapsed and is repeated later starts at the end of the queue.
 JOIN: Final = Statement(
     NEW.on_conflict_do_update(
-        index_elements=KEYS, set_={"last_requested_at": NEW.excluded.last_requested_at}
+        index_elements=KEYS,
+        set_={"last_requested_at": NEW.excluded.last_requested_at},
+        where=slot_request.c.requested_by == NEW.excluded.requested_by,
     ).returning(slot_request.c.place, slot_request.c.lease_request_id)
 )
 REPLACE_LEASE_REQUEST: Final = Statement(
@@ -190,22 +197,24 @@ async def join(
     owner: str,
     request_id: str,
     *,
+    requested_by: str,
     slot_count: int,
     lease_request_id: str,
     now: datetime,
-) -> Place:
-    """Join the queue, or keep the place in it."""
+) -> Place | None:
+    """Join the queue, or keep the place in it; None if the place is another token's."""
     values = JOIN.arguments(
         lease_pool_id=lease_pool_id,
         state=state,
         owner=owner,
         id=request_id,
+        requested_by=requested_by,
         slot_count=slot_count,
         lease_request_id=lease_request_id,
         last_requested_at=now,
     )
     row = await tx.fetchrow(JOIN.text, *values)
-    return msgspec.convert(dict(row), Place)
+    return None if row is None else msgspec.convert(dict(row), Place)
 
 
 async def replace_lease_request(

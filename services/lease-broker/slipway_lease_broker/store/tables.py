@@ -255,6 +255,7 @@ slot = Table(
     required("updated_at", TIME),  # last change, or last update by its owner
     required("userdata", JSONB, default="{}"),
     Column("request_id", Text),  # request that its owner acquired it with
+    required("acquired_by", Text, default=""),  # token that its owner acquired it with
     Column("lease_id", Text),  # lease that it is held under; no reference, since leases are pruned
     Column("fencing_token", BigInteger),  # of the last lease
     Column("removed_at", TIME),  # when it left the declared list while owned: it goes with its owner
@@ -270,6 +271,7 @@ slot_request = Table(
     required("state", Text),  # state that the slot is requested in
     required("owner", Text),
     required("id", Text),
+    required("requested_by", Text),  # token that requests it
     Column("place", BigInteger, Identity(always=True)),  # order of arrival
     required("slot_count", Integer, check("slot_count > 0")),
     required("lease_request_id", Text),  # its lease request, once a slot was free

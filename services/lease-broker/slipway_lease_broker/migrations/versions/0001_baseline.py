@@ -173,6 +173,7 @@ CREATE TABLE slots (
     updated_at timestamptz NOT NULL,            -- last change, or last update by its owner
     userdata jsonb NOT NULL DEFAULT '{}',
     request_id text,                            -- request that its owner acquired it with
+    acquired_by text NOT NULL DEFAULT '',       -- token that its owner acquired it with
     lease_id text,                              -- lease that it is held under; no reference, since leases are pruned
     fencing_token bigint,                       -- of the last lease
     removed_at timestamptz                      -- when it left the declared list while owned: it goes with its owner
@@ -186,6 +187,7 @@ CREATE TABLE slot_requests (
     state text NOT NULL,                        -- state that the slot is requested in
     owner text NOT NULL,
     id text NOT NULL,
+    requested_by text NOT NULL,                 -- token that requests it
     place bigint GENERATED ALWAYS AS IDENTITY,  -- order of arrival
     slot_count integer NOT NULL CHECK (slot_count > 0),
     lease_request_id text NOT NULL,             -- its lease request, once a slot was free
