@@ -443,3 +443,17 @@ async def test_a_slot_that_is_cleaned(slot_broker: SlotBroker) -> None:
     for line in ("POST /release?name=van-1&dest=free", "POST /update?name=van-1&state=cleaning"):
         assert (await slot_broker.call(f"{line}&owner=janitor", by="ben")).status_code == 401
     assert (await slot_broker.call("POST /release?name=van-1&dest=free&owner=janitor", by="ann")).status_code == 200
+
+
+# Groups
+
+
+async def test_strangers_do_not_delay_a_group(world: World) -> None:
+    """Its name and terms are no secret: members of another token would let its own start hours later."""
+    await wide(world)
+    group = {"name": "payload", "size": 10, "spread_seconds": 900.0}
+    for number in range(50):
+        await world.replica.acquire(f"stranger{number}", by="ben", group=group)
+    assert (await world.replica.acquire("first", group=group)).status_code == 200
+    reason, seconds = await waits(world, "second", group=group)
+    assert ("group" in reason, seconds) == (True, 90.0)

@@ -40,6 +40,7 @@ from slipway_common.events.scopes import (
     subnet_key,
 )
 from slipway_lease_broker.domain.commands import UNITS_MAX
+from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.spread import group_key
 from slipway_lease_broker.store import tables as broker
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -134,7 +135,7 @@ BYTES: Final = {
     "credential_key": KEY.bytes,
     "capacity_key": KEY.bytes,
     "subnet_key": KEY.bytes,
-    "group_name": NAME.bytes + len(group_key(LeaseGroup(name="", size=UNITS_MAX, spread_seconds=86_399.123))),
+    "group_name": NAME.bytes + len(group_key(LeaseGroup(name="", size=UNITS_MAX, spread_seconds=86_399.123), Sender())),
 }
 VALUES: Final[dict[type[Any], Any]] = {
     BigInteger: 2**63 - 1,

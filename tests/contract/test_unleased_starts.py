@@ -204,3 +204,15 @@ async def test_a_member_of_a_gang(world: World) -> None:
             assert answer.json()["charged"] == charged
     pools = (await world.replica.call("GET", "/lease-pools", by="reader")).json()["items"]
     assert [(pool["held"], pool["waiting"]) for pool in pools] == [(2, 0), (2, 0)]
+
+
+async def test_a_start_is_held_by_the_process_that_waited(world: World) -> None:
+    """A second process with its request id does not run on its unit."""
+    await world.replica.acquire("held", units=2)
+    assert (await world.replica.acquire("r", holder="one")).status_code == 202
+    (lease,) = (await report(world, "r", cause="max_wait")).json()["items"]
+    assert lease["holder"] == "one"
+    second = await world.replica.acquire("r", holder="two")
+    assert (second.status_code, second.json()["type"]) == (409, "urn:slipway:problem:request-in-use")
+    assert (await world.replica.acquire("r", holder="one")).json()["lease_id"] == lease["lease_id"]
+    assert await released(world, lease) == 1

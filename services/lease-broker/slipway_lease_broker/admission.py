@@ -195,7 +195,11 @@ class AdmissionTx:
             ),
             await groups.named(
                 self.tx,
-                {(command.lease_pool_id, spread.group_key(command.group)) for command in requested if command.group},
+                {
+                    (command.lease_pool_id, spread.group_key(command.group, one.sender))
+                    for one in submissions
+                    if isinstance(command := one.command, LeaseRequested) and command.group
+                },
             ),
         )
         if reported := {one.command.lease_pool_id for one in submissions if is_report(one)}:

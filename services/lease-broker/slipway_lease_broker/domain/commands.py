@@ -140,7 +140,7 @@ def _request(
         return
     since = _replace(ledger, pool, command, command.replaces, now, sender.name) if command.replaces is not None else now
     if command.group is not None:
-        since = max(since, _join(ledger, pool, command.group, now))
+        since = max(since, _join(ledger, pool, command.group, now, sender))
     ledger.put_request(new(command, since=since))
     if command.tenant != sender.name and not sender.over_kafka and (pool.id, command.tenant) not in ledger.tenants:
         ledger.put_tenant(Tenant(lease_pool_id=pool.id, tenant=command.tenant, owner=sender.name))
@@ -192,9 +192,9 @@ def _replace(
     return min(now, lease.granted_at if before is None else before.since)
 
 
-def _join(ledger: Ledger, pool: LeasePool, wanted: LeaseGroup, now: datetime) -> datetime:
+def _join(ledger: Ledger, pool: LeasePool, wanted: LeaseGroup, now: datetime, sender: Sender) -> datetime:
     """Add a member to its group; returns when it may start. A group whose spread is over starts anew."""
-    key = pool.id, spread.group_key(wanted)
+    key = pool.id, spread.group_key(wanted, sender)
     group = ledger.groups.get(key)
     if group is None or now - group.first_at > timedelta(seconds=group.spread_seconds):
         group = Group(

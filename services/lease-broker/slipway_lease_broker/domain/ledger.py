@@ -391,7 +391,7 @@ def new_request(
         whole=command.whole,
         hold_seconds=command.hold_seconds,
         owner=sender.name,
-        group_name="" if command.group is None else spread.group_key(command.group),
+        group_name="" if command.group is None else spread.group_key(command.group, sender),
         gang_id=gang_id,
         over_kafka=sender.over_kafka,
         holder=sender.holder,

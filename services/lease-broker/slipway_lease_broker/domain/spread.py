@@ -7,14 +7,21 @@ that the same group starts the same way every time.
 """
 
 from datetime import datetime, timedelta
+from typing import Final
 
+from slipway_common.base.ids import hash_secret
 from slipway_common.events.lease import LeaseGroup
+from slipway_lease_broker.domain.sender import Sender
+
+HASH_CHARACTERS: Final = 8
 
 
-def group_key(group: LeaseGroup) -> str:
-    """The identity of a group: its name with its terms. Requests that use the same name with other terms are another
-    group and do not affect its starts."""
-    return f"{group.name} ({group.size} in {group.spread_seconds:g} s)"
+def group_key(group: LeaseGroup, sender: Sender) -> str:
+    """The identity of a group: its name with its terms, and the token of its members. Requests that use the same name
+    with other terms, or with another token, are another group and do not affect its starts. The token is hashed, since
+    the key is part of an index of long texts; services, whose requests come over Kafka, share their groups."""
+    of_token = "" if sender.over_kafka else f" {hash_secret(sender.name)[:HASH_CHARACTERS]}"
+    return f"{group.name} ({group.size} in {group.spread_seconds:g} s){of_token}"
 
 
 def step(size: int, spread_seconds: float) -> timedelta:

@@ -13,6 +13,7 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert
 from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.ledger import (
     Excess,
+    Holding,
     Lease,
     LeasePool,
     Ledger,
@@ -177,6 +178,8 @@ def lease_of(
         extended_at=now,
         over_kafka=True,
         unleased_by=start.cause,
+        # The process that waited, so that no other one with this request id gets the lease while it runs.
+        holders={request.holder: Holding(since=started_at)} if request.holder else {},
     )
 
 
