@@ -118,6 +118,13 @@ def test_the_number_of_holders_is_bounded() -> None:
     assert len(lease.holders) == HOLDERS_MAX
     assert is_in_use(lease, POOL, Sender(holder="one more", join=True), NOW)
     assert not is_in_use(lease, POOL, Sender(holder="h7", join=True), NOW)
+    for number in range(1, 3 * HOLDERS_MAX):  # one after the other, as the steps of a long job
+        lease = without(lease, f"h{number}")
+        following = Sender(holder=f"h{number + HOLDERS_MAX - 1}", join=True)
+        assert not is_in_use(lease, POOL, following, NOW)
+        lease = claim(lease, following, NOW, new_token=2)
+        assert len(lease.holders) == len(active(lease)) == HOLDERS_MAX
+    assert "a" in active(lease)
 
 
 def test_a_holder_without_a_name_gets_one() -> None:

@@ -19,6 +19,7 @@ HEARD: Final = 0.75
 """Part of the pool's TTL within which a lease was heard of lately: a holder that renews it three times per TTL has
 missed two renewals by then, and the next one is not lost yet."""
 HOLDERS_MAX: Final = 100
+"""Processes that hold one lease together; so many are remembered, those that released it first are forgotten first."""
 LATE: Final = timedelta(days=1)
 """Time after the end of a lease in which its token may still report how the operation ended."""
 
@@ -47,7 +48,7 @@ def is_in_use(lease: Lease, pool: LeasePool, sender: Sender, now: datetime) -> b
     if is_holder(lease, sender.holder):
         return False
     if sender.join:
-        return len(lease.holders) >= HOLDERS_MAX
+        return len(active(lease)) >= HOLDERS_MAX
     return now <= takeover_at(lease, pool)
 
 
@@ -64,7 +65,10 @@ def claim(lease: Lease, sender: Sender, now: datetime, *, new_token: int) -> Lea
         return lease
     holders = lease.holders or {"": Holding(since=lease.granted_at)}
     if sender.join:
-        return msgspec.structs.replace(lease, holders=holders | {name: Holding(since=now)})
+        gone = [one for one, known in holders.items() if known.left]
+        forgotten = gone[: max(0, len(holders) + 1 - HOLDERS_MAX)]
+        kept = {one: known for one, known in holders.items() if one not in forgotten}
+        return msgspec.structs.replace(lease, holders=kept | {name: Holding(since=now)})
     if "" in holding:  # the holder without a name, which has one now
         return msgspec.structs.replace(
             lease, holders={name if one == "" else one: known for one, known in holders.items()}
