@@ -216,3 +216,13 @@ async def test_a_start_is_held_by_the_process_that_waited(world: World) -> None:
     assert (second.status_code, second.json()["type"]) == (409, "urn:slipway:problem:request-in-use")
     assert (await world.replica.acquire("r", holder="one")).json()["lease_id"] == lease["lease_id"]
     assert await released(world, lease) == 1
+
+
+async def test_a_grant_of_just_now_promises_no_next_one(world: World) -> None:
+    """Two units granted two seconds ago are two a minute, not sixty; units that do not count free nothing."""
+    await world.replica.acquire("held", units=2)
+    await world.broker.set_clock(2)
+    assert (await world.replica.acquire("next")).json()["eta_seconds"] == 30.0
+    await report(world, "many", units=1_000_000, hold_seconds=10.0)
+    answer = (await world.replica.acquire("next")).json()
+    assert answer["held_until"] == after(1_200).isoformat().replace("+00:00", "Z")

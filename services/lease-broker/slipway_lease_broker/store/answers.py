@@ -51,13 +51,16 @@ ahead AS (
         AND ({names(requests.QUEUE, "q.")}) <> ({names(requests.QUEUE, "m.")})
 )
 SELECT m.*, 1 + a.requests + o.requests AS position FROM mine AS m, ahead AS a, others AS o"""
-# The rate of grants, from up to the last hundred of the last minute. Tokens are in the order of grants.
+# The rate of grants, from up to the last hundred of the last minute: fewer are those of the whole minute, or a pool
+# whose only lease was just granted would promise the next one at once. Tokens are in the order of grants.
 GRANT_RATE: Final = """
-SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
+SELECT coalesce(sum(granted_units), 0)::int AS units,
+    CASE WHEN count(*) < 100 THEN 60.0 ELSE extract(epoch FROM slipway_clock() - min(granted_at)) END::float8 AS seconds
+FROM (
     SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
 WHERE granted_at > slipway_clock() - interval '1 minute'"""
 HOLD_ENDS: Final = f"""
-SELECT coalesce(counted_until, hold_until) AS at, units * weight AS cost FROM leases
+SELECT coalesce(counted_until, hold_until) AS at, greatest(units - uncounted_units, 0) * weight AS cost FROM leases
 WHERE lease_pool_id = $1 AND {condition(COUNTED)} ORDER BY 1"""
 UNGRANTED: Final = Statement(
     select(*requests.FIELDS)
@@ -136,7 +139,7 @@ async def queue_position(db: Connection, lease_pool_id: str, request_id: str) ->
         other_pools=await pools.named(db, others) if others else (),
         hold_ends=await _hold_ends(db, found[0]),
         granted_units=rate["units"],
-        granted_seconds=(found[1] - rate["since"]).total_seconds() if rate["since"] else 0.0,
+        granted_seconds=rate["seconds"],
     )
 
 
