@@ -75,6 +75,7 @@ async def test_a_boot_is_confirmed_by_the_provider(provisioner: Provisioner) -> 
     assert registered.outcome == Outcome(Stage.BOOT, Result.OK, code="provider_running")
     assert registered.boot_seconds == 61.0
     await report_at(provisioner, 100, 1, valid_for_seconds=9000)
+    await provisioner.plan()
     await provisioner.set_clock(8000)
     await provisioner.expire()
     await provisioner.reap()

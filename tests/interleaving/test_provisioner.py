@@ -1151,7 +1151,7 @@ async def test_a_protected_instance_is_forgotten_while_another_is_found(provisio
         await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
     alerts = [event for event in await provisioner.events() if isinstance(event, AlertRaised | AlertResolved)]
-    assert [(type(alert), alert.evidence) for alert in alerts] == [(AlertResolved, ()), (AlertRaised, ("i-2",))]
+    assert [(type(alert), alert.evidence) for alert in alerts] == [(AlertResolved, ("i-1",)), (AlertRaised, ("i-2",))]
 
 
 @locking("store.accounts.DUE", "store.accounts.PASSED")
