@@ -716,7 +716,7 @@ async def test_a_group_and_a_tenant_that_are_used_as_they_are_pruned(broker: Bro
             admission = broker.admissions.begin(db)
             await admission.lock(["sim-a"])
             again = acquire_request("r3", tenant="back", group=nightly)
-            await admission.apply([Submission(command=again, sender=Sender(name=PROVISIONER))])
+            await admission.apply([Submission(command=again, sender=Sender(name=PROVISIONER, over_kafka=True))])
             await broker.prune()
         assert await broker.pool.fetchval("SELECT array_agg(tenant) FROM tenants") == ["back"]
         assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * DAY_SECONDS)
