@@ -14,7 +14,9 @@ import pytest
 import typer
 
 from slipway_client.cli.main import app as command_line
+from slipway_common.base.audited import AuditedKind
 from slipway_common.database import postgres as connections
+from slipway_common.events.signal_kinds import TARGETS
 from slipway_common.web.access import declared as access_of
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.test_access import apps
@@ -248,6 +250,11 @@ async def test_every_write_route(service: str, postgres: EmbeddedPostgres, tmp_p
     others = {route for route in (*EXEMPT, *ELSEWHERE) if route.startswith(f"{service} ")}
     assert not audited & others
     assert audited | others == set(writes(service))
+
+
+def test_every_target_of_a_signal_is_a_subject() -> None:
+    """A signal on any of them can be recorded."""
+    assert set(TARGETS) <= set(AuditedKind)
 
 
 def test_tests_elsewhere_assert_the_row() -> None:

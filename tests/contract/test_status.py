@@ -170,7 +170,7 @@ async def test_stopped_partitions_are_adopted_with_a_right(tmp_path: Path) -> No
     """One of them, or all, by a token with the scope alone; a topic that is not consumed has a refusal of its own."""
 
     class Adopting(Consuming):
-        async def adopt(self, partition: int, *, at_end: bool) -> int:
+        async def adopt(self, partition: int, *, at_end: bool, by: str) -> int:
             del self.stopped[partition]
             return 40 if at_end else 0
 

@@ -8,6 +8,7 @@ class AuditedKind(StrEnum):
     """Kinds of things that people change."""
 
     ACCOUNT = "account"
+    CAPACITY = "capacity"
     POOL = "pool"
     CONFIG = "config"
     LEASE_POOL = "lease-pool"
