@@ -236,7 +236,7 @@ ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
-growth: $(READY) ## Rows of each table after 3 and 12 months, and the longest lock of pruning a million rows: SEED=1, FULL=1 KEEP=1
+growth: $(READY) ## Rows of each table after 4 and 12 months, and the longest lock of pruning a million rows: SEED=1, FULL=1 KEEP=1
 	@$(RUN) -m $(BROKEN) bench.growth
 
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=new-image SEEDS=3 SEED=1 BOOTS=20,90,480 RATE=24, SCENARIO=FILE, CELL=all-out/slipway/7, DEMAND=FILE AVAILABILITY=FOLDER

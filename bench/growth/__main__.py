@@ -1,8 +1,8 @@
 """`make growth`: what grows, and what pruning makes others wait for.
 
 The handlers, loops and routes of three services write one day at a hundredth of its volume; its rows are copied with
-shifted times, to 3 and to 12 months, while the services' prune loops, relays and other loops run. Then a million rows
-are pruned beside sessions that lock the same rows. Prints the rows of each table in month 3 and 12, the tables that are
+shifted times, to 4 and to 12 months, while the services' prune loops, relays and other loops run. Then a million rows
+are pruned beside sessions that lock the same rows. Prints the rows of each table in month 4 and 12, the tables that are
 empty and why, the longest lock, then the claims; exits with 1 if one is false. SEED=1 chooses the day, FULL=1 takes the
 full volume, KEEP=1 writes bench/results/growth.txt.
 """
@@ -33,6 +33,7 @@ from bench.growth.day import Day
 from bench.growth.locks import Locks
 from slipway_common.database.retention import PruneLoop
 from slipway_common.events import topics
+from slipway_common.service import Service, ServiceSettings
 from slipway_lease_broker.settings import Settings as BrokerSettings
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -43,9 +44,9 @@ from tests.simulation.deployment import SERVICES, Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY
 
 FILE: Final = "growth.txt"
-EARLY, LATE = 3, 12
-MONTHS: Final = {EARLY: 90, LATE: 360}
-"""Days until each month's end. Rows of rules of that many days have stopped growing by the first one."""
+EARLY, LATE = 4, 12
+MONTHS: Final = {EARLY: 120, LATE: 360}
+"""Days until each month's end. By the first one rows have stopped growing that are kept for 90 days after their end."""
 # Days that are copied before the loops run. In the last days of a month these are few, since what is left depends on
 # them.
 LONG_CHUNK_DAYS: Final = 60
@@ -111,7 +112,9 @@ class Growth:
         await self.deployment.round()
 
     async def _run_loops(self) -> None:
-        """Run the prune loops, and what ends other rows: roll-outs, relays and consumers, which get tombstones."""
+        """Run the prune loops, and what ends other rows: roll-outs, alerts, relays and consumers, which get
+        tombstones."""
+        await asyncio.gather(*(self._end_alerts(name) for name in SERVICES))
         await asyncio.gather(*(self._prune(name) for name in SERVICES))
         deployment = self.deployment
         provisioner = deployment.databases["provisioner"]
@@ -133,6 +136,11 @@ class Growth:
             if not (more or any(waiting) or deployment.unread()):
                 return
         raise AssertionError(f"the loops find no end: more {more}, outboxes {waiting}, unread {deployment.unread()}")
+
+    async def _end_alerts(self, name: str) -> None:
+        service = Service(name, ServiceSettings(database_url="", kafka=""))
+        while await service._republish_alerts(self.deployment.databases[name]):
+            pass
 
     async def _prune(self, name: str) -> None:
         loop = self.loops[name]
@@ -186,7 +194,7 @@ async def grow(server: EmbeddedPostgres, seed: int, *, per_day: int) -> Found:
 
 
 def grows(early: int, late: int) -> bool:
-    """True if a table has grown from the third month to the twelfth."""
+    """True if a table has grown from the fourth month to the twelfth."""
     return late > RATIO_MAX * early and late - early > ROWS_MAX
 
 

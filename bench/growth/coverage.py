@@ -1,5 +1,5 @@
 """Coverage of the rules of retention: of each table with a rule, rows were written by the day, and are still there in
-month 3 if the rule keeps them for days. A table that stays empty needs a reason."""
+month 4 if the rule keeps them for days. A table that stays empty needs a reason."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -20,7 +20,7 @@ RETENTION: Final[Mapping[str, Retention]] = {
 REASONS: Final[Mapping[str, str]] = {
     "provisioner.unreachable_machine": "the account of the day answers again, and the next pass over it deletes them",
 }
-"""Tables that are empty in month 3 although their rule keeps rows for days, and why."""
+"""Tables that are empty in month 4 although their rule keeps rows for days, and why."""
 # A session reports what it has inserted with its next statement that is not within a second of the last report.
 REPORT: Final = "SELECT pg_stat_force_next_flush()"
 INSERTED: Final = """
@@ -42,7 +42,7 @@ def rules() -> dict[str, Rule | Bounded]:
 
 
 def empty(written: Mapping[str, int], early: Mapping[str, int]) -> dict[str, str]:
-    """Reasons of the tables that have no rows in month 3; without one, a text is empty."""
+    """Reasons of the tables that have no rows in month 4; without one, a text is empty."""
     return {name: _reason(name, row, written.get(name, 0)) for name, row in rules().items() if not early.get(name)}
 
 

@@ -45,7 +45,7 @@ def test_claims_name_what_grows() -> None:
 
 
 def test_claims_name_tables_that_stay_empty() -> None:
-    """A table that keeps its rows for days is empty in month 3, into another one nothing was ever written, and a third
+    """A table that keeps its rows for days is empty in month 4, into another one nothing was ever written, and a third
     one has rows in spite of its reason."""
     kept, at_once, reasoned = "lease_broker.gangs", "provisioner.missing_instance", next(iter(coverage.REASONS))
     early = {**FILLED, kept: 0, at_once: 0, reasoned: 1}
