@@ -160,7 +160,7 @@ histories: $(READY) ## Lease pools under faults of clients, brokers, database an
 	@$(RUN) -m $(BROKEN) tests.histories.run
 
 .PHONY: lease-harm
-lease-harm: $(READY) ## Commands under leases while the broker is well, slow, frozen, killed, drained, full, or refuses: ONLY=frozen,full SEED=1 N=20 MUTANT=margin
+lease-harm: $(READY) ## Commands under leases while the broker is well, slow, frozen, killed, drained, full, or refuses: ONLY=frozen,full SEED=1 N=20 MUTANT=margin or report-dropped
 	@$(RUN) -m $(BROKEN) tests.lease_harm
 
 requirements: $(READY) ## Requirements of the lease-broker, one test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas

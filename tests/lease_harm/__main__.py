@@ -86,7 +86,7 @@ async def revoked(world: World, pool: str) -> AsyncIterator[None]:
 # Spans are those of `admission.span` for these waits. In an outage a slot of the last pace may come first, but not
 # before 10 s (`--unavailable-after`), which is half of the wait.
 WAIT_SECONDS: Final = 20
-OUTAGE: Final = Expected(span=(WAIT_SECONDS / 2, WAIT_SECONDS), unleased_by="unavailable")
+OUTAGE: Final = Expected(span=(WAIT_SECONDS / 2, WAIT_SECONDS), unleased_by="unavailable", unheard=True)
 WAIT: Final = (*ALWAYS, "--max-wait", f"{WAIT_SECONDS}s")
 SHORT_SECONDS: Final = 5
 PHASES: Final[Mapping[str, Phase]] = {

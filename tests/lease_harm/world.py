@@ -101,7 +101,9 @@ class World(System):
         request_id, own_code = f"{phase}-{self.seed}-{number}", number % 3
         record, status, begun = (self.folder / f"{request_id}.{name}" for name in ("record", "status", "begun"))
         command = ("sh", "-c", COMMAND, str(record), str(own_code))
-        own = ("--request-id", request_id, "--hold", HOLD, "--status-file", str(status))
+        own = ["--request-id", request_id, "--hold", HOLD, "--status-file", str(status)]
+        if number % 2:  # it would get a signal at a loss, of which there is none
+            own += ["--on-loss", "TERM"]
         arguments = ("run", "--pool", pool, *own, *options, "--", *command)
         process = await self._slipway(begun, *arguments, secret=secret)
         out, err = await process.communicate()

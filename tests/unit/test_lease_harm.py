@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from tests.lease_harm.__main__ import PHASES, parse_arguments
 from tests.lease_harm.judge import Expected, Row, Run, judge
 
-OUTAGE = Expected(span=(10.0, 20.0), unleased_by="unavailable")
+FULL = Expected(span=(10.0, 20.0), unleased_by="unavailable")
+OUTAGE = replace(FULL, unheard=True)
 LEASED = Expected(leased=True)
 
 
@@ -73,6 +74,12 @@ def test_what_a_command_contradicts(changed: dict[str, Any], problem: str) -> No
 )
 def test_what_the_rows_contradict(rows: list[Row], problem: str) -> None:
     assert judge(UNLEASED, OUTAGE, rows, {}, held=0).problems == (problem,)
+
+
+def test_a_grant_that_nobody_heard_of_is_no_report() -> None:
+    """Where the broker could be reached."""
+    found = judge(UNLEASED, FULL, [row(0, None), *ROWS[1:]], {}, held=0)
+    assert found.problems == ("r-0 is counted as None",)
 
 
 def test_what_all_contradict() -> None:
