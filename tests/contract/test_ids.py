@@ -372,7 +372,7 @@ async def test_a_pool_with_slashes(provisioner: Provisioner, tmp_path: Path) -> 
             assert (await client.get(f"/pools/{other}")).status_code in (404, 422), other
         assert (await client.get(f"/pools/{ID}")).status_code == 404, "a slash as such divides the path"
     (row,) = await provisioner.database.fetch("SELECT * FROM launch_config")
-    assert row["image_key"] == image_key("linux-1").text
+    assert row["image_key"] == image_key("simulated/linux-1").text
     assert row["quota_key"] == quota_key(ID, "sim-1", "m5.large").text
     assert row["credential_key"] == credential_key(ID).text
     assert row["capacity_key"] == capacity_key(ID, "sim-1", row["zone"], "m5.large").text

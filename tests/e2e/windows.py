@@ -22,7 +22,7 @@ from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import digest, new_id
 from slipway_common.declaration.identity import canonical_body, config_name
 from slipway_common.declaration.models import Declaration
-from slipway_common.events.scopes import capacity_key, credential_key, image_key, quota_key
+from slipway_common.events.scopes import capacity_key, credential_key, image_key, image_of_provider, quota_key
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
@@ -144,7 +144,7 @@ def config_keys() -> dict[str, ConfigKeys]:
     return {
         revision_id(config_name(pool, config), canonical_body(config, REGION)): ConfigKeys(
             pool.id,
-            image_key(config.image),
+            image_key(image_of_provider("simulated", config.image)),
             quota_key(config.account, REGION, config.instance_type),
             credential_key(config.account),
             capacity_key(config.account, REGION, config.zone, config.instance_type),

@@ -295,7 +295,7 @@ async def test_an_archived_revision_is_reactivated(provisioner: Provisioner) -> 
     assert [row["key"] for row in keys] == [
         "capacity/sim-a/sim-1/zone-a/m5.large/on-demand",
         "credential/sim-a",
-        "image/linux-1",
+        "image/simulated%2Flinux-1",
         "quota/sim-a/sim-1/m5",
     ]
     assert (
@@ -579,7 +579,13 @@ async def tripped(provisioner: Provisioner, cause: str, image: str = "linux-2") 
         await provisioner.weights(weight(revision_id(image=image), state="tripped", reason="5 boots failed"))
     else:
         window = SharedWindow(
-            kind="image", id=image, stage="boot", version=1, window=8, state="tripped", reason="5 boots failed"
+            kind="image",
+            id=f"simulated/{image}",
+            stage="boot",
+            version=1,
+            window=8,
+            state="tripped",
+            reason="5 boots failed",
         )
         await provisioner.weights(weight("zone-b", shared=(window,)))
 
@@ -778,7 +784,9 @@ async def test_a_rollback_to_a_tripped_revision_is_refused(
     if cause == "record":
         await provisioner.weights(weight(revision_id(), state="tripped", reason="5 boots failed"))
     else:
-        window = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=8, state="tripped", reason="")
+        window = SharedWindow(
+            kind="image", id="simulated/linux-1", stage="boot", version=1, window=8, state="tripped", reason=""
+        )
         await provisioner.weights(weight("zone-b", shared=(window,)))
     before = await everything(provisioner)
     async with administrator(provisioner, tmp_path) as client:

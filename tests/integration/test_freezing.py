@@ -38,7 +38,7 @@ async def failing(
     """Receive a record with this many consecutive failed starts of the image, and plan."""
     share = SharedWindow(
         kind="image",
-        id=image,
+        id=f"simulated/{image}",
         stage=stage,
         version=version,
         window=64,
@@ -77,7 +77,7 @@ async def test_consecutive_failed_starts_freeze_the_pool(provisioner: Provisione
     await provisioner.leases(provisioner.granted(request, units=1))
     await provisioner.events()
     await failing(provisioner, 3, version=2, stage=stage, tripped=True)
-    words = f"3 consecutive starts of image linux-1 failed or timed out ({stage})"
+    words = f"3 consecutive starts of image simulated/linux-1 failed or timed out ({stage})"
     events = await provisioner.events()
     (frozen,) = [event for event in events if isinstance(event, PoolFrozen)]
     assert (frozen.reason, frozen.by, frozen.frozen) == (words, "provisioner", True)
@@ -124,7 +124,8 @@ async def test_an_unfrozen_pool_launches_again(provisioner: Provisioner, tmp_pat
     (again,) = await provisioner.published(AlertRaised)
     assert again.severity == "page"
     assert (
-        again.summary == "pool linux is frozen: 3 more consecutive starts of image linux-1 failed or timed out (boot)"
+        again.summary
+        == "pool linux is frozen: 3 more consecutive starts of image simulated/linux-1 failed or timed out (boot)"
     )
     assert await unfreeze(provisioner, tmp_path) == 200
     for version, (unconfirmed, frozen) in enumerate([(0, False), (2, False), (3, True)], 4):

@@ -12,6 +12,7 @@ from slipway_common.events.scopes import Key, capacity_key, lifecycle_of, quota_
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import Scope, WorkerLaunchFailed
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply.provider_keys import refresh
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops import plan
 from slipway_provisioner.store import decisions, pools, provider_keys
@@ -252,3 +253,85 @@ async def test_usual_keys_are_not_stored(postgres: EmbeddedPostgres) -> None:
         await provisioner.database.execute("UPDATE worker_pool SET swept_at = '-infinity'")
         await provisioner.sweep()
         assert await revisions(provisioner) == before
+
+
+class Named(Cloud):
+    """A provider that names images in a `namespace`, which may change."""
+
+    namespace = ""
+
+    def image_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        image = str(config["image"])
+        return f"{self.namespace}/{image}" if self.namespace else image
+
+
+@pytest.fixture
+async def named(provisioner: Provisioner) -> Named:
+    cloud = Named()
+    provisioner.cloud = cloud
+    provisioner.providers["simulated"] = cloud
+    return cloud
+
+
+IMAGES: Final = """
+SELECT key, size, state, unconfirmed, reason FROM shared_window WHERE key LIKE 'image/%' AND stage = 'boot'"""
+
+
+async def test_a_tripped_image_stays_tripped_under_another_key(provisioner: Provisioner, named: Named) -> None:
+    """At once, and not only when the calculator has heard of the key: nothing is launched meanwhile."""
+    await provisioner.declare()
+    await provisioner.trust()
+    tripped = SharedWindow(
+        kind="image", id="linux-1", stage="boot", version=9, window=2, state="tripped", unconfirmed=7, reason="7 boots"
+    )
+    await provisioner.weights(weight(shared=(tripped,)), revision=1)
+    named.namespace = "cloud"
+    assert await provider_keys_refreshed(provisioner) == 1
+    rows = {row["key"]: tuple(row)[1:] for row in await provisioner.database.fetch(IMAGES)}
+    assert rows["image/cloud%2Flinux-1"] == (2, "tripped", 7, "7 boots")
+    assert [event.image_key for event in await config_events(provisioner)] == ["linux-1", "cloud/linux-1"]
+    await provisioner.demand(report(3))
+    await provisioner.plan()
+    assert await provisioner.states() == {}
+    assert "tripped: image cloud/linux-1: 7 boots" in str((await decisions.recent(provisioner.database, "linux", 1))[0])
+
+
+async def test_a_healthy_record_of_the_new_key_is_kept(provisioner: Provisioner, named: Named) -> None:
+    """The second pool that comes to a key changes nothing of what the calculator has published about it."""
+    named.namespace = "cloud"
+    await provisioner.declare()
+    await provisioner.trust()
+    known = SharedWindow(kind="image", id="cloud/linux-1", stage="boot", version=3, window=20)
+    old = SharedWindow(kind="image", id="linux-1", stage="boot", version=9, window=2, state="tripped", reason="bad")
+    await provisioner.database.execute("UPDATE launch_config SET image = ''")
+    await provisioner.weights(weight(shared=(known, old)), revision=1)
+    assert await provider_keys_refreshed(provisioner) == 1
+    rows = {row["key"]: row["state"] for row in await provisioner.database.fetch(IMAGES)}
+    assert rows["image/cloud%2Flinux-1"] == "healthy"
+
+
+async def test_providers_with_images_of_one_name(provisioner: Provisioner) -> None:
+    """The broken image of one provider stops no pool of another."""
+    cloud, other = Cloud(), Cloud()
+    provisioner.providers |= {"simulated": cloud, "other": other}
+    body = declared("zone-a")
+    account, (pool,) = body["accounts"][0], body["worker_pools"]
+    body["accounts"].append(account | {"id": "there", "provider": "other", "identity": "there"})
+    (config,) = pool["launch_configs"]
+    body["worker_pools"].append(
+        pool | {"id": "other", "launch_configs": [config | {"name": "zone-x", "account": "there"}]}
+    )
+    await provisioner.declare(body)
+    await provisioner.trust()
+    tripped = SharedWindow(kind="image", id="simulated/linux-1", stage="boot", version=9, window=2, state="tripped")
+    await provisioner.weights(weight(shared=(tripped,)), revision=1)
+    for pool_id in ("linux", "other"):
+        await provisioner.demand(report(1, pool_id=pool_id))
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 1}
+    assert (await provisioner.worker()).pool_id == "other"
+
+
+async def provider_keys_refreshed(provisioner: Provisioner) -> int:
+    async with provisioner.database.acquire() as db:
+        return await refresh(db, "linux", provisioner.providers)

@@ -36,7 +36,7 @@ from tests.support.provisioner import (
     weight,
 )
 
-IMAGE: Final = image_key("linux-1")
+IMAGE: Final = image_key("simulated/linux-1")
 QUOTA: Final = quota_key("sim-a", "sim-1", "m5.large")
 NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
 BOOT_FAILED: Final = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
@@ -117,7 +117,7 @@ async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
     assert sum((await demanded(provisioner)).values()) == 18
     assert await provisioner.last_reason() == "50 needed, room for 18"
     await demanded(provisioner, at=1)
-    assert await config_reason(provisioner, "zone-c") == "the boot window of image linux-1 is full"
+    assert await config_reason(provisioner, "zone-c") == "the boot window of image simulated/linux-1 is full"
     await provisioner.weights(weight("zone-a", shared=(shared(window=64),)))
     assert await demanded(provisioner, at=2) == {"zone-a": 34} | dict.fromkeys(
         ("zone-b", "zone-c", "zone-d", "zone-e"), 4
@@ -130,7 +130,7 @@ async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> Non
     """Both services use the same keys."""
     await provisioner.declare()
     rows = await provisioner.database.fetch("SELECT key, stage FROM shared_window")
-    image, quota = image_key("linux-1"), quota_key("sim-a", "sim-1", "m5.large")
+    image, quota = image_key("simulated/linux-1"), quota_key("sim-a", "sim-1", "m5.large")
     assert {tuple(row) for row in rows} == {
         (image.text, "boot"),
         (image.text, "claim"),
@@ -349,7 +349,7 @@ async def test_the_old_image_does_not_count_against_the_new_one(provisioner: Pro
     old, new = revision_id(), revision_id(image="linux-2")
     await end(provisioner, (await provisioner.workers())[:3], BOOT_FAILED)
     await provisioner.weights(weight(new, stages=healths(boot=3)), revision=5)
-    assert (await level(provisioner), await level(provisioner, image_key("linux-2"))) == (4, 0)
+    assert (await level(provisioner), await level(provisioner, image_key("simulated/linux-2"))) == (4, 0)
     known, _ = await pools.counted(provisioner.database, "linux", await pools.now(provisioner.database))
     boots = {config.id: (config.boot.in_flight, config.boot.unfolded) for config in known}
     assert boots == {old: (1, 3), new: (0, 0)}

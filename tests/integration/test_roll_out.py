@@ -609,7 +609,13 @@ async def test_a_maximum_counts_workers_of_all_revisions(provisioner: Provisione
 
 async def bad_image(provisioner: Provisioner, image: str, *, revision: int) -> None:
     bad = SharedWindow(
-        kind="image", id=image, stage="boot", version=revision, window=64, unconfirmed=10, state="tripped"
+        kind="image",
+        id=f"simulated/{image}",
+        stage="boot",
+        version=revision,
+        window=64,
+        unconfirmed=10,
+        state="tripped",
     )
     await provisioner.weights(weight(NEW, shared=(bad,)), revision=revision)
     await provisioner.plan()
@@ -717,7 +723,7 @@ async def test_an_archived_revision_is_kept_for_a_month(provisioner: Provisioner
         assert kept == 0
     await provisioner.prune()
     keys = {row["key"] for row in await provisioner.database.fetch("SELECT key FROM shared_window")}
-    assert image_key("linux-1").text in keys, "the fallback of zone-b uses it"
+    assert image_key("simulated/linux-1").text in keys, "the fallback of zone-b uses it"
     names = [row["name"] for row in await provisioner.database.fetch("SELECT name FROM launch_config_name")]
     assert names == ["zone-b"]
     tombstones = await provisioner.database.fetch("SELECT topic, key FROM outbox WHERE value IS NULL")
@@ -727,7 +733,7 @@ async def test_an_archived_revision_is_kept_for_a_month(provisioner: Provisioner
     await provisioner.roll_out()
     await provisioner.prune()
     keys = {row["key"] for row in await provisioner.database.fetch("SELECT key FROM shared_window")}
-    assert image_key("linux-1").text not in keys
+    assert image_key("simulated/linux-1").text not in keys
 
 
 async def test_archived_revisions_cost_decisions_nothing(provisioner: Provisioner) -> None:

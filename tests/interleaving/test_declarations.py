@@ -258,7 +258,7 @@ async def test_declarations_during_records_of_the_same_shares(provisioner: Provi
     for round_ in range(1, 5):
         images = [f"image-{round_}-{name}" for name in names]
         shared = tuple(
-            SharedWindow(kind="image", id=image, stage=stage, version=1, window=9)
+            SharedWindow(kind="image", id=f"simulated/{image}", stage=stage, version=1, window=9)
             for image in reversed(images)
             for stage in ("claim", "boot", "launch")
         )
@@ -276,7 +276,9 @@ async def test_declarations_during_records_of_the_same_shares(provisioner: Provi
             provisioner.weights(*(weight(name, shared=shared[::-1]) for name in names), revision=2 * round_ + 1),
             provisioner.declare(of(names)),
         )
-    sizes = "SELECT count(*) FROM shared_window WHERE key LIKE 'image/image-%' AND stage = 'boot' AND size = 9"
+    sizes = (
+        "SELECT count(*) FROM shared_window WHERE key LIKE 'image/simulated%image-%' AND stage = 'boot' AND size = 9"
+    )
     assert await provisioner.database.fetchval(sizes) == 4 * len(names)
 
 
@@ -289,7 +291,7 @@ async def test_two_declarations_with_one_new_image(provisioner: Provisioner) -> 
         second = provisioner.start(provisioner.declare(bodies[1]))
         await provisioner.until_waiting(first, second)
     assert list(map(len, await asyncio.gather(first, second))) == [2, 2]
-    shares = "SELECT count(*) FROM shared_window WHERE key = 'image/new'"
+    shares = "SELECT count(*) FROM shared_window WHERE key = 'image/simulated%2Fnew'"
     assert await provisioner.database.fetchval(shares) == 3
 
 

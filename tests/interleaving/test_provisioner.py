@@ -1523,7 +1523,7 @@ async def test_a_pool_pause_that_expires_while_it_is_replaced(provisioner: Provi
 async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
     """Concurrent freezes and unfreezes count once each; the last unfreeze decides which failures are forgiven."""
     await provisioner.declare()
-    seen = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=8, unconfirmed=7)
+    seen = SharedWindow(kind="image", id="simulated/linux-1", stage="boot", version=1, window=8, unconfirmed=7)
     await provisioner.weights(weight(shared=(seen,)))
 
     async def freeze(db: Connection) -> bool:
@@ -1536,7 +1536,7 @@ async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
         assert sorted(await asyncio.gather(*(in_transaction(provisioner, act) for _ in range(3)))) == [0, 0, 1]
     assert len(await provisioner.published(PoolUnfrozen)) == 2
     rows = await provisioner.database.fetch("SELECT key, stage, unconfirmed FROM forgiven")
-    assert [tuple(row) for row in rows] == [("image/linux-1", "boot", 7)]
+    assert [tuple(row) for row in rows] == [("image/simulated%2Flinux-1", "boot", 7)]
 
 
 @locking("store.weights.DELETE_FORGIVEN", "store.pauses.DELETE_FORGIVEN")
@@ -1546,7 +1546,9 @@ async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> Non
 
     def record(version: int, unconfirmed: int) -> Awaitable[Any]:
         shared = tuple(
-            SharedWindow(kind="image", id="linux-1", stage=stage, version=version, window=8, unconfirmed=unconfirmed)
+            SharedWindow(
+                kind="image", id="simulated/linux-1", stage=stage, version=version, window=8, unconfirmed=unconfirmed
+            )
             for stage in ("boot", "claim", "launch")
         )
         return provisioner.weights(weight(shared=shared), revision=version)
@@ -1606,14 +1608,17 @@ async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
     await provisioner.declare(declared(*names))
     for round_ in range(1, 9):
         newer, older = (
-            tuple(SharedWindow(kind="image", id=name, stage="boot", version=version, window=version) for name in names)
+            tuple(
+                SharedWindow(kind="image", id=f"simulated/{name}", stage="boot", version=version, window=version)
+                for name in names
+            )
             for version in (2 * round_, 2 * round_ - 1)
         )
         await asyncio.gather(
             provisioner.weights(*(weight(n, weight=2.0, shared=newer[::-1]) for n in names), revision=2 * round_),
             provisioner.weights(*(weight(n, shared=older) for n in reversed(names)), revision=2 * round_ - 1),
         )
-        sizes = "SELECT min(size) FROM shared_window WHERE key LIKE 'image/zone-%'"
+        sizes = "SELECT min(size) FROM shared_window WHERE key LIKE 'image/simulated%zone-%'"
         assert await provisioner.database.fetchval(sizes) == 2 * round_
     assert await provisioner.database.fetchval("SELECT min(record ->> 'weight') FROM weight") == "2.0"
     gone = [received(weight(name))[0] for name in names]
@@ -1631,7 +1636,7 @@ async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None
     intents."""
     await provisioner.declare()
     await provisioner.demand(report(3))
-    tripped = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=8, state="tripped")
+    tripped = SharedWindow(kind="image", id="simulated/linux-1", stage="boot", version=1, window=8, state="tripped")
     async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
         telling = provisioner.start(provisioner.weights(weight(shared=(tripped,))))
         await provisioner.until_waiting(telling)
@@ -1646,7 +1651,7 @@ async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None
     """The plan uses the record's values."""
     await provisioner.declare()
     await provisioner.demand(report(30))
-    narrow = SharedWindow(kind="image", id="linux-1", stage="boot", version=1, window=2)
+    narrow = SharedWindow(kind="image", id="simulated/linux-1", stage="boot", version=1, window=2)
     telling = provisioner.weights(weight(shared=(narrow,)))
     async with stopped_at(provisioner, "dirty_pool", telling) as view:
         planning = provisioner.start(provisioner.plan())

@@ -210,7 +210,8 @@ async def test_replicas_delete_a_revision_once(provisioner: Provisioner) -> None
     """With one tombstone, and beside weight records that name its shares. What they bring back is pruned."""
     await expired(provisioner)
     shares = tuple(
-        SharedWindow(kind="image", id=image, stage="boot", version=7, window=8) for image in ("linux-2", "linux-1")
+        SharedWindow(kind="image", id=f"simulated/{image}", stage="boot", version=7, window=8)
+        for image in ("linux-2", "linux-1")
     )
     await asyncio.gather(
         *(roll_out_next(provisioner.database) for _ in range(3)),
@@ -221,8 +222,8 @@ async def test_replicas_delete_a_revision_once(provisioner: Provisioner) -> None
     assert await provisioner.database.fetchval(tombstones, OLD) == 1
     await provisioner.prune()
     keys = {row["key"] for row in await provisioner.database.fetch("SELECT key FROM shared_window")}
-    assert image_key("linux-2").text in keys
-    assert image_key("linux-1").text not in keys
+    assert image_key("simulated/linux-2").text in keys
+    assert image_key("simulated/linux-1").text not in keys
 
 
 @locking(*EXPIRY)

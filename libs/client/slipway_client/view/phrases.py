@@ -165,6 +165,13 @@ def full_window(config: Row) -> str:
     return ""
 
 
+def full_shared_window(decisions: Sequence[Row], config_id: str) -> str:
+    """The full window that a config shares with others, by the newest decision of its pool; empty if it has room."""
+    note = decisions[0]["details"].get("configs", {}).get(config_id, {}) if decisions else {}
+    limit = str(note.get("limited_by", ""))
+    return f"{limit} is full" if note.get("room") == 0 and " window of " in limit else ""
+
+
 def limit_in_force(pool: Row) -> int:
     """The limit of a lease pool, which may be derived or adaptive; the declared one before its first decision."""
     limit = pool.get("limit_in_force")

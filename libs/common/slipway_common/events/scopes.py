@@ -69,8 +69,14 @@ NEW_SHARED_WINDOWS: Final[Mapping[tuple[str, str], int]] = {
 health state."""
 
 
-def image_key(image_revision: str) -> Key:
-    return key("image", image_revision)
+def image_key(image: str) -> Key:
+    """Key of an image, by the id that its provider gives it."""
+    return key("image", image)
+
+
+def image_of_provider(provider: str, image_revision: str) -> str:
+    """Id of an image unless its provider gives another one: two providers may call different images by one name."""
+    return f"{provider}/{image_revision}"
 
 
 def quota_key(account_id: str, region: str, instance_type: str, family: str = "") -> Key:
@@ -103,6 +109,11 @@ def capacity_of(state: LaunchConfigState) -> Key:
     if state.capacity_key:
         return key("capacity", state.capacity_key)
     return capacity_key(state.account_id, state.region, state.zone, state.instance_type)
+
+
+def image_of(state: LaunchConfigState) -> Key:
+    """Key of the image that the machines of a launch config boot."""
+    return image_key(state.image_key or state.image_revision)
 
 
 def quota_of(state: LaunchConfigState) -> Key:

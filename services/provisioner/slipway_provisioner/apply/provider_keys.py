@@ -1,4 +1,4 @@
-"""Keys and problems of revisions of launch configs, as their providers see them: keys of capacity and of quotas."""
+"""Keys and problems of revisions of launch configs, as their providers see them: keys of capacity, quotas and image."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -118,6 +118,7 @@ def _keys(revision: RevisionRow | StoredKeys, account: Account, providers: Provi
         capacity="" if capacity == usual else capacity or revision.capacity,
         quota_family="" if family == type_.split(".")[0] else family or revision.quota_family,
         subnet=provider.subnet(account, config),
+        image=provider.image_key(account, config) or revision.image,
     )
 
 

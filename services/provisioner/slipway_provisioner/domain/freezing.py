@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
-from slipway_common.events.scopes import image_key
 from slipway_provisioner.domain.pool import Observed, Shared
 from slipway_provisioner.domain.roll_out import may_return
 from slipway_provisioner.domain.windows import trip_reason
@@ -37,7 +36,7 @@ def bad_image(observed: Observed) -> Shared | None:
     if pool.on_bad_image != "freeze" or pool.frozen or pool.deleted:
         return None
     active = [config for config in observed.configs if config.active]
-    images = {image_key(config.image_revision) for config in active}
+    images = {config.image_key for config in active}
     bad = [known for known in observed.shared if known.key in images and new_failures(known) >= pool.freeze_after]
     shared, bad_images = {known.share: known for known in observed.shared}, {known.key for known in bad}
     launching = {config.name for config in active if config.current}
@@ -46,7 +45,7 @@ def bad_image(observed: Observed) -> Shared | None:
             config.active or (config.name in launching and may_return(config.state, config.replaced_by))
         )
         can_launch = not config.stopped and not trip_reason(config, shared)
-        if at_hand and can_launch and image_key(config.image_revision) not in bad_images:
+        if at_hand and can_launch and config.image_key not in bad_images:
             return None
     return max(bad, key=new_failures, default=None)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.scopes import Key
+from slipway_common.events.scopes import Key, image_key
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.limits import Level, Tariff
 from slipway_provisioner.domain.prices import MachineKind
@@ -184,6 +184,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         its revisions."""
         limits = (*self.shares, *self.trials, *self.caps)
         return limits if self.max_capacity is None else (*limits, (Key("launch config", self.name), MAXIMUM))
+
+    @property
+    def image_key(self) -> Key:
+        """Key of its image, by its shares."""
+        return next((key for key, _ in self.shares if key.kind == "image"), image_key(self.image_revision))
 
     @property
     def starting(self) -> int:

@@ -52,18 +52,20 @@ class DeclaredRevision(HealthSettings, frozen=True, kw_only=True):
     user_data: str
 
 
-PROVIDER_KEYS: Final = ("capacity", "quota_family", "subnet")
+PROVIDER_KEYS: Final = ("capacity", "quota_family", "subnet", "image")
 """Columns that the provider fills in. Unlike the body they may change: a provider may learn them later."""
 
 
 class RevisionRow(DeclaredRevision, frozen=True, kw_only=True):
     """Revision with its id, in the columns of its row. `capacity` and `quota_family` are what its provider names
-    otherwise than usual, `subnet` is the one that it uses, if its provider names it."""
+    otherwise than usual, `subnet` is the one that it uses, if its provider names it, `image` its image by the id that
+    its provider gives it."""
 
     id: str
     capacity: str = ""
     quota_family: str = ""
     subnet: str = ""
+    image: str = ""
 
     @property
     def capacity_key(self) -> Key:
@@ -99,6 +101,7 @@ class RevisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     capacity: str
     quota_family: str
     subnet: str
+    image: str
 
 
 class StoredKeys(RevisionKeys, frozen=True, kw_only=True):
@@ -133,7 +136,7 @@ def in_force(rows: Iterable[RevisionRow]) -> dict[str, dict[str, str]]:
 
 def shared_keys(revision: RevisionRow) -> list[str]:
     """Keys of what a revision shares with others: its image, quota, credential, capacity and subnet."""
-    image, credential = image_key(revision.image_revision), credential_key(revision.account_id)
+    image, credential = image_key(revision.image or revision.image_revision), credential_key(revision.account_id)
     quota = quota_key(revision.account_id, revision.region, revision.instance_type, revision.quota_family)
     subnets = [subnet_key(revision.account_id, revision.region, revision.subnet)] if revision.subnet else []
     return [each.text for each in (image, quota, credential, revision.capacity_key, *subnets)]

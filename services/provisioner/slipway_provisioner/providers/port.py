@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from slipway_common.base.redaction import redacted
-from slipway_common.events.scopes import capacity_key, lifecycle_of, quota_key
+from slipway_common.events.scopes import capacity_key, image_of_provider, lifecycle_of, quota_key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
@@ -245,6 +245,11 @@ class Provider(Lifecycle, Declarations, LookUps, Protocol):
         config with the same one, in whatever pool or account. Makes no call; empty if it is not known yet."""
         zone, lifecycle = config["zone"], lifecycle_of(config["settings"])
         return capacity_key(account.id, account.region, zone, config["instance_type"], lifecycle).id
+
+    def image_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Id of the image that the machines of a config boot. Its boots and claims concern every config with the same
+        one, in whatever pool or account. Makes no call; empty if it is not known yet."""
+        return image_of_provider(account.provider, config["image"])
 
     def quota_family(self, account: Account, config: Mapping[str, Any]) -> str:
         """Instance types of an account and region that count towards one quota, by a name of theirs."""

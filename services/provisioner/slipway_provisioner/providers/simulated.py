@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from slipway_common.events.scopes import image_of_provider
 from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.port import (
@@ -52,9 +53,15 @@ class Simulated(Provider):
         url = account_settings.get("url")
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             return f"url is {url!r}; write the simulator's address, for example url: http://127.0.0.1:7304"
+        if not isinstance(account_settings.get("image_namespace", ""), str):
+            return "image_namespace is no text; write the name that the keys of its images begin with"
         if not isinstance(account_settings.get("errors", {}), Mapping):
             return "errors is not a mapping; write error code and scope, for example errors: {NoCoffee: capacity}"
         return ""
+
+    def image_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Id in the `image_namespace` of the account's settings, by default that of all simulated accounts."""
+        return image_of_provider(str(account.settings.get("image_namespace", account.provider)), config["image"])
 
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens", False))

@@ -34,6 +34,7 @@ _SHOWN: Final = {
     "state": STATE,
     "current": _CURRENT.label("current"),
     "capacity_key": CAPACITY,
+    "image_key": C.image.label("image_key"),
 }
 _OF_NAME: Final = {field.name: field for field in N if field.name in ("base_weight", "price_factor")}
 FIELDS: Final = (

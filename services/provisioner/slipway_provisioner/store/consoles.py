@@ -52,7 +52,7 @@ UPDATE console_output SET resolved_at = slipway_clock() WHERE image_revision = A
     WHERE c.settled_at IS NOT NULL AND c.resolved_at IS NULL
         AND (c.settled_at < slipway_clock() - interval '{OPEN_DAYS} days' OR EXISTS (
             SELECT FROM launch_config l JOIN worker w ON w.pool_id = l.pool_id AND w.launch_config_id = l.id
-            WHERE l.image_key = 'image/' || percent_encoded(c.image_revision) AND l.state <> 'archived'
+            WHERE l.image_revision = c.image_revision AND l.state <> 'archived'
                 AND w.state IN ({states(REGISTERED)}) AND w.registered_at > c.settled_at))
     ORDER BY c.image_revision LIMIT 20 FOR UPDATE OF c SKIP LOCKED))
 RETURNING image_revision"""

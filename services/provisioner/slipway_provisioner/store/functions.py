@@ -4,7 +4,7 @@ from typing import Final
 
 # Columns of a launch config: keys of what it shares with others, as events/scopes makes them.
 KEYS: Final = {
-    "image_key": "'image/' || percent_encoded(image_revision)",
+    "image_key": "'image/' || percent_encoded(CASE WHEN image <> '' THEN image ELSE image_revision END)",
     "quota_key": "'quota/' || percent_encoded(account_id) || '/' || percent_encoded(region) || '/' || "
     "percent_encoded(CASE WHEN quota_family <> '' THEN quota_family ELSE split_part(instance_type, '.', 1) END)",
     "credential_key": "'credential/' || percent_encoded(account_id)",

@@ -1,4 +1,4 @@
-"""Keys of revisions of launch configs that their providers give: of their capacity and of their quotas."""
+"""Keys of revisions of launch configs that their providers give: of their capacity, quotas and image."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -37,6 +37,28 @@ SET: Final = Statement(
 )
 
 
+# A key of an image that no record of the calculator is about yet takes over what is known of the former one, so that a
+# tripped image stays so until its row there has moved, too. Windows of a pool's former key stay with its other users.
+_IMAGE_KEY: Final = "'image/' || percent_encoded(CASE WHEN g.image <> '' THEN g.image ELSE c.image_revision END)"
+_MOVED: Final = f"""
+    FROM unnest($1::text[], $2::text[]) AS g (id, image) JOIN launch_config c ON c.id = g.id AND c.state <> 'archived'
+    CROSS JOIN LATERAL (SELECT {_IMAGE_KEY} AS key) AS k WHERE k.key <> c.image_key"""
+MOVE_WINDOWS: Final = f"""
+INSERT INTO shared_window AS s (key, stage, size, state, unconfirmed, reason)
+SELECT DISTINCT ON (m.key, o.stage) m.key, o.stage, o.size, o.state, o.unconfirmed, o.reason
+FROM (SELECT k.key, c.image_key AS old {_MOVED}) AS m JOIN shared_window o ON o.key = m.old
+ORDER BY m.key, o.stage, o.state DESC
+ON CONFLICT (key, stage) DO UPDATE SET size = excluded.size, state = excluded.state,
+    unconfirmed = excluded.unconfirmed, reason = excluded.reason WHERE s.version = 0 AND s.state = 'healthy'"""
+MOVE_FORGIVEN: Final = f"""
+INSERT INTO forgiven (pool_id, key, stage, unconfirmed)
+SELECT DISTINCT ON (m.pool_id, m.key, f.stage) m.pool_id, m.key, f.stage, f.unconfirmed
+FROM (SELECT c.pool_id, k.key, c.image_key AS old {_MOVED}) AS m
+JOIN forgiven f ON f.pool_id = m.pool_id AND f.key = m.old
+ORDER BY m.pool_id, m.key, f.stage, f.unconfirmed DESC
+ON CONFLICT DO NOTHING"""
+
+
 async def of_pool(db: Connection, pool_id: str) -> list[StoredKeys]:
     """Revisions of a pool that are not archived, with what their keys are derived from."""
     return [StoredKeys(**row) for row in await db.fetch(OF_POOL.text, *OF_POOL.arguments(pool_id=pool_id))]
@@ -54,11 +76,15 @@ async def capacity_of(db: Connection, config_id: str) -> str:
 
 
 async def put(tx: Connection, name: roll_outs.Name, keys: Sequence[RevisionKeys]) -> None:
-    """Change keys of revisions of one launch config, and publish those that changed.
+    """Change keys of revisions of one launch config, and publish those that changed. An image keeps its health under
+    another key.
 
     The pool is locked, so that a plan of it locks and counts the same shares.
     """
     await roll_outs.lock(tx, name)
+    images = [each.id for each in keys], [each.image for each in keys]
+    for statement in (MOVE_WINDOWS, MOVE_FORGIVEN):
+        await tx.execute(statement, *images)
     rows = await tx.fetch(SET.text, *SET.rows(sorted(keys, key=lambda each: each.id)))
     await declarations.add_shares(tx, [row["id"] for row in rows])
     await outbox.enqueue(tx, [LaunchConfigUpdated(**configs.state(row)) for row in rows])

@@ -194,7 +194,7 @@ refused_pause = Table(
 #
 # The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 # `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type,
-# `subnet` is the one that the machines use, if the provider names it.
+# `subnet` is the one that the machines use, if the provider names it, `image` the image by its provider's id.
 launch_config = Table(
     "launch_config",
     metadata,
@@ -232,6 +232,7 @@ launch_config = Table(
     empty_text("capacity"),
     empty_text("quota_family"),
     empty_text("subnet"),
+    empty_text("image"),
     *(computed(name, expression) for name, expression in KEYS.items()),
 )
 _NOT_ARCHIVED: Final = launch_config.c.state != "archived"

@@ -3,7 +3,7 @@ Pure."""
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key, config_key, credential_key, image_key
+from slipway_common.events.scopes import Key, config_key, credential_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner
 from slipway_weight_calculator.domain import health, signals, trips
@@ -85,7 +85,7 @@ def _candidates(draft: Draft, event: SignalRaised, booting: str) -> dict[str, Co
         "worker": {booting},
         "pool": draft.members(pool_key(target)),
         "account": draft.members(credential_key(target)),
-        "image": draft.members(image_key(target)),
+        "image": {*draft.world.configs, *draft.configs},
         "capacity": draft.members(Key("capacity", target)),
         "zone": {*draft.world.configs, *draft.configs},
     }.get(event.target_kind, set())

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+import msgspec
+
 from slipway_common.events import worker
 from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
@@ -127,9 +129,12 @@ def _fail(
 
 
 def _charged_keys(draft: Draft, config: Config, outcome: Outcome) -> tuple[Key, ...]:
-    """Keys that a failed outcome is charged to; none for a stage that is not evaluated."""
+    """Keys that a failed outcome is charged to; none for a stage that is not evaluated. An image is named as it was
+    declared, and has the key that its provider gives it now."""
     if outcome.stage.value not in config.stages:
         return ()
+    if outcome.scope is Scope.IMAGE and outcome.scope_key == config.declared.image_revision:
+        outcome = msgspec.structs.replace(outcome, scope_key="")
     return blame.charged(outcome, config.key, config.shared, draft.members)
 
 

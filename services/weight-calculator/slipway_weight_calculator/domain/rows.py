@@ -13,7 +13,16 @@ import msgspec
 from slipway_common.base.percent import encoded
 from slipway_common.base.revisions import name_of
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, capacity_of, config_key, credential_key, image_key, quota_of, subnet_of
+from slipway_common.events.scopes import (
+    Key,
+    capacity_of,
+    config_key,
+    credential_key,
+    image_key,
+    image_of,
+    quota_of,
+    subnet_of,
+)
 from slipway_common.events.worker import WorkerEvent
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
@@ -115,7 +124,9 @@ def named_by(event: WorkerEvent, config: Config) -> Config:
 
     A start belongs to the image that it was launched with, whatever has been declared since.
     """
-    image = image_key(event.image_revision)
+    declared = config.declared
+    prefix = declared.image_key.removesuffix(declared.image_revision)
+    image = image_key((prefix if prefix != declared.image_key else "") + event.image_revision)
     shared = config.shared | {"image": image}
     credited = _credited(shared)
     return msgspec.structs.replace(config, shared=shared, keys=(config.key, *shared.values()), credited=credited)
@@ -137,7 +148,7 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
     places = (pool, ("account", state.account_id), ("zone", state.region, state.zone))
     parents = [encoded(state.profile, *place) for place in places]
     shared = {
-        "image": image_key(state.image_revision),
+        "image": image_of(state),
         "quota": quota_of(state),
         "credential": credential_key(state.account_id),
         "capacity": capacity_of(state),

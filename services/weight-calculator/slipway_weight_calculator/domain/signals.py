@@ -122,7 +122,7 @@ def is_about(target_kind: str, target_id: str, config: Config) -> bool:
         case "account":
             return declared.account_id == target_id
         case "image":
-            return declared.image_revision == target_id
+            return target_id in (declared.image_revision, config.shared["image"].id)
         case "capacity":
             return config.shared["capacity"].id == target_id
     return False

@@ -13,7 +13,7 @@ from slipway_common.events.scopes import Key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.events.worker import WorkerEvent
-from slipway_weight_calculator.domain import health, health_signals, probes
+from slipway_weight_calculator.domain import health, health_signals, image_moves, probes
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft, Values
 from slipway_weight_calculator.domain.outcomes import EVENT_HANDLERS, TIMER_HANDLERS
 from slipway_weight_calculator.domain.outcomes import forget as forget_config
@@ -75,6 +75,7 @@ def declare(draft: Draft, state: LaunchConfigState, now: float) -> None:
     if known is None:
         draft.add_config(config, now)
     elif config != known:
+        image_moves.move(draft, known, config, now)
         probes.return_permit(draft, known, config, now)
         draft.remove_config(known, [key for key in known.groups if key not in config.groups])
         draft.add_config(config)

@@ -153,7 +153,7 @@ def _silence(alert: Alert) -> str | None:
 def with_console(alert: Alert, alerts: list[Alert]) -> Alert:
     """The alert with the console output that another alert on its image holds."""
     image = alert["subject_id"] if alert["subject_kind"] == "image" else None
-    own = [other for other in alerts if other["kind"] == CONSOLE and other["subject_id"] == image]
+    own = [other for other in alerts if other["kind"] == CONSOLE and f"/{image}".endswith(f"/{other['subject_id']}")]
     return {**alert, "console": own[0].get("console") or ()} if own else alert
 
 

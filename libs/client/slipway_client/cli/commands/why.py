@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DECISIONS: Final = 1
+POOLS_MAX: Final = 5  # of those that use an image, one request each
 ACCOUNTS_MAX: Final = 5  # of those with problems, one request each
 ANSWER_SECONDS: Final = 5.0  # one service that hangs must not hide what the others know
 IMAGE: Final = "image/"
@@ -125,7 +126,7 @@ class _Search:
         tests = {
             Kind.POOL: self._is_pool,
             Kind.CONFIG: self._is_config,
-            Kind.IMAGE: lambda: any(config.get("image_revision") == self.image_revision for config in self.configs),
+            Kind.IMAGE: lambda: any(_has_image(config, self.image_revision) for config in self.configs),
             Kind.LEASE_POOL: lambda: any(pool["id"] == self.subject for pool in self.lease_pools),
             Kind.LEASE: self._is_lease,
             Kind.WORKER: self._is_worker,
@@ -172,15 +173,24 @@ class _Search:
             siblings=siblings,
             rollback=rollback,
             accounts=self._accounts([config]),
+            decisions=self._newest(config["pool_id"]),
             now=now(),
         )
 
     def image(self) -> "Explanation":
         from slipway_client.view.why.configs import of_image, repaired_pool
 
-        users = [config for config in self.configs if config.get("image_revision") == self.image_revision]
+        users = [config for config in self.configs if _has_image(config, self.image_revision)]
         rollback = self._rollback(repaired_pool(users), users)
-        return of_image(self.image_revision, users, rollback, consoles=self._consoles(self.image_revision), now=now())
+        pools = sorted({config["pool_id"] for config in users})[:POOLS_MAX]
+        return of_image(
+            self.image_revision,
+            users,
+            rollback,
+            newest=[self._newest(pool_id) for pool_id in pools],
+            consoles=self._consoles(users[0]["image_revision"]),
+            now=now(),
+        )
 
     def lease_pool(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease_pool
@@ -214,6 +224,16 @@ class _Search:
             return None
         preview: dict[str, Any] = self.api.get("provisioner", path("pools", pool_id, "rollback"))
         return preview
+
+    def _newest(self, pool_id: str) -> list[dict[str, Any]]:
+        """The newest decision of a pool; none of one that was deleted."""
+        try:
+            rows: list[dict[str, Any]] = self.api.get("provisioner", path("pools", pool_id, "decisions"), limit=1)[
+                "items"
+            ]
+        except Failed:
+            return []
+        return rows
 
     def _accounts(self, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Accounts of launch configs in which the last check found problems, with its findings."""
@@ -274,6 +294,12 @@ class _Search:
             self.problems.append(str(error).partition("\n")[0])
             self.broker = f"the lease-broker at {self.api.urls['lease-broker']} is unavailable"
             return []
+
+
+def _has_image(config: dict[str, Any], image: str) -> bool:
+    """True if a config launches from this image, by its revision or by the id that its provider gives it."""
+    shared = config.get("shared") or ()
+    return image == config.get("image_revision") or any((row["kind"], row["id"]) == ("image", image) for row in shared)
 
 
 def _items(api: Api, service: str, of: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from slipway_client.view import moments
 from slipway_client.view.phrases import (
     count,
     either,
+    full_shared_window,
     full_window,
     is_fallback,
     is_tripped,
@@ -46,11 +47,12 @@ def of_config(
     siblings: Sequence[Facts] = (),
     rollback: Facts | None = None,
     accounts: Sequence[Facts] = (),
+    decisions: Sequence[Facts] = (),
     now: datetime,
 ) -> Explanation:
     """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name,
     `rollback` is the preview of a rollback of its pool, read where it is tripped, `accounts` its own account, if that
-    has problems."""
+    has problems, `decisions` the newest one of its pool."""
     causes: list[Cause] = []
     active = config["state"] == "active"
     if not active:
@@ -70,7 +72,7 @@ def of_config(
     causes += _roll_out(config, siblings, rollback, now)
     used = lease_pools_used(lease_pools, [config])
     if active and not is_tripped(config):
-        if full := full_window(config):
+        if full := full_window(config) or full_shared_window(decisions, config["id"]):
             causes.append(Cause(text=full, remedy=f"{NOTHING}: the window grows with each success"))
         causes += queues([config], used, now)
         if weak := (config.get("reason") or "").partition("healthy: ")[2]:
@@ -157,26 +159,37 @@ def of_image(
     configs: Sequence[Facts],
     rollback: Facts | None = None,
     *,
+    newest: Sequence[Sequence[Facts]] = (),
     consoles: Sequence[Facts] = (),
     now: datetime,
 ) -> Explanation:
-    """Explain an image revision. `configs` are the launch configs that use it, `rollback` is the preview of a rollback
-    of the pool to repair first, `consoles` what a machine of it has printed that never registered."""
-    key = ("image", revision)
+    """Explain an image revision, or the image that a provider gives an id. `configs` are the launch configs that use
+    it, `rollback` is the preview of a rollback of the pool to repair first, `newest` the newest decisions of pools that
+    use it, `consoles` what a machine of it has printed that never registered."""
     windows = {
-        row["stage"]: row for config in configs for row in config.get("shared") or () if (row["kind"], row["id"]) == key
+        (row["id"], row["stage"]): row
+        for config in configs
+        for row in config.get("shared") or ()
+        if row["kind"] == "image"
     }
+    keys = {("image", id_) for id_, _ in windows} | {("image", revision)}
+    several = len({id_ for id_, _ in windows}) > 1  # providers with an image of this name
     bad = [row for row in windows.values() if row["state"] != "healthy"]
-    by_it = [config for config in configs if (config.get("tripped_by"), config.get("tripped_by_id")) == key]
+    by_it = [config for config in configs if (config.get("tripped_by"), config.get("tripped_by_id")) in keys]
     active = [config for config in configs if config["state"] == "active"]
     pools = sorted({config["pool_id"] for config in configs})
     causes = [
         Cause(
-            text=f"tripped at {row['stage']}: {trip_cause(row.get('reason'))}",
+            text=f"{row['id'] + ' ' if several else ''}tripped at {row['stage']}: {trip_cause(row.get('reason'))}",
             since=tripped_since(by_it),
             remedy=_repair(configs, rollback),
         )
         for row in bad
+    ]
+    full = [full_shared_window(decisions, config["id"]) for config in active for decisions in newest]
+    causes += [
+        Cause(text=f"the {text}", remedy=f"{NOTHING}: the window grows with each success")
+        for text in sorted({text for text in full if " of image " in text})
     ]
     if not causes:
         causes.append(Cause(text="healthy, no stage of it is tripped"))

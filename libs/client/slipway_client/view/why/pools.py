@@ -12,6 +12,7 @@ from slipway_client.view.phrases import (
     count,
     drain,
     either,
+    full_shared_window,
     full_window,
     is_fallback,
     is_overdue,
@@ -143,7 +144,8 @@ def _limits(
         remedy = f"`slipway worker ls --pool {pool['id']} --state stopping` lists them; {REFUSED}" if stuck else NOTHING
         yield Cause(text=f"{leaving}, {stuck} of them stuck" if stuck else leaving, remedy=remedy)
     for config in configs:
-        if config["state"] == "active" and not is_tripped(config) and (full := full_window(config)):
+        full = full_window(config) or full_shared_window(decisions, config["id"])
+        if config["state"] == "active" and not is_tripped(config) and full:
             yield Cause(text=f"{config['id']}: {full}", remedy=f"{NOTHING}: a window grows with each success")
     yield from queues(configs, used, now)
 

@@ -75,7 +75,7 @@ CREATE TABLE refused_pause (
 );
 -- The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
 -- `capacity` and `quota_family` are what the provider names otherwise than by account, region, zone and instance type,
--- `subnet` is the one that the machines use, if the provider names it.
+-- `subnet` is the one that the machines use, if the provider names it, `image` the image by its provider's id.
 CREATE TABLE launch_config (
     id text PRIMARY KEY, name text NOT NULL REFERENCES launch_config_name, digest text NOT NULL,
     pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
@@ -92,7 +92,9 @@ CREATE TABLE launch_config (
     declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
     revision bigint NOT NULL DEFAULT 1,
     capacity text NOT NULL DEFAULT '', quota_family text NOT NULL DEFAULT '', subnet text NOT NULL DEFAULT '',
-    image_key text NOT NULL GENERATED ALWAYS AS ('image/' || percent_encoded(image_revision)) STORED,
+    image text NOT NULL DEFAULT '',
+    image_key text NOT NULL GENERATED ALWAYS AS ('image/' || percent_encoded(
+        CASE WHEN image <> '' THEN image ELSE image_revision END)) STORED,
     quota_key text NOT NULL GENERATED ALWAYS AS ('quota/' || percent_encoded(account_id) || '/' ||
         percent_encoded(region) || '/' || percent_encoded(
             CASE WHEN quota_family <> '' THEN quota_family ELSE split_part(instance_type, '.', 1) END)) STORED,

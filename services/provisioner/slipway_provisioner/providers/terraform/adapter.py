@@ -97,6 +97,9 @@ class Terraform(Provider):
     def honours_tokens(self, account: Account) -> bool:
         return True  # a batch has its workspaces once
 
+    def image_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        return f"{account.provider}/{launch_settings(config['settings']).digest}/{config['image']}"
+
     def units_max(self, account: Account) -> int:
         return 1  # so that each worker has an outcome of its own
 

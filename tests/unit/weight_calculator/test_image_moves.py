@@ -1,0 +1,146 @@
+"""Images whose provider begins to name them otherwise: their health, windows, boots and probes go along."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from msgspec.structs import replace
+
+from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import Key, image_key
+from slipway_common.events.worker import Scope, Stage
+from slipway_weight_calculator.domain.windows import size
+from tests.support.worlds import (
+    IMAGE,
+    POLICY,
+    Story,
+    config,
+    fails,
+    known_boots,
+    launched,
+    registered,
+    reloaded,
+    requested,
+    stopping,
+    stored,
+)
+
+NAMED: Final = image_key("aws/linux-1")
+OTHER: Final = image_key("simulated/linux-1")
+A, B = config("a"), config("b")
+
+
+def under(c: LaunchConfigState, key: Key = NAMED) -> LaunchConfigState:
+    """The config after its provider has named its image otherwise."""
+    return replace(c, image_key=key.id, revision=c.revision + 1)
+
+
+def bad_boots(c: LaunchConfigState, number: int = 5, **names: Any) -> list[Any]:
+    return [stopping(c, fails(Scope.IMAGE, Stage.BOOT, **names), f"{c.launch_config_id}{n}") for n in range(number)]
+
+
+def tripped(*configs: LaunchConfigState) -> Story:
+    """A world in which the image of these configs is tripped."""
+    story = Story(*configs)
+    story.fold(0, *bad_boots(configs[0]))
+    assert story.trip(IMAGE, "boot").tripped
+    return story
+
+
+def test_a_tripped_image_stays_tripped() -> None:
+    """With its window, its evidence, and the time of its next probe, and under a version that consumers take."""
+    story = tripped(A)
+    before = story.row(IMAGE)
+    story.declare(under(A), 10)
+    assert NAMED in story.world.rows
+    after = story.row(NAMED)
+    assert after.boot.trip == before.boot.trip
+    assert (after.boot.window, after.boot.failures) == (before.boot.window, before.boot.failures)
+    assert after.version > before.version
+    assert IMAGE not in story.world.rows
+    shared = [each for each in story.record("a", 10).shared if each.kind == "image"]
+    assert {(each.id, each.state) for each in shared if each.stage == "boot"} == {(NAMED.id, "tripped")}
+    assert {each.id for each in shared} == {NAMED.id}
+
+
+@pytest.mark.parametrize("order", [lambda holder, other: (holder, other), lambda holder, other: (other, holder)])
+def test_it_is_probed_once(order: Callable[..., tuple[LaunchConfigState, ...]]) -> None:
+    """A probe in flight is that of the new key, also if other configs move before and after it."""
+    story = tripped(A, B)
+    story.advance_to(60)
+    holder, other = (A, B) if story.row("a").ready else (B, A)
+    permit = story.row(holder.launch_config_id).permit
+    story.fold(61, requested(holder, "probe", permit), launched(holder, "probe", permit))
+    for c in order(holder, other):
+        story.declare(under(c), 62)
+        story.advance_to(300)
+        assert not story.row(other.launch_config_id).ready, "a second probe of one image"
+    assert str(story.trip(NAMED, "boot").probe) == f"{holder.launch_config_id}#{permit}"
+    story.fold(301, registered(under(holder), "probe", permit, seconds=200.0))
+    assert not story.trip(NAMED, "boot").tripped
+
+
+@pytest.mark.parametrize("named", ["", "linux-1", NAMED.id])
+def test_an_outcome_belongs_to_the_image_whatever_its_event_calls_it(named: str) -> None:
+    """A start that is older than the key."""
+    story = Story(A)
+    story.fold(0, *known_boots(A), launched(A, "w"))
+    story.declare(under(A), 10)
+    story.fold(20, stopping(A, fails(Scope.IMAGE, Stage.BOOT, key=named), "w"))
+    assert story.row(NAMED).boot.failed == 1
+    assert IMAGE not in story.world.rows
+
+
+def test_events_of_the_new_key_before_its_declaration() -> None:
+    """Order is promised per topic only."""
+    story = tripped(A)
+    story.fold(5, *bad_boots(A, 2, key=NAMED.id))
+    story.declare(under(A), 10)
+    assert story.trip(NAMED, "boot").tripped
+
+
+def test_two_providers_part() -> None:
+    """Each gets what was known under their common name; from then on neither stops the other."""
+    story = tripped(A, B)
+    story.declare(under(A), 10)
+    assert story.trip(IMAGE, "boot").tripped
+    story.declare(under(B, OTHER), 11)
+    permit = story.probe("b", 700)
+    story.fold(701, requested(B, "p", permit), launched(B, "p", permit), registered(B, "p", permit, seconds=60.0))
+    assert story.trip(NAMED, "boot").tripped
+    assert not story.trip(OTHER, "boot").tripped
+    fresh = Story(under(A), under(B, OTHER))
+    fresh.fold(0, *bad_boots(under(A)))
+    assert fresh.record("a", 1).state == "tripped"
+    assert fresh.record("b", 1).state == "healthy"
+
+
+def test_boots_in_progress_go_along() -> None:
+    """Slow and late ones count under the new key until they end, and then no more."""
+    story = Story(A, B)
+    story.fold(-1000, *known_boots(A))
+    story.fold(0, launched(A, "a1"), launched(B, "b1"))
+    story.advance_to(200)
+    assert (story.row(IMAGE).boot.late, story.row(IMAGE).boot.boots.slow) == (2, 2)
+    story.declare(under(A), 210)
+    assert (story.row(NAMED).boot.late, story.row(NAMED).boot.boots.slow) == (1, 1)
+    assert (story.row(IMAGE).boot.late, story.row(IMAGE).boot.boots.slow) == (1, 1)
+    story.declare(under(B), 211)
+    assert (story.row(NAMED).boot.late, story.row(NAMED).boot.boots.slow) == (2, 2)
+    story.fold(220, registered(A, "a1", seconds=220.0), registered(B, "b1", seconds=220.0))
+    stage = story.row(NAMED).boot
+    assert (stage.late, stage.boots.slow) == (0, 0)
+    assert stage.window == size(stage.boots, POLICY)
+
+
+def test_a_move_is_the_same_after_a_restart() -> None:
+    story = tripped(A, B)
+    story.declare(under(A), 10)
+    world = reloaded(story.world)
+    assert stored(world) == stored(story.world)
+
+
+def test_another_image_takes_nothing_along() -> None:
+    story = tripped(A)
+    story.declare(replace(under(A), image_revision="linux-2", image_key="aws/linux-2"), 10)
+    assert image_key("aws/linux-2") not in story.world.rows
