@@ -7,7 +7,7 @@ lease alone.
 """
 
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from string import Formatter
@@ -162,9 +162,11 @@ def _parameters(*texts: str) -> set[str]:
 
 
 class Access:
-    """Access to a route, as one of its dependencies. `security` is what the OpenAPI document says about it."""
+    """Access to a route, as one of its dependencies. `security` is what the OpenAPI document says about it, with the
+    `schemes` that none of its dependencies declares."""
 
     security: Sequence[dict[str, list[str]]] = ()
+    schemes: Mapping[str, dict[str, str]] = {}
 
 
 class Open(Access):

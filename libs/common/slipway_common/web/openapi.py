@@ -76,6 +76,9 @@ def document(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas: dict[str, Any] = found.setdefault("components", {}).setdefault("schemas", {})
     security = {(method.lower(), path): access.security for method, path, access in declared(app)}
+    for _, _, access in declared(app):
+        if access.schemes:
+            found["components"].setdefault("securitySchemes", {}).update(access.schemes)
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
             operation["security"] = list(security[method, path])

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import Depends, Request
-from fastapi.security import HTTPBearer
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import LEASE_TOKEN, hash_secret
@@ -19,9 +18,13 @@ from slipway_lease_broker.http.call import BoundLease, Call
 from slipway_lease_broker.store import leases, pools
 
 FUTURE_SECONDS_MAX: Final = 60.0
-_lease_bearer = HTTPBearer(
-    auto_error=False, scheme_name="leaseToken", description="Token bound to a lease, for the command that runs under it"
-)
+LEASE_TOKEN_SCHEME: Final = {
+    "leaseToken": {
+        "type": "http",
+        "description": "Token bound to a lease, for the command that runs under it",
+        "scheme": "bearer",
+    }
+}
 CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
     "Slipway-Sent-At": datetime.fromisoformat,
     "Date": parsedate_to_datetime,
@@ -41,13 +44,14 @@ class NeedsLease(NeedsCall):
     lease in the path the route compares the lease. Raises Problem 401 for an unknown token, also of a lease that ended
     a while ago, and 403 for that of another lease."""
 
+    schemes = LEASE_TOKEN_SCHEME
+
     def __init__(self, *scopes: str) -> None:
         super().__init__(*scopes)
-        self.security = [*self.security, {_lease_bearer.scheme_name: []}]
+        by_lease: list[dict[str, list[str]]] = [{name: []} for name in self.schemes]
+        self.security = [*self.security, *by_lease]
 
-    async def __call__(
-        self, request: Request, credentials: Credentials, _: Annotated[Any, Depends(_lease_bearer)] = None
-    ) -> Call:
+    async def __call__(self, request: Request, credentials: Credentials) -> Call:
         if credentials is None or not credentials.credentials.startswith(LEASE_TOKEN):
             return called(request, self.caller(request, credentials))
         lease_id = credentials.credentials.removeprefix(LEASE_TOKEN).rpartition(".")[0]
