@@ -125,7 +125,7 @@ compose-check: $(READY) ## docker-compose.yml and its images: checked, built and
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run
 
-drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition, renamed-monitor, image-keys, maximum-age, poison; SEED=1 SPEED= MUTANT=
+drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition, renamed-monitor, image-keys, maximum-age, poison, stuck-terminations, lowered-maximum; SEED=1 SPEED= MUTANT=
 	@$(RUN) -m $(BROKEN) tests.drills
 
 ec2-check: $(READY) ## `slipway account check` against a stand-in for EC2 that lacks one thing after another: ONLY=quota,subnet FAULTS=deny:PassRole SEED=1 MUTANT=

@@ -10,19 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
 from aiokafka import AIOKafkaProducer
 
-from slipway_common.base.clock import utc_now
-from slipway_common.base.ids import new_id
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND
-from slipway_common.messaging.envelope import Envelope, encode
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
 from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, played, published_alerts
+from tests.drills.monitor import send_report
 
 OLD, NEW = "old-monitor", "new-monitor"
 IDLE, BUSY = 5, 3
@@ -61,21 +56,13 @@ class Monitor:
 
     async def _report(self) -> None:
         while True:
-            event = DemandReported(
-                pool_id="builds",
+            self.last_at[self.name] = await send_report(
+                self.producer,
+                self.deployment,
+                "builds",
                 source=self.name,
-                pending=0,
                 claimed=self.claimed,
-                observed_at=utc_now(),
                 valid_for_seconds=self.valid_for_seconds,
-            )
-            envelope = Envelope(id=new_id(), type=event.type, source=f"/drill/{self.name}", time=event.observed_at)
-            self.last_at[self.name] = event.observed_at
-            await self.producer.send_and_wait(
-                self.deployment.prefix + POOL_DEMAND.name,
-                msgspec.json.encode(event),
-                key=POOL_DEMAND.key(event).encode(),
-                headers=encode(envelope),
             )
             await asyncio.sleep(self.valid_for_seconds / REPORTS)
 
