@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from slipway_common.base.clock import utc_now
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import AlertRaised
 from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
@@ -203,13 +203,11 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
         await beat("lease-broker", 3600)
         await findings("heartbeats", beating=SERVICES[:2])
         await findings()
-        alert: dict[str, Any] = {"dedup_key": "k", "subject_kind": "account", "subject_id": "sim-a", "kind": "odd"}
-        await events.send(AlertRaised(**alert, summary="it is odd"))
+        services.alerts = [{"kind": "odd", "subject_id": "sim-a", "summary": "it is odd", "severity": "page"}]
         services.dead_letters = 2
         both = {"alerts": "it is odd", "dead letters": "lease-broker has 2 dead letters"}
         assert await findings(*both) == both
-        await events.send(AlertResolved(**alert, summary=""))
-        services.dead_letters = 0
+        services.alerts, services.dead_letters = [], 0
         await findings()
 
         async def differs() -> bool:

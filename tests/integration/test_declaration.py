@@ -938,7 +938,7 @@ async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
         assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
         assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
         unknown = await client.get("/audit?kind=sector")
-        expected = "'account', 'pool', 'config',"
+        expected = "'account', 'capacity', 'pool', 'config',"
         assert (unknown.status_code, expected in unknown.json()["detail"]) == (
             422,
             True,

@@ -416,6 +416,7 @@ class Services:
         problem.install(self.app)
         self.received: list[tuple[str, dict[str, Any]]] = []
         self.dead_letters = 0
+        self.alerts: list[dict[str, Any]] = []  # open ones of the provisioner
         self.authorization: str | None = None  # of the last GET
 
         @self.app.get("/{service}/status")
@@ -434,6 +435,10 @@ class Services:
                 "stopped_partitions": [],
                 "leadership": None,
             }
+
+        @self.app.get("/{service}/alerts")
+        async def alerts(service: str) -> dict[str, Any]:
+            return {"items": self.alerts if service == "provisioner" else []}
 
         @self.app.get("/{service}/{path:path}")
         async def get(path: str, authorization: Annotated[str | None, Header()] = None) -> Any:

@@ -204,7 +204,7 @@ def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) ->
         "health": {key.text: row for key, row in world.rows.items()},
         "boot": world.boots,
         "signal": world.signals,
-        "alert": open_alerts,
+        "open_alert": open_alerts,
     }
     return {
         name: {key: msgspec.json.encode(value).decode() for key, value in sorted(values[name].items())}
