@@ -62,6 +62,40 @@ async def test_replicas_that_sweep_a_pool_change_its_keys_once(provisioner: Prov
     assert await shares(provisioner) == ["capacity/everywhere"]
 
 
+class Renamed(Cloud):
+    """Provider that calls its images otherwise."""
+
+    def image_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        return f"renamed/{config['image']}"
+
+
+IMAGES: Final = "SELECT key, state FROM shared_window WHERE key LIKE 'image/renamed%' AND stage = 'boot'"
+FORGIVEN: Final = "SELECT pool_id, unconfirmed FROM forgiven WHERE key LIKE 'image/renamed%'"
+TRIPPED: Final = "UPDATE shared_window SET state = 'tripped' WHERE key LIKE 'image/%'"
+FORGIVE: Final = """
+INSERT INTO forgiven (pool_id, key, stage, unconfirmed)
+SELECT 'linux', key, stage, 3 FROM shared_window WHERE key LIKE 'image/%' AND stage = 'boot'"""
+
+
+@locking("store.provider_keys.MOVE_WINDOWS", "store.provider_keys.MOVE_FORGIVEN")
+async def test_replicas_move_the_window_of_an_image_once(provisioner: Provisioner) -> None:
+    """The second waits for the first, and finds nothing left to move: what was tripped stays so."""
+    await provisioner.database.execute(TRIPPED)
+    await provisioner.database.execute(FORGIVE)
+
+    async def renamed() -> int:
+        async with provisioner.database.acquire() as db:
+            return await provider_keys.refresh(db, "linux", {"simulated": Renamed()})
+
+    async with stopped_at(provisioner, "outbox", renamed()) as one:
+        two = provisioner.start(renamed())
+        await provisioner.until_waiting(one, two)
+    await asyncio.gather(one, two)
+    (image,) = await provisioner.database.fetch(IMAGES)
+    assert image["state"] == "tripped"
+    assert [tuple(row) for row in await provisioner.database.fetch(FORGIVEN)] == [("linux", 3)]
+
+
 @locking("store.provider_keys.SET")
 async def test_a_plan_counts_by_the_keys_that_it_has_locked(provisioner: Provisioner) -> None:
     """While keys change, no plan begins: it would lock the old share and count the new one, or the reverse."""

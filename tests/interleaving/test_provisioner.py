@@ -60,6 +60,7 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import (
     accounts,
+    ageing,
     batches,
     configs,
     deadlines,
@@ -1727,6 +1728,20 @@ def _decoder(kind: type[Any]) -> Callable[[bytes], Any]:
 
 
 DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseRequested, WorkerRequested)}
+
+
+@locking("store.ageing.SET_ALERTED")
+async def test_an_alert_on_ages_is_recorded_under_the_lock_of_the_pool(provisioner: Provisioner) -> None:
+    """It waits for a plan that holds the pool."""
+    await provisioner.declare()
+    async with provisioner.database.acquire() as db, db.transaction():
+        await db.execute("SELECT FROM worker_pool WHERE id = 'linux' FOR UPDATE")
+        setting = provisioner.start(
+            in_transaction(provisioner, partial(ageing.set_alerted, pool_id="linux", alerted=True))
+        )
+        await provisioner.until_waiting(setting)
+    await setting
+    assert await provisioner.database.fetchval("SELECT age_alerted FROM worker_pool WHERE id = 'linux'") is True
 
 
 # Completeness
