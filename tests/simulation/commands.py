@@ -1,10 +1,12 @@
 """Seeded commands of an operator over the provisioner's HTTP API, each of which may die at a commit.
 
-Launch stops, pauses by name, roll-outs of images, rollbacks, and the removal and new declaration of a launch config.
+Launch stops, pauses by name, roll-outs of images, rollbacks, maximum ages, and the removal and new declaration of a
+launch config.
 After a death the operator reads again what is in force, as a person would.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
@@ -24,6 +26,13 @@ MAXIMA: Final = {"zone-b": 5}
 IMAGES: Final = ("linux-1", "linux-2", "linux-3")
 MISSING_IMAGE: Final = "linux-9"
 STRATEGIES: Final = ("natural", "natural", "rolling", "now")
+AGES: Final[tuple[dict[str, float], ...]] = (
+    {"maximum_age_seconds": 301.0},  # just longer than a boot may take
+    {"maximum_age_seconds": 900.0},
+    {"credential_seconds": 20.0},
+    {"credential_seconds": 60.0},
+    {},
+)
 DRAIN_SECONDS: Final = (30.0, 120.0, 600.0)
 REFUSED: Final = frozenset({404, 409, 422})
 
@@ -43,7 +52,15 @@ class Operator:
     async def command(self) -> None:
         """Give one random command. A refusal is an answer too: nothing has changed."""
         await self.chance.choice(
-            (self._roll_out, self._roll_out, self._roll_out, self._roll_back, self._toggle_config, self._toggle_pause)
+            (
+                self._roll_out,
+                self._roll_out,
+                self._roll_out,
+                self._roll_back,
+                self._toggle_config,
+                self._toggle_pause,
+                self._limit_age,
+            )
         )()
 
     async def calm_down(self) -> None:
@@ -53,6 +70,7 @@ class Operator:
         spec, etag = await self._spec()
         self.made["declaration again"] += len(spec["launch_configs"]) < len(ZONES)
         spec["launch_configs"] = [launch_config(zone, IMAGES[0]) for zone in ZONES]
+        spec["deadlines"] = {}
         assert await self._change("PUT", f"/pools/{POOL}", spec, {}, etag), "the last declaration was refused"
 
     async def _roll_out(self) -> None:
@@ -87,6 +105,13 @@ class Operator:
         if (await self._send("POST", f"{path}/resume", {"reason": "drill over"}, {})).is_error:
             paused = await self._send("POST", f"{path}/pause", {"reason": "drill"}, {})
             self.made["pause"] += not paused.is_error
+
+    async def _limit_age(self) -> None:
+        """Change how old workers may become, also those that are older."""
+        spec, etag = await self._spec()
+        spec["deadlines"] = self.chance.choice(AGES) | {"drain_seconds": self.chance.choice(DRAIN_SECONDS)}
+        if await self._change("PUT", f"/pools/{POOL}", spec, self._how(), etag):
+            self.made["maximum age"] += 1
 
     def _how(self) -> dict[str, Any]:
         """Time limit of drains, and whether workers that are left then are terminated."""
@@ -125,7 +150,9 @@ def launch_config(zone: str, image: str) -> dict[str, Any]:
     return {"name": zone, "instance_type": "m5.large", "image": image} | place | maximum
 
 
-def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
+def declared(
+    *, max_capacity: int, honours_tokens: bool, deadlines: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """Declaration of a pool with a launch config per zone, in two accounts; their lease pool is declared elsewhere."""
     accounts = [
         {
@@ -142,6 +169,7 @@ def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
     pool = {
         "id": POOL,
         "max_capacity": max_capacity,
+        "deadlines": dict(deadlines or {}),
         "launch_configs": [launch_config(zone, IMAGES[0]) for zone in ZONES],
     }
     body = {"version": 1, "metadata": {"owner": OWNER}, "accounts": accounts, "worker_pools": [pool]}

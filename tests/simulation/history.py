@@ -17,7 +17,9 @@ import pytest
 
 from slipway_common.events.lifecycle import LIVE
 from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.ageing import OVERDUE, REASON
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
@@ -30,11 +32,15 @@ from tests.simulation.outages import Outages
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}
     | {"lost lease event", "darkness", "dead account", "retired", "older database", "second deployment"}
-    | {"set clocks", "call accepted", "report again", "made-up claim", "stuck machine"}
+    | {"set clocks", "call accepted", "report again", "made-up claim", "stuck machine", "old machine"}
 )
 ALL_COMMANDS: Final = frozenset(
     {"roll-out natural", "roll-out rolling", "roll-out now", "rollback", "removal", "declaration again", "pause"}
+    | {"maximum age"}
 )
+SHORT_LIVES_EVERY: Final = 4
+SHORT_LIVES: Final = {"credential_seconds": 20.0, "drain_seconds": 15.0}
+"""Deadlines of machines in every so many histories: they have to leave soon after they have booted."""
 FAULTS: Final = (
     "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
 )
@@ -79,7 +85,8 @@ def accepting(seed: int) -> set[str]:
 
 async def play(server: EmbeddedPostgres, seed: int) -> Report:
     """Play the history of a seed with all faults and commands."""
-    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2)}
+    deadlines = SHORT_LIVES if seed % SHORT_LIVES_EVERY == 0 else None
+    pool: dict[str, Any] = {"max_capacity": MAX_CAPACITY, "honours_tokens": bool(seed % 2), "deadlines": deadlines}
     with pytest.MonkeyPatch.context() as patch:
         async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
             deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
@@ -178,8 +185,8 @@ async def _describe(deployment: Deployment, tasks: int) -> str:
 
 def faults_of(deployment: Deployment) -> frozenset[str]:
     """Faults of a history, of ALL_FAULTS: killed services, lost replies, refused calls, calls whose end was polled,
-    machines that could not be terminated, repeated records, and a lease-broker that was cut off from Kafka and has
-    recorded that."""
+    machines that could not be terminated or left at their maximum age, repeated records, and a lease-broker that was
+    cut off from Kafka and has recorded that."""
     replies = [fact for fact in deployment.cloud.facts if isinstance(fact, Reply)]
     numbers = Counter(
         (record.partition, as_received(record).sequence_number) for record in deployment.log.all(WORKER_LIFECYCLE.name)
@@ -191,6 +198,7 @@ def faults_of(deployment: Deployment) -> frozenset[str]:
     found |= {"repeated"} if max(numbers.values(), default=0) > 1 else set()
     found |= set(deployment.machines.made)
     found |= {"stuck machine"} if deployment.cloud.refused else set()
+    found |= {"old machine"} if _left_for_age(deployment) else set()
     found |= {"cut off"} if any(known.downtimes for known in deployment.receptions.values()) else set()
     return frozenset(found)
 
@@ -202,3 +210,9 @@ def digest(deployment: Deployment) -> str:
 
 def arrivals(chance: Random, number: int, over_seconds: float) -> list[float]:
     return sorted(chance.uniform(1, over_seconds) for _ in range(number))
+
+
+def _left_for_age(deployment: Deployment) -> bool:
+    """True if a worker was asked to leave since it had reached its maximum age."""
+    events = (as_received(record).event for record in deployment.log.all(WORKER_LIFECYCLE.name))
+    return any(isinstance(event, WorkerStopping) and event.reason in (REASON, OVERDUE) for event in events)
