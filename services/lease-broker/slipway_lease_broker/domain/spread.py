@@ -6,10 +6,10 @@ spread / size after the group's last start, in whatever order they arrive. Offse
 that the same group starts the same way every time.
 """
 
+import hashlib
 from datetime import datetime, timedelta
 from typing import Final
 
-from slipway_common.base.ids import hash_secret
 from slipway_common.events.lease import LeaseGroup
 from slipway_lease_broker.domain.sender import Sender
 
@@ -20,7 +20,7 @@ def group_key(group: LeaseGroup, sender: Sender) -> str:
     """The identity of a group: its name with its terms, and the token of its members. Requests that use the same name
     with other terms, or with another token, are another group and do not affect its starts. The token is hashed, since
     the key is part of an index of long texts; services, whose requests come over Kafka, share their groups."""
-    of_token = "" if sender.over_kafka else f" {hash_secret(sender.name)[:HASH_CHARACTERS]}"
+    of_token = "" if sender.over_kafka else f" {hashlib.sha256(sender.name.encode()).hexdigest()[:HASH_CHARACTERS]}"
     return f"{group.name} ({group.size} in {group.spread_seconds:g} s){of_token}"
 
 
