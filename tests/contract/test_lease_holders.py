@@ -136,7 +136,7 @@ async def test_an_expiry_ends_a_joined_lease_for_all(world: World) -> None:
 
 
 async def test_a_holder_without_a_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before: it is taken for the holder, in any order; a line is logged once for each caller."""
+    """As before it counts as the holder, in any order; a line is logged once for each caller."""
     noticed: list[str] = []
     monkeypatch.setattr(routes, "UNNAMED", set())
     monkeypatch.setattr(routes.LOG, "info", lambda _, caller: noticed.append(caller))
@@ -152,7 +152,7 @@ async def test_a_holder_without_a_name(world: World, monkeypatch: pytest.MonkeyP
 
 
 async def test_the_newest_of_two_waiting_processes_gets_the_lease(world: World) -> None:
-    """An older one that still waits for an answer is told who has it."""
+    """The answer to an older one that still waits names the holder."""
     held = (await world.replica.acquire("held", units=2)).json()
     here = world.replica
     older = asyncio.create_task(here.acquire("next", holder=FIRST, wait_seconds=60))

@@ -112,7 +112,7 @@ async def test_a_grant_that_nobody_received(world: World) -> None:
 
 
 async def test_a_cancelled_request(world: World) -> None:
-    """A client that cancels before it starts is charged all the same."""
+    """A client that cancels before it starts is charged too."""
     await world.replica.acquire("held", units=2)
     await world.replica.acquire("r")
     await world.replica.call("DELETE", "/lease-pools/sim-a/requests/r")

@@ -2,7 +2,7 @@
 
 Each process names itself. The one that asked holds the lease; another one that asks is refused while the lease was
 heard of lately, and later takes it over under a new fencing token, so that the first can neither renew nor release it.
-Processes that join hold it together, and the last release counts. A process without a name is taken for the holder.
+Processes that join hold it together, and the last release counts. A process without a name counts as the holder.
 """
 
 import hmac

@@ -82,7 +82,7 @@ async def heartbeat(tx: Connection, agent: Agent) -> Answer:
 async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[Answer, bool]:
     """Record the claim of a task, which ends with its report, the next claim of the one task slot, or the worker.
 
-    Returns the answer, and whether the claim is within the task slots. One above them protects the worker all the same,
+    Returns the answer, and whether the claim is within the task slots. One above them still protects the worker,
     and counts nowhere else.
     """
     worker = await _authenticated(tx, agent)

@@ -1,7 +1,7 @@
 """Claims of one worker: the tasks that it runs and ran, as it reports them. Pure.
 
 Reports may come late, repeated and out of order. The claims that they leave depend on the set of reports alone: a claim
-is told from others by the time that its worker gave it, in the worker's own words, and its earliest end stands.
+is identified by the time that its worker gave it, in the worker's own words, and its earliest end stands.
 """
 
 from collections.abc import Sequence
