@@ -5,7 +5,7 @@ Arguments are read from the environment:
     (none)                             a short form: a few scenarios, 2 seeds
     ONLY=all-out,slipway               only these scenarios and policies
     SCENARIO=FILE                      a scenario file (format: scenario.py), or the name of a built-in one or a family
-    SCENARIO=demo                      RFC 191's rule and Slipway in the cloud of `make demo` (arguments: demo.py)
+    SCENARIO=demo                      an outage as in `make demo`, under RFC 191's rule and under Slipway
     DEMAND=FILE AVAILABILITY=FOLDER    real traces [default: a synthetic pair]
     SEEDS=3 SEED=1                     runs of each scenario and policy [default: 3 of a family], and the first seed
     BOOTS=20,90,480 RATE=24 BURST=100  median boots in seconds, launches per minute and burst of a family's scenarios
@@ -26,11 +26,10 @@ from typing import Final
 import msgspec
 
 from bench import committed
-from bench.policies import demo, earlier, plots, results, synthetic, traces
+from bench.policies import earlier, plots, results, synthetic, traces
 from bench.policies.calibrate import calibrate
 from bench.policies.cells import COMPARED, POLICIES, Cell, compute_all, needs_traces, plan, run
 from bench.policies.claims import OURS, Summaries, Verdict, counted, verdicts
-from bench.policies.demo import BadDemo
 from bench.policies.earlier import UnknownCommit
 from bench.policies.families import FAMILIES, Sizes, family_of
 from bench.policies.figures import Figures
@@ -55,7 +54,6 @@ COMMITTED: Final = f"{committed.NAME}/{FILES[0]}"
 SHORT: Final = ("healthy", "one-out", "all-out", "steady-30", "bad-image", "always-bad-nine")
 SHORT_SEEDS, FAMILY_SEEDS, FULL_SEEDS = 2, 3, 20
 FRACTIONS: Final = {"BOOTS": "seconds", "RATE": "launches per minute"}
-OF_DEMO: Final = ("DURATION", "FAULTS")
 REAL: Final = "real"  # compared with an earlier commit too
 DRAWN: Final = ("rfc191", "ttl", "autoscaler", "thompson", "recommended", "slipway")
 
@@ -68,7 +66,7 @@ KNOWN: Final = BUILT_IN | {
     scenario.name: scenario for family in FAMILIES.values() for scenario in family.scenarios(Sizes())
 }
 """Scenarios by name, with those of the families by default sizes."""
-FULL: Final = [name for name in KNOWN if not (family := family_of(name)) or FAMILIES[family].claimed]
+FULL: Final = [name for name in KNOWN if not (family := family_of(name)) or FAMILIES[family].in_full]
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +92,6 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def main(environment: Mapping[str, str], folder: Path = committed.FOLDER) -> int:
     """Run by the arguments in `environment`; CELL is compared with the results in `folder`."""
     try:
-        if environment.get("SCENARIO") == demo.NAME:
-            return demo.main(environment)
         commit = environment.get("BEFORE") or earlier.COMMIT
         if name := environment.get("CELL"):
             cell = _cell(name)
@@ -106,7 +102,7 @@ def main(environment: Mapping[str, str], folder: Path = committed.FOLDER) -> int
         given = _used(environment, selection.scenarios)
         target = committed.folder_to_write(environment, *FILES, folder=folder) if environment.get("FULL") else None
         return compare(selection, given, target)
-    except (BadArgument, BadDemo, BadScenario, BadTrace, UnknownCommit) as error:
+    except (BadArgument, BadScenario, BadTrace, UnknownCommit) as error:
         print(f"policies: {error}", file=sys.stderr)
         return 2
 
@@ -155,8 +151,6 @@ def _selection(environment: Mapping[str, str]) -> Selection:
     in_family = bool(path) and path in FAMILIES and not Path(path).exists()
     if sizes != Sizes() and not in_family:
         raise BadArgument(f"BOOTS, RATE and BURST: only for a family; SCENARIO={' | '.join(FAMILIES)} selects one")
-    if named := [name for name in OF_DEMO if environment.get(name)]:
-        raise BadArgument(f"{' and '.join(named)}: only for SCENARIO={demo.NAME}")
     of_families = all(family_of(scenario.name) for scenario in scenarios)
     seeds = FULL_SEEDS if is_full else FAMILY_SEEDS if of_families else SHORT_SEEDS
     return Selection(
@@ -175,7 +169,7 @@ def _scenarios(path: str, sizes: Sizes) -> list[Scenario]:
             return FAMILIES[path].scenarios(sizes)
         if path in KNOWN:
             return [KNOWN[path]]
-        available = ", ".join((*FAMILIES, demo.NAME, *BUILT_IN))
+        available = ", ".join((*FAMILIES, *BUILT_IN))
         raise BadArgument(f"SCENARIO={path}: no such file, scenario or family; available: {available}")
     return [read(Path(path))]
 

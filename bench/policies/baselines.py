@@ -9,8 +9,8 @@ from random import Random
 from typing import Final
 
 from bench.policies.conditions import Conditions, either
+from bench.policies.error_rates import EVENTS_SECONDS, ErrorRates
 from bench.policies.policy import Policy
-from slipway_local.demo.rfc191 import EVENTS_SECONDS, ErrorRates
 
 HOUR_SECONDS: Final = 3600.0
 

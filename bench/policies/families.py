@@ -18,6 +18,7 @@ IMAGES: Final = "new-image"
 ROLL_OUT: Final = "bad-roll-out"
 THIRD, MOSTLY = "third-bad", "mostly-bad"
 FRONTIER: Final = "frontier"
+DEMO: Final = "demo"
 PARTLY_BAD_BOOTS: Final = (90.0,)
 RULES: Final[Mapping[str, Mapping[str, float]]] = {
     "new-window-8": {"new_boot_window": 8.0},
@@ -38,12 +39,13 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Scenarios by sizes, with the policies that they compare and their own boot times. FULL=1 includes the claimed."""
+    """Scenarios by sizes, with the policies that they compare and their own boot times. `in_full`: FULL=1
+    includes them."""
 
     policies: Sequence[str]
     made: Callable[[Sizes], list[Scenario]]
     boots: Sequence[float] = (20.0, 90.0, 480.0)
-    claimed: bool = True
+    in_full: bool = True
 
     def scenarios(self, sizes: Sizes) -> list[Scenario]:
         return self.made(sizes if sizes.boots else msgspec.structs.replace(sizes, boots=self.boots))
@@ -127,6 +129,26 @@ def _frontier(sizes: Sizes) -> list[Scenario]:
     ]
 
 
+def _demo(sizes: Sizes) -> list[Scenario]:
+    """An hour as in `make demo`: three zones of one image, a burst of tasks and smaller ones later, and a quarter of an
+    hour in which one zone has no capacity."""
+    pushes = [Push(minute=0.0, tasks=sizes.burst)]
+    pushes += [Push(minute=minute, tasks=sizes.burst // 4) for minute in range(5, 60, 5)]
+    return [
+        _scenario(
+            f"{DEMO}-{boot:g}s",
+            f"an hour with bursts, one of 3 zones out for 15 min, boots of {boot:g} s",
+            sizes,
+            boot_seconds=boot,
+            hours=1.0,
+            configs=3,
+            pushes=tuple(pushes),
+            faults=(Fault(kind="refused", configs=(1,), begin_minute=15, end_minute=30),),
+        )
+        for boot in sizes.boots
+    ]
+
+
 def _scenario(name: str, about: str, sizes: Sizes, boot_seconds: float, **fields: object) -> Scenario:
     """Scenario of a family. Ticks are at most a tenth of a boot where they may be: the provisioner plans on each event,
     and a longer tick would add to the wait."""
@@ -140,7 +162,8 @@ FAMILIES: Final = {
     ROLL_OUT: Family(policies=("slipway",), made=_bad_roll_outs),
     THIRD: Family(policies=("before", "slipway"), made=_partly_bad(THIRD, 0.3), boots=PARTLY_BAD_BOOTS),
     MOSTLY: Family(policies=("before", "slipway"), made=_partly_bad(MOSTLY, 0.8), boots=PARTLY_BAD_BOOTS),
-    FRONTIER: Family(policies=("before", *RULES, "slipway", "no-windows"), made=_frontier, claimed=False),
+    FRONTIER: Family(policies=("before", *RULES, "slipway", "no-windows"), made=_frontier, in_full=False),
+    DEMO: Family(policies=("rfc191", "slipway"), made=_demo, boots=(90.0,), in_full=False),
 }
 """Families by name. The rules of `before` trip every image whose boots take more than five minutes, and launch next to
 nothing of it; so partly bad images are compared with them at boots of 90 s."""

@@ -11,6 +11,7 @@ from bench.policies.__main__ import Selection, compare, main
 from bench.policies.cells import OURS, Cell, compute, plan, run
 from bench.policies.claims import Verdict, counted, text, verdicts
 from bench.policies.conditions import conditions
+from bench.policies.families import FAMILIES, Sizes
 from bench.policies.figures import figures
 from bench.policies.intervals import Interval, interval
 from bench.policies.results import Results, summaries
@@ -149,6 +150,23 @@ def test_the_real_pair_is_judged_by_the_oracle_and_by_the_rules_before() -> None
     assert judged(165, 102.5) == [False, False]
     assert judged(164, 102.6) == [True, False]
     assert judged(164, 103.1) == [False, False]
+
+
+def test_the_demo_is_judged_by_the_rule_without_windows() -> None:
+    """By means: one seed may exceed a bound that the mean keeps."""
+    (scenario,) = FAMILIES["demo"].scenarios(Sizes())
+
+    def judged(failed: list[int], waits: list[float]) -> list[bool]:
+        runs = {
+            Cell(scenario, policy, seed): replace(PLAIN, failed=count, wait_mean=wait)
+            for policy, counts, seconds in (("slipway", failed, waits), ("rfc191", [10, 10], [100.0, 100.0]))
+            for seed, (count, wait) in enumerate(zip(counts, seconds, strict=True), 1)
+        }
+        return [verdict.holds for verdict in verdicts(summaries(runs, 1))]
+
+    assert judged([4, 7], [130.0, 90.0]) == [True, True]
+    assert judged([0, 0], [90.0, 132.0]) == [True, False]
+    assert judged([0, 13], [100.0, 100.0]) == [False, True]
 
 
 def test_a_published_figure_has_the_interval_of_four_runs_of_its_rule() -> None:

@@ -239,7 +239,6 @@ def test_bad_arguments_exit_with_2_and_name_the_allowed_values(
         ({"CELL": "all-out/slipway"}, "must be scenario/policy/seed"),
         ({"CELL": "all-out/slipway/x"}, "must be scenario/policy/seed"),
         ({"CELL": "all-out/slipway/900"}, "SCENARIO=all-out ONLY=slipway SEED=900 SEEDS=1 computes it"),
-        ({"ONLY": "healthy", "DURATION": "45s"}, "DURATION: only for SCENARIO=demo"),
         ({"ONLY": "real", "DEMAND": str(tmp_path / "absent.dat")}, "absent.dat: No such file"),
         ({"ONLY": "real", "AVAILABILITY": str(tmp_path)}, "contains no"),
     ):

@@ -12,7 +12,7 @@ import msgspec
 
 from slipway_common.events import worker as events
 from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, LIVE, SERVING
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, TOPICS
+from slipway_common.events.topics import TOPICS
 from slipway_local.check.evidence import Evidence, Published
 from slipway_local.check.roll_out import launched_while_draining
 from slipway_simulator import facts
@@ -270,19 +270,3 @@ def _serving(published: Iterable[Published]) -> dict[str, int]:
 
 def _time(record: Published) -> float:
     return record.envelope.time.timestamp() if record.envelope is not None else 0.0
-
-
-def attempts(evidence: Evidence) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
-    """Launch attempts as (epoch seconds, zone): by the topic, and by the ledger."""
-    zone_of = {
-        p.event.launch_config_id: p.event.zone
-        for p in evidence.published
-        if p.topic == LAUNCH_CONFIG_LIFECYCLE.name and p.event is not None
-    }
-    by_topic = sorted(
-        (p.envelope.time.timestamp(), zone_of[p.event.launch_config_id])
-        for p in evidence.published
-        if isinstance(p.event, events.WorkerLaunched | events.WorkerLaunchFailed) and p.envelope is not None
-    )
-    by_ledger = [(f.at, f.zone) for f in evidence.ledger if isinstance(f, facts.Call) for _ in range(f.count)]
-    return by_topic, by_ledger

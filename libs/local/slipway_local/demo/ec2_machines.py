@@ -28,8 +28,6 @@ from slipway_simulator.notation import Fault
 CREDENTIALS: Final = {"DEMO_AWS_ACCESS_KEY_ID": "AKIADEMO", "DEMO_AWS_SECRET_ACCESS_KEY": "demo"}
 ACCOUNT_TAG: Final = "slipway-account"
 DEPLOYMENT_TAG: Final = "slipway-deployment"
-MACHINES_PER_SECOND_MIN: Final = 1.5  # at the default speed, while there is demand
-DEFAULT_SPEED: Final = 20.0
 LEAVE_SECONDS: Final = 180.0  # generous: a busy machine boots slowly
 SCENARIO: Final = {
     "latency_seconds": 2,
@@ -57,7 +55,6 @@ class Ec2Machines:
         self.left: dict[str, int] | None = None  # live resources at the end; None until counted
         run = {"seed": seed, "speed": deployment.speed, "faults": msgspec.to_builtins(tuple(faults))}
         self._scenario = SCENARIO | run | more
-        self._breaks = any(fault.name == BAD_IMAGE for fault in faults)
 
     def declared(self, declaration: Declaration) -> Declaration:
         body = declaration.model_dump(mode="json")
@@ -110,24 +107,14 @@ class Ec2Machines:
         evidence, self.corrected_seconds = agents.merged(found, lives(written), list(calls(written)))
         return evidence
 
-    def shortcomings(self, found: Evidence, *, seconds: float) -> list[str]:
-        written = self.written()
-        seen = lives(written)
-        if self._breaks:
-            seconds = 0.0  # machines that never register keep others from being launched
-        problems = agents.shortcomings(found, seen, seconds=seconds)
-        problems += [each.problem for each in self.consoles(found) if each.problem]
-        least = int(MACHINES_PER_SECOND_MIN * seconds * self.deployment.speed / DEFAULT_SPEED)
-        for what, count in counted(found, written).items():
-            if count < least:
-                problems.append(f"machines {what}: {count}; at least {least} expected")
+    def problems(self, found: Evidence) -> list[str]:
         kinds = [f"{kind} left: {number}" for kind, number in (self.left or {}).items() if number]
-        return problems + kinds
+        return agents.contradictions(found, lives(self.written())) + kinds
 
     def summary(self, found: Evidence) -> str:
         numbers = ", ".join(f"{count} {what}" for what, count in counted(found, self.written()).items())
         text = f"machines: {numbers}; times corrected by {self.corrected_seconds:.1f} s"
-        return "; ".join([text, *(f"console: {each}" for each in self.consoles(found) if not each.problem)])
+        return "; ".join([text, *(f"console: {each.problem or each}" for each in self.consoles(found))])
 
     def consoles(self, found: Evidence) -> list[consoles.Found]:
         """The console output in the alerts on bad images."""

@@ -34,8 +34,8 @@ class Observed(Protocol):
         """The evidence with the observed machines as the cloud's ledger."""
         ...
 
-    def shortcomings(self, found: Evidence, *, seconds: float) -> list[str]:
-        """Problems of a run of `seconds`; 0 for a demand of unknown length."""
+    def problems(self, found: Evidence) -> list[str]:
+        """Machines that contradict the evidence, or that are left."""
         ...
 
     def summary(self, found: Evidence) -> str: ...

@@ -1,4 +1,4 @@
-"""The demo (`make demo`): a whole Slipway on this machine, narrated, checked, and compared with a simpler rule.
+"""The demo (`make demo`): a whole Slipway on this machine, narrated and checked.
 
 Arguments come from the environment: DURATION, PROVIDER, SPEED, SEED, FAULTS, DEMAND, PLAIN.
 """
@@ -19,20 +19,18 @@ from typing import Any, Final
 import asyncpg
 import httpx2
 import msgspec
-import psutil
 import yaml
 
-from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import load
 from slipway_local.check import evidence, path_check
-from slipway_local.demo import agents, ec2_machines, recovery, terraform_machines
+from slipway_local.demo import agents, closing, ec2_machines, machine, terraform_machines
 from slipway_local.demo.agents import Agents
 from slipway_local.demo.deployment import PARTITIONS, Deployment
 from slipway_local.demo.ec2_machines import Ec2Machines
 from slipway_local.demo.narrate import narrate
 from slipway_local.demo.observed import Observed
-from slipway_local.demo.replay.comparison import Comparison, compared
 from slipway_local.demo.terraform_machines import TerraformMachines
 from slipway_local.ec2.faults import NOTATION as EC2_FAULTS
 from slipway_local.servers.child import StartFailed
@@ -40,7 +38,6 @@ from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.demand import TASK_SIGMA
-from slipway_simulator.facts import InstanceCreated
 from slipway_simulator.notation import BadFault, Fault, Notation
 
 DECLARATIONS: Final = {
@@ -83,26 +80,17 @@ AGENTS_SPEED_MAX: Final = 40  # real processes take real time: with shorter time
 # Idle agents leave after so many product seconds, so that all of them have left by themselves when the run ends.
 AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
 AGENTS_REST: Final = 0.3  # share of a run, at its end, without new tasks
-LAUNCHES_PER_MINUTE_MIN: Final = 24
-LOST_REPLIES_MIN: Final = 10
-BUSY: Final = 0.9  # above this CPU share the machine slows the demo down, and its speed is no evidence about Slipway
-PEAKS: Final = {
-    "serving": "workers serving in pool",
-    "account": "lease units used in account",
-    "pool": "instances alive in pool",
-}
 # Create calls that began before $1: how many are still open, and how long ago the last one began.
 CALLS: Final = """
 SELECT count(*) FILTER (WHERE state = 'calling'),
     coalesce(extract(epoch FROM clock_timestamp() - max(started_at))::float8, 'infinity')
 FROM provisioner.launch_batch WHERE started_at < $1"""
+SETTLE_SECONDS: Final = 120.0  # for a busy machine
 UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of a demo. `duration_seconds` is real time; 0 runs until Ctrl-C.
-
-    `chosen_speed` is False for the default speed, for which the machine may be too slow."""
+    """Arguments of a demo. `duration_seconds` is real time; 0 runs until Ctrl-C."""
 
     duration_seconds: float
     provider: str
@@ -110,7 +98,6 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     faults: tuple[Fault, ...]
     demand: str
-    chosen_speed: bool = True
 
     @property
     def product_seconds(self) -> float:
@@ -162,7 +149,6 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
         seed=seed,
         faults=parsed,
         demand=demand,
-        chosen_speed=bool(environment.get("SPEED")),
     )
 
 
@@ -184,7 +170,7 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
     return {
         "seed": arguments.seed,
         "speed": arguments.speed,
-        "pools": {"linux" if arguments.provider == "simulated" else "agents": source},
+        "pools": {pool_of(arguments): source},
         "accounts": {"*": {}},
         "visibility_seconds": 5,
         "faults": msgspec.to_builtins(arguments.faults if arguments.provider == "simulated" else ()),
@@ -203,8 +189,8 @@ def machine_tasks(seed: int, seconds: float) -> list[tuple[float, float]]:
 async def settle(deployment: Deployment) -> None:
     """Wait until every create call made so far has an outcome and the instance reaper has checked its instances twice.
 
-    Raises TimeoutError after 40 s."""
-    deadline = monotonic_seconds() + 40
+    Raises TimeoutError if that takes more than SETTLE_SECONDS beyond the time that it needs."""
+    deadline = monotonic_seconds() + 2 * deployment.settle_seconds + SETTLE_SECONDS
     db = await asyncpg.connect(deployment.database_url)
     try:
         ended = await db.fetchval("SELECT clock_timestamp()")
@@ -218,13 +204,15 @@ async def settle(deployment: Deployment) -> None:
                 if all(passes[account] >= first + 3 for account, first in base.items()):
                     return
             await asyncio.sleep(0.05)
-        raise TimeoutError("create calls or the instance reaper did not settle within 40 s")
+        raise TimeoutError("create calls or the instance reaper did not settle in time")
     finally:
         await db.close()
 
 
 async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
-    """Start the deployment, play the scenario, let it settle and check it. Returns the exit code."""
+    """Measure the machine, start the deployment, play the scenario, let it settle and check it. Returns the exit
+    code."""
+    arguments = await measured(arguments, os.environ)
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
     deployment = Deployment(
@@ -239,7 +227,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
     environment = ""
     try:
         print("Starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
-        began, began_at = monotonic_seconds(), utc_now().timestamp()
+        began = monotonic_seconds()
         machines = observed(deployment, arguments)
         await deployment.start(*([machines.start(supervisor)] if machines is not None else []))
         declared = deployment.declaration(DECLARATIONS[arguments.provider])
@@ -253,7 +241,6 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         print(f"Started in {monotonic_seconds() - began:.1f} s{deployment.java_used}.", flush=True)
         print(plan(arguments), flush=True)
         died = asyncio.create_task(supervisor.died())
-        psutil.cpu_percent()  # begins the interval that the next call measures
         narration = asyncio.create_task(
             narrate(deployment, started["started_at"], arguments.seed, arguments.duration_seconds)
         )
@@ -264,7 +251,6 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
             print(f"{name} exited unexpectedly. The end of its log:{supervisor[name].log_tail()}", file=sys.stderr)
             return 1
         await narration
-        busy = psutil.cpu_percent() / 100
         print("Waiting for open create calls, and for two passes of the instance reaper …", flush=True)
         await asyncio.gather(settle(deployment), *([machines.leave()] if machines is not None else []))
         died.cancel()
@@ -278,15 +264,23 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         if machines is not None:
             await machines.count()
             found = machines.merged(found)
-        created = [fact.at for fact in found.ledger if isinstance(fact, InstanceCreated)]
-        print("\nSummary:")
-        if created:
-            print(f"  first launch: {min(created) - began_at:.1f} s after the start of the command")
-        code = summarise(arguments, found, started["started_at"], machines, busy=busy)
-        text, false = comparison(arguments, found, declared, started["started_at"], busy=busy)
-        print(text, *(f"  FALSE: {claim}" for claim in false), sep="\n")
-        return 1 if false else code
-    except (StartFailed, httpx2.HTTPError) as error:
+        report = path_check.judge(found)
+        if machines is not None:
+            report = msgspec.structs.replace(report, problems=[*report.problems, *machines.problems(found)])
+        print(
+            *closing.screen(
+                found,
+                report,
+                pool=pool_of(arguments),
+                played=played(arguments),
+                faults=[fault.name for fault in arguments.faults],
+                machines=machines.summary(found) if machines is not None else "",
+            ),
+            sep="\n",
+            flush=True,
+        )
+        return 1 if report.problems else 0
+    except (StartFailed, httpx2.HTTPError, TimeoutError) as error:
         print(f"The demo failed: {error}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:
@@ -341,12 +335,19 @@ def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:
 
 def plan(arguments: Arguments) -> str:
     """One line on the length of the run and on the clock of all times that are printed."""
-    seed = f"SPEED={arguments.speed:g} SEED={arguments.seed}"
-    if not arguments.duration_seconds:
-        return f"Running until Ctrl-C at {arguments.speed:g} times real speed ({seed}). All times are real time."
+    text = f"Playing {played(arguments)}" if arguments.duration_seconds else f"Running until Ctrl-C, {pace(arguments)}"
+    return f"{text}. All times are real time."
+
+
+def played(arguments: Arguments) -> str:
+    """Length and speed of a run that ends."""
     minutes, real = arguments.product_seconds / 60, arguments.duration_seconds
     wall = f"{real / 60:g} min" if real >= 60 else f"{real:g} s"
-    return f"Playing {minutes:g} min of demand in {wall} ({seed}). All times are real time."
+    return f"{minutes:g} min of demand in {wall}, {pace(arguments)}"
+
+
+def pace(arguments: Arguments) -> str:
+    return f"SPEED={arguments.speed:g} SEED={arguments.seed}"
 
 
 async def stop_narration(narration: asyncio.Task[None] | None) -> None:
@@ -396,89 +397,18 @@ def keep(folder: Path) -> None:
         shutil.copytree(logs, LAST_RUN / agents.LOGS)
 
 
-def shortcomings(arguments: Arguments, report: path_check.Report) -> list[str]:
-    """Reasons why the run was too small to prove anything; empty when it was large enough."""
-    problems = []
-    minutes = arguments.product_seconds / 60
-    hampered = arguments.provider != "simulated" or any(not zone_of(fault) for fault in arguments.faults)
-    if not arguments.demand and not hampered and minutes >= 10:
-        if report.launched < LAUNCHES_PER_MINUTE_MIN * minutes:
-            rate = report.launched / minutes * arguments.speed
-            least = LAUNCHES_PER_MINUTE_MIN * arguments.speed
-            problems.append(f"{rate:.0f} launches a minute; at least {least:g} expected")
-        for kind in ("account", "serving"):
-            if not any(peak == cap for name, (peak, cap) in report.peaks.items() if name.startswith(kind)):
-                problems.append(f"no {kind} limit was reached, so the run does not show that limits are kept")
-    lossy = any(
-        f.name == "lost-reply" and f.until_seconds is None and float(f.arg or 0.3) >= 0.2 for f in arguments.faults
-    )
-    if lossy and minutes >= 5 and (report.lost_replies < LOST_REPLIES_MIN or report.looked_up < LOST_REPLIES_MIN):
-        seen = f"{report.lost_replies} lost replies and {report.looked_up} batches found by lookup"
-        problems.append(f"{seen}; at least {LOST_REPLIES_MIN} of each expected")
-    return problems
+def pool_of(arguments: Arguments) -> str:
+    """The pool of the demo's tasks."""
+    return "linux" if arguments.provider == "simulated" else "agents"
 
 
-def summarise(
-    arguments: Arguments, found: evidence.Evidence, started_at: float, machines: Observed | None, *, busy: float
-) -> int:
-    """Print the summary, the problems and the closing line; returns the exit code. `busy`: CPU share in use, 0 to 1."""
-    report = path_check.judge(found)
-    problems = list(report.problems)
-    if machines is not None:
-        print(f"  {machines.summary(found)}")
-        seconds = 0.0 if arguments.demand else arguments.duration_seconds
-        problems += machines.shortcomings(found, seconds=seconds)
-    for name, (peak, cap) in report.peaks.items():
-        kind, _, subject = name.partition(" ")
-        print(f"  {PEAKS[kind]} {subject}: at most {peak}, limit {cap}{'' if peak < cap else ' (reached)'}")
-    print(f"  replies lost by the cloud: {report.lost_replies}, batches found by lookup: {report.looked_up}")
-    if arguments.duration_seconds:
-        rate = report.launched / arguments.duration_seconds * 60
-        print(f"  launches: {rate:.0f} a minute for {arguments.duration_seconds:g} s")
-    short = shortcomings(arguments, report)
-    if busy > BUSY and not arguments.chosen_speed:
-        slower = f"try SPEED={arguments.speed / 2:g}"
-        for text in short:
-            print(f"  NOTE {text}; the machine was {busy:.0%} busy, {slower}")
-    else:
-        problems += short
-    by_topic, by_ledger = path_check.attempts(found)
-    for fault in arguments.faults:
-        zone = zone_of(fault)
-        if fault.until_seconds is None or not zone or arguments.provider != "simulated":
-            continue
-        outage = recovery.Outage(zone, fault.from_seconds or 0.0, fault.until_seconds, arguments.product_seconds)
-        for source, attempts in (("topics", by_topic), ("ledger", by_ledger)):
-            product = [((at - started_at) * arguments.speed, zone) for at, zone in attempts]
-            seen = recovery.verdict(product, outage)
-            recovered = seen.back_after_seconds
-            back = "not seen" if recovered is None else f"{recovered / arguments.speed:.1f} s after its end"
-            before, out = share(seen.before), share(seen.out)
-            shares = f"{before} before the outage, {out} during it, back to 0.20: {back}"
-            print(f"  {zone}'s share of launches, by {source}: {shares}")
-            problems += seen.problems
-    for problem in problems:
-        print(f"  PROBLEM {problem}")
-    print(msgspec.structs.replace(report, problems=problems).line())
-    return 1 if problems else 0
-
-
-def comparison(
-    arguments: Arguments, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float
-) -> Comparison:
-    """Waste and wait of this run beside those of a simpler rule. `busy`: CPU share in use."""
-    if arguments.provider != "simulated":
-        return Comparison("Not compared with RFC 191's rule, which cannot be replayed on real processes.")
-    made = compared(found.ledger, declared, until=started_at + arguments.duration_seconds)
-    if busy > BUSY:
-        note = f"\n  NOTE the machine was {busy:.0%} busy, which delayed Slipway but not what is computed"
-        return made._replace(text=made.text + note)
-    return made
-
-
-def share(value: float) -> str:
-    """A share with three decimals, or "unknown" when no launch fell into the period."""
-    return "unknown" if math.isnan(value) else f"{value:.3f}"
+async def measured(arguments: Arguments, environment: Mapping[str, str]) -> Arguments:
+    """The arguments with a speed that this machine can play now; says so where it is lower than the one asked for."""
+    speed = machine.bounded_speed(arguments.speed, await machine.rounds_per_second())
+    if speed == arguments.speed:
+        return arguments
+    print(f"SPEED lowered from {arguments.speed:g} to {speed:g}, which this machine has room for now.", flush=True)
+    return parse_arguments({**environment, "SPEED": f"{speed:g}"})
 
 
 def main() -> int:

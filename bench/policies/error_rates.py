@@ -1,4 +1,4 @@
-"""Weighting rule of Taskcluster's RFC 191, the baseline of `make demo` and the policy benchmark. Pure.
+"""Weighting rule of Taskcluster's RFC 191. Pure.
 
 The rule weights a launch config by the share of non-failures among its events of the last hour. A config without
 events counts as healthy, and if every share is zero, all count as healthy.

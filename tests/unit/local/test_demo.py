@@ -1,0 +1,66 @@
+"""Speed and last screen of the demo."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_local.check import path_check
+from slipway_local.check.evidence import Evidence
+from slipway_local.demo import closing, machine
+from slipway_local.demo.machine import ROUNDS_PER_SPEED, SPEED_MIN, bounded_speed
+from slipway_simulator import facts
+from tests.unit.local.test_check import call, created, good
+
+QUIET = 96_000.0  # rounds per second of two idle cores
+
+
+def test_a_quiet_machine_plays_at_the_usual_speed_and_a_busy_one_slower() -> None:
+    assert bounded_speed(20.0, QUIET) == 20.0
+    assert bounded_speed(60.0, QUIET) == 32.0
+    assert bounded_speed(20.0, QUIET / 3) == 10.0, "two of six processes on two cores"
+    assert bounded_speed(0.5, 0.0) == 0.5, "a speed is never raised"
+
+
+@given(st.floats(min_value=0.1, max_value=1000.0), st.floats(min_value=0.0, max_value=1e7))
+def test_a_speed_fits_the_machine_or_is_the_least(speed: float, rounds: float) -> None:
+    found = bounded_speed(speed, rounds)
+    assert found <= speed
+    assert found <= SPEED_MIN or found * ROUNDS_PER_SPEED <= rounds
+
+
+async def test_rounds_are_counted_on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SECONDS", 0.05)
+    assert await machine.rounds_per_second() > 0
+
+
+def reply(call_id: str, code: Any) -> facts.Fact:
+    return facts.Reply(at=2, call_id=call_id, account="a", code=code)
+
+
+def test_the_last_screen_says_what_was_shown_and_what_to_try() -> None:
+    more = [call(2, "9"), reply("9", "InsufficientCapacity"), created(3, "i-9", "9")]
+    found: Evidence = msgspec.structs.replace(good(), ledger=[*good().ledger, *more])
+    report = path_check.judge(good())
+    lines = "\n".join(
+        closing.screen(found, report, pool="linux", played="an hour", faults=["zone-b"], machines="machines: 3")
+    ).splitlines()
+    assert lines[0] == "Shown: an hour, 0 of 0 tasks done"
+    assert lines[1].startswith("  machines launched: ")
+    assert lines[2] == "  faults: zone-b; calls that the cloud refused: 1 with InsufficientCapacity"
+    assert lines[3:5] == ["  machines: 3", report.line()]
+    assert [line.partition("#")[0].strip().removeprefix("Try: ") for line in lines[5:]] == [
+        "make demo DURATION=0",
+        ". .slipway/env; .venv/bin/slipway top",
+        ". .slipway/env; .venv/bin/slipway why linux",
+    ]
+    assert len(lines) + 2 <= 12, "with the lines on the wait before it, and on the logs after it"
+
+
+def test_a_broken_path_names_its_problems() -> None:
+    report = path_check.judge(msgspec.structs.replace(good(), dead_records=2))
+    lines = list(closing.screen(good(), report, pool="linux", played="an hour", faults=[], machines=""))
+    assert "  PROBLEM dead letters: 2" in lines
+    assert any(line.startswith("path BROKEN") for line in lines)
