@@ -31,7 +31,7 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
 
 async def accepted(provisioner: Provisioner, pending: int = 2) -> None:
     """Create intents whose call is accepted."""
-    provisioner.cloud.accepts = True
+    provisioner.cloud.accepts_calls = True
     grants = await provisioner.admitted(pending)
     await provisioner.launch()
     await provisioner.leases(*(confirmed(grant.lease_id, grant.fencing_token, 300) for grant in grants))
@@ -231,7 +231,7 @@ async def test_an_account_has_timeouts_of_its_own(provisioner: Provisioner) -> N
 
 async def test_a_lost_acceptance_is_repeated_with_its_token(provisioner: Provisioner) -> None:
     """As after a crash between the reply and its commit. The provider accepts the same call again."""
-    provisioner.cloud.honours = provisioner.cloud.accepts = True
+    provisioner.cloud.honours = provisioner.cloud.accepts_calls = True
     provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
     await provisioner.launch()
@@ -246,7 +246,7 @@ async def test_a_lost_acceptance_is_repeated_with_its_token(provisioner: Provisi
 
 async def test_a_lost_acceptance_without_tokens_is_looked_up(provisioner: Provisioner) -> None:
     """Once the time of an accepted call has passed, since the provider may have worked on it so long."""
-    provisioner.cloud.accepts = True
+    provisioner.cloud.accepts_calls = True
     provisioner.cloud.visibility = 3600.0
     provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
@@ -271,7 +271,7 @@ async def test_a_late_acceptance_changes_no_recorded_outcome(provisioner: Provis
     assert late is not None
     await provisioner.set_clock(16)
     await provisioner.resolve()
-    provisioner.cloud.accepts = True
+    provisioner.cloud.accepts_calls = True
     assert (await batch(provisioner))["state"] == "known"
     await provisioner.launcher.call(provisioner.database, late, account, began=monotonic_seconds())
     assert (await batch(provisioner))["handle"] == ""

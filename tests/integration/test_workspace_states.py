@@ -32,7 +32,7 @@ async def running(
 
 async def worker_with(provisioner: Provisioner, saved: bytes | None = None, **changes: Any) -> tuple[str, Workspace]:
     """A worker whose launch is accepted, and its workspace, with a saved state."""
-    provisioner.cloud.accepts = True
+    provisioner.cloud.accepts_calls = True
     await provisioner.admitted()
     await provisioner.launch()
     worker = await provisioner.worker()

@@ -906,7 +906,7 @@ async def test_a_repeat_beside_one_that_proved_nothing(provisioner: Provisioner)
 
 async def accepted_call(provisioner: Provisioner) -> Batch:
     """An accepted call, polled for the first time after 5 s."""
-    provisioner.cloud.accepts = True
+    provisioner.cloud.accepts_calls = True
     await provisioner.admitted()
     await provisioner.launch()
     (row,) = await provisioner.database.fetch("SELECT id::text FROM launch_batch")

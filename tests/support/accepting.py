@@ -71,6 +71,7 @@ class Accepting(Provider):
     """Provider of a site. A token names its job, so that a repeated call finds it."""
 
     real = False
+    accepts_calls = True
 
     def __init__(self, settings: ProviderSettings, site: Site) -> None:
         self.settings = settings

@@ -46,7 +46,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return await self.resolved(asked, reply, account) if isinstance(reply, Accepted) else [*reply]
 
     async def resolved(self, asked: CreateRequest, accepted: Accepted, account: Account | None = None) -> list[str]:
-        """Ids of the instances of an accepted call."""
+        """Ids of the instances of an accepted call, which the provider says that it may accept."""
+        assert self.provider.accepts_calls
         found: list[str] = []
 
         async def answered() -> bool:

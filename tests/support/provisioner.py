@@ -56,7 +56,7 @@ START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY: Final = "registration-key"
 PASSED: Final = """
 INSERT INTO deadline_pass (at) VALUES (slipway_clock()) ON CONFLICT (id) DO UPDATE SET at = slipway_clock()"""
-TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
+TIMES: Final = Times(call_timeout_seconds=5, accepted_timeout_seconds=1200, clock_skew_seconds=5)
 
 Event = TypeVar("Event")
 
@@ -157,7 +157,7 @@ class Cloud(Provider):
     """Scripted provider: each create call takes the next entry, or succeeds if there is none.
 
     An entry is an exception to raise, `ReplyLost`, or the number of instances to create instead of the requested one.
-    Calls wait for `hold`, if it is set, between their effect and their reply. While it `accepts` calls, they are
+    Calls wait for `hold`, if it is set, between their effect and their reply. While it `accepts_calls`, they are
     accepted without an effect, and each poll takes the next entry of `polls`, with which the provider still works on
     the call if there is none.
     """
@@ -178,7 +178,7 @@ class Cloud(Provider):
         self.checks_first = True
         self.visibility: float | None = None
         self.parameters: dict[str, Any] = {}
-        self.accepts = False
+        self.accepts_calls = False
         self.polled: list[tuple[str, CreateRequest]] = []
         self.polls: deque[Exception | int] = deque()
         self.endings: dict[str, Outcome] = {}
@@ -226,7 +226,7 @@ class Cloud(Provider):
             raise entry
         if self.honours and request.token in self.by_token:
             return self.by_token[request.token]
-        if self.accepts:
+        if self.accepts_calls:
             if entry is ReplyLost:
                 raise OutcomeUnknown("no reply")
             return Accepted(f"working on {request.token}")

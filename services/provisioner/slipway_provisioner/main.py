@@ -140,7 +140,9 @@ def build(settings: Settings) -> Service:
                 providers, deadlines=settings.deadlines(), grace_seconds=settings.identity_grace_seconds
             ),
             "times": Times(
-                call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
+                call_timeout_seconds=settings.call_timeout_seconds,
+                accepted_timeout_seconds=settings.accepted_timeout_seconds,
+                clock_skew_seconds=settings.clock_skew_seconds,
             ),
         },
         retention=RETENTION,

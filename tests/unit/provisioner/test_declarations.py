@@ -27,7 +27,7 @@ from slipway_provisioner.domain.declaration import (
 from slipway_provisioner.domain.revisions import StoredRevision
 from tests.support.provisioner import Cloud
 
-TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
+TIMES: Final = Times(call_timeout_seconds=5, accepted_timeout_seconds=2400, clock_skew_seconds=5)
 NOTHING: Final = Index(accounts={}, pools={}, regions={})
 EMPTY: Final = Snapshot(accounts={}, pools={}, names={}, revisions={})
 REQUEST: Final = Request(by="ann")
@@ -49,7 +49,9 @@ def pool(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 def reader(index: Index = NOTHING) -> DeclaredReader:
-    found = DeclaredReader(index, providers={"simulated": Cloud()}, times=TIMES)
+    accepting = Cloud()
+    accepting.accepts_calls = True
+    found = DeclaredReader(index, providers={"simulated": Cloud(), "accepting": accepting}, times=TIMES)
     found.document("a.yaml", ["worker_pools"])
     return found
 
@@ -191,7 +193,7 @@ def test_reading_skips_what_is_stored_alike() -> None:
 def test_reading_refuses() -> None:
     """An account that no provider takes, a lease pool whose grants no call can use, an entry outside a document."""
     account = {"id": "a", "region": "r", "credential": "none", "identity": "i", "lease_pool": "l"}
-    with pytest.raises(DeclarationRefused, match="unknown provider fog; use one of simulated"):
+    with pytest.raises(DeclarationRefused, match="unknown provider fog; use one of accepting, simulated"):
         reader().entry("accounts", msgspec.json.encode(account | {"provider": "fog"}))
     lease_pool = {"id": "l", "limit": 1, "reserve_seconds": 15}
     with pytest.raises(DeclarationRefused, match="reserve_seconds 15 must be above 15"):
@@ -216,7 +218,9 @@ def test_grants_must_outlast_the_calls_of_their_accounts() -> None:
     account: dict[str, Any] = {"id": "a", "provider": "simulated", "region": "r", "credential": "none"}
     account |= {"identity": "i", "lease_pool": "l"}
     usual = {"id": "l", "limit": 1}
-    stored = Calls(id="a", lease_pool_id="l", request_timeout_seconds=200.0, accepted_timeout_seconds=None)
+    stored = Calls(
+        id="a", provider="simulated", lease_pool_id="l", request_timeout_seconds=200.0, accepted_timeout_seconds=None
+    )
     index = Index(accounts={}, pools={}, regions={}, calls=[stored])
     words = "reserve_seconds 180 must be above 210, which is request_timeout_seconds 200 of account a"
     with pytest.raises(DeclarationRefused, match=words):
@@ -225,9 +229,28 @@ def test_grants_must_outlast_the_calls_of_their_accounts() -> None:
         read(usual, index=index)
     read(usual, account | {"request_timeout_seconds": 100.0}, index=index)
     read(usual, account | {"lease_pool": "other", "request_timeout_seconds": 200.0})
-    with pytest.raises(DeclarationRefused, match="hold_seconds 1200 must be at least 3600"):
+
+
+def test_leases_must_outlast_accepted_calls() -> None:
+    """By the timeout in force: that of the account, declared along or stored, or of the service. Where the provider
+    accepts no calls, there is none."""
+    account: dict[str, Any] = {"id": "a", "provider": "accepting", "region": "r", "credential": "none"}
+    account |= {"identity": "i", "lease_pool": "l"}
+    usual = {"id": "l", "limit": 1}
+    stored = Calls(
+        id="a", provider="accepting", lease_pool_id="l", request_timeout_seconds=None, accepted_timeout_seconds=None
+    )
+    index = Index(accounts={}, pools={}, regions={}, calls=[stored])
+    of_service = "hold_seconds 1200 must be at least 2400, the accepted_timeout_seconds of the provisioner"
+    with pytest.raises(DeclarationRefused, match=of_service):
+        read(usual, account)
+    with pytest.raises(DeclarationRefused, match=of_service):
+        read(usual, index=index)
+    with pytest.raises(DeclarationRefused, match="at least 3600, the accepted_timeout_seconds of account a"):
         read(usual, account | {"accepted_timeout_seconds": 3600.0})
     read(usual | {"hold_seconds": 3600.0}, account | {"accepted_timeout_seconds": 3600.0})
+    read(usual, account | {"accepted_timeout_seconds": 1200.0}, index=index)
+    read(usual, account | {"provider": "simulated"})
 
 
 def read_invalid(reading: DeclaredReader, count: int) -> None:

@@ -139,8 +139,12 @@ class DeclaredReader:
         declared = self.declared.accounts
         own = [Calls(**{name: getattr(row, name) for name in Calls.__struct_fields__}) for row in declared.values()]
         own += [calls for calls in self._index.calls if calls.id not in declared]
+        by_lease_pool: dict[str, list[Calls]] = {}
+        for calls in own:
+            by_lease_pool.setdefault(calls.lease_pool_id, []).append(calls)
+        accepting = {name for name, provider in self._providers.items() if provider.accepts_calls}
         for pool in self._lease_pools:
-            if problem := self._times.problem(pool, [calls for calls in own if calls.lease_pool_id == pool.id]):
+            if problem := self._times.problem(pool, by_lease_pool.get(pool.id, ()), accepting):
                 raise DeclarationRefused(problem)
         return self.declared
 

@@ -1,6 +1,6 @@
 """Declarations as requests: how one is applied, its owners, its result, and the reasons to refuse it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,9 +24,11 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Timeouts of an account's calls, None for those of this service, and the lease pool that admits them."""
+    """Timeouts of an account's calls, None for those of this service, its provider, and the lease pool that admits
+    them."""
 
     id: str
+    provider: str
     lease_pool_id: str
     request_timeout_seconds: float | None
     accepted_timeout_seconds: float | None
@@ -36,11 +38,12 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Time settings of this service that constrain a declaration."""
 
     call_timeout_seconds: float
+    accepted_timeout_seconds: float
     clock_skew_seconds: float
 
-    def problem(self, pool: Grants, calls: Iterable[Calls]) -> str:
+    def problem(self, pool: Grants, calls: Iterable[Calls], accepting: Collection[str]) -> str:
         """Problem if no call could ever start under a grant of the lease pool, or if an accepted call of one of its
-        accounts would outlive every lease; empty if there is none.
+        accounts could outlive every lease; empty if there is none. `accepting`: providers that accept calls.
 
         A call needs its timeout plus the clock skew left of the grant, which may arrive that much late.
         """
@@ -49,12 +52,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
             if (account.request_timeout_seconds or 0.0) > timeout:
                 timeout = account.request_timeout_seconds or timeout
                 whose = f"request_timeout_seconds {{:g}} of account {account.id}"
-            if (account.accepted_timeout_seconds or 0.0) > pool.hold_seconds:
-                least = f"{account.accepted_timeout_seconds:g}"
+            accepted = account.accepted_timeout_seconds or self.accepted_timeout_seconds
+            if account.provider in accepting and accepted > pool.hold_seconds:
+                owner = f"account {account.id}" if account.accepted_timeout_seconds else "the provisioner"
                 return (
-                    f"lease pool {pool.id}: hold_seconds {pool.hold_seconds:g} must be at least {least}, the "
-                    f"accepted_timeout_seconds of account {account.id}, or an accepted call could outlive its lease; "
-                    f"write hold_seconds: {least}"
+                    f"lease pool {pool.id}: hold_seconds {pool.hold_seconds:g} must be at least {accepted:g}, the "
+                    f"accepted_timeout_seconds of {owner}, or an accepted call of account {account.id} could outlive "
+                    f"its lease; write hold_seconds: {accepted:g}, or a shorter accepted_timeout_seconds of the account"
                 )
         needed = timeout + 2 * self.clock_skew_seconds
         if pool.reserve_seconds > needed:
@@ -105,8 +109,8 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """All stored accounts and pools by their ids, the region and the provider of each account, and accounts with
-    timeouts of their own."""
+    """All stored accounts and pools by their ids, the region and the provider of each account, and the timeouts of its
+    calls."""
 
     accounts: Mapping[str, Known]
     pools: Mapping[str, Known]

@@ -216,6 +216,8 @@ class Provider(Lifecycle, Declarations, LookUps, Protocol):
 
     real: bool = True
     """Its machines cost money: new pools that declare no mode begin in mode observe."""
+    accepts_calls: bool = False
+    """Create calls may be accepted, and then keep their lease for up to `accepted_timeout_seconds`."""
     launches_per_second: float | None = None
     """Machines a second that the API of an account launches in the long run; None: unknown. `slipway apply` paces
     launches by it, unless their lease pool declares a pacing."""

@@ -55,9 +55,7 @@ POOL_STATE: Final = (
 
 # Reading, without locks.
 ACCOUNTS: Final = Statement(
-    sa.select(A.owner, A.spec_digest, A.region, A.provider, *(A[name] for name in Calls.__struct_fields__)).where(
-        ~A.removed
-    )
+    sa.select(A.owner, A.spec_digest, A.region, *(A[name] for name in Calls.__struct_fields__)).where(~A.removed)
 )
 _POOLS: Final = sa.select(P.id, P.owner, P.spec_digest).where(~P.deleted)
 POOLS: Final = Statement(_POOLS)
@@ -303,11 +301,7 @@ async def index(db: Connection, pool_ids: Iterable[str] | None = None) -> Index:
         pools={row["id"]: Known(row["owner"], row["spec_digest"]) for row in pools},
         regions={row["id"]: row["region"] for row in accounts},
         providers={row["id"]: row["provider"] for row in accounts},
-        calls=[
-            Calls(**{name: row[name] for name in Calls.__struct_fields__})
-            for row in accounts
-            if row["request_timeout_seconds"] is not None or row["accepted_timeout_seconds"] is not None
-        ],
+        calls=[Calls(**{name: row[name] for name in Calls.__struct_fields__}) for row in accounts],
     )
 
 

@@ -58,6 +58,8 @@ PENDING: Final = frozenset({Phase.QUEUED, Phase.UNKNOWN})
 class Terraform(Provider):
     """Provider of workers made by modules."""
 
+    accepts_calls = True
+
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
         self._engine: Engine | None = None
