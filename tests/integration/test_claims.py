@@ -80,6 +80,12 @@ def with_slots(task_slots: int) -> dict[str, Any]:
     return body
 
 
+async def errors(provisioner: Provisioner) -> list[tuple[str, int]]:
+    """Codes of the errors of workers, and how many of each."""
+    rows = await provisioner.database.fetch("SELECT code, sum(number)::int FROM worker_error_hour GROUP BY 1")
+    return [tuple(row) for row in rows]
+
+
 async def observed(provisioner: Provisioner) -> dict[str, Demand]:
     async with provisioner.database.acquire() as db, db.transaction():
         return {each.source: each for each in await demand.observe(db, "linux")}
@@ -104,6 +110,17 @@ async def test_several_tasks_on_one_machine(provisioner: Provisioner) -> None:
     assert (await machine.idle(301))["ended"] == 1
     assert await machine.is_idle()
     assert len(await provisioner.published(WorkerIdle)) == 1
+
+
+async def test_ends_that_name_no_task(provisioner: Provisioner, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a worker that runs several are one error of it, however many it reports."""
+    (machine,) = await machines(provisioner, 1, with_slots(2))
+    await machine.claimed("long", 0)
+    await machine.claimed("short", 1)
+    answers = [await machine.idle(3 + number) for number in range(3)]
+    assert [answer["ended"] for answer in answers] == [0, 0, 0]
+    assert await errors(provisioner) == [("unnamed-end", 1)]
+    assert capsys.readouterr().out.count("slipway-worker hook idle TASK") == 1
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -137,7 +154,7 @@ async def test_claims_are_told_apart_by_the_words_of_the_worker(provisioner: Pro
 
 
 async def test_claims_above_the_task_slots(provisioner: Provisioner, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are accepted, protect the worker, count nowhere, and are logged once."""
+    """They are accepted, protect the worker, count nowhere, and are an error of it, once."""
     (machine,) = await machines(provisioner, 1, with_slots(2))
     assert [(await machine.claimed(f"t{n}", n))["counted"] for n in range(4)] == [True, True, False, False]
     await provisioner.demand(report(9, 9, at=3))
@@ -150,7 +167,8 @@ async def test_claims_above_the_task_slots(provisioner: Provisioner, capsys: pyt
     await provisioner.set_clock(13)
     assert (await observed(provisioner))["q"].gone == 2
     answers = [await machine.claimed(f"more{n}", 13) for n in range(110)]
-    assert capsys.readouterr().out.count("claims above the worker's task slots") == 1
+    assert capsys.readouterr().out.count("a claim above its task slots counts nowhere") == 1
+    assert await errors(provisioner) == [("claim-above-slots", 1)]
     assert sum(answer["counted"] for answer in answers) == 2
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 102
 

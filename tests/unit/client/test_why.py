@@ -772,6 +772,24 @@ def test_config(
     assert effect in explained.effect
 
 
+def test_a_full_window_of_an_image_is_named() -> None:
+    """It is shared, so that the rows of a launch config do not show it; the newest decision does. A maximum is none."""
+    note = {"weight": 0.5, "room": 0, "limited_by": "boot window of image aws/ami-1", "launched": 0}
+    cause = "boot window of image aws/ami-1 is full"
+
+    def causes(note: dict[str, Any]) -> tuple[str, str]:
+        decided = [DECISION | {"details": DECISION["details"] | {"configs": {"zone-b": note}}}]
+        row = config("zone-b")
+        own = of_config(row, POOL, [], [FREE], decisions=decided, now=NOW)
+        pool = of_pool(POOL, decided, [row], [], [FREE], sources=[SOURCE], calculator="", now=NOW)
+        return own.cause, pool.cause
+
+    healthy = "healthy, nothing limits its launches"
+    assert causes(note) == (cause, f"zone-b: {cause}")
+    assert causes(note | {"room": 1}) == (healthy, healthy)
+    assert causes(note | {"limited_by": "maximum of launch config zone-b"})[0] == healthy
+
+
 NEW = {"proven": False, "succeeded_starts": 2, "needed_starts": 5}
 FALLBACK = {"current": False, "replaced_by": "natural"}
 DRAIN = {

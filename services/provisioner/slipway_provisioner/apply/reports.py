@@ -28,6 +28,11 @@ CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accep
 # if this clock is slower than that of the machine.
 AHEAD: Final = timedelta(seconds=5)
 DETAIL_CHARACTERS_MAX: Final = 1_000  # of an error
+# Errors that an agent makes in its reports, by their codes.
+MISTAKES: Final = {
+    "claim-above-slots": "a claim above its task slots counts nowhere; declare task_slots of its launch config",
+    "unnamed-end": "the end of a task does not say which of several; name it: slipway-worker hook idle TASK",
+}
 
 
 class UnknownWorker(Exception):
@@ -96,14 +101,8 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
         return await _save(tx, worker, None, at), False
     claims = with_claim(known, new, worker.task_slots)
     is_counted = next(each.counted for each in claims if each.key == new.key)
-    if not is_counted and is_new and not await demand.has_uncounted(tx, worker):
-        LOG.warning(
-            "claims above the worker's task slots; declare task_slots of its launch config",
-            worker=worker.id,
-            pool=worker.pool_id,
-            launch_config=worker.launch_config_id,
-            task_slots=worker.task_slots,
-        )
+    if not is_counted:
+        await _note(tx, worker, "claim-above-slots")
     await demand.save_claims(tx, worker, [each for each in claims if each not in known])
     after, event = domain.claimed(worker, claim.task_id, claim.source, at)
     if not open_claims(claims):  # a claim that came late has ended by now
@@ -121,11 +120,7 @@ async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, 
     ended = End(at=at, reported_at=end.at, source=end.source, task_id=end.task_id, claimed_at=end.claimed_at)
     known = await demand.known_claims(tx, worker, ended.key, at)
     if is_ambiguous(known, ended):
-        LOG.warning(
-            "the end of a task does not say which; name it: slipway-worker hook idle TASK",
-            worker=worker.id,
-            pool=worker.pool_id,
-        )
+        await _note(tx, worker, "unnamed-end")
         return await _save(tx, worker, None, at), 0
     claims = with_end(known, ended, worker.task_slots)
     await demand.save_claims(tx, worker, [each for each in claims if each not in known])
@@ -174,6 +169,12 @@ async def stopped(tx: Connection, agent: Agent, reason: str, reported_at: dateti
     await demand.close_claims(tx, [worker.id], _clamped(reported_at, now))
     await workers.save(tx, [change])
     return change[0]
+
+
+async def _note(tx: Connection, worker: Worker, code: str) -> None:
+    """Store a mistake in a worker's reports among its errors, and log it; once, since it may be in each of them."""
+    if await errors.record_once(tx, worker, code, MISTAKES[code]):
+        LOG.warning(MISTAKES[code], worker=worker.id, pool=worker.pool_id, launch_config=worker.launch_config_id)
 
 
 async def _save(tx: Connection, worker: Worker, event: Any, at: datetime) -> Answer:

@@ -94,7 +94,6 @@ SAVE: Final = Statement(
         set_={name: _UPSERT.excluded[name] for name in ("ended_at", "counted")},
     )
 )
-UNCOUNTED: Final = "SELECT EXISTS (SELECT FROM claim WHERE worker_id = $1 AND NOT counted)"
 CLOSE: Final = Statement(
     sa.update(claim)
     .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
@@ -144,11 +143,6 @@ async def save_claims(tx: Connection, worker: Worker, claims: Sequence[Claim]) -
     """Store claims that are new, have ended, or count otherwise than before."""
     if claims:
         await tx.execute(SAVE.text, *SAVE.rows(claims, worker_id=worker.id, pool_id=worker.pool_id))
-
-
-async def has_uncounted(tx: Connection, worker: Worker) -> bool:
-    """True if a claim of the worker was above its task slots."""
-    return bool(await tx.fetchval(UNCOUNTED, worker.id))
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> None:

@@ -1,4 +1,5 @@
-"""Errors that workers report: a sample each, and their number per launch config, code and hour."""
+"""Errors of workers, which they report or make in their reports: a sample each, and their number per launch config,
+code and hour."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -29,6 +30,9 @@ FIELDS: Final = ("worker_id", "pool_id", "launch_config_id", "image_revision", "
 STORE: Final = Statement(sa.insert(worker_error).values({name: sa.bindparam(name) for name in FIELDS}))
 _COUNTED: Final = insert(worker_error_hour).values(
     {name: sa.bindparam(name) for name in ("launch_config_id", "code", "pool_id")} | {"hour": _HOUR, "number": 1}
+)
+HAS: Final = Statement(
+    sa.select(sa.exists().where(E.worker_id == sa.bindparam("worker_id"), E.code == sa.bindparam("code")))
 )
 COUNT: Final = Statement(
     _COUNTED.on_conflict_do_update(index_elements=[H.launch_config_id, H.code, H.hour], set_={"number": H.number + 1})
@@ -63,13 +67,31 @@ GROUP BY code ORDER BY number DESC, code LIMIT {RECENT_CODES}"""
 async def record(tx: Connection, worker: Worker, code: str, sample: str) -> bool:
     """Store and count an error of a locked worker; False if the worker has reported too many in this hour, so that it
     is only counted."""
-    stored: bool = await tx.fetchval(STORED.text, *STORED.arguments(worker_id=worker.id)) < STORED_MAX
+    if await tx.fetchval(STORED.text, *STORED.arguments(worker_id=worker.id)) >= STORED_MAX:
+        await _count(tx, worker, OTHER)
+        return False
+    await _store(tx, worker, code, sample)
+    return True
+
+
+async def record_once(tx: Connection, worker: Worker, code: str, sample: str) -> bool:
+    """Store and count an error of a locked worker, unless one of this code is stored of it; True if it was not."""
+    if await tx.fetchval(HAS.text, *HAS.arguments(worker_id=worker.id, code=code)):
+        return False
+    await _store(tx, worker, code, sample)
+    return True
+
+
+async def _store(tx: Connection, worker: Worker, code: str, sample: str) -> None:
+    row = {"worker_id": worker.id, "image_revision": worker.image_revision, "code": code, "sample": sample}
     names = {"pool_id": worker.pool_id, "launch_config_id": worker.launch_config_id}
-    if stored:
-        row = {"worker_id": worker.id, "image_revision": worker.image_revision, "code": code, "sample": sample}
-        await tx.execute(STORE.text, *STORE.arguments(**row, **names))
-    await tx.execute(COUNT.text, *COUNT.arguments(code=code if stored else OTHER, **names))
-    return stored
+    await tx.execute(STORE.text, *STORE.arguments(**row, **names))
+    await _count(tx, worker, code)
+
+
+async def _count(tx: Connection, worker: Worker, code: str) -> None:
+    arguments = COUNT.arguments(code=code, pool_id=worker.pool_id, launch_config_id=worker.launch_config_id)
+    await tx.execute(COUNT.text, *arguments)
 
 
 async def listed(

@@ -1,4 +1,4 @@
-"""`slipway error`: errors that workers have reported."""
+"""`slipway error`: errors of workers, which they report or make in their reports."""
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -42,7 +42,8 @@ def list_errors(
     """List errors of workers by code, or each of one worker
 
     Workers report errors by `slipway-worker` or POST /workers/ID/error. Of one worker at most 1,000 an hour are stored;
-    the others are counted as `other`. With -o json, the numbers of each hour.
+    the others are counted as `other`. Mistakes in its reports, such as `unnamed-end`, are listed once a worker. With
+    -o json, the numbers of each hour.
 
     \b
     Examples:

@@ -146,9 +146,9 @@ def _failures(config: Facts, now: datetime) -> Iterator[str]:
 
 
 def _errors(config: Facts) -> Iterator[str]:
-    """Errors that its workers have reported in a day, the most frequent codes first."""
+    """Errors of its workers in a day, the most frequent codes first."""
     if errors := config.get("recent_errors"):
-        yield "Errors that its workers reported in the last day:"
+        yield "Errors of its workers in the last day:"
     for error in errors or ():
         sample = f": {error['sample']}" if error.get("sample") else ""
         yield f"  {count(error['number'], 'error')} {error['code']}{sample}."
