@@ -43,6 +43,9 @@ help: ## This list
 
 setup: $(READY) ## Virtual environment with the locked dependencies; done by every other target when needed
 
+# pip says that no version of a package exists where it cannot reach an index.
+NOT_INSTALLED = echo "Packages cannot be downloaded: connect to the network, or set PIP_INDEX_URL and UV_INDEX_URL to a mirror" >&2; exit 1
+
 # $(call prepare,LOCK,SIZE): a virtual environment with uv, and a line that says what is installed from LOCK.
 define prepare
 	@$(RUN) -c $(IS_RECENT) 2>/dev/null || $(PYTHON) -c $(IS_RECENT) 2>/dev/null || { \
@@ -51,20 +54,20 @@ define prepare
 	@[ -e $@ ] && echo "Updating .venv from $(1)" || \
 		echo "Installing $$(grep '^[a-z]' $(1) | grep -cv $(ELSEWHERE)) packages into .venv (once, $(2))"
 	@$(RUN) -c $(IS_RECENT) 2>/dev/null || $(PYTHON) -m venv --clear .venv
-	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>.venv/pip.log || { cat .venv/pip.log >&2; \
-		echo "Packages could not be installed. Without a network, set PIP_INDEX_URL and UV_INDEX_URL to a mirror." >&2; exit 1; }
+	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>.venv/pip.log || { \
+		grep -q 'from versions: none' .venv/pip.log || cat .venv/pip.log >&2; $(NOT_INSTALLED); }
 endef
 
 # Adds packages and removes none, so that it leaves the tools of READY in place.
 $(RUNTIME): requirements.demo.lock $(LOCKED)
 	$(call prepare,requirements.demo.lock,about 130 MB to download)
-	@$(UV) pip install --quiet --python $(RUN) --compile-bytecode --require-hashes --requirements requirements.demo.lock
+	@$(UV) pip install --quiet --python $(RUN) --compile-bytecode --require-hashes --requirements requirements.demo.lock || { $(NOT_INSTALLED); }
 	@$(UV) pip install --quiet --python $(RUN) --no-deps $(MEMBERS:%=-e %)
 	@touch $@
 
 $(READY): requirements.lock requirements.demo.lock $(LOCKED)
 	$(call prepare,requirements.lock,about 240 MB to download)
-	@$(UV) pip sync --quiet --python $(RUN) --compile-bytecode --require-hashes requirements.lock
+	@$(UV) pip sync --quiet --python $(RUN) --compile-bytecode --require-hashes requirements.lock || { $(NOT_INSTALLED); }
 	@$(UV) pip install --quiet --python $(RUN) --no-deps $(MEMBERS:%=-e %)
 	@touch $(RUNTIME) $@
 

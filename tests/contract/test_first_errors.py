@@ -1,16 +1,20 @@
 """First errors: the mistakes of a first hour, each answered in one line that says what to write instead."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from slipway_client.cli.commands.audit import FIELDS
 from slipway_client.cli.main import app
 
+ROOT = Path(__file__).parents[2]
 ENTRY = "version: 1\nlease_pools:\n  - id: a\n    limit: 2\n    hold_seconds: "
 
 
@@ -66,3 +70,45 @@ def test_a_port_in_use() -> None:
         f"weight-calculator cannot listen on 127.0.0.1:{port}: Address already in use; "
         "stop what listens there, or set SLIPWAY_HOST and SLIPWAY_PORT\n"
     )
+
+
+@pytest.fixture
+def fresh_clone(tmp_path: Path) -> Path:
+    """Folder of what `make setup` reads."""
+    for file in (*ROOT.glob("*.lock"), *ROOT.glob("*/*/pyproject.toml"), ROOT / "pyproject.toml", ROOT / "Makefile"):
+        copy = tmp_path / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    return tmp_path
+
+
+def test_setup_without_a_network(fresh_clone: Path) -> None:
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+    ran = subprocess.run(
+        ["make", "setup", f"PYTHON={sys.executable}"],
+        cwd=fresh_clone,
+        env={name: value for name, value in os.environ.items() if name != "MAKEFLAGS"} | nowhere | {"PIP_RETRIES": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said, failed = ran.stderr.splitlines()
+    assert said == (
+        "Packages cannot be downloaded: connect to the network, or set PIP_INDEX_URL and UV_INDEX_URL to a mirror"
+    )
+    assert failed.startswith("make: ***")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        (None, {"reason": "", "units": 0}, "units: none → 0"),
+        ({"reason": "bill"}, {"reason": ""}, "reason: bill → none"),
+        ({"paused": False}, {"paused": True, "reason": "bill"}, "paused: false → true, reason: none → bill"),
+    ],
+)
+def test_an_audit_row_lists_what_has_changed(before: Any, after: Any, shown: str) -> None:
+    (change,) = [field[1] for field in FIELDS if field[0] == "change"]
+    assert callable(change)
+    assert change({"result": "updated", "before": before, "after": after}) == shown

@@ -409,6 +409,13 @@ def test_a_pause_of_several_revisions_is_one_note() -> None:
     ]
 
 
+def test_no_lag_is_claimed_while_kafka_does_not_answer() -> None:
+    """Services learn of new events from Kafka: that they have read what they know of means nothing."""
+    found = diagnose(msgspec.structs.replace(WELL, kafka_error="Kafka at k:9092 did not answer within 8 s"))
+    (lag,) = [finding for finding in found if finding.check == "lag"]
+    assert (lag.grade, lag.detail) == (NOTE, "unknown: Kafka did not answer")
+
+
 def test_a_standby_before_the_first_election() -> None:
     leadership = {"role": "standby", "instance": "", "epoch": 0, "since": None}
     services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", leadership=leadership)}

@@ -92,7 +92,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
     found.extend(_clocks(seen.services))
     found.extend(_kafka(seen))
     if statuses:
-        found.extend(_or(_lag(statuses), OK, "lag", f"at most {LAG_EVENTS} events behind on every topic"))
+        found.extend(_or(_lag(statuses), *_no_lag(seen)))
         found.extend(_or(_stopped(statuses), OK, "positions", "no partition is stopped"))
         found.extend(_or(_dead(statuses), OK, "dead letters", "none"))
         found.extend(_or(_outbox(statuses), OK, "outbox", "events are published at once"))
@@ -218,6 +218,13 @@ def _lag(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
             if events > LAG_EVENTS:
                 do = "if the lag does not fall, read the service's log or start another replica"
                 yield Finding(WARN, "lag", f"{name} is {count(events, 'event')} behind on {topic}", do)
+
+
+def _no_lag(seen: Gathered) -> tuple[str, str, str]:
+    """The finding where no service is behind as far as it knows: in an outage of Kafka none learns of new events."""
+    if seen.kafka_error:
+        return NOTE, "lag", "unknown: Kafka did not answer"
+    return OK, "lag", f"at most {LAG_EVENTS} events behind on every topic"
 
 
 def _stopped(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:

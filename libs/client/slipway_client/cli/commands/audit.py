@@ -65,7 +65,12 @@ def _change(row: Mapping[str, Any]) -> str:
     before, after = row["before"] or {}, row["after"] or {}
     if row["result"] in ("created", "archived"):
         return ""
-    return ", ".join(difference(name, before.get(name), value) for name, value in after.items() if value is not None)
+    set_ = {name: value for name, value in after.items() if value is not None}
+    return ", ".join(
+        difference(name, before.get(name), value)
+        for name, value in set_.items()
+        if value != "" or before.get(name)  # a field that was and stays empty has not changed
+    )
 
 
 FIELDS: Final[tuple[Field, ...]] = (
