@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import re
 import signal
 from functools import partial
 from typing import Any
@@ -21,6 +23,8 @@ from tests.support import harness, readers
 from tests.support.harness import PARTITIONS, PATIENCE_SECONDS, SERVICE, Place, publisher, read_all, report, until
 from tests.support.processes import Process
 
+REFUSED = 20  # requests
+LOST = re.compile("DatabaseUnavailable|ConnectionDoesNotExist|CannotConnectNow|AdminShutdown")
 UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
 
 
@@ -94,7 +98,8 @@ async def heartbeats(place: Place) -> int:
 
 
 async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
-    """Without its database, a service reports so and can be stopped; it is ready again when the database is back."""
+    """Without its database, a service reports so and can be stopped; it is ready again when the database is back. Its
+    log has a line at the beginning of the outage and one at the end, with the number of failures, and no traceback."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     async with harness.new_place(servers) as place, httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as http:
@@ -106,15 +111,25 @@ async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) 
             await until(lambda: answers(http, "/readyz", 503, "database"), "not ready")
             assert await answers(http, "/livez", 200)
             assert await answers(http, "/status", 200, '"database_now":null')
+            for _ in range(REFUSED):
+                assert await answers(http, "/audit", 503, "nothing was changed")
             await place.postgres.start()
             await until(lambda: answers(http, "/readyz", 200), "ready again")
+            await until(lambda: process.printed("connected to the database again"))
+            logged = [line for line in process.output.splitlines() if line.startswith("{")]
+            assert process.output.count("Traceback") == 0, process.output
+            (began,) = [line for line in logged if "no connection to the database, retrying: " in line]
+            assert [line for line in logged if LOST.search(line)] in ([began], [])
+            (ended,) = [json.loads(line) for line in logged if "connected to the database again" in line]
+            assert ended["failures"] > REFUSED
             await place.postgres.kill()
             process.terminate()
             await until(lambda: process.exit_code is not None)
             assert process.printed("stopped")
         finally:
             process.kill()
-            await place.postgres.start()
+            if not place.postgres.alive:
+                await place.postgres.start()
 
 
 async def test_unowned_partition_is_alerted(place: Place) -> None:

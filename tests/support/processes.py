@@ -45,15 +45,20 @@ class Process:
         self._output = b""
 
     def printed(self, word: str) -> bool:
+        return word in self.output
+
+    @property
+    def output(self) -> str:
+        """All that it has printed so far."""
         assert self._process.stdout is not None
         self._output += self._process.stdout.read() or b""
-        return word.encode() in self._output
+        return self._output.decode()
 
     async def until_printed(self, word: str) -> None:
         try:
             await until(lambda: self.printed(word), f"the process prints {word}")
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self._output.decode()}") from None
+            raise AssertionError(f"{error}\n{self.output}") from None
 
     @classmethod
     def at(cls, place: Place, role: str, *rest: str) -> "Process":

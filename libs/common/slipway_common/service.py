@@ -24,7 +24,7 @@ from pydantic import field_validator
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.base.text import listed
-from slipway_common.database import alerts, postgres
+from slipway_common.database import alerts, outage, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
@@ -269,7 +269,7 @@ class Service:
                             f"schema revision {schema} is older than {self.schema_minimum}; run the migrations"
                         )
                 except Exception as error:
-                    LOG.warning("database not usable, retrying", error=repr(error))
+                    outage.warn(LOG, "database not usable, retrying", error)
                 else:
                     stack.push_async_callback(attempt.pop_all().aclose)
                     return database
@@ -323,7 +323,7 @@ class Service:
                 failures += 1
                 telemetry.LOOP_FAILURES.labels(loop.name).inc()
                 if postgres.is_infrastructure(error):
-                    LOG.warning("loop step failed, retrying", loop=loop.name, error=repr(error))
+                    outage.warn(LOG, "loop step failed, retrying", error, loop=loop.name)
                 else:
                     LOG.exception("loop failed", loop=loop.name)
                 await asyncio.sleep(kafka.BACKOFF_SECONDS[min(failures, len(kafka.BACKOFF_SECONDS)) - 1])

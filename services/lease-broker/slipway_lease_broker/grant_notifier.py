@@ -9,6 +9,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
+from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime
@@ -70,7 +71,7 @@ class GrantNotifier:
                     await self._listen(database, check_grants)
             except Exception as error:
                 if is_infrastructure(error):
-                    LOG.warning("grant notifications were interrupted, reconnecting", error=repr(error))
+                    outage.warn(LOG, "grant notifications were interrupted, reconnecting", error)
                 else:
                     LOG.exception("grant notifications failed, reconnecting")
             await asyncio.sleep(RECONNECT_SECONDS)

@@ -12,6 +12,7 @@ import asyncpg
 import msgspec
 
 from slipway_common.base.errors import Transient
+from slipway_common.database import outage
 
 Database: TypeAlias = Any  # asyncpg.Pool; named so because a pool is a worker pool or a lease pool here
 Connection: TypeAlias = Any  # asyncpg.Connection, or its proxy from a connection pool
@@ -99,6 +100,7 @@ async def connect(
         url,
         min_size=1,
         max_size=size,
+        connect=outage.opened,
         init=_prepare,
         reset=_nothing,
         command_timeout=command_timeout_seconds,
@@ -108,7 +110,7 @@ async def connect(
 
 async def session(url: str, service: str, **settings: str) -> Connection:
     """Open a dedicated connection, for a lock bound to its session."""
-    connection = await asyncpg.connect(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
+    connection = await outage.opened(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
     await _prepare(connection)
     return connection
 

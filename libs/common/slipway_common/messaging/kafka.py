@@ -22,6 +22,7 @@ from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.middlewares import AckPolicy
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database import outage
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import group
 from slipway_common.messaging.consume import Consumer, Fenced, Owned, apply, claim, reread
@@ -174,7 +175,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
                 await asyncio.sleep(STOPPED_SECONDS)
             except Exception as error:
                 if attempt % LOG_EVERY == 1:
-                    LOG.warning("claim failed, retrying", topic=self.name, partition=partition, error=repr(error))
+                    outage.warn(LOG, "claim failed, retrying", error, topic=self.name, partition=partition)
                 await asyncio.sleep(backoff_seconds(attempt))
 
     async def _try_claim(self, partition: int) -> bool:
@@ -221,7 +222,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
             async with self.database.acquire() as db:
                 after = await apply(db, self.consumer, portion.owned, portion.records)
         except Exception as error:
-            LOG.warning("batch rolled back", topic=self.name, partition=partition, error=repr(error))
+            outage.warn(LOG, "batch rolled back", error, topic=self.name, partition=partition)
             await self._recover(partition, mine, fenced=isinstance(error, Fenced))
             return
         self.sought.pop(partition, None)
@@ -249,9 +250,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
                 break
             except Exception as error:
                 if attempt % LOG_EVERY == 1:
-                    LOG.warning(
-                        "position cannot be read, retrying", topic=self.name, partition=partition, error=repr(error)
-                    )
+                    outage.warn(LOG, "position cannot be read, retrying", error, topic=self.name, partition=partition)
                 await asyncio.sleep(backoff_seconds(attempt))
         if not self._still(partition, mine):
             return

@@ -18,6 +18,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.errors import Transient
+from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure
 from slipway_common.events.topics import group
 from slipway_common.messaging import kafka, leadership
@@ -130,7 +131,7 @@ class LeaderLoop:
                 if was_cancelled(error):
                     raise
                 failures += 1
-                LOG.warning("leader loop restarting after an error", error=repr(error))
+                outage.warn(LOG, "leader loop restarting after an error", error)
                 await asyncio.sleep(kafka.backoff_seconds(failures))
             finally:
                 self._reset()
@@ -175,7 +176,7 @@ class LeaderLoop:
             except Exception as error:
                 if not is_infrastructure(error):
                     raise
-                LOG.warning("bid for leadership failed", error=repr(error))
+                outage.warn(LOG, "bid for leadership failed", error)
             if self.leadership.epoch:
                 return
             with contextlib.suppress(TimeoutError):
@@ -200,7 +201,7 @@ class LeaderLoop:
                 except Exception as error:
                     self.leadership.needs_reload = True
                     self._failures += 1
-                    LOG.warning("turn rolled back", error=repr(error))
+                    outage.warn(LOG, "turn rolled back", error)
                     await asyncio.sleep(kafka.backoff_seconds(self._failures))
         finally:
             monitoring.cancel()

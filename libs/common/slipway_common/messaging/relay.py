@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import incarnation
@@ -155,7 +156,7 @@ class Relay:
                 pause_seconds = 2.0
             except Exception as error:
                 if is_infrastructure(error) or isinstance(error, KafkaError):
-                    LOG.warning("relay restarting after an error", error=repr(error))
+                    outage.warn(LOG, "relay restarting after an error", error)
                 else:
                     LOG.exception("relay failed")
             await asyncio.sleep(pause_seconds)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import dead_records
@@ -49,7 +50,7 @@ class Reader:
             except (Exception, asyncio.CancelledError) as error:
                 if was_cancelled(error):
                     raise
-                LOG.warning("view restarting after an error", topic=self.name, error=repr(error))
+                outage.warn(LOG, "view restarting after an error", error, topic=self.name)
             self.ready = False
             await asyncio.sleep(0.5)
 

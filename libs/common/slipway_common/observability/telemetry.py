@@ -62,6 +62,8 @@ def configure_logs(service: str, level: int = logging.INFO) -> None:
     # At INFO they log every request, fetch and heartbeat.
     for noisy in ("aiokafka", "uvicorn.access", "httpx2", "httpcore2", "faststream", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # It logs each attempt to connect in an outage with a traceback, which `database/outage.py` logs in two lines.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     structlog.contextvars.bind_contextvars(service=service)
 
 

@@ -8,6 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from slipway_common.base.errors import Transient
+from slipway_common.database import outage
 from slipway_common.database.postgres import is_infrastructure
 from slipway_common.observability.telemetry import logger
 
@@ -101,15 +103,12 @@ def install(app: FastAPI) -> None:
             title = "A text or a value of the request cannot be stored"
             return _answer(Problem(422, "invalid-text", title, str(error)))
         if is_infrastructure(error):
-            LOG.warning("request failed: infrastructure unavailable", error=repr(error))
+            outage.warn(LOG, "request failed: infrastructure unavailable", error)
             detail = "the database or the broker is unavailable; nothing was changed, retry the request"
             return _answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
         LOG.error("request failed", exc_info=error)
         return _answer(Problem(500, "internal", "Internal error", "see the service's log"))
 
-    for kind in (
-        *UNSTORABLE,
-        asyncpg.InterfaceError,
-        Exception,
-    ):  # all but the last are expected and logged without a traceback
+    # The server adds a traceback to every error that only the last of these covers.
+    for kind in (*UNSTORABLE, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, Transient, Exception):
         app.add_exception_handler(kind, failed)

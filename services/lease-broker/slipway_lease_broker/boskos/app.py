@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.text import NAME
+from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Tokens, allows
@@ -102,7 +103,7 @@ class App:
             return text(400, f"a text cannot be stored: {error}")
         except Exception as error:
             if is_infrastructure(error):
-                LOG.warning("call failed on infrastructure", path=path, error=repr(error))
+                outage.warn(LOG, "call failed on infrastructure", error, path=path)
                 return text(500, UNAVAILABLE)
             LOG.exception("call failed", path=path)
             return text(500, "internal error, see the lease-broker's log")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import IN_FLIGHT
@@ -60,7 +61,7 @@ class Reaper:
         except Exception as error:
             LOOP_FAILURES.labels(LOOP).inc()
             if is_infrastructure(error):
-                LOG.warning("the pass over an account failed", error=repr(error))
+                outage.warn(LOG, "the pass over an account failed", error)
             else:
                 LOG.exception("the pass over an account failed")
 
