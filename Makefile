@@ -21,7 +21,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST BEFORE ROUNDS CHECK HOLD TTL
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS CHECK HOLD TTL
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -238,6 +238,10 @@ ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts
 
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
+
+.PHONY: bench-decision
+bench-decision: $(READY) ## Benchmark of planning: a changed pool's decision, its path to the provider: POOLS=2000 WORKERS=100000 IMAGES=50 SECONDS=15 SEED=1 KEEP=1, PROCESSES=3 with one killed, SATURATED=1
+	@$(RUN) -m bench.decision
 
 growth: $(READY) ## Rows of each table after 4 and 12 months, and the longest lock of pruning a million rows: SEED=1, FULL=1 KEEP=1
 	@$(RUN) -m $(BROKEN) bench.growth

@@ -71,8 +71,10 @@ class Watch:
         return [(until_[name] - self.sent[name]) * 1000 for name in names]
 
 
-async def measure(place: Place) -> HopLatency:
-    """Measure in a place without topics."""
+async def measure(
+    place: Place, *, per_second: int = PER_SECOND, seconds: int = SECONDS, warm_up: int = WARM_UP
+) -> HopLatency:
+    """Measure in a place without topics, events without the first `warm_up` ones."""
     await place.create(WORKER_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, ALERT)
     await place.database.execute("CREATE TABLE hop (name text PRIMARY KEY, at timestamptz NOT NULL)")
     watch = Watch()
@@ -105,8 +107,8 @@ async def measure(place: Place) -> HopLatency:
         await until(lambda: len(subscription.owned) == PARTITIONS and relay.leading, "the service runs")
         for topic in (place.prefix + LAUNCH_CONFIG_WEIGHT.name, place.prefix + ALERT.name):
             tasks.append(asyncio.create_task(_see(place, topic, watch)))
-        await _send_all(place, producer, watch)
-        total = 2 * PER_SECOND * SECONDS
+        await _send_all(place, producer, watch, per_second=per_second, seconds=seconds)
+        total = 2 * per_second * seconds
         await until(lambda: len(watch.seen) == total, f"all {total} events are seen")
     finally:
         for task in tasks:
@@ -115,11 +117,11 @@ async def measure(place: Place) -> HopLatency:
         await producer.stop()
         await subscription.stop()
         await broker.stop()
-    names = [f"w{n}" for n in range(WARM_UP, PER_SECOND * SECONDS)]
+    names = [f"w{n}" for n in range(warm_up, per_second * seconds)]
     following = watch.milliseconds(watch.seen, names)
-    plain = watch.milliseconds(watch.seen, [f"{PLAIN}{n}" for n in range(WARM_UP, PER_SECOND * SECONDS)])
+    plain = watch.milliseconds(watch.seen, [f"{PLAIN}{n}" for n in range(warm_up, per_second * seconds)])
     return HopLatency(
-        per_second=PER_SECOND,
+        per_second=per_second,
         events=len(names),
         committed_p50=percentile(watch.milliseconds(watch.committed, names), 50),
         next=spread(following),
@@ -131,13 +133,13 @@ async def measure(place: Place) -> HopLatency:
     )
 
 
-async def _send_all(place: Place, producer: AIOKafkaProducer, watch: Watch) -> None:
+async def _send_all(place: Place, producer: AIOKafkaProducer, watch: Watch, *, per_second: int, seconds: int) -> None:
     """Send events at a fixed rate regardless of replies, and one plain record halfway between each two."""
     began = time.perf_counter() + 0.5
     numbers: Counter[int] = Counter()
-    for n in range(PER_SECOND * SECONDS):
+    for n in range(per_second * seconds):
         for name, delay in ((f"w{n}", 0.0), (f"{PLAIN}{n}", 0.5)):
-            await asyncio.sleep(max(0.0, began + (n + delay) / PER_SECOND - time.perf_counter()))
+            await asyncio.sleep(max(0.0, began + (n + delay) / per_second - time.perf_counter()))
             event = launched(name)
             partition = partition_for(name, PARTITIONS)
             topic = place.prefix + (ALERT.name if delay else WORKER_LIFECYCLE.name)
