@@ -404,7 +404,7 @@ def test_a_usage_error_sends_no_request(
 
 
 def test_an_empty_pool_is_an_unset_variable(environment: dict[str, str], options: dict[str, Any]) -> None:
-    assert "--pool: the lease pool id is empty" in slipway(environment, "acquire", "--pool", "").stderr
+    assert "the lease pool id is empty" in slipway(environment, "acquire", "--pool", "").stderr
     with pytest.raises(ValueError, match="lease pool id is empty"):
         lease("", **options)
 

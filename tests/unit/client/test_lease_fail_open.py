@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Final
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
 from slipway_client.cli.main import app
@@ -235,6 +236,48 @@ def test_a_block_is_entered_without_a_lease(
         lease("aws-ci")
 
 
+def test_a_token_that_is_none_is_not_shown(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """The HTTP library put the whole header into its error, which was logged."""
+    broker.answers[ACQUIRE] = [problem(401, "no-token")]
+    ran = run(environment | {"SLIPWAY_TOKEN": "not one\nline"}, "--request-id", SOON, "--", "true")
+    assert ran.returncode == 0
+    assert "SLIPWAY_TOKEN is not a token: it has line breaks" in ran.stderr
+    assert "not one" not in ran.stderr
+
+
+@pytest.mark.parametrize("option", ["--pool", "--request-id", "--operation", "--tenant"])
+def test_text_that_is_not_utf_8_is_a_usage_error(environment: dict[str, str], option: str) -> None:
+    ran = run(environment, option, os.fsdecode(b"a\xff"), "--", "true")
+    assert ran.returncode == 125
+    assert "has a character that cannot be printed" in ran.stderr
+
+
+def test_an_address_that_is_not_utf_8_runs_the_command(environment: dict[str, str], tmp_path: Path) -> None:
+    address = os.fsdecode(b"http://\xff")
+    ran = run(environment | {"SLIPWAY_LEASE_BROKER_URL": address}, "--max-wait", "1s", "--", "true")
+    assert ran.returncode == 0
+
+
+def test_an_error_that_nobody_expects_enters_the_block(
+    broker: LeaseBroker, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of the log that the caller gave."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    lines: list[str] = []
+
+    def log(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            raise KeyError("no such log")
+
+    broker.answers[ACQUIRE] = [problem(404, "unknown-lease-pool")]
+    with lease("aws-ci", request_id=SOON, log=log) as held:
+        assert held.lease_id == ""
+    assert "KeyError: 'no such log'. Starting without a lease in" in lines[1]
+    assert [entry["start"]["cause"] for entry in uncharged(tmp_path)] == ["unexpected"]
+
+
 def test_uncharged_starts_are_counted_and_pruned(tmp_path: Path) -> None:
     state = State(tmp_path, "http://broker", print)
 
@@ -243,6 +286,9 @@ def test_uncharged_starts_are_counted_and_pruned(tmp_path: Path) -> None:
         return Spooled(lease_pool_id="p", start=start)
 
     assert [state.record_uncharged(entry(name)) for name in ("a", "b", "b")] == [1, 2, 2]
+    (metrics,) = tmp_path.rglob("uncharged.prom")
+    (family,) = text_string_to_metric_families(metrics.read_text())
+    assert [(one.labels, one.value) for one in family.samples] == [({"lease_pool": "p", "cause": "unavailable"}, 2.0)]
     for path in tmp_path.rglob("uncharged/*"):
         os.utime(path, (0, 0))
     assert state.record_uncharged(entry("c")) == 1

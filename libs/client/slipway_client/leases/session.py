@@ -29,6 +29,8 @@ RELEASE_SECONDS: Final = 10.0
 """How long a release is retried: within the usual grace period before SIGKILL."""
 TOKEN_SECONDS: Final = 10.0
 """Longest time for which the token of its lease delays a command."""
+UNEXPECTED: Final = "unexpected"
+"""Cause of a start without a lease after an error that this program does not expect."""
 # Hold assumed if neither the caller nor the broker has given one: the declaration's default.
 HOLD_SECONDS: Final = 1200.0
 # Refusals of a replaced lease after which the request is repeated without it, losing its place in the queue.
@@ -78,8 +80,20 @@ class Session:
     # Admission
 
     async def acquire(self) -> Lease | Unleased:
-        """Wait for a lease, or until a start without one is allowed. Raises NotAdmitted, Unreachable and Refused, in
-        mode `always` none of them."""
+        """Wait for a lease, or until a start without one is allowed. Raises NotAdmitted, Unreachable and Refused; in
+        mode `always` nothing, since the caller starts whatever fails."""
+        while True:
+            try:
+                return await self._admitted()
+            except Exception as error:
+                if self._admission.fail_open is not FailOpen.ALWAYS:
+                    raise
+                if self._problem == UNEXPECTED:
+                    return Unleased(UNEXPECTED)
+                self._admission, self._problem = admission.refused(self._admission, monotonic_seconds()), UNEXPECTED
+                self._log(f"{type(error).__name__}: {error}. {_start(self._admission)}")
+
+    async def _admitted(self) -> Lease | Unleased:
         while True:
             match admission.next_step(self._admission, monotonic_seconds()):
                 case admission.Request(wait_seconds):

@@ -8,7 +8,9 @@ Each lease-broker address has a directory of its own.
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import inf
 from pathlib import Path
@@ -22,6 +24,8 @@ from slipway_common.base.clock import utc_now
 from slipway_common.events.lease import ReplacedLease
 
 FOLDER_VARIABLE: Final = "SLIPWAY_STATE_DIR"
+METRICS: Final = "uncharged.prom"
+"""File in the format of Prometheus, which a node exporter's textfile collector reads."""
 ATTEMPT_KEPT_SECONDS: Final = 2 * 86_400.0
 UNCHARGED_KEPT_SECONDS: Final = 30 * 86_400.0
 
@@ -109,7 +113,12 @@ class State:
         request, or another service answered. Returns the number of those of UNCHARGED_KEPT_SECONDS."""
         kept = self.folder / "uncharged"
         self._write(kept / _name(entry.key), entry)
-        return max(1, _prune(kept, UNCHARGED_KEPT_SECONDS))
+        number = max(1, _prune(kept, UNCHARGED_KEPT_SECONDS))
+        with contextlib.suppress(OSError):
+            entries = filter(None, (_read(path, Spooled) for path in kept.iterdir()))
+            counts = Counter((one.lease_pool_id, one.start.cause) for one in entries)
+            self._write(self.folder / METRICS, _metrics(counts))
+        return number
 
     # Attempts
 
@@ -147,13 +156,13 @@ class State:
                 return
             yield path
 
-    def _write(self, path: Path, value: msgspec.Struct) -> bool:
+    def _write(self, path: Path, value: msgspec.Struct | bytes) -> bool:
         """Write a file atomically; False if it could not be written."""
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             unfinished.touch(0o600)
-            unfinished.write_bytes(msgspec.json.encode(value))
+            unfinished.write_bytes(value if isinstance(value, bytes) else msgspec.json.encode(value))
             unfinished.rename(path)
         except OSError as error:
             self._complain(error)
@@ -173,6 +182,17 @@ def _read(path: Path, kind: type[Kept]) -> Kept | None:
     return None
 
 
+def _metrics(uncharged: Mapping[tuple[str, str], int]) -> bytes:
+    name = "slipway_lease_uncharged_starts"
+    help_ = "Starts of this host in the last 30 days that are charged to no lease pool"
+    lines = [f"# HELP {name} {help_}", f"# TYPE {name} gauge"]
+    lines += [
+        f"{name}{{lease_pool={json.dumps(pool)},cause={json.dumps(cause)}}} {count}"
+        for (pool, cause), count in sorted(uncharged.items())
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
 def _prune(folder: Path, kept_seconds: float) -> int:
     """Remove files that are older; returns the number of the others."""
     oldest, kept = utc_now().timestamp() - kept_seconds, 0
@@ -187,4 +207,4 @@ def _prune(folder: Path, kept_seconds: float) -> int:
 
 def _name(key: str) -> str:
     """File name for a key with any characters."""
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+    return hashlib.sha256(os.fsencode(key)).hexdigest()[:32]

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
 from slipway_common.events.lease import LeaseGroup, ReplacedLease
 
 
@@ -25,9 +26,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     join: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an empty pool id, as from an unset shell variable."""
+        """Raise ValueError for an empty pool id, as from an unset shell variable, and for text that is not UTF-8."""
         if not self.lease_pool_id:
             raise ValueError("the lease pool id is empty: is a variable not set?")
+        for name in ("lease_pool_id", "request_id", "operation", "tenant"):
+            text = getattr(self, name)
+            if not text.isprintable():
+                raise ValueError(
+                    f"the {name.replace('_', ' ')} {printable(text)} has a character that cannot be printed"
+                )
 
     def body(self, wait_seconds: float) -> dict[str, Any]:
         """Body of the request; the broker chooses defaults for what is left out."""

@@ -82,6 +82,8 @@ async def exchange(
             return await _exchange(method, url, body, headers)
     except TimeoutError:
         raise NoAnswer(f"no answer within {seconds:g} s") from None
+    except h11.LocalProtocolError:  # its text has the header, which may be the token
+        raise NoAnswer("a header of the request is no HTTP: is the token complete, and on one line?") from None
     except (OSError, ValueError, h11.ProtocolError) as error:
         raise NoAnswer(str(error) or type(error).__name__, _problem(error)) from error
 

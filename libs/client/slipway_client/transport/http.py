@@ -64,14 +64,25 @@ class InvalidDeclaration(Failed):
 
 
 def token_of(environment: Mapping[str, str]) -> str:
-    """Access token of SLIPWAY_TOKEN, or in the file that SLIPWAY_TOKEN_FILE names; empty without either. Raises
-    UnreadableFile."""
-    if given := environment.get("SLIPWAY_TOKEN"):
-        return given
+    """Access token of SLIPWAY_TOKEN, or in the file that SLIPWAY_TOKEN_FILE names; empty without either. Raises Failed
+    for an unreadable file, and for a text that is no token."""
     file = environment.get("SLIPWAY_TOKEN_FILE")
-    from slipway_common.base.settings import read_value  # slow to import, since it validates settings of services
+    return _token(environment.get("SLIPWAY_TOKEN", ""), Path(file) if file else None)
 
-    return read_value("SLIPWAY_TOKEN_FILE", Path(file)) if file else ""
+
+def _token(given: str, file: Path | None) -> str:
+    token = given
+    if not given and file is not None:
+        from slipway_common.base.settings import UnreadableFile, read_value  # slow to import, as it validates settings
+
+        try:
+            token = read_value("SLIPWAY_TOKEN_FILE", file)
+        except UnreadableFile as error:
+            raise Failed(str(error)) from error
+    if not (token.isascii() and token.isprintable()):
+        source = "SLIPWAY_TOKEN" if given else f"SLIPWAY_TOKEN_FILE={file}"
+        raise Failed(f"{source} is not a token: it has line breaks, or characters that are not ASCII")
+    return token
 
 
 class Api:
@@ -108,15 +119,9 @@ class Api:
 
     @cached_property
     def token(self) -> str:
-        """Access token, read when it is first needed; empty without one. Raises Failed for an unreadable file."""
-        if self._token or self._token_file is None:
-            return self._token
-        from slipway_common.base.settings import UnreadableFile, read_value
-
-        try:
-            return read_value("SLIPWAY_TOKEN_FILE", self._token_file)
-        except UnreadableFile as error:
-            raise Failed(str(error)) from error
+        """Access token, read when it is first needed; empty without one. Raises Failed for an unreadable file, and for
+        a text that is no token."""
+        return _token(self._token, self._token_file)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -440,7 +440,7 @@ def _wanted(
             join=join,
         )
     except ValueError as error:
-        raise typer.BadParameter(f"--pool: {error}") from error
+        raise typer.BadParameter(str(error)) from error
 
 
 def _begun(
