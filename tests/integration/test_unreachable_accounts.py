@@ -12,11 +12,11 @@ import pytest
 from slipway_common.base.ids import new_id
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.worker import WorkerLost, WorkerStopping
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.loops import plan
-from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown
+from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Refused
 from tests.support.provisioner import START, Cloud, Provisioner, administrator, declared, provisioner_on, report
 
 DEAD = "sim-a"
@@ -38,6 +38,9 @@ class Clouds(Cloud):
             raise OutcomeUnknown(f"{account.id} does not answer", throttled=self.throttled)
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str] | Accepted:
+        if self.throttled and account.id in self.dead:
+            self.calls.append(request)
+            raise Refused(Outcome(Stage.LAUNCH, Result.FAILED, Scope.LIMITER, account.id, "Throttled"), "slow down")
         if self.takes_effect or account.id not in self.dead:
             reply = await super().create(account, request)
         self._check(account)
@@ -202,6 +205,47 @@ async def test_a_throttled_call_is_an_answer(provisioner: Provisioner, clouds: C
         await provisioner.reap()
     assert await states(provisioner) == {DEAD: {"launching": 2}, "sim-b": {"starting": 2}}
     assert await alerts(provisioner) == []
+
+
+async def test_an_account_that_throttles_calls_is_a_notice_until_it_throttles_none(
+    provisioner: Provisioner, clouds: Clouds
+) -> None:
+    """After a minute. Its pool and the account say so too."""
+    clouds.dead.add(DEAD)
+    clouds.throttled = True
+    for at in (0, 30, 59):
+        assert await kinds_after_launches(provisioner, at) == [], at
+    assert await kinds_after_launches(provisioner, 70) == [AlertRaised]
+    async with provisioner.client() as client:
+        found = await account_of(client)
+        assert (await throttled_of(client), found["throttled"], found["throttled_calls"]) == ([DEAD], True, 4)
+        clouds.dead.clear()
+        for at in (100, 129):
+            assert await kinds_after_launches(provisioner, at) == [], at
+        assert await kinds_after_launches(provisioner, 131) == [AlertResolved]
+        assert (await throttled_of(client), (await account_of(client))["throttled"]) == ([], False)
+
+
+async def kinds_after_launches(provisioner: Provisioner, at: float) -> list[type[Alert]]:
+    """Alerts on accounts after launches at a time, and a pass over deadlines."""
+    await provisioner.set_clock(at)
+    await launch(provisioner)
+    await provisioner.expire()
+    return [type(alert) for alert in await alerts(provisioner)]
+
+
+async def throttled_of(client: httpx2.AsyncClient) -> list[str]:
+    (pool,) = (await client.get("/pools")).json()["items"]
+    found: list[str] = pool["throttled"]
+    return found
+
+
+async def test_calls_that_are_throttled_now_and_then_are_none(provisioner: Provisioner, clouds: Clouds) -> None:
+    clouds.throttled = True
+    clouds.dead.add(DEAD)
+    for at in range(0, 600, 61):
+        assert await kinds_after_launches(provisioner, at) == []
+    assert len(clouds.calls) > 3
 
 
 async def test_an_outage_of_ours_makes_no_account_unreachable(provisioner: Provisioner, clouds: Clouds) -> None:

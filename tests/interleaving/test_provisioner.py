@@ -1752,11 +1752,17 @@ def test_every_locking_statement_has_an_interleaving() -> None:
     locks = locking_statements(slipway_provisioner)
     # In test_account_checks.py, test_consoles.py, test_declarations.py, test_errors.py, test_leaving.py,
     # test_limits.py, test_pacing.py, test_pauses.py, test_provider_keys.py, test_roll_outs.py, test_sources.py,
-    # test_unreachable_accounts.py, test_workspaces.py and test_workspace_listings.py.
+    # test_throttling.py, test_unreachable_accounts.py, test_workspaces.py and test_workspace_listings.py.
     elsewhere = (
         "store.account_checks.",
         *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
-        *("store.pacing.", "store.provider_keys.", "store.refused_pauses.", "store.retention.DELETE_ENDED_DEMAND"),
+        *(
+            "store.throttling.",
+            "store.pacing.",
+            "store.provider_keys.",
+            "store.refused_pauses.",
+            "store.retention.DELETE_ENDED_DEMAND",
+        ),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
         *("store.consoles.", "store.retention.DELETE_DOCUMENTS"),
         *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),

@@ -197,6 +197,7 @@ POOL = {
     "running": 6,
     "leaving": 0,
     "needed": 2,
+    "throttled": [],
 }
 SOURCE = {
     "pool_id": "linux",
@@ -317,6 +318,9 @@ ACCOUNT: dict[str, Any] = {
     "unreachable": False,
     "retired": False,
     "unanswered_since": None,
+    "throttled": False,
+    "throttled_since": None,
+    "throttled_calls": 0,
     "silent": False,
     "listing_problem": "",
     "passed_at": AT,

@@ -7,6 +7,7 @@ from slipway_common.observability.metrics import counter, histogram
 DECISIONS: Final = counter("slipway_decisions_total")
 CALLS: Final = counter("slipway_provider_calls_total")
 UNLEASED: Final = counter("slipway_unleased_launches_total")
+THROTTLED: Final = counter("slipway_throttled_calls_total")
 CALL_SECONDS: Final = histogram("slipway_provider_call_seconds")
 LAUNCH_SECONDS: Final = histogram("slipway_worker_launch_seconds")
 BOOT_SECONDS: Final = histogram("slipway_worker_boot_seconds")

@@ -64,6 +64,8 @@ class Settings(SignalSettings):
     """Clock skew allowed between services; subtracted from every lease deadline."""
     unreachable_after_seconds: float = 120.0
     """An account whose calls are unanswered for this long is unreachable: others launch in its place."""
+    throttled_after_seconds: float = 60.0
+    """An account that has throttled calls for this long raises a notice, until it has throttled none for as long."""
     resend_seconds: float = 30.0
     """Interval after which an unanswered lease request is resent."""
     reap_seconds: float = 60.0

@@ -357,6 +357,21 @@ def test_a_retired_account_is_a_note_while_something_may_run_there() -> None:
     assert all(finding.grade == OK for finding in diagnose(msgspec.structs.replace(WELL, accounts=[retired])))
 
 
+def test_throttled_calls_are_one_note_with_what_the_limiter_does() -> None:
+    """The notice on them says the same."""
+    account = ACCOUNT | {"throttled": True, "throttled_since": at(-90), "throttled_calls": 37}
+    notice = {"kind": "account-throttled", "subject_id": "sim-a", "severity": "notice", "summary": "throttled"}
+    found = diagnose(msgspec.structs.replace(WELL, accounts=[account], alerts=[notice]))
+    assert [(finding.grade, finding.detail, finding.remedy) for finding in found if finding.grade != OK] == [
+        (
+            NOTE,
+            "sim-a throttles calls, 37 since 14:28:30: each is made again, and lease pool sim-a grants none before the "
+            "provider's Retry-After has passed",
+            "slipway lease report sim-a --since 1h",
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "grade", "text", "remedy"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )

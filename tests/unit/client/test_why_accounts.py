@@ -87,6 +87,41 @@ def test_other_problems_of_accounts_are_left_out() -> None:
     assert pool([config("zone-a"), draining], accounts).cause == "healthy, nothing limits its launches"
 
 
+THROTTLED: Final = ANSWERED | {"throttled": True, "throttled_since": "2026-01-01T12:00:00Z", "throttled_calls": 37}
+LEASE_POOL: Final = {"id": "sim-a", "limit": 45, "limit_in_force": 45, "held": 3, "waiting": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "limiter"),
+    [
+        pytest.param({}, "lease pool sim-a grants at most 45 units", id="full"),
+        pytest.param(
+            {"limit_in_force": 40}, "lease pool sim-a has lowered its limit from 45 to 40 units", id="lowered"
+        ),
+        pytest.param(
+            {"blocked_until": (NOW + timedelta(seconds=3)).isoformat()},
+            "lease pool sim-a grants at most 45 units, and grants none for another 3 s, by its Retry-After",
+            id="blocked",
+        ),
+    ],
+)
+def test_throttled_calls_are_a_cause_with_what_the_limiter_does(change: dict[str, Any], limiter: str) -> None:
+    """Nothing fails and no launch config is tripped: launches only take longer."""
+    account = THROTTLED | {"findings": []}
+    sources: Any = {"sources": [SOURCE], "calculator": "", "accounts": [account], "now": NOW}
+    found = of_pool(POOL, [CALM], [config("zone-a")], [], [LEASE_POOL | change], **sources)
+    assert found.cause == f"account sim-a throttles calls, 37 so far: each is made again; {limiter}"
+    assert found.remedy == "none needed; `slipway lease report sim-a --since 1h` shows if a lower limit would help"
+    assert found.since is not None
+
+
+def test_the_command_reads_throttled_accounts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ANSWERS, "accounts", {"items": [THROTTLED]})
+    monkeypatch.setitem(ANSWERS, "accounts/sim-a", THROTTLED | {"findings": [], "machines": []})
+    assert "account sim-a throttles calls, 37 so far" in slipway("why", "linux", url=url).stdout
+    assert "throttled" in slipway("account", "ls", url=url).stdout
+
+
 def test_the_command_reads_the_findings(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those of accounts with problems."""
     assert "Remedy: none needed" in slipway("why", "linux", url=url).stdout

@@ -21,7 +21,7 @@ from slipway_client.view.phrases import (
     stopped,
     tripped,
 )
-from slipway_client.view.why.accounts import tripped_by_credential
+from slipway_client.view.why.accounts import lower_limit, tripped_by_credential
 from slipway_common.base.revisions import name_of
 
 OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
@@ -29,7 +29,7 @@ SKEW_SECONDS: Final = 5.0  # leases and worker deadlines tolerate as much
 UNAVAILABLE_SECONDS: Final = 30.0  # the provisioner, too, treats a service as unavailable after this time
 OUTBOX_SECONDS: Final = 10.0  # a relay sends within milliseconds
 LAG_EVENTS: Final = 1000
-CONFIG_TRIPPED, POOL_TRIPPED = "config-tripped", "pool-tripped"  # kinds of alerts
+CONFIG_TRIPPED, POOL_TRIPPED, THROTTLED = "config-tripped", "pool-tripped", "account-throttled"  # kinds of alerts
 NAMED: Final = 3  # similar objects named in one finding
 DATABASE_REMEDY: Final = (
     "check that PostgreSQL runs and that the service can reach it; then read the log of the service; if its schema is "
@@ -267,12 +267,13 @@ def _ages(seen: Gathered) -> str:
 
 
 def _alerts(seen: Gathered) -> Iterable[Finding]:
-    """Pages are warnings, unless silenced; notices report what Slipway handles alone, but for a tripped pool. A tripped
-    config's notice repeats a finding about health."""
-    known = {config["id"] for config in seen.configs or () if is_tripped(config)}
+    """Pages are warnings, unless silenced; notices report what Slipway handles alone, but for a tripped pool. Those on
+    tripped configs and throttled accounts repeat findings about health and accounts."""
+    known = {(CONFIG_TRIPPED, config["id"]) for config in seen.configs or () if is_tripped(config)}
+    known |= {(THROTTLED, account["id"]) for account in seen.accounts or () if account.get("throttled")}
     alerts = sorted(seen.alerts or (), key=lambda row: (row.get("severity") == "notice", row.get("since") or ""))
     for alert in alerts:
-        if alert.get("kind") == CONFIG_TRIPPED and alert.get("subject_id") in known:
+        if (alert.get("kind"), alert.get("subject_id")) in known:
             continue
         is_note = alert.get("severity") == "notice" and alert.get("kind") != POOL_TRIPPED
         until = alert.get("silenced_until")
@@ -317,9 +318,16 @@ def _tripped(seen: Gathered) -> Iterable[Finding]:
 
 def _accounts(seen: Gathered) -> Iterable[Finding]:
     """An account is in trouble when it does not answer, when its workers are silent together, or when every config that
-    may launch there is tripped."""
+    may launch there is tripped. One that throttles calls only delays launches."""
     for row in seen.accounts or ():
         yield from _out_of_reach(row, seen.now)
+        if row.get("throttled"):
+            since = moments.clock(moments.at(row["throttled_since"]), seen.now)
+            detail = (
+                f"{row['id']} throttles calls, {row['throttled_calls']} since {since}: each is made again, and lease "
+                f"pool {row['lease_pool_id']} grants none before the provider's Retry-After has passed"
+            )
+            yield Finding(NOTE, "accounts", detail, lower_limit(row))
     for account, active in sorted(_by(seen.configs or (), "account_id").items()):
         if all(map(is_tripped, active)):
             detail = f"{account} launches only probes: {_every(active)} tripped"

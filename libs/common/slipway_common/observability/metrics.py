@@ -298,6 +298,31 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
+        name="slipway_throttled_calls_total",
+        kind="counter",
+        services=PROVISIONER,
+        labels=("account",),
+        help="Calls of any kind that the provider has throttled",
+        panel=Panel(
+            row=CONFIGS,
+            title="Throttled calls",
+            unit="ops",
+            queries={"{{account}}": "sum by (account) (rate(slipway_throttled_calls_total[$__rate_interval]))"},
+        ),
+        alerts=(
+            AlertRule(
+                name="SlipwayAccountThrottled",
+                expr="sum by (account) (increase(slipway_throttled_calls_total[1m])) > 0",
+                for_seconds=60,
+                severity="warning",
+                summary="account {{ $labels.account }} throttles calls",
+                effect="launches in this account take longer; none of them fails",
+                doing="makes each throttled call again under a new lease, after the provider's Retry-After",
+                command="slipway alert ls  # names the lease pool whose limit may be too high",
+            ),
+        ),
+    ),
+    Metric(
         name="slipway_provider_call_seconds",
         kind="histogram",
         services=PROVISIONER,

@@ -50,6 +50,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "starved_after_seconds": 600,
         "clock_skew_seconds": 5,
         "unreachable_after_seconds": 120,
+        "throttled_after_seconds": 60,
         "resend_seconds": 30,
         "reap_seconds": 10,
         "console_retry_seconds": 60,

@@ -5,10 +5,12 @@ import asyncio
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner import metrics
 from slipway_provisioner.apply import reachability
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import throttling
 
 LOG = logger(__name__)
 
@@ -32,12 +34,20 @@ async def answered(database: Database, account_id: str) -> None:
         await reachability.answered(db, account_id)
 
 
+async def throttled(database: Database, account_id: str, settings: Settings) -> None:
+    """Record that an account has throttled a call, which is an answer."""
+    metrics.THROTTLED.labels(account_id).inc()
+    async with database.acquire() as db, db.transaction():
+        await throttling.record(db, account_id, within_seconds=settings.throttled_after_seconds)
+        await reachability.answered(db, account_id)
+
+
 async def failed(
     database: Database, account_id: str, settings: Settings, error: BaseException, *, began: float
 ) -> None:
     """Record that a call that `began` then was not answered, or that it was throttled, which is an answer."""
     if isinstance(error, OutcomeUnknown) and error.throttled:
-        await answered(database, account_id)
+        await throttled(database, account_id, settings)
         return
     async with database.acquire() as db, db.transaction():
         await reachability.unanswered(

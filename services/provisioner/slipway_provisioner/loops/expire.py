@@ -10,7 +10,7 @@ from typing import Final
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply import ageing, expiry, limiting, reachability, reaping, starvation
+from slipway_provisioner.apply import ageing, expiry, limiting, reachability, reaping, starvation, throttling
 from slipway_provisioner.apply.sources import settle_sources
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
@@ -23,7 +23,8 @@ REGULAR_PASS_SECONDS: Final = 5.0
 
 async def expire_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that are past a deadline, drop sources of demand that no longer report, settle what retired accounts
-    left open, end pauses that have expired, also refused ones, and alerts on limits, and renew leases."""
+    left open, end pauses that have expired, also refused ones, and renew leases; raise and resolve alerts on limits,
+    starved pools and throttled accounts."""
     defaults = settings.deadlines()
     async with database.acquire() as db:
         if await restores.unconfirmed(db):  # what these workers did since the restored state is unknown
@@ -50,9 +51,10 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         leaving = await reachability.settle_workers(db, settings.stop_grace_seconds)
         kept = await reaping.forget_unlisted(db)
         starved = await starvation.settle(db, defaults, after_seconds=settings.starved_after_seconds)
+        throttled = await throttling.settle(db, after_seconds=settings.throttled_after_seconds)
         await pauses.resume_overdue(db)
         await configs.resume_overdue(db)
         async with db.transaction():
             await leases.renew(db)
-    settled = limited or sources or refused or calls or leaving or kept or starved
+    settled = limited or sources or refused or calls or leaving or kept or starved or throttled
     return booting or idle or aged or unresponsive or settled

@@ -114,7 +114,9 @@ class Launcher:
             else:
                 async with database.acquire() as db, db.transaction():
                     await launches.record_refusal(db, batch, refused)
-            if refused.outcome.scope is not Scope.CREDENTIAL:  # which may refuse every other call as well
+            if refused.throttled:
+                await contact.throttled(database, account.id, self.settings)
+            elif refused.outcome.scope is not Scope.CREDENTIAL:  # which may refuse every other call as well
                 await contact.answered(database, account.id)
         except (OutcomeUnknown, TimeoutError) as error:
             metrics.CALLS.labels(account.id, "unknown", "").inc()

@@ -87,6 +87,8 @@ async def _poll(database: Database, launcher: Launcher, batch: Batch, account: A
                 LOG.info(
                     "polling the accepted call was refused", batch=batch.id, account=account.id, error=str(refused)
                 )
+                if refused.throttled:
+                    await contact.throttled(database, account.id, launcher.settings)
             else:
                 metrics.CALLS.labels(account.id, "failed", refused.outcome.scope.value).inc()
                 async with database.acquire() as db, db.transaction():

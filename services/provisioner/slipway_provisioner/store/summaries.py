@@ -34,7 +34,9 @@ _PAUSED: Final = "c.state = 'active' AND n.paused"
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
 POOLS: Final = f"""
 SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.stale_sources, d.backlog_seconds, w.serving, w.running, w.leaving,
-    x.wanted, x.needed
+    x.wanted, x.needed, ARRAY(
+        SELECT DISTINCT a.id FROM launch_config c JOIN account a ON a.id = c.account_id
+        WHERE c.pool_id = p.id AND c.state = 'active' AND a.throttled ORDER BY a.id) AS throttled
 FROM worker_pool p
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum({CLAIMED}), 0)::int AS claimed,
@@ -101,7 +103,7 @@ async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, An
     """Pools with demand, fleet, and `wanted` and `needed` of the newest decision (null before the first).
 
     `backlog_seconds` is for how long a source has had pending tasks without a break, which is not the age of the oldest
-    task; null when no fresh source has any.
+    task; null when no fresh source has any. `throttled` are the accounts of active launch configs that throttle calls.
     """
     return [dict(row) for row in await db.fetch(POOLS, pool_id)]
 

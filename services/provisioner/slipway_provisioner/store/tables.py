@@ -64,6 +64,8 @@ deployment = Table(
 # `credential` is a reference, never a secret.
 # `unanswered_since` is the start of the first call without an answer since the last one that was answered. An account
 # becomes `unreachable` by a call that is unanswered long after that, until it answers; a person may retire it then.
+# `throttled_calls` were throttled from `throttled_since` to `throttled_at`, without a long break; `throttled`: a notice
+# says so.
 account = Table(
     "account",
     metadata,
@@ -87,6 +89,10 @@ account = Table(
     Column("unanswered_since", TIME),
     required("unreachable", Boolean, server_default=FALSE),
     required("retired", Boolean, server_default=FALSE),
+    Column("throttled_since", TIME),
+    Column("throttled_at", TIME),
+    required("throttled_calls", BigInteger, server_default=ZERO),
+    required("throttled", Boolean, server_default=FALSE),
     empty_text("owner"),
     required("spec", JSONB, server_default=EMPTY_OBJECT),
     empty_text("spec_digest"),

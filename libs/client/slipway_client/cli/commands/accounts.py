@@ -24,6 +24,8 @@ def _state(row: Mapping[str, Any]) -> str:
         return "unreachable"
     if row["silent"]:
         return "silent workers"
+    if row.get("throttled"):
+        return "throttled"
     return "removed" if row["removed"] else "reachable"
 
 

@@ -236,10 +236,11 @@ class _Search:
         return rows
 
     def _accounts(self, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Accounts of launch configs in which the last check found problems, with its findings."""
+        """Accounts of launch configs that throttle calls, or in which the last check found problems, with its
+        findings."""
         used = {config["account_id"] for config in configs}
         rows = _items(self.api, "provisioner", "/accounts")
-        bad = [row["id"] for row in rows if row["id"] in used and row.get("problems")]
+        bad = [row["id"] for row in rows if row["id"] in used and (row.get("problems") or row.get("throttled"))]
         return [self.api.get("provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
 
     def _consoles(self, image_revision: str) -> list[dict[str, Any]]:

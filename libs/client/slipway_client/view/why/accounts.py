@@ -1,11 +1,13 @@
-"""Problems of accounts that stop launches there, as found by their last check."""
+"""Accounts that stop launches, by problems that their last check has found, or delay them by throttled calls."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Final
 
-from slipway_client.view.phrases import is_tripped
+from slipway_client.view import moments
+from slipway_client.view.phrases import is_tripped, limit_in_force
 from slipway_client.view.why.causes import tripped_since
-from slipway_client.view.why.explanation import PROBES, Cause, Facts
+from slipway_client.view.why.explanation import NOTHING, PROBES, Cause, Facts
 
 CREDENTIAL: Final = "credential"
 WHOLE_ACCOUNT: Final = frozenset({"identity", CREDENTIAL, "clock", "permission"})
@@ -31,6 +33,39 @@ def account_problems(configs: Sequence[Facts], accounts: Sequence[Facts]) -> Ite
                 about = " ".join(part for part in (finding["kind"], finding["subject"]) if part)
                 text = f"account {account['id']}, {about}: {finding['message']}"
                 yield Cause(text=text, since=tripped_since(users), remedy=finding["remedy"])
+
+
+def throttled(
+    configs: Sequence[Facts], accounts: Sequence[Facts], lease_pools: Sequence[Facts], now: datetime
+) -> Iterator[Cause]:
+    """Accounts of active launch configs that throttle calls, with what the limiter does."""
+    used = {config["account_id"] for config in configs if config["state"] == "active"}
+    for account in accounts:
+        if account["id"] in used and account.get("throttled"):
+            limiter = next((row for row in lease_pools if row["id"] == account["lease_pool_id"]), None)
+            yield Cause(
+                text=f"account {account['id']} throttles calls, {account['throttled_calls']} so far: "
+                f"each is made again; {_limiter(limiter, now) if limiter else 'the limiter is unavailable'}",
+                since=moments.at(account["throttled_since"]),
+                remedy=f"{NOTHING}; `{lower_limit(account)}` shows if a lower limit would help",
+            )
+
+
+def lower_limit(account: Facts) -> str:
+    """Command that shows if a lower limit would help against throttled calls."""
+    return f"slipway lease report {account['lease_pool_id']} --since 1h"
+
+
+def _limiter(lease_pool: Facts, now: datetime) -> str:
+    """The response of a lease pool to throttled calls."""
+    id_, limit = lease_pool["id"], limit_in_force(lease_pool)
+    blocked = moments.at(lease_pool["blocked_until"]) if lease_pool.get("blocked_until") else None
+    parts = [f"lease pool {id_} grants at most {limit} units"]
+    if limit < lease_pool["limit"]:
+        parts = [f"lease pool {id_} has lowered its limit from {lease_pool['limit']} to {limit} units"]
+    if blocked and blocked > now:
+        parts.append(f"grants none for another {moments.spelled((blocked - now).total_seconds())}, by its Retry-After")
+    return ", and ".join(parts)
 
 
 def credential_remedy(config: Facts) -> str:

@@ -22,7 +22,7 @@ from slipway_client.view.phrases import (
     tripped,
     unproven,
 )
-from slipway_client.view.why.accounts import account_problems, credential_remedy, tripped_by_credential
+from slipway_client.view.why.accounts import account_problems, credential_remedy, throttled, tripped_by_credential
 from slipway_client.view.why.causes import (
     bad_images,
     config_state,
@@ -64,11 +64,12 @@ def of_pool(
 ) -> Explanation:
     """Explain a pool. `decisions` are newest first; `sources` those of its demand; `calculator` and `broker` the errors
     of an unavailable weight-calculator and lease-broker; `rollback` the preview of a rollback, read where a launch
-    config is tripped; `accounts` its accounts with problems, with their findings. At its maximum, that is the
+    config is tripped; `accounts` its accounts with problems, or that throttle calls. At its maximum, that is the
     first cause: a healthy pool would be no larger."""
     used = lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
     limits[:0] = _unanswered(decisions, configs)
+    limits += throttled(configs, accounts, lease_pools, now)
     if broker:
         text = f"{broker}: launches wait for its leases"
         limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))

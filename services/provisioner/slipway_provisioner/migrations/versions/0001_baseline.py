@@ -34,6 +34,8 @@ CREATE TABLE account (
     refuses_terminations boolean NOT NULL DEFAULT false,
     silent boolean NOT NULL DEFAULT false, -- its unresponsive workers are kept until a person confirms
     unanswered_since timestamptz, unreachable boolean NOT NULL DEFAULT false, retired boolean NOT NULL DEFAULT false,
+    throttled_since timestamptz, throttled_at timestamptz, throttled_calls bigint NOT NULL DEFAULT 0,
+    throttled boolean NOT NULL DEFAULT false, -- a notice says so
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}',
     spec_digest text NOT NULL DEFAULT '', removed boolean NOT NULL DEFAULT false,
     check_began_at timestamptz, checked_at timestamptz, findings jsonb NOT NULL DEFAULT '[]'
