@@ -21,7 +21,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS CHECK HOLD TTL
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS SINCE CHECK HOLD TTL
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -35,8 +35,8 @@ REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirement
 FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo try-image check test compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
-	generated replay-same tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
+.PHONY: help setup lock lock-jars demo try-image check test test-all test-for compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
+	generated tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,8 +113,14 @@ check: $(READY) ## Words, formats and structure of this project, ruff, mypy, imp
 	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 
-test: $(READY) $(TERRAFORM) tools ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
-	@$(RUN) tests/tools/layers.py $(LAYERS)
+test: $(READY) ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
+	@$(RUN) -m tests.tools.layers $(LAYERS)
+
+test-all: $(READY) $(TERRAFORM) tools ## Every layer, drill, benchmark in its short form and check, by layers: hours
+	@ALL=1 $(RUN) -m tests.tools.layers
+
+test-for: $(READY) $(TERRAFORM) tools ## What CI runs, and the long layers that the changes since a commit ask for: SINCE=main
+	@SINCE=$(or $(SINCE),main) $(RUN) -m tests.tools.layers
 
 tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
 	@infra/tools.sh
@@ -145,9 +151,6 @@ ec2-storm: $(READY) ## Launches under lost replies, throttles and kills, on a st
 
 e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
 	@$(RUN) -m $(BROKEN) tests.e2e.windows
-
-replay-same: $(READY) ## Replay of the recorded outage, compared with the records of an earlier version
-	@$(RUN) -m tests.tools.replay_same
 
 tables: $(READY) ## Migrated schema of each service, compared with the schema made from its table definitions
 	@$(RUN) -m $(BROKEN) tests.tools.tables

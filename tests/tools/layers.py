@@ -1,61 +1,52 @@
 """Runs the layers of the test suite, all of them even if one fails, and prints how long each took.
 
-`python tests/tools/layers.py [LAYER…]`; FAST=1 leaves out those that start whole systems. Two layers run at a time, of
-which at most one is made of many processes: such a layer measures what it tests by the clock and shares the second core
-only with a layer of one process. A layer's output is printed in one piece when it ends.
+`python -m tests.tools.layers [LAYER…]`: the core layers; ALL=1 the long ones too; SINCE=commit the core layers and the
+long ones that the changes since a commit ask for; FAST=1 those of the inner loop. Two layers run at a time, of which at
+most one is made of many processes: such a layer measures what it tests by the clock, and shares the second core with a
+layer of one process only. A layer's output is printed in one piece when it ends.
+
+A core layer that takes longer than a quarter above its budget fails, unless other programs used the processors.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-PYTEST = (sys.executable, "-m", "pytest", "-q")
-MAKE = ("make", "--no-print-directory")
-NO_TESTS_COLLECTED = 5
-AT_A_TIME = 2
-LINES_REPEATED = 15
+from tests.layers import CORE, LONG, PYTEST, Layer, asked_for
 
-
-class Layer(NamedTuple):
-    """One layer: its command, its budget in seconds on two processors beside another layer, and what it is made of.
-
-    A layer over its budget is reported and does not fail: machines differ. `many`: it starts many processes.
-    `fast`: it belongs to the inner loop.
-    """
-
-    command: Sequence[str]
-    budget_seconds: float
-    many: bool = False
-    fast: bool = False
-
-
-# In the order in which they are begun: the longest first, so that both lanes end together.
-LAYERS = {
-    "e2e": Layer((*PYTEST, "tests/e2e"), 240, many=True),
-    "integration": Layer((*PYTEST, "tests/integration"), 400),
-    "contract": Layer((*PYTEST, "tests/contract"), 310, fast=True),
-    "readme": Layer((*MAKE, "readme"), 70, many=True),
-    "unit": Layer((*PYTEST, "tests/unit"), 200, fast=True),
-    "requirements": Layer((*PYTEST, "tests/requirements"), 70, many=True),
-    "mutants": Layer((sys.executable, "-m", "tests.tools.mutants", "check", "--fast"), 250),
-    "house": Layer((*MAKE, "compose-check"), 60, many=True),
-    "check": Layer((*MAKE, "check"), 60, fast=True),
-    "interleaving": Layer((*PYTEST, "tests/interleaving"), 90, fast=True),
-    "histories": Layer((*MAKE, "histories", "N=5"), 40, many=True),
-    "simulation": Layer((*PYTEST, "tests/simulation"), 40, fast=True),
-    "terraform": Layer((*PYTEST, "tests/terraform"), 200, many=True),
-}
-ARGUMENTS_OF_OTHERS = ("SEED", "SEEDS", "N", "FULL", "MUTANT", "ONLY", "FAST", "LAYERS", "MAKEFLAGS", "MFLAGS")
+NO_TESTS_COLLECTED: Final = 5
+AT_A_TIME: Final = 2
+LINES_REPEATED: Final = 15
+OVER: Final = 1.25
+"""Part of its budget above which a layer fails."""
+QUIET: Final = 0.1
+"""Part of the processors that other programs may use while layers are judged by their budgets."""
+LAYERS: Final = CORE | LONG
+ARGUMENTS_OF_OTHERS: Final = (
+    "SEED",
+    "SEEDS",
+    "N",
+    "FULL",
+    "MUTANT",
+    "ONLY",
+    "FAST",
+    "ALL",
+    "SINCE",
+    "LAYERS",
+    "MAKEFLAGS",
+    "MFLAGS",
+)
 
 
 class End(NamedTuple):
-    """How a layer ended: "ok", "FAILED" or "NO TESTS"; its time in seconds; its output."""
+    """How a layer ended: "ok", "FAILED", "NO TESTS" or "SLOW"; its time in seconds; its output."""
 
     name: str
     verdict: str
@@ -65,7 +56,7 @@ class End(NamedTuple):
     def line(self) -> str:
         budget = LAYERS[self.name].budget_seconds
         over = f" (budget {budget:g} s)" if self.seconds > budget else ""
-        return f"  {self.name:<14}{self.seconds:6.1f} s  {self.verdict}{over}"
+        return f"  {self.name:<20}{self.seconds:6.1f} s  {self.verdict}{over}"
 
     def last_lines(self) -> list[str]:
         return self.output.decode(errors="replace").splitlines()[-LINES_REPEATED:]
@@ -79,13 +70,13 @@ def run(name: str) -> End:
         code = subprocess.run(layer.command, check=False, stdout=output, stderr=output, env=environment).returncode
         output.seek(0)
         text = output.read()
-    empty = code == NO_TESTS_COLLECTED and "pytest" in layer.command
+    empty = code == NO_TESTS_COLLECTED and layer.command[: len(PYTEST)] == PYTEST
     verdict = "NO TESTS" if empty else "ok" if code == 0 else "FAILED"
     return End(name, verdict, time.monotonic() - begin, text)
 
 
 def run_all(names: Sequence[str]) -> list[End]:
-    """Run layers two at a time, at most one of many processes; print each when it ends."""
+    """Run layers two at a time, as `startable` says; print each when it ends."""
     waiting, ends = list(names), []
     with ThreadPoolExecutor(AT_A_TIME) as lanes:
         running: dict[Future[End], str] = {}
@@ -102,31 +93,95 @@ def run_all(names: Sequence[str]) -> list[End]:
     return ends
 
 
-def startable(waiting: Sequence[str], running: Sequence[str]) -> str | None:
+def startable(waiting: Sequence[str], running: Sequence[str], layers: Mapping[str, Layer] = LAYERS) -> str | None:
     """Next layer to begin beside those that run; None if none may."""
-    many = any(LAYERS[name].many for name in running)
-    wanted = [name for name in waiting if not (many and LAYERS[name].many)]
+    if any(layers[name].alone for name in running):
+        return None
+    many = any(layers[name].many for name in running)
+    wanted = [name for name in waiting if not (many and layers[name].many) and not (running and layers[name].alone)]
     # A layer of many processes comes first: while one runs, the other lane goes on with those of one process.
-    return next((name for name in wanted if LAYERS[name].many), wanted[0] if wanted else None)
+    return next((name for name in wanted if layers[name].many), wanted[0] if wanted else None)
 
 
-def main(names: Sequence[str], *, fast: bool) -> int:
+def judged(ends: Sequence[End], foreign: float) -> list[End]:
+    """The ends, with core layers far over their budgets as SLOW; not where others used the processors."""
+    if foreign > QUIET:
+        return list(ends)
+    return [
+        end._replace(verdict="SLOW")
+        if end.verdict == "ok" and end.name in CORE and end.seconds > OVER * CORE[end.name].budget_seconds
+        else end
+        for end in ends
+    ]
+
+
+class Processors:
+    """Time of the processors that others use, from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._ours = time.monotonic(), *_used()
+
+    def foreign(self) -> float:
+        """Part of the processors that was used by others than our descendants, or taken by the host. Descendants that
+        were not waited for count as others."""
+        busy, ours = _used()
+        seconds = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        return max(0.0, (busy - self._busy) - (ours - self._ours)) / seconds
+
+
+def _used() -> tuple[float, float]:
+    """Seconds that the processors were busy, and those of our descendants."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), children.ru_utime + children.ru_stime
+
+
+def chosen(names: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Layers to run. Exits for names that are none."""
     if unknown := set(names) - set(LAYERS):
         sys.exit(f"no such layer: {', '.join(sorted(unknown))}; there are {', '.join(LAYERS)}")
-    begin = time.monotonic()
-    wanted = [name for name, layer in LAYERS.items() if (name in names or not names) and (layer.fast or not fast)]
-    if left_out := set(names) - set(wanted):
-        sys.exit(f"no fast layer: {', '.join(sorted(left_out))}; run it without FAST=1")
+    if _is_set(environment, "FAST"):
+        if left_out := {name for name in names if not LAYERS[name].fast}:
+            sys.exit(f"no fast layer: {', '.join(sorted(left_out))}; run it without FAST=1")
+        return [name for name, layer in CORE.items() if layer.fast and (name in names or not names)]
+    if names:
+        return [name for name in LAYERS if name in names]
+    if since := environment.get("SINCE"):
+        return asked_for(_changed_since(since))
+    return list(LAYERS if _is_set(environment, "ALL") else CORE)
+
+
+def _is_set(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "0") not in ("", "0")
+
+
+def _changed_since(commit: str) -> list[str]:
+    """Files that differ from a commit, and new ones."""
+    commands = (("git", "diff", "--name-only", commit), ("git", "ls-files", "--others", "--exclude-standard"))
+    found = [subprocess.run(command, check=False, capture_output=True, text=True) for command in commands]
+    if problem := next((one.stderr for one in found if one.returncode), ""):
+        sys.exit(f"SINCE={commit}: {problem.strip()}")
+    return [path for one in found for path in one.stdout.splitlines()]
+
+
+def main(names: Sequence[str]) -> int:
+    begin, processors = time.monotonic(), Processors()
+    wanted = chosen(names, os.environ)
     ends = run_all(wanted)
+    foreign = processors.foreign()
+    ends = judged(ends, foreign)
     failed = any(end.verdict != "ok" for end in ends)
     for end in ends:
-        if end.verdict != "ok":  # otherwise the failure is hundreds of lines above the end
+        if end.verdict not in {"ok", "SLOW"}:  # otherwise the failure is hundreds of lines above the end
             print(f"── end of {end.name} ──", *end.last_lines(), sep="\n")
     print("── summary ──", *(end.line() for end in sorted(ends, key=lambda end: wanted.index(end.name))), sep="\n")
-    print(f"  {'total':<14}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")
+    if foreign > QUIET:
+        print(f"  others used {foreign:.0%} of the processors: no layer is judged by its budget")
+    print(f"  {'total':<20}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
     os.chdir(Path(__file__).parents[2])
-    sys.exit(main(sys.argv[1:], fast=os.environ.get("FAST", "0") not in ("", "0")))
+    sys.exit(main(sys.argv[1:]))

@@ -26,8 +26,6 @@ from tests.support.folders import temporary_folder
 from tests.tools.forked_pytest import SEEDED
 
 ROOT: Final = Path(__file__).parents[2]
-# Name before the renames, tab, name now: one line per claim of that time. Removed once old names are no longer needed.
-RENAMED: Final = Path("tests/renamed_mutants.tsv")
 COPIED: Final = (
     "libs",
     "services",
@@ -103,23 +101,6 @@ def rows_of(root: Path = ROOT) -> dict[str, Mutant]:
             test = f"{file.parent.relative_to(root).as_posix()}/{row.test}"
             found[row.name] = msgspec.structs.replace(row, test=test)
     return found
-
-
-def renamed(root: Path = ROOT) -> dict[str, str]:
-    """Names of today by the names before the renames."""
-    lines = (root / RENAMED).read_text().splitlines()
-    return {old: new for old, _, new in (line.partition("\t") for line in lines)}
-
-
-def table(rows: Mapping[str, Mutant], reasons: Mapping[str, str]) -> list[str]:
-    """Claims of before the renames as "old → new  result", for those that were checked."""
-    lines = []
-    for old, new in renamed().items():
-        if new not in rows:
-            lines.append(f"{old} → {new}  MISSING")
-        elif new in reasons:
-            lines.append(f"{old} → {new}  {'GREEN' if reasons[new] else 'red'}")
-    return lines
 
 
 def survives(code: int | None, output: str) -> str:
@@ -256,15 +237,12 @@ async def check(mutants: Sequence[Mutant]) -> int:
             await on_servers(mutant)
     if unbroken.result():
         print(f"{unbroken.result()}\nnot all of these tests pass on the unbroken tree, so a failure proves nothing")
-    before = table(rows_of(), reasons)
-    print("── before the renames → now ──", *before, sep="\n")
-    missing = sum(line.endswith("MISSING") for line in before)
     red = sum(not reason for reason in reasons.values())
     for mutant in mutants:
         if reason := reasons[mutant.name]:
             print(f"GREEN {mutant.name}: {mutant.claim}: {reason}")
-    print(f"{red} of {len(mutants)} red; {len(before) - missing} of the {len(before)} claims of before listed")
-    return 0 if red == len(mutants) and not missing and not unbroken.result() else 1
+    print(f"{red} of {len(mutants)} red")
+    return 0 if red == len(mutants) and not unbroken.result() else 1
 
 
 async def run(mutant: Mutant, command: Sequence[str]) -> int:

@@ -1,0 +1,237 @@
+"""Layers of the test suite: what each runs, how long it may take, and the changes that ask for it.
+
+Every file of tests is in exactly one layer, and every target of the Makefile in one or in EXEMPT; tests keep it so.
+"""
+
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+PYTEST: Final = (sys.executable, "-m", "pytest", "-q")
+MAKE: Final = ("make", "--no-print-directory")
+
+
+class Layer(NamedTuple):
+    """A layer: its command, and its budget in seconds on two processors beside another layer.
+
+    `many`: it starts many processes; at most one such layer runs at a time. `alone`: it measures, so that nothing runs
+    beside it. `fast`: it belongs to the inner loop. `paths` are the tests that it runs by pytest, but for `without`.
+    """
+
+    command: Sequence[str]
+    budget_seconds: float
+    many: bool = False
+    alone: bool = False
+    fast: bool = False
+    paths: Sequence[str] = ()
+    without: Sequence[str] = ()
+
+
+def by_pytest(
+    budget_seconds: float,
+    *paths: str,
+    without: Sequence[str] = (),
+    named: str = "",
+    many: bool = False,
+    fast: bool = False,
+) -> Layer:
+    """Layer of tests; `named` selects them by an expression of names."""
+    left_out = tuple(f"--ignore={path}" for path in without)
+    selected = ("-k", named) if named else ()
+    command = (*PYTEST, *paths, *left_out, *selected)
+    return Layer(command, budget_seconds, many=many, fast=fast, paths=paths, without=without)
+
+
+def target(budget_seconds: float, *arguments: str, alone: bool = False) -> Layer:
+    """Layer of a target of the Makefile, with its arguments."""
+    return Layer((*MAKE, *arguments), budget_seconds, many=True, alone=alone)
+
+
+# Tests of tools, servers and benchmarks: what they test is used by tests alone.
+TOOLS: Final = (
+    "tests/unit/bench",
+    "tests/unit/histories",
+    "tests/unit/local",
+    *(f"tests/unit/test_{name}.py" for name in ("compose", "idiom", "jars", "layers", "observability", "readme")),
+    *(f"tests/unit/test_{name}.py" for name in ("structure", "terraform_packages", "tools")),
+)
+CLIENT: Final = ("tests/unit/client", "tests/unit/worker")
+OUTSIDE: Final = (
+    "tests/contract/aws",
+    "tests/contract/ec2",
+    "tests/contract/examples",
+    "tests/contract/test_metrics.py",
+)
+WORKSPACES: Final = ("tests/interleaving/test_workspaces.py", "tests/interleaving/test_workspace_listings.py")
+# What keeps the invariants between services: consumption, the relay, leaders, take-overs, outages.
+WHOLE: Final = tuple(
+    f"tests/integration/test_{name}.py"
+    for name in (
+        "consume",
+        "relay",
+        "leader_loop",
+        "takeover",
+        "incarnation",
+        "outages",
+        "lost_grants",
+        "service",
+        "provisioner",
+        "weight_calculator",
+        "lease_broker",
+    )
+)
+PATHS: Final = ("tests/e2e/test_path.py", "tests/e2e/test_lease_run.py")
+OF_TERRAFORM: Final = "terraform"
+
+# In the order in which they are begun: the longest first, so that both lanes end together.
+CORE: Final = {
+    "e2e": by_pytest(90, *PATHS, many=True),
+    "integration": by_pytest(220, *WHOLE),
+    "contract": by_pytest(200, "tests/contract", without=OUTSIDE, named=f"not {OF_TERRAFORM}"),
+    "client": by_pytest(100, *CLIENT),
+    "interleaving": by_pytest(90, "tests/interleaving", without=WORKSPACES),
+    "check": Layer((*MAKE, "check"), 60, fast=True),
+    "unit": by_pytest(80, "tests/unit", without=(*TOOLS, *CLIENT), fast=True),
+    "simulation": by_pytest(40, "tests/simulation"),
+}
+"""Layers of `make test`."""
+
+LONG: Final = {
+    "tools": by_pytest(120, *TOOLS),
+    "outside": by_pytest(250, *OUTSIDE),
+    "services": by_pytest(400, "tests/integration", without=WHOLE),
+    "systems": by_pytest(300, "tests/e2e", without=PATHS, many=True),
+    "terraform": by_pytest(300, "tests/terraform", *WORKSPACES, many=True),
+    "terraform-contract": by_pytest(120, "tests/contract", without=OUTSIDE, named=OF_TERRAFORM, many=True),
+    "requirements": target(120, "requirements"),
+    "histories": target(120, "histories", "N=20"),
+    "readme": target(120, "readme"),
+    "compose-check": target(90, "compose-check"),
+    "mutants": Layer((*MAKE, "mutants"), 3600),
+    "tables": target(30, "tables"),
+    "structure": target(30, "structure"),
+    "demo": target(120, "demo", "DURATION=45s"),
+    "try-image": target(90, "try-image"),
+    "screen-shot": target(60, "screen-shot"),
+    "changes": target(150, "e2e"),
+    "windows": target(90, "e2e-windows"),
+    "drill": target(900, "drill"),
+    "ec2-check": target(60, "ec2-check"),
+    "ec2-limits": target(90, "ec2-limits"),
+    "ec2-spot": target(60, "ec2-spot"),
+    "ec2-storm": target(90, "ec2-storm"),
+    "ec2-codes": target(60, "ec2-codes"),
+    "lease-harm": target(900, "lease-harm"),
+    "leases-model": target(30, "leases-model"),
+    "square-wave": target(30, "square-wave"),
+    "fairness": target(30, "fairness"),
+    "adaptive": target(120, "adaptive"),
+    "fuzz": target(60, "fuzz"),
+    "simulate": target(150, "simulate", "SEEDS=24"),
+    "simulate-weights": target(90, "simulate", "ONLY=weights", "SEEDS=100"),
+    "growth": target(120, "growth"),
+    "policies": target(90, "policies"),
+    "terraform-checks": target(240, "terraform-checks"),
+    "terraform-state": target(240, "terraform-state"),
+    "terraform-e2e": target(120, "terraform-e2e"),
+    "terraform-idle": target(60, "terraform-idle"),
+    "terraform-daemon": target(300, "terraform-daemon"),
+    "terraform-faults": target(600, "terraform-faults"),
+    "terraform-runs": target(60, "terraform-runs", "N=20"),
+    "terraform-fair": target(90, "terraform-fair"),
+    "bench-events": target(90, "bench-events", alone=True),
+    "bench-weights": target(120, "bench-weights", alone=True),
+    "bench-leases": target(120, "bench-leases", alone=True),
+    "bench-apply": target(120, "bench-apply", alone=True),
+    "bench-decision": target(120, "bench-decision", "SECONDS=10", alone=True),
+    "bench-ec2": target(120, "bench-ec2", "CELL=10", "ROUNDS=1", alone=True),
+    "ec2-scale": target(120, "ec2-scale", alone=True),
+    "bench-terraform": target(120, "bench-terraform", "CELL=shared/20/4", alone=True),
+    "soak-terraform": target(120, "soak-terraform", alone=True),
+}
+"""Layers that `make test-all` runs in addition."""
+
+EXEMPT: Final = {
+    "help": "prints",
+    "setup": "a prerequisite of all others",
+    "tools": "a prerequisite of all others",
+    "test": "runs the core layers",
+    "test-all": "runs all layers",
+    "test-for": "runs layers by the files that changed",
+    "check": "a core layer",
+    "lock": "resolves packages anew, so that it changes files",
+    "lock-jars": "resolves packages anew, so that it changes files",
+    "generated": "writes files, which the core layers compare",
+    "bench-before": "needs a commit to compare with",
+    "clean": "removes the environment",
+}
+"""Targets of the Makefile that are no layer, with the reason."""
+
+LEASES: Final = ("lease-harm", "leases-model", "square-wave", "fairness", "adaptive", "requirements", "histories")
+PROVIDER: Final = ("services", "systems", "windows", "drill", "growth", "simulate")
+AWS: Final = ("outside", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "ec2-codes")
+TERRAFORM: Final = tuple(name for name in LONG if "terraform" in name)
+AREAS: Final = (
+    ("libs/terraform/*", TERRAFORM),
+    ("libs/client/slipway_client/leases/*", ("lease-harm", "leases-model", "square-wave", "readme")),
+    ("libs/client/*", ("outside", "services", "readme", "screen-shot")),
+    ("libs/local/slipway_local/ec2/*", AWS),
+    ("libs/local/slipway_local/terraform/*", TERRAFORM),
+    ("libs/local/*", ("tools", "demo", "try-image", "drill")),
+    ("libs/common/*", ("services", "systems", "outside", "drill", "histories", "simulate", "fuzz")),
+    ("services/lease-broker/*", (*LEASES, "services", "fuzz", "bench-leases")),
+    (
+        "services/weight-calculator/*",
+        ("services", "windows", "simulate", "simulate-weights", "policies", "bench-weights"),
+    ),
+    ("services/simulator/*", ("systems", "demo", "drill")),
+    ("services/provisioner/slipway_provisioner/providers/aws/*", (*AWS, "bench-ec2", "ec2-scale")),
+    ("services/provisioner/slipway_provisioner/providers/terraform/*", TERRAFORM),
+    (
+        "services/provisioner/*",
+        (*PROVIDER, "outside", "try-image", "fuzz", "policies", "bench-apply", "bench-decision"),
+    ),
+    ("bench/policies/*", ("policies", "tools")),
+    ("bench/leases/*", ("bench-leases", "square-wave", "fairness", "adaptive", "leases-model", "tools")),
+    ("bench/terraform/*", ("bench-terraform", "soak-terraform", "terraform-runs", "tools")),
+    ("bench/growth/*", ("growth", "tools")),
+    ("bench/ec2/*", ("bench-ec2", "tools")),
+    ("bench/fleet/*", ("ec2-scale", "tools")),
+    ("bench/decision/*", ("bench-decision", "tools")),
+    ("bench/*", ("bench-events", "bench-weights", "bench-apply", "tools")),
+    ("tests/terraform/*", ("terraform", "terraform-checks", "terraform-faults", "terraform-fair")),
+    (
+        "tests/drills/*",
+        ("drill", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "terraform-e2e", "terraform-idle"),
+    ),
+    ("tests/contract/*", ("outside", "terraform-contract")),
+    ("tests/integration/*", ("services", "terraform-state")),
+    ("tests/interleaving/*", ("terraform",)),
+    ("tests/e2e/*", ("systems", "changes", "windows")),
+    ("tests/histories/*", ("histories", "tools")),
+    ("tests/lease_harm/*", ("lease-harm",)),
+    ("tests/requirements/*", ("requirements",)),
+    ("tests/simulation/*", ("simulate", "simulate-weights")),
+    ("tests/fuzz/*", ("fuzz",)),
+    ("tests/compose/*", ("compose-check",)),
+    ("tests/data/*", ("ec2-codes",)),
+    ("tests/tools/*", ("tools", "mutants", "tables", "structure")),
+    ("tests/unit/*", ("tools",)),
+    ("tests/*", ("services", "systems", "mutants")),
+    ("contracts/*", ("fuzz",)),
+    ("generate/*", ("outside",)),
+    ("docs/*", ("readme",)),
+    ("infra/*", ("compose-check", "outside")),
+    ("examples/*", ("outside", "terraform-daemon", "readme")),
+    ("*", ("readme", "compose-check", "structure")),
+)
+"""Pattern of paths and the long layers that a change there asks for; the first that matches decides."""
+
+
+def asked_for(changed: Sequence[str]) -> list[str]:
+    """Core layers, and the long ones that changed files ask for, in the order in which they are begun."""
+    asked = {
+        layer for path in changed for layer in next(layers for pattern, layers in AREAS if fnmatchcase(path, pattern))
+    }
+    return [*CORE, *(name for name in LONG if name in asked)]
