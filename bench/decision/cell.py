@@ -26,9 +26,11 @@ NEWEST: Final = 2**40
 # As many machines of each launch config as of any other, all busy, and heard from just now.
 WORKERS: Final = """
 INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, instance_id,
-    requested_at, launched_at, registered_at, first_claimed_at, last_seen_at, traceparent)
+    requested_at, launched_at, registered_at, first_claimed_at, last_seen_at, traceparent,
+    image_key, quota_key, capacity_key, subnet_key, awaits_claim)
 SELECT uuidv7(), c.pool_id, c.id, c.account_id, c.image_revision, 'running', uuidv7(), 'i-' || n,
-    slipway_clock(), slipway_clock(), slipway_clock(), slipway_clock(), slipway_clock(), ''
+    slipway_clock(), slipway_clock(), slipway_clock(), slipway_clock(), slipway_clock(), '',
+    c.image_key, c.quota_key, c.capacity_key, c.subnet_key, c.claim_evidence <> 'none'
 FROM (SELECT *, row_number() OVER (ORDER BY zone, id) - 1 AS place, count(*) OVER () AS configs FROM launch_config) c
 CROSS JOIN LATERAL generate_series(c.place, $1 - 1, c.configs) AS n"""
 # The machines of a pool have the tasks of its queue, and none waits.

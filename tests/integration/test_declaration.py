@@ -309,6 +309,7 @@ async def test_bodies_with_the_same_head_of_their_hash(provisioner: Provisioner)
     await provisioner.declare()
     first, second = revision_id(), revision_id(image="linux-2")
     taken = "f" * 58
+    await provisioner.database.execute("DELETE FROM launch_config_outcomes")
     await provisioner.database.execute(
         "UPDATE launch_config SET id = $2, digest = $3 WHERE id = $1", first, second, second[-6:] + taken
     )

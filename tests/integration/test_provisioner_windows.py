@@ -23,7 +23,7 @@ from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
 from slipway_provisioner.store import decisions, pools, workers
-from slipway_provisioner.store.pools import LATE_RECORD_SECONDS
+from slipway_provisioner.store.outcomes import LATE_RECORD_SECONDS
 from tests.support.provisioner import (
     Provisioner,
     administrator,
@@ -95,7 +95,7 @@ async def config_reason(provisioner: Provisioner, name: str, pool_id: str = "lin
 
 
 async def level(provisioner: Provisioner, key: Key = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
-    _, known = await pools.counted(provisioner.database, pool_id, await pools.now(provisioner.database))
+    _, known = await pools.counted(provisioner.database, pool_id)
     (found,) = [shared for shared in known if shared.share == (key, stage)]
     return found.in_flight + found.unfolded
 
@@ -350,7 +350,7 @@ async def test_the_old_image_does_not_count_against_the_new_one(provisioner: Pro
     await end(provisioner, (await provisioner.workers())[:3], BOOT_FAILED)
     await provisioner.weights(weight(new, stages=healths(boot=3)), revision=5)
     assert (await level(provisioner), await level(provisioner, image_key("simulated/linux-2"))) == (4, 0)
-    known, _ = await pools.counted(provisioner.database, "linux", await pools.now(provisioner.database))
+    known, _ = await pools.counted(provisioner.database, "linux")
     boots = {config.id: (config.boot.in_flight, config.boot.unfolded) for config in known}
     assert boots == {old: (1, 3), new: (0, 0)}
     await provisioner.weights(weight(old, stages=healths(boot=3)), revision=6)
@@ -373,7 +373,10 @@ async def test_failures_of_a_replaced_config(provisioner: Provisioner) -> None:
     await provisioner.database.execute("UPDATE worker SET state = 'stopped'")
     await provisioner.roll_out()
     assert await level(provisioner) == 3
-    await provisioner.set_clock(LATE_RECORD_SECONDS + 1)
+    await provisioner.sweep()
+    assert await level(provisioner) == 3
+    await provisioner.set_clock(provisioner.settings.sweep_seconds + LATE_RECORD_SECONDS)
+    await provisioner.sweep()
     assert await level(provisioner) == 0
 
 
@@ -388,7 +391,7 @@ async def test_a_config_that_is_declared_again(provisioner: Provisioner, days: i
     worker = await provisioner.worker()
     await provisioner.weights(weight(worker.launch_config_id, shared=(shared(version=5, state="tripped"),)))
     await provisioner.database.execute(
-        "INSERT INTO launch_config_outcomes (launch_config_id, stage, failures) VALUES ($1, 'boot', 3)",
+        "UPDATE launch_config_outcomes SET failures = 3 WHERE launch_config_id = $1 AND stage = 'boot'",
         worker.launch_config_id,
     )
     others = declared("zone-x")
@@ -439,7 +442,7 @@ async def test_claim_evidence(
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs")).json()["items"]
     assert row["stages"].get("claim", {}).get("in_flight", 0) == unconfirmed
-    _, known = await pools.counted(provisioner.database, "linux", after(10))
+    _, known = await pools.counted(provisioner.database, "linux")
     assert {(shared.key, shared.in_flight) for shared in known if shared.stage == "claim"} == (
         {(IMAGE, unconfirmed)} if judged else set()
     )

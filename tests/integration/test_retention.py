@@ -109,6 +109,7 @@ ELSEWHERE: Final = {
     "pool_revision",
     "dirty_pool",
     "shared_window",
+    "shared_usage",
     "demand",
     "workspace_document",
     "workspace_listing",

@@ -90,7 +90,9 @@ async def test_workers_whose_reply_comes_first_are_not_given_up(provisioner: Pro
     """A batch with a reply in progress is left to it."""
     batch = await in_flight(provisioner)
     launcher = provisioner.launcher
-    async with stopped_at(provisioner, "worker", launcher.record(provisioner.database, batch, ["i-a", "i-b"])) as reply:
+    async with stopped_at(
+        provisioner, "launch_config_outcomes", launcher.record(provisioner.database, batch, ["i-a", "i-b"])
+    ) as reply:
         await in_transaction(provisioner, unanswered)
     await reply
     assert await provisioner.states() == {"starting": 2}

@@ -44,7 +44,7 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, TerminationRefused
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import declarations, workers
+from slipway_provisioner.store import declarations, usage, workers
 from slipway_provisioner.store.retention import RETENTION
 from tests.support import harness, readers
 from tests.support.databases import empty_database
@@ -639,6 +639,8 @@ async def provisioner_on(
         provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
         try:
             yield provisioner
+            await provisioner.stop()
+            assert await usage.drift(provisioner.database) == 0, "counters differ from the rows that they count"
         finally:
             await provisioner.stop()
             await provisioner.database.close()

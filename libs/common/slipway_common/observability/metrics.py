@@ -528,6 +528,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
+        name="slipway_usage_drift_total",
+        kind="counter",
+        services=PROVISIONER,
+        help="Starts and failures by which counters differed from the rows that they count; the sweep repairs them",
+    ),
+    Metric(
         name="slipway_worker_timestamps_clamped_total",
         kind="counter",
         services=PROVISIONER,

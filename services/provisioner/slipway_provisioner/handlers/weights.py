@@ -25,11 +25,13 @@ class WeightView:
             if not live:
                 return
             async with db.transaction():
-                touched = await weights.upsert(db, [(r.revision or 0, r.event) for r in live])
+                stored = await weights.upsert(db, [(r.revision or 0, r.event) for r in live])
+                touched = set(stored.values())
                 keys = await weights.upsert_shared(db, _newest(shared for r in live for shared in r.event.shared))
                 if keys:
                     await weights.delete_outdated_forgiveness(db, keys)
                     touched |= await weights.pools_of(db, keys)
+                await weights.fold(db, stored)
                 await marks.dirty(db, touched, reason="weight")
 
 

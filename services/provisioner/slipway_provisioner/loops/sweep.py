@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
+from slipway_provisioner import metrics
 from slipway_provisioner.apply import provider_keys
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import marks, outcomes, sweeps
+from slipway_provisioner.store import marks, outcomes, sweeps, usage
 
 LOG = logger(__name__)
 
@@ -29,6 +30,12 @@ async def sweep_next(
             return False
         await marks.dirty(db, {pool_id}, reason="sweep")
         await sweeps.republish(db, pool_id)
+        drift = await usage.repair_pool(db, pool_id)
+        if await sweeps.is_first(db, pool_id):
+            drift += await usage.repair_shared(db)
+        if drift:
+            metrics.USAGE_DRIFT.inc(drift)
+            LOG.error("counters of starts in flight differed from the workers and were repaired", drift=drift)
     async with database.acquire() as db:
         await provider_keys.refresh(db, pool_id, providers)
         for config_id in await outcomes.repair(db, pool_id):

@@ -19,7 +19,7 @@ from slipway_provisioner.domain.claims import Claim
 from slipway_provisioner.domain.demand import Report
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.store import marks, tables
+from slipway_provisioner.store import marks, tables, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import claim
 
@@ -44,7 +44,7 @@ ON CONFLICT (pool_id, source) DO UPDATE SET
     claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
 WHERE d.observed_at < excluded.observed_at
     OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '')
-RETURNING pool_id, source"""
+RETURNING pool_id, claimed_seen_at"""
 # Claimed tasks of a source `d`. One that knows only what waits has those whose claims were open at its sample.
 CLAIMED: Final = """coalesce(d.claimed, (
     SELECT count(*)::int FROM claim c WHERE c.pool_id = d.pool_id AND c.source = d.source AND c.counted
@@ -109,6 +109,8 @@ async def store(tx: Connection, reports: Sequence[Report]) -> bool:
     if not reports:
         return False
     rows = await tx.fetch(NEWEST, *columns(reports, [field.name for field in REPORTED]).values())
+    if claimed := {row["pool_id"] for row in rows if row["claimed_seen_at"] is not None}:
+        await usage.confirm_claims(tx, claimed)
     await marks.dirty(tx, {row["pool_id"] for row in rows}, reason="demand")
     return bool(rows)
 

@@ -1,6 +1,11 @@
 """SQL functions of the provisioner, created after its tables, and expressions of derived columns."""
 
+from collections.abc import Iterable
 from typing import Final
+
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
+from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_provisioner.store.columns import states
 
 # Columns of a launch config: keys of what it shares with others, as events/scopes makes them.
 KEYS: Final = {
@@ -33,3 +38,133 @@ CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAG
         FROM downtime d WHERE d.until_at > since), 0)
     FROM deadline_pass p
 $$"""
+
+LIMITED_KEYS: Final = ("image_key", "quota_key", "capacity_key", "subnet_key")
+"""Keys of shared windows that limit starts."""
+# Keys of the shared windows that a stage of a config fills. Shares without a window limit nothing.
+LIMITED: Final = ", ".join(f"('{kind}', '{stage}')" for kind, stage in NEW_SHARED_WINDOWS)
+WINDOW_KEYS: Final = f"""
+CREATE FUNCTION window_keys(c launch_config, of text) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(array_agg(k.key ORDER BY k.key), '{{}}') FROM shared_keys(c) AS k
+    WHERE k.stage = of AND (k.kind, k.stage) IN (
+        {LIMITED})
+$$"""
+# Counters of a config, by the condition on a worker `w` that they count. The call of a stopping worker can still fail,
+# but for one that is never answered: the windows that it fills are shared with other accounts.
+COUNTED: Final = {
+    "launch": f"""w.state IN ({states(IN_FLIGHT["launch"])})
+        OR w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NULL AND NOT w.account_unreachable""",
+    "boot": f"w.state IN ({states(IN_FLIGHT['boot'])})",
+    "claim": f"w.state IN ({states(IN_FLIGHT['claim'])}) AND w.first_claimed_at IS NULL AND w.awaits_claim",
+    "running": f"w.state IN ({states(REGISTERED)})",
+    "serving": f"w.state IN ({states(SERVING)})",
+    "leaving": f"w.state IN ({states(LEAVING)})",
+    "stuck": f"w.state IN ({states(LEAVING)}) AND w.stuck_at IS NOT NULL",
+    "stranded": f"""w.state IN ({states(LEAVING)}) AND w.probe_permit IS NOT NULL AND w.registered_at IS NULL
+        AND w.termination_refusals > 0""",
+    "marked": f"w.state IN ({states(REGISTERED)}) AND w.leave_after_task",
+}
+# Columns of a worker on which its counters depend. All others, such as the time of its last contact, cost nothing.
+_DEPENDS: Final = (
+    "state",
+    "instance_id",
+    "registered_at",
+    "first_claimed_at",
+    "stuck_at",
+    "termination_refusals",
+    "leave_after_task",
+    "awaits_claim",
+    "account_unreachable",
+    *LIMITED_KEYS,
+)
+
+
+def _lines(parts: Iterable[str], indent: int = 8) -> str:
+    """A list, one part a line."""
+    return f",\n{' ' * indent}".join(parts)
+
+
+CONFIG_USAGE_OF: Final = f"""
+CREATE FUNCTION config_usage_of(w worker) RETURNS TABLE (
+    {", ".join(f"{name} int" for name in COUNTED)}
+) LANGUAGE sql IMMUTABLE AS $$ SELECT
+        {_lines(f"({condition})::int" for condition in COUNTED.values())}
+$$"""
+# Starts of an earlier stage will arrive in the later ones, so they count there too.
+SHARED_USAGE_OF: Final = """
+CREATE FUNCTION shared_usage_of(w worker) RETURNS TABLE (key text, stage text) LANGUAGE sql IMMUTABLE AS $$
+    SELECT k.key, k.stage FROM config_usage_of(w) AS u CROSS JOIN LATERAL (VALUES
+        (w.image_key, 'boot', u.launch + u.boot), (w.quota_key, 'launch', u.launch),
+        (w.image_key, 'claim', CASE WHEN w.awaits_claim THEN u.launch + u.boot + u.claim END),
+        (w.capacity_key, 'launch', u.launch), (w.subnet_key, 'launch', u.launch)
+    ) AS k (key, stage, starts) WHERE k.starts > 0 AND k.key <> ''
+$$"""
+
+
+def _of_rows(name: str, rows: str, sign: str) -> str:
+    """Trigger function that counts the `rows` of a statement that inserts or deletes them."""
+    return f"""
+CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO config_usage (
+        pool_id, launch_config_id, {", ".join(COUNTED)}
+    ) SELECT w.pool_id, w.launch_config_id,
+        {_lines(f"{sign}sum(u.{counted})" for counted in COUNTED)}
+    FROM {rows} w CROSS JOIN LATERAL config_usage_of(w) AS u WHERE w.state NOT IN ({states(ENDED)})
+    GROUP BY w.pool_id, w.launch_config_id;
+    INSERT INTO shared_usage (key, stage, in_flight) SELECT k.key, k.stage, {sign}count(*)
+    FROM {rows} w CROSS JOIN LATERAL shared_usage_of(w) AS k WHERE w.state NOT IN ({states(ENDED)})
+    GROUP BY k.key, k.stage;
+    RETURN NULL;
+END $$"""
+
+
+# Transition tables have no column list, so a statement trigger on updates would cost each heartbeat several times what
+# it does; a row trigger whose condition is false costs next to nothing.
+COUNTERS: Final = (
+    CONFIG_USAGE_OF,
+    SHARED_USAGE_OF,
+    _of_rows("count_inserted", "new_rows", ""),
+    _of_rows("count_deleted", "old_rows", "-"),
+    f"""
+CREATE FUNCTION count_updated() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO config_usage (
+        pool_id, launch_config_id, {", ".join(COUNTED)}
+    ) SELECT new.pool_id, new.launch_config_id,
+        {_lines(f"n.{counted} - o.{counted}" for counted in COUNTED)}
+    FROM config_usage_of(new) AS n CROSS JOIN config_usage_of(old) AS o WHERE n IS DISTINCT FROM o;
+    INSERT INTO shared_usage (key, stage, in_flight) SELECT key, stage, sum(change) FROM (
+        SELECT key, stage, 1 AS change FROM shared_usage_of(new)
+        UNION ALL SELECT key, stage, -1 FROM shared_usage_of(old)) AS c
+    GROUP BY key, stage HAVING sum(change) <> 0;
+    RETURN NULL;
+END $$""",
+    """
+CREATE TRIGGER worker_inserted AFTER INSERT ON worker REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION count_inserted()""",
+    """
+CREATE TRIGGER worker_deleted AFTER DELETE ON worker REFERENCING OLD TABLE AS old_rows
+FOR EACH STATEMENT EXECUTE FUNCTION count_deleted()""",
+    f"""
+CREATE TRIGGER worker_updated AFTER UPDATE ON worker FOR EACH ROW WHEN ((
+    {_lines((f"old.{name}" for name in _DEPENDS), 4)}
+) IS DISTINCT FROM (
+    {_lines((f"new.{name}" for name in _DEPENDS), 4)}
+)) EXECUTE FUNCTION count_updated()""",
+    """
+CREATE FUNCTION count_unfolded() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO shared_usage (key, stage, unfolded) SELECT key, stage, sum(change) FROM (
+        SELECT unnest(new.keys) AS key, new.stage, new.unfolded AS change
+        UNION ALL SELECT unnest(old.keys), old.stage, -old.unfolded) AS c
+    GROUP BY key, stage HAVING sum(change) <> 0;
+    RETURN NULL;
+END $$""",
+    """
+CREATE TRIGGER outcomes_inserted AFTER INSERT ON launch_config_outcomes FOR EACH ROW
+WHEN (new.unfolded > 0) EXECUTE FUNCTION count_unfolded()""",
+    """
+CREATE TRIGGER outcomes_updated AFTER UPDATE ON launch_config_outcomes FOR EACH ROW
+WHEN ((old.unfolded, old.keys) IS DISTINCT FROM (new.unfolded, new.keys)) EXECUTE FUNCTION count_unfolded()""",
+    """
+CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH ROW
+WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded()""",
+)

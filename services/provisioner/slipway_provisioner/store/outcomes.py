@@ -7,6 +7,7 @@ from slipway_common.events.lifecycle import ENDED
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.columns import states
 
+LATE_RECORD_SECONDS: Final = 60  # longest delay of a weight record
 UNFOLDED_SECONDS: Final = 3600  # longer than a record can be delayed while the calculator is available
 # A counter must not be below the number of failed workers.
 REPAIR: Final = f"""
@@ -20,21 +21,27 @@ RETURNING f.launch_config_id"""
 # A failure whose event was dead-lettered is never folded by the calculator, and its config cannot always be identified.
 # So failures that were published and not folded for an hour, while the calculator was available at each sweep ($2), are
 # written off. A new failure restarts the hour, so that none is written off early. A failure that is folded after all
-# is no longer written off.
+# is no longer written off. Archived revisions get no more records: theirs are written off once a last one cannot be
+# late.
 WRITE_OFF: Final = f"""
 WITH found AS (
     SELECT o.launch_config_id, o.stage, o.written_off AS before,
-        greatest(0, o.failures - (g.record -> 'stages' -> o.stage ->> 'failures_folded')::bigint) AS unfolded,
-        $2 AND NOT EXISTS (SELECT FROM outbox WHERE at < slipway_clock() - interval '1 min') AS published
+        greatest(0, o.failures - o.folded) AS unfolded,
+        c.archived_at < slipway_clock() - interval '{LATE_RECORD_SECONDS} s' AS archived,
+        $2 AND g.launch_config_id IS NOT NULL
+            AND NOT EXISTS (SELECT FROM outbox WHERE at < slipway_clock() - interval '1 min') AS published
     FROM launch_config_outcomes o JOIN launch_config c ON c.id = o.launch_config_id
-    JOIN weight g ON g.launch_config_id = c.id
-    WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY o.launch_config_id, o.stage FOR UPDATE OF o)
+    LEFT JOIN weight g ON g.launch_config_id = c.id
+    WHERE c.pool_id = $1 AND (c.state <> 'archived' OR o.unfolded > 0)
+    ORDER BY o.launch_config_id, o.stage FOR UPDATE OF o)
 UPDATE launch_config_outcomes o SET
-    written_off = CASE WHEN f.published AND o.unfolded_since <= slipway_clock() - interval '{UNFOLDED_SECONDS} s'
+    written_off = CASE WHEN f.archived
+            OR f.published AND o.unfolded_since <= slipway_clock() - interval '{UNFOLDED_SECONDS} s'
         THEN f.unfolded
         ELSE least(o.written_off, f.unfolded) END,
     unfolded_since = CASE WHEN f.published AND f.unfolded > 0 THEN coalesce(o.unfolded_since, slipway_clock()) END
 FROM found f WHERE (o.launch_config_id, o.stage) = (f.launch_config_id, f.stage)
+    AND (f.unfolded > 0 OR o.written_off > 0 OR o.unfolded_since IS NOT NULL)
 RETURNING o.launch_config_id, o.stage, o.written_off - f.before AS written_off"""
 
 

@@ -1,7 +1,7 @@
 """Input of planning decisions: dirty pools, and configs with their weights and starts in flight."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from fractions import Fraction
 from typing import Any, Final
 
@@ -10,16 +10,17 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
+from slipway_common.events.lifecycle import REGISTERED, WAITING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import accounts, ageing, balance, demand, launch_stops, limits, restores
+from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, restores, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
+from slipway_provisioner.store.functions import LIMITED
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
@@ -42,31 +43,13 @@ SELECT {names(worker_pool.c[name] for name in Pool.__struct_fields__)},
         SELECT max({seconds("idle_seconds", "$3")}) FROM launch_config c JOIN launch_config_name n ON n.name = c.name
         WHERE c.pool_id = $1 AND c.state <> 'archived') AS idle_seconds
 FROM worker_pool LEFT JOIN pool_balance b ON b.pool_id = id WHERE id = $1"""
-FLEET: Final = f"""
-SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
-    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving,
-    count(*) FILTER (WHERE state IN ({states(LEAVING)}) AND stuck_at IS NOT NULL
-        AND account_id <> ALL(ARRAY(SELECT id FROM account WHERE refuses_terminations))) AS stuck,
-    count(*) FILTER (WHERE state IN ({states(LEAVING)}) AND probe_permit IS NOT NULL AND registered_at IS NULL
-        AND termination_refusals > 0) AS stranded,
-    count(*) FILTER (WHERE state IN ({states(REGISTERED)}) AND leave_after_task) AS marked
-FROM worker WHERE pool_id = $1 AND state NOT IN ({states(ENDED)})"""
-# Starts of a config `c` in flight, per stage. The call of a stopping worker can still fail, but for one that is never
-# answered: the windows that it fills are shared with other accounts. Depending on the claim
-# evidence a claim is confirmed by the worker's hook, or by claimed tasks in its queue since the worker registered.
-STARTS: Final = f"""
-SELECT count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["launch"])})
-        OR (w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NULL AND NOT {accounts.unreachable("w")})
-    )::int AS launch,
-    count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["boot"])}))::int AS boot,
-    count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["claim"])}) AND w.first_claimed_at IS NULL
-        AND CASE c.claim_evidence
-        WHEN 'hook' THEN true WHEN 'none' THEN false
-        ELSE NOT EXISTS (SELECT FROM demand d WHERE d.pool_id = c.pool_id AND d.claimed_seen_at >= w.registered_at)
-        END)::int AS claim,
-    count(*) FILTER (WHERE w.state IN ({states(REGISTERED)}))::int AS running, count(*)::int AS live
-FROM worker w
-WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state NOT IN ({states(ENDED)})"""
+# Machines of an account that refuses to terminate its instances are not stuck.
+FLEET: Final = """
+SELECT coalesce(sum(u.serving), 0)::int AS serving, coalesce(sum(u.leaving), 0)::int AS leaving,
+    coalesce(sum(u.stuck) FILTER (WHERE NOT coalesce(a.refuses_terminations, false)), 0)::int AS stuck,
+    coalesce(sum(u.stranded), 0)::int AS stranded, coalesce(sum(u.marked), 0)::int AS marked
+FROM config_usage u LEFT JOIN launch_config c ON c.id = u.launch_config_id LEFT JOIN account a ON a.id = c.account_id
+WHERE u.pool_id = $1"""
 # Shares of a config `c`, in the order in which they trip it.
 SHARES: Final = "ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k)"
 # Replacement of a revision of the name `n` that goes on: its strategy, and the boots of the current revision.
@@ -96,17 +79,16 @@ SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, n.task_slots, a.leas
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
         AND {launch_stops.IN_FORCE}) AS launch_stop, a.unreachable, a.retired, a.refuses_terminations,
-    {SHARES} AS shares, u.launch, u.boot, u.claim, u.live, r.strategy, r.booted
+    {SHARES} AS shares, {usage.OF_CONFIG}, r.strategy, r.booted
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
-CROSS JOIN LATERAL ({STARTS}) AS u LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
+LEFT JOIN ({usage.CONFIGS}) AS u ON u.launch_config_id = c.id LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Locked after the pool and before starts are counted, so that pools which share a window decide in turn.
 # Shares without a window limit nothing, so nobody waits for them.
-LIMITED: Final = ", ".join(f"('{kind}', '{stage}')" for kind, stage in NEW_SHARED_WINDOWS)
 # The array makes it use the primary key also while nothing is known of new tables.
 _LIMITED_KEYS: Final = f"""FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived' AND (k.kind, k.stage) IN ({LIMITED})"""
@@ -114,41 +96,17 @@ LOCK_SHARED: Final = f"""
 SELECT FROM shared_window WHERE key = ANY(ARRAY(SELECT k.key {_LIMITED_KEYS}))
     AND (key, stage) IN (SELECT k.key, k.stage {_LIMITED_KEYS})
 ORDER BY key, stage FOR UPDATE"""
-# A config without live workers and failures adds nothing to its shares. Thousands may have one image.
-ACTIVE: Final = f"""(
-    EXISTS (SELECT FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id
-        AND w.state NOT IN ({states(ENDED)}))
-    OR EXISTS (SELECT FROM launch_config_outcomes o WHERE o.launch_config_id = c.id AND o.failures > o.written_off))"""
-# Boots count towards the image, launches towards the quota and the capacity, over all pools. Failures of revisions
-# archived before $2 are ignored: by then their weight records have folded them.
+# Over all pools. In one statement, so that a start that fails at this moment counts either as in flight or as failed.
 SHARED: Final = f"""
-WITH mine AS (
+WITH mine AS MATERIALIZED (
     SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-    WHERE c.pool_id = $1 AND c.state <> 'archived'),
-keys AS MATERIALIZED (SELECT array_agg(DISTINCT key) AS given FROM mine),
-counted AS (
-    SELECT c.id FROM launch_config c, keys WHERE c.state <> 'archived' AND (c.image_key = ANY(given)
-        OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given) OR c.subnet_key = ANY(given))
-    UNION ALL
-    SELECT c.id FROM launch_config c, keys WHERE c.state = 'archived' AND c.archived_at > $2
-        AND (c.image_key = ANY(given) OR c.quota_key = ANY(given) OR c.capacity_key = ANY(given)
-            OR c.subnet_key = ANY(given))),
-levels AS (
-    SELECT k.key, k.stage,
-        sum(u.launch + CASE k.stage WHEN 'launch' THEN 0 WHEN 'boot' THEN u.boot ELSE u.boot + u.claim END)
-            AS in_flight,
-        sum(greatest(0, coalesce(f.failures - f.written_off, 0)
-            - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0))) AS unfolded
-    FROM counted JOIN launch_config c ON c.id = counted.id AND {ACTIVE}
-    CROSS JOIN LATERAL ({STARTS}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
-    LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
-    LEFT JOIN weight g ON g.launch_config_id = c.id
-    GROUP BY k.key, k.stage)
+    WHERE c.pool_id = $1 AND c.state <> 'archived')
 SELECT m.kind, m.key, m.stage, s.size,
-    coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
+    coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
     coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
     coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
-FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
+FROM mine m LEFT JOIN shared_window s USING (key, stage)
+LEFT JOIN ({usage.SHARED.format(keys="ARRAY(SELECT key FROM mine)")}) AS u USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
@@ -202,10 +160,6 @@ KNOWN: Final = Statement(
         worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
     )
 )
-# Longest delay of a weight record; after it the record of an archived revision has folded its failures.
-LATE_RECORD_SECONDS: Final = 60.0
-
-
 COPIED: Final = (
     "id",
     "name",
@@ -260,7 +214,7 @@ async def observe(
     surplus = balance.surplus_of(row.pop("surplus"))
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     launch_stop = await tx.fetchrow(LAUNCH_STOPS, pool_id)
-    configs, shared = await counted(tx, pool_id, await now(tx))
+    configs, shared = await counted(tx, pool_id)
     # Before demand: a worker that ends between the two is missing from both then. In the other order it would still be
     # in demand, and be replaced for nothing.
     counts = dict(await tx.fetchrow(FLEET, pool_id))
@@ -298,10 +252,10 @@ async def observe(
     )
 
 
-async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Config], list[Shared]]:
-    """Revisions of a pool that are not archived, and their shares, with starts in flight and failures at `at`."""
+async def counted(tx: Connection, pool_id: str) -> tuple[list[Config], list[Shared]]:
+    """Revisions of a pool that are not archived, and their shares, with starts in flight and failures."""
     configs = await tx.fetch(CONFIGS, pool_id)
-    shared = await tx.fetch(SHARED, pool_id, at - timedelta(seconds=LATE_RECORD_SECONDS))
+    shared = await tx.fetch(SHARED, pool_id)
     return (
         [_config(row) for row in configs],
         [_shared(row) for row in shared],

@@ -10,7 +10,7 @@ from slipway_common.database.sql import Statement, array, given
 from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.revisions import RevisionKeys, StoredKeys, StoredUser
-from slipway_provisioner.store import configs, declarations, marks, roll_outs
+from slipway_provisioner.store import configs, declarations, marks, roll_outs, usage
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import launch_config, launch_config_name
 
@@ -86,7 +86,9 @@ async def put(tx: Connection, name: roll_outs.Name, keys: Sequence[RevisionKeys]
     for statement in (MOVE_WINDOWS, MOVE_FORGIVEN):
         await tx.execute(statement, *images)
     rows = await tx.fetch(SET.text, *SET.rows(sorted(keys, key=lambda each: each.id)))
-    await declarations.add_shares(tx, [row["id"] for row in rows])
+    changed = [row["id"] for row in rows]
+    await declarations.add_shares(tx, changed)
+    await usage.copy(tx, changed)
     await outbox.enqueue(tx, [LaunchConfigUpdated(**configs.state(row)) for row in rows])
     if rows:
         await marks.dirty(tx, {name.pool_id}, reason="keys")

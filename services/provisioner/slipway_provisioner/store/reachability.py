@@ -14,7 +14,7 @@ from slipway_provisioner.domain.account_check import CheckState
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.reachability import Machine
 from slipway_provisioner.domain.workspaces import Phase
-from slipway_provisioner.store import marks
+from slipway_provisioner.store import marks, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import account, launch_config, unreachable_machine
 
@@ -125,12 +125,14 @@ async def unanswered(tx: Connection, account_id: str, *, after_seconds: float, u
 async def set_unreachable(tx: Connection, account_id: str, *, unreachable: bool) -> None:
     """Change whether an account counts as unreachable, and plan its pools again."""
     await tx.execute(SET_UNREACHABLE.text, *SET_UNREACHABLE.arguments(account_id=account_id, unreachable=unreachable))
+    await usage.copy_account(tx, account_id)
     await mark(tx, account_id)
 
 
 async def set_retired(tx: Connection, account_id: str, *, retired: bool) -> None:
     """Retire or reinstate an account, and plan its pools again."""
     await tx.execute(SET_RETIRED.text, *SET_RETIRED.arguments(account_id=account_id, retired=retired))
+    await usage.copy_account(tx, account_id)
     await mark(tx, account_id)
 
 

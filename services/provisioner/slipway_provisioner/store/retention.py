@@ -35,6 +35,7 @@ from slipway_provisioner.store.tables import (
     lease,
     orphan_instance,
     pool_revision,
+    shared_usage,
     shared_window,
     unreachable_machine,
     worker,
@@ -98,6 +99,10 @@ DELETE_SHARES: Final = Statement(
         shared_window.c.key.not_in(sa.select(sa.func.unnest(array([launch_config.c[key] for key in KEYS])))),
         order=[shared_window.c.key, shared_window.c.stage],
     )
+)
+# They add up to zero: live workers and outcomes have the keys of their launch config.
+DELETE_SHARED_USAGE: Final = Statement(
+    delete_ended(shared_usage, unused_by(shared_window.c.key == shared_usage.c.key), order=[shared_usage.c.key])
 )
 _NEWER: Final = sa.func.row_number().over(
     partition_by=pool_revision.c.pool_id, order_by=pool_revision.c.revision.desc()
@@ -228,6 +233,20 @@ RETENTION: Final[Retention] = (
         rows="shares of keys that no launch config has",
         after="the deletion of the last revision that has the key, or the change of its key",
         delete=DELETE_SHARES,
+    ),
+    Rule(
+        table="config_usage",
+        rows="counters of archived revisions; those of others are folded",
+        after=WITH_REVISION,
+        days=REVISION_DAYS,
+        loop=ROLL_OUT,
+        chunk=ONE_NAME,
+    ),
+    Rule(
+        table="shared_usage",
+        rows="counters of keys that no launch config has; those of others are folded",
+        after="the deletion of the key's shared windows",
+        delete=DELETE_SHARED_USAGE,
     ),
     Bounded("forgiven", "one row per pool and share that the newest unfreezing of the pool forgave"),
     Bounded("pool_balance", "one row per pool"),

@@ -21,6 +21,7 @@ from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import (
     FINISHING,
     claim,
+    config_usage,
     in_states,
     launch_config,
     launch_config_name,
@@ -177,6 +178,7 @@ EXPIRED_OF: Final = Statement(
 _IDS: Final = array("ids", C.id)
 DELETE: Final = (
     Statement(sa.delete(launch_config_outcomes).where(launch_config_outcomes.c.launch_config_id == sa.any_(_IDS))),
+    Statement(sa.delete(config_usage).where(config_usage.c.launch_config_id == sa.any_(_IDS))),
     Statement(sa.delete(weight).where(weight.c.launch_config_id == sa.any_(_IDS))),
     Statement(sa.delete(launch_config).where(C.id == sa.any_(_IDS))),
 )

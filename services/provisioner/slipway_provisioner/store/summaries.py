@@ -8,16 +8,14 @@ import sqlalchemy as sa
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
-from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_WINDOWS, Key
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
-from slipway_provisioner.store import errors
-from slipway_provisioner.store.columns import states
+from slipway_provisioner.store import errors, usage
 from slipway_provisioner.store.demand import CLAIMED
-from slipway_provisioner.store.pools import REPLACEMENT, SHARES, STARTS, share, shared_window_size, shares, stages
+from slipway_provisioner.store.pools import REPLACEMENT, SHARES, share, shared_window_size, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, worker, worker_pool
 
 P: Final = worker_pool.c
@@ -47,10 +45,9 @@ CROSS JOIN LATERAL (
         ))::float8 AS backlog_seconds
     FROM demand d WHERE d.pool_id = p.id) AS d
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE state IN ({states(SERVING)}))::int AS serving,
-        count(*) FILTER (WHERE state IN ({states(REGISTERED)}))::int AS running,
-        count(*) FILTER (WHERE state IN ({states(LEAVING)}))::int AS leaving
-    FROM worker WHERE pool_id = p.id AND state NOT IN ({states(ENDED)})) AS w
+    SELECT coalesce(sum(serving), 0)::int AS serving, coalesce(sum(running), 0)::int AS running,
+        coalesce(sum(leaving), 0)::int AS leaving
+    FROM config_usage WHERE pool_id = p.id) AS w
 LEFT JOIN LATERAL (
     SELECT (details ->> 'wanted')::int AS wanted, (details ->> 'needed')::int AS needed FROM decision
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
@@ -62,7 +59,7 @@ SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")}, {names(OF_NAM
     CASE WHEN {_PAUSED} THEN n.paused_by ELSE c.state_by END AS state_by,
     n.current_id = c.id AS current, n.current_id, p.max_capacity AS pool_max_capacity, r.strategy, r.booted,
     g.record, o.failures, coalesce(o.successes, 0)::int AS launched, coalesce(o.failed, 0)::int AS failed,
-    u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, u.live, {SHARES} AS shares, s.shared
+    {usage.OF_CONFIG}, u.launch + u.boot AS starting, u.running, {SHARES} AS shares, s.shared
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
@@ -70,7 +67,7 @@ LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes,
         jsonb_object_agg(stage, failures - written_off) AS failures
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
-CROSS JOIN LATERAL ({STARTS}) AS u
+CROSS JOIN LATERAL ({usage.CONFIG}) AS u
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object('key', k.key, 'stage', k.stage, 'window', s.size,
         'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason) ORDER BY k.key, k.stage) AS shared

@@ -23,6 +23,8 @@ UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
         AND NOT deleted
     ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id"""
+# Once a round, that is.
+IS_FIRST: Final = "SELECT $1 = (SELECT min(id) FROM worker_pool WHERE NOT deleted)"
 STATE_OF_POOL: Final = Statement(sa.select(*POOL_STATE).where(P.id == sa.bindparam("pool_id")))
 # FOR SHARE: otherwise the older state could be published after a pause that commits meanwhile.
 CONFIGS_OF: Final = Statement(
@@ -38,6 +40,12 @@ async def next_to_sweep(tx: Connection, every_seconds: float) -> str | None:
     """Take the pool that was swept longest ago; None if none is due."""
     pool_id: str | None = await tx.fetchval(NEXT_TO_SWEEP, every_seconds)
     return pool_id
+
+
+async def is_first(tx: Connection, pool_id: str) -> bool:
+    """True if the pool is the first one, so that its sweep also does what a round does once for all pools."""
+    first: bool = await tx.fetchval(IS_FIRST, pool_id)
+    return first
 
 
 async def republish(tx: Connection, pool_id: str) -> None:

@@ -44,7 +44,8 @@ from slipway_provisioner.store.columns import (
 )
 from slipway_provisioner.store.console_tables import console_table
 from slipway_provisioner.store.error_tables import error_tables
-from slipway_provisioner.store.functions import KEYS, SHARED_KEYS, UPTIME
+from slipway_provisioner.store.functions import COUNTERS, KEYS, LIMITED_KEYS, SHARED_KEYS, UPTIME, WINDOW_KEYS
+from slipway_provisioner.store.usage_tables import usage_tables
 from slipway_provisioner.store.workspace_tables import workspace_tables
 
 metadata = MetaData()
@@ -255,7 +256,13 @@ Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=la
 for _key in KEYS:
     Index(f"launch_config_{_key.removesuffix('_key')}", launch_config.c[_key], postgresql_where=_NOT_ARCHIVED)
 
-metadata.info["after"] = [SHARED_KEYS, UPTIME, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
+metadata.info["after"] = [
+    SHARED_KEYS,
+    WINDOW_KEYS,
+    UPTIME,
+    *COUNTERS,
+    "INSERT INTO launch_stop_guard DEFAULT VALUES",
+]
 
 # Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no
 # report could be received: that time is downtime.
@@ -269,35 +276,7 @@ deadline_pass = Table(
 # Found by its end, so that a deadline costs no more with a year of downtimes.
 downtime = Table("downtime", metadata, required("from_at", TIME), Column("until_at", TIME, primary_key=True))
 
-# Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
-# registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
-# weight. `unfolded_since`: time of the first consecutive sweep that found unfolded failures; reset by a new failure.
-launch_config_outcomes = Table(
-    "launch_config_outcomes",
-    metadata,
-    Column("launch_config_id", Text, ForeignKey(launch_config.c.id)),
-    Column("stage", Text),
-    required("failures", BigInteger, server_default=ZERO),
-    required("successes", BigInteger, server_default=ZERO),
-    required("written_off", BigInteger, server_default=ZERO),
-    Column("unfolded_since", TIME),
-    PrimaryKeyConstraint("launch_config_id", "stage"),
-)
-
-# Newest state of each share in the weight records, without a `size` before the first. A planner locks those of its
-# pool, since other pools share them.
-shared_window = Table(
-    "shared_window",
-    metadata,
-    Column("key", Text),
-    Column("stage", Text),
-    required("version", BigInteger, server_default=ZERO),
-    Column("size", Integer),
-    required("state", Text, CheckConstraint("state IN ('healthy', 'tripped')"), server_default=text("'healthy'")),
-    required("unconfirmed", Integer, server_default=ZERO),
-    empty_text("reason"),
-    PrimaryKeyConstraint("key", "stage"),
-)
+launch_config_outcomes, shared_window, config_usage, shared_usage = usage_tables(metadata)
 
 # Unconfirmed starts of an image at the time a pool was unfrozen: they do not freeze it again.
 forgiven = Table(
@@ -406,6 +385,8 @@ Index(
     postgresql_where=(launch_batch.c.state == BatchState.KNOWN) & (launch_batch.c.charged > 0),
 )
 
+# The keys of a worker's shared windows, whether its account is not called and whether its first claim is awaited are
+# copies, so that its counters depend on nothing but its row: those are changed in the transactions of their originals.
 worker = Table(
     "worker",
     metadata,
@@ -445,6 +426,9 @@ worker = Table(
     Column("termination_requested_at", TIME),
     empty_text("reason"),
     required("traceparent", Text),
+    *(empty_text(key) for key in LIMITED_KEYS),
+    required("awaits_claim", Boolean, server_default=FALSE),
+    required("account_unreachable", Boolean, server_default=FALSE),
     UniqueConstraint("account_id", "instance_id"),
 )
 
@@ -475,6 +459,12 @@ Index(
     worker.c.launch_config_id,
     worker.c.failed_at.desc(),
     postgresql_where=worker.c.failed_at.is_not(None),
+)
+# Those of which the queue may confirm the first claim.
+Index(
+    "worker_unclaimed",
+    worker.c.pool_id,
+    postgresql_where=in_states(REGISTERED) & worker.c.awaits_claim & worker.c.first_claimed_at.is_(None),
 )
 Index("worker_marked", worker.c.pool_id, postgresql_where=in_states(REGISTERED) & worker.c.leave_after_task)
 Index(

@@ -1,6 +1,6 @@
 """Weight records and the shared windows that they carry, as rows for planning."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +21,17 @@ ORDER BY launch_config_id
 ON CONFLICT (launch_config_id) DO UPDATE SET
     ({names(RECORDED[1:])}, received_at) = ({names(RECORDED[1:], "excluded.")}, excluded.received_at)
 WHERE w.revision < excluded.revision
-RETURNING (record ->> 'pool_id') AS pool_id"""
+RETURNING launch_config_id, (record ->> 'pool_id') AS pool_id"""
+# After the rows of shared windows are locked, since a planner locks those before workers, and workers are locked before
+# their outcomes.
+_FOLDED: Final = "coalesce((g.record -> 'stages' -> o.stage ->> 'failures_folded')::bigint, 0)"
+FOLD: Final = f"""
+UPDATE launch_config_outcomes o SET folded = f.folded FROM (
+    SELECT o.launch_config_id, o.stage, {_FOLDED} AS folded
+    FROM launch_config_outcomes o JOIN weight g ON g.launch_config_id = o.launch_config_id
+    WHERE o.launch_config_id = ANY($1::text[]) AND o.folded <> {_FOLDED}
+    ORDER BY o.launch_config_id, o.stage FOR UPDATE OF o) AS f
+WHERE (o.launch_config_id, o.stage) = (f.launch_config_id, f.stage)"""
 GIVEN: Final = weight.c.launch_config_id == sa.any_(array("ids", weight.c.launch_config_id))
 LOCKED: Final = sa.select(weight.c.launch_config_id).where(GIVEN).order_by(weight.c.launch_config_id).with_for_update()
 DELETE: Final = Statement(sa.delete(weight).where(weight.c.launch_config_id.in_(LOCKED)))
@@ -60,12 +70,18 @@ POOLS_OF: Final = Statement(
 )
 
 
-async def upsert(tx: Connection, records: Sequence[tuple[int, WeightChanged]]) -> set[str]:
-    """Store (revision, record) pairs that are newer than their rows; returns the pools of those."""
+async def upsert(tx: Connection, records: Sequence[tuple[int, WeightChanged]]) -> dict[str, str]:
+    """Store (revision, record) pairs that are newer than their rows; returns the pools of those by their configs."""
     ids = [record.launch_config_id for _, record in records]
     bodies = [msgspec.to_builtins(record) for _, record in records]
     rows = await tx.fetch(UPSERT, ids, [revision for revision, _ in records], bodies)
-    return {row["pool_id"] for row in rows}
+    return {row["launch_config_id"]: row["pool_id"] for row in rows}
+
+
+async def fold(tx: Connection, config_ids: Collection[str]) -> None:
+    """Count the failures that the newest records of these configs have folded as such. Their shared windows are
+    stored."""
+    await tx.execute(FOLD, sorted(config_ids))
 
 
 async def delete(db: Connection, config_ids: Sequence[str]) -> None:

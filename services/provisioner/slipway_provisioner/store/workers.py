@@ -15,6 +15,7 @@ from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
 from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.functions import LIMITED_KEYS
 from slipway_provisioner.store.tables import in_states
 
 WORKER: Final = tables.worker
@@ -29,7 +30,23 @@ def _locked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 SELECT: Final = f"SELECT {names(FIELDS)} FROM worker"
-INSERT: Final = Statement(sa.insert(WORKER).from_select([field.name for field in FIELDS], sa.select(ROWS)))
+_CONFIG: Final = tables.launch_config.c
+_ACCOUNT: Final = tables.account.c
+# The pool is locked, so that no other transaction changes the keys and the claim evidence meanwhile.
+_COPIED: Final = {name: sa.func.coalesce(_CONFIG[name], "") for name in LIMITED_KEYS} | {
+    "awaits_claim": sa.func.coalesce(_CONFIG.claim_evidence != "none", sa.false()),
+    "account_unreachable": sa.func.coalesce(_ACCOUNT.unreachable | _ACCOUNT.retired, sa.false()),
+}
+INSERT: Final = Statement(
+    sa.insert(WORKER).from_select(
+        [*(field.name for field in FIELDS), *_COPIED],
+        sa.select(*ROWS.c, *_COPIED.values()).select_from(
+            ROWS.outerjoin(tables.launch_config, _CONFIG.id == ROWS.c.launch_config_id).outerjoin(
+                tables.account, _ACCOUNT.id == ROWS.c.account_id
+            )
+        ),
+    )
+)
 UPDATE: Final = Statement(
     sa.update(WORKER)
     .where(WORKER.c.id == ROWS.c.id)
@@ -64,10 +81,11 @@ LISTED: Final = Statement(_LISTED)
 # A constant condition allows the index on live workers to be used; there may be a hundred times more ended ones.
 LISTED_LIVE: Final = Statement(_LISTED.where(~in_states(ENDED)))
 COUNT_OUTCOMES: Final = """
-INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, successes)
-SELECT config, stage, count(*) FILTER (WHERE failed), count(*) FILTER (WHERE NOT failed)
-FROM unnest($1::text[], $2::text[], $3::boolean[]) AS u (config, stage, failed)
-GROUP BY config, stage ORDER BY config, stage
+INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, successes, keys)
+SELECT c.id, u.stage, u.failures, u.successes, window_keys(c, u.stage) FROM (
+    SELECT config, stage, count(*) FILTER (WHERE failed) AS failures, count(*) FILTER (WHERE NOT failed) AS successes
+    FROM unnest($1::text[], $2::text[], $3::boolean[]) AS g (config, stage, failed) GROUP BY config, stage) AS u
+JOIN launch_config c ON c.id = u.config ORDER BY c.id, u.stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
     successes = o.successes + excluded.successes,
     unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""

@@ -128,6 +128,12 @@ LANGUAGE sql IMMUTABLE AS $$
         ('capacity', c.capacity_key, 'launch'), ('quota', c.subnet_key, 'launch')
     ) AS k (kind, key, stage) WHERE k.key <> '' AND (k.stage <> 'claim' OR c.claim_evidence <> 'none')
 $$;
+-- Keys of the shared windows that a stage of a config fills. Shares without a window limit nothing.
+CREATE FUNCTION window_keys(c launch_config, of text) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(array_agg(k.key ORDER BY k.key), '{}') FROM shared_keys(c) AS k
+    WHERE k.stage = of AND (k.kind, k.stage) IN (
+        ('image', 'boot'), ('image', 'claim'), ('quota', 'launch'), ('capacity', 'launch'))
+$$;
 -- Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no
 -- report could be received: that time is downtime.
 CREATE TABLE deadline_pass (
@@ -145,20 +151,35 @@ CREATE FUNCTION uptime_since(since timestamptz) RETURNS double precision LANGUAG
 $$;
 
 -- Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
--- registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
--- weight. `unfolded_since`: time of the first consecutive sweep that found unfolded failures; reset by a new failure.
+-- registration and first claim locks would serialize them. `folded`: failures in the newest weight record.
+-- `written_off`: failures that will never be folded into a weight. `unfolded_since`: time of the first consecutive
+-- sweep that found unfolded failures; reset by a new failure. `keys`: those of the shared windows that they fill.
 CREATE TABLE launch_config_outcomes (
     launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL DEFAULT 0,
-    successes bigint NOT NULL DEFAULT 0, written_off bigint NOT NULL DEFAULT 0, unfolded_since timestamptz,
-    PRIMARY KEY (launch_config_id, stage)
+    successes bigint NOT NULL DEFAULT 0, folded bigint NOT NULL DEFAULT 0, written_off bigint NOT NULL DEFAULT 0,
+    unfolded bigint NOT NULL GENERATED ALWAYS AS (greatest(0, failures - written_off - folded)) STORED,
+    unfolded_since timestamptz, keys text[] NOT NULL DEFAULT '{}', PRIMARY KEY (launch_config_id, stage)
 );
--- Newest state of each share in the weight records, without a `size` before the first. A planner locks those of its
--- pool, since other pools share them.
+-- Newest state of each share in the weight records, without a `size` before the first. A planner that launches on a
+-- key locks it, since other pools share it.
 CREATE TABLE shared_window (
     key text NOT NULL, stage text NOT NULL, version bigint NOT NULL DEFAULT 0, size integer,
     state text NOT NULL DEFAULT 'healthy' CHECK (state IN ('healthy', 'tripped')),
     unconfirmed integer NOT NULL DEFAULT 0, reason text NOT NULL DEFAULT '', PRIMARY KEY (key, stage)
 );
+-- Live workers of a config, and its starts in flight per stage.
+CREATE TABLE config_usage (
+    pool_id text NOT NULL, launch_config_id text NOT NULL, launch integer NOT NULL DEFAULT 0,
+    boot integer NOT NULL DEFAULT 0, claim integer NOT NULL DEFAULT 0, running integer NOT NULL DEFAULT 0,
+    serving integer NOT NULL DEFAULT 0, leaving integer NOT NULL DEFAULT 0, stuck integer NOT NULL DEFAULT 0,
+    stranded integer NOT NULL DEFAULT 0, marked integer NOT NULL DEFAULT 0
+);
+CREATE INDEX config_usage_config ON config_usage (pool_id, launch_config_id);
+-- Starts in flight of a shared window, those of earlier stages included, and failures not yet folded into a weight.
+CREATE TABLE shared_usage (
+    key text NOT NULL, stage text NOT NULL, in_flight integer NOT NULL DEFAULT 0, unfolded integer NOT NULL DEFAULT 0
+);
+CREATE INDEX shared_usage_key ON shared_usage (key);
 -- Unconfirmed starts of an image at the time a pool was unfrozen: they do not freeze it again.
 CREATE TABLE forgiven (
     pool_id text NOT NULL REFERENCES worker_pool, key text NOT NULL, stage text NOT NULL, unconfirmed integer NOT NULL,
@@ -235,6 +256,8 @@ CREATE INDEX launch_batch_accepted ON launch_batch (poll_at) WHERE state = 'call
 CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
 CREATE INDEX launch_batch_known ON launch_batch (known_at) WHERE state = 'known';
 CREATE INDEX launch_batch_charged ON launch_batch (account_id, known_at) WHERE state = 'known' AND charged > 0;
+-- The keys of a worker's shared windows, whether its account is not called and whether its first claim is awaited are
+-- copies, so that its counters depend on nothing but its row: those are changed in the transactions of their originals.
 CREATE TABLE worker (
     id uuid PRIMARY KEY, pool_id text NOT NULL, launch_config_id text NOT NULL, account_id text NOT NULL,
     image_revision text NOT NULL, state text NOT NULL, decision_id uuid NOT NULL, probe_permit bigint,
@@ -248,6 +271,9 @@ CREATE TABLE worker (
     notice text NOT NULL DEFAULT '', task_slots integer NOT NULL DEFAULT 1,
     ended_at timestamptz, failed_at timestamptz,
     termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
+    image_key text NOT NULL DEFAULT '', quota_key text NOT NULL DEFAULT '', capacity_key text NOT NULL DEFAULT '',
+    subnet_key text NOT NULL DEFAULT '', awaits_claim boolean NOT NULL DEFAULT false,
+    account_unreachable boolean NOT NULL DEFAULT false,
     UNIQUE (account_id, instance_id)
 );
 CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
@@ -257,6 +283,9 @@ CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
+-- Those of which the queue may confirm the first claim.
+CREATE INDEX worker_unclaimed ON worker (pool_id)
+    WHERE state = 'running' AND awaits_claim AND first_claimed_at IS NULL;
 CREATE INDEX worker_marked ON worker (pool_id) WHERE state = 'running' AND leave_after_task;
 CREATE INDEX worker_refused ON worker (account_id) WHERE state <> 'stopped' AND termination_refusals > 0;
 CREATE INDEX worker_ended ON worker (ended_at) WHERE state = 'stopped';
@@ -368,6 +397,139 @@ CREATE TABLE pool_balance (
     pool_id text PRIMARY KEY, surplus jsonb NOT NULL DEFAULT '{}', missing_since timestamptz,
     starved boolean NOT NULL DEFAULT false
 );
+-- What a worker adds to the counters of its config. The call of a stopping worker can still fail, but for one that is
+-- never answered: the windows that it fills are shared with other accounts.
+CREATE FUNCTION config_usage_of(w worker) RETURNS TABLE (
+    launch int, boot int, claim int, running int, serving int, leaving int, stuck int, stranded int, marked int
+) LANGUAGE sql IMMUTABLE AS $$ SELECT
+        (w.state IN ('requested', 'launching')
+        OR w.state IN ('stopping') AND w.instance_id IS NULL AND NOT w.account_unreachable)::int,
+        (w.state IN ('starting'))::int,
+        (w.state IN ('running') AND w.first_claimed_at IS NULL AND w.awaits_claim)::int,
+        (w.state IN ('running'))::int,
+        (w.state IN ('requested', 'launching', 'starting', 'running'))::int,
+        (w.state IN ('stopping'))::int,
+        (w.state IN ('stopping') AND w.stuck_at IS NOT NULL)::int,
+        (w.state IN ('stopping') AND w.probe_permit IS NOT NULL AND w.registered_at IS NULL
+        AND w.termination_refusals > 0)::int,
+        (w.state IN ('running') AND w.leave_after_task)::int
+$$;
+-- Shared windows that a worker fills. Starts of an earlier stage will arrive in the later ones, so they count there
+-- too.
+CREATE FUNCTION shared_usage_of(w worker) RETURNS TABLE (key text, stage text) LANGUAGE sql IMMUTABLE AS $$
+    SELECT k.key, k.stage FROM config_usage_of(w) AS u CROSS JOIN LATERAL (VALUES
+        (w.image_key, 'boot', u.launch + u.boot), (w.quota_key, 'launch', u.launch),
+        (w.image_key, 'claim', CASE WHEN w.awaits_claim THEN u.launch + u.boot + u.claim END),
+        (w.capacity_key, 'launch', u.launch), (w.subnet_key, 'launch', u.launch)
+    ) AS k (key, stage, starts) WHERE k.starts > 0 AND k.key <> ''
+$$;
+CREATE FUNCTION count_inserted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO config_usage (
+        pool_id, launch_config_id, launch, boot, claim, running, serving, leaving, stuck, stranded, marked
+    ) SELECT w.pool_id, w.launch_config_id,
+        sum(u.launch),
+        sum(u.boot),
+        sum(u.claim),
+        sum(u.running),
+        sum(u.serving),
+        sum(u.leaving),
+        sum(u.stuck),
+        sum(u.stranded),
+        sum(u.marked)
+    FROM new_rows w CROSS JOIN LATERAL config_usage_of(w) AS u WHERE w.state NOT IN ('stopped')
+    GROUP BY w.pool_id, w.launch_config_id;
+    INSERT INTO shared_usage (key, stage, in_flight) SELECT k.key, k.stage, count(*)
+    FROM new_rows w CROSS JOIN LATERAL shared_usage_of(w) AS k WHERE w.state NOT IN ('stopped')
+    GROUP BY k.key, k.stage;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION count_deleted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO config_usage (
+        pool_id, launch_config_id, launch, boot, claim, running, serving, leaving, stuck, stranded, marked
+    ) SELECT w.pool_id, w.launch_config_id,
+        -sum(u.launch),
+        -sum(u.boot),
+        -sum(u.claim),
+        -sum(u.running),
+        -sum(u.serving),
+        -sum(u.leaving),
+        -sum(u.stuck),
+        -sum(u.stranded),
+        -sum(u.marked)
+    FROM old_rows w CROSS JOIN LATERAL config_usage_of(w) AS u WHERE w.state NOT IN ('stopped')
+    GROUP BY w.pool_id, w.launch_config_id;
+    INSERT INTO shared_usage (key, stage, in_flight) SELECT k.key, k.stage, -count(*)
+    FROM old_rows w CROSS JOIN LATERAL shared_usage_of(w) AS k WHERE w.state NOT IN ('stopped')
+    GROUP BY k.key, k.stage;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION count_updated() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO config_usage (
+        pool_id, launch_config_id, launch, boot, claim, running, serving, leaving, stuck, stranded, marked
+    ) SELECT new.pool_id, new.launch_config_id,
+        n.launch - o.launch,
+        n.boot - o.boot,
+        n.claim - o.claim,
+        n.running - o.running,
+        n.serving - o.serving,
+        n.leaving - o.leaving,
+        n.stuck - o.stuck,
+        n.stranded - o.stranded,
+        n.marked - o.marked
+    FROM config_usage_of(new) AS n CROSS JOIN config_usage_of(old) AS o WHERE n IS DISTINCT FROM o;
+    INSERT INTO shared_usage (key, stage, in_flight) SELECT key, stage, sum(change) FROM (
+        SELECT key, stage, 1 AS change FROM shared_usage_of(new)
+        UNION ALL SELECT key, stage, -1 FROM shared_usage_of(old)) AS c
+    GROUP BY key, stage HAVING sum(change) <> 0;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER worker_inserted AFTER INSERT ON worker REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION count_inserted();
+CREATE TRIGGER worker_deleted AFTER DELETE ON worker REFERENCING OLD TABLE AS old_rows
+FOR EACH STATEMENT EXECUTE FUNCTION count_deleted();
+-- Transition tables have no column list, so a statement trigger would cost each heartbeat several times what it does.
+CREATE TRIGGER worker_updated AFTER UPDATE ON worker FOR EACH ROW WHEN ((
+    old.state,
+    old.instance_id,
+    old.registered_at,
+    old.first_claimed_at,
+    old.stuck_at,
+    old.termination_refusals,
+    old.leave_after_task,
+    old.awaits_claim,
+    old.account_unreachable,
+    old.image_key,
+    old.quota_key,
+    old.capacity_key,
+    old.subnet_key
+) IS DISTINCT FROM (
+    new.state,
+    new.instance_id,
+    new.registered_at,
+    new.first_claimed_at,
+    new.stuck_at,
+    new.termination_refusals,
+    new.leave_after_task,
+    new.awaits_claim,
+    new.account_unreachable,
+    new.image_key,
+    new.quota_key,
+    new.capacity_key,
+    new.subnet_key
+)) EXECUTE FUNCTION count_updated();
+CREATE FUNCTION count_unfolded() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO shared_usage (key, stage, unfolded) SELECT key, stage, sum(change) FROM (
+        SELECT unnest(new.keys) AS key, new.stage, new.unfolded AS change
+        UNION ALL SELECT unnest(old.keys), old.stage, -old.unfolded) AS c
+    GROUP BY key, stage HAVING sum(change) <> 0;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER outcomes_inserted AFTER INSERT ON launch_config_outcomes FOR EACH ROW
+WHEN (new.unfolded > 0) EXECUTE FUNCTION count_unfolded();
+CREATE TRIGGER outcomes_updated AFTER UPDATE ON launch_config_outcomes FOR EACH ROW
+WHEN ((old.unfolded, old.keys) IS DISTINCT FROM (new.unfolded, new.keys)) EXECUTE FUNCTION count_unfolded();
+CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH ROW
+WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded();
 """
 
 

@@ -1,0 +1,82 @@
+"""Tables of what counts towards windows and fleets: outcomes of stages, shared windows, and the counters of both.
+
+The counters are append-only: triggers insert what a change adds and subtracts, in its transaction, and lock no row that
+others need. A sum over the rows of a key is what counts; folding replaces these rows by their sum.
+"""
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Computed,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+
+from slipway_common.database.tables import TIME
+from slipway_provisioner.store.columns import ZERO, empty_text, required
+from slipway_provisioner.store.functions import COUNTED
+
+
+def usage_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table]:
+    """Add the tables, in the order in which they are returned: outcomes, shared windows, and the counters of configs
+    and of shared windows."""
+    # Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
+    # registration and first claim locks would serialize them. `folded`: failures in the newest weight record.
+    # `written_off`: failures that will never be folded into a weight. `unfolded_since`: time of the first consecutive
+    # sweep that found unfolded failures; reset by a new failure. `keys`: those of the shared windows that they fill.
+    outcomes = Table(
+        "launch_config_outcomes",
+        metadata,
+        Column("launch_config_id", Text, ForeignKey("launch_config.id")),
+        Column("stage", Text),
+        required("failures", BigInteger, server_default=ZERO),
+        required("successes", BigInteger, server_default=ZERO),
+        required("folded", BigInteger, server_default=ZERO),
+        required("written_off", BigInteger, server_default=ZERO),
+        required("unfolded", BigInteger, Computed("greatest(0, failures - written_off - folded)", persisted=True)),
+        Column("unfolded_since", TIME),
+        required("keys", ARRAY(Text), server_default=text("'{}'")),
+        PrimaryKeyConstraint("launch_config_id", "stage"),
+    )
+    # Newest state of each share in the weight records, without a `size` before the first. A planner that launches on a
+    # key locks it, since other pools share it.
+    shared_window = Table(
+        "shared_window",
+        metadata,
+        Column("key", Text),
+        Column("stage", Text),
+        required("version", BigInteger, server_default=ZERO),
+        Column("size", Integer),
+        required("state", Text, CheckConstraint("state IN ('healthy', 'tripped')"), server_default=text("'healthy'")),
+        required("unconfirmed", Integer, server_default=ZERO),
+        empty_text("reason"),
+        PrimaryKeyConstraint("key", "stage"),
+    )
+    # Live workers of a config, and its starts in flight per stage.
+    config_usage = Table(
+        "config_usage",
+        metadata,
+        required("pool_id", Text),
+        required("launch_config_id", Text),
+        *(required(name, Integer, server_default=ZERO) for name in COUNTED),
+    )
+    Index("config_usage_config", config_usage.c.pool_id, config_usage.c.launch_config_id)
+    # Starts in flight of a shared window, those of earlier stages included, and failures not yet folded into a weight.
+    shared_usage = Table(
+        "shared_usage",
+        metadata,
+        required("key", Text),
+        required("stage", Text),
+        required("in_flight", Integer, server_default=ZERO),
+        required("unfolded", Integer, server_default=ZERO),
+    )
+    Index("shared_usage_key", shared_usage.c.key)
+    return outcomes, shared_window, config_usage, shared_usage
