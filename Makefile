@@ -122,11 +122,15 @@ test-all: $(READY) $(TERRAFORM) tools ## Every layer, drill, benchmark in its sh
 test-for: $(READY) $(TERRAFORM) tools ## What CI runs, and the long layers that the changes since a commit ask for: SINCE=main
 	@SINCE=$(or $(SINCE),main) $(RUN) -m tests.tools.layers
 
-tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
+tools: ## kcat, tmux, promtool and Alertmanager for the tests that call them: installs Debian's packages, or says what to install
 	@infra/tools.sh
 
 screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and checked
 	@$(RUN) -m tests.tools.screen_shot
+
+.PHONY: alert-sinks
+alert-sinks: $(READY) tools ## Alerts forwarded to a webhook and to Alertmanager, both sides restarted in the middle: each page once: MUTANT=
+	@$(RUN) -m $(BROKEN) pytest -q -s tests/contract/test_alert_sinks.py
 
 compose-check: $(READY) ## docker-compose.yml and its images: checked, built and started without a container engine
 	@$(RUN) -m $(BROKEN) tests.compose.run

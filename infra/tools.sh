@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs the external programs that some tests and guides call: kcat, tmux and promtool.
+# Installs the external programs that some tests and guides call: kcat, tmux, promtool and Alertmanager.
 #
 # Needs Debian or a derivative, and root or a sudo without password; otherwise it prints the missing packages and exits
-# with 2. Of Prometheus only promtool is used, so its service is not started.
+# with 2. Tests start what they need themselves, so the services of the packages are not started.
 set -eu
 
 missing() { # Debian packages of the programs that are not on the PATH
-    for tool in kcat:kcat tmux:tmux promtool:prometheus; do
+    for tool in kcat:kcat tmux:tmux promtool:prometheus prometheus-alertmanager:prometheus-alertmanager; do
         command -v "${tool%:*}" >/dev/null || printf ' %s' "${tool#*:}"
     done
 }
@@ -43,10 +43,12 @@ install() {
     $root DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends $packages
 }
 install || { $root apt-get update --quiet && install; } || refuse "apt-get could not install$packages"
-case $packages in *prometheus*)
-    if command -v systemctl >/dev/null; then $root systemctl --quiet disable prometheus; fi
-    ;;
-esac
+for service in $packages; do
+    case $service in prometheus*)
+        if command -v systemctl >/dev/null; then $root systemctl --quiet disable "$service"; fi
+        ;;
+    esac
+done
 
 packages=$(missing)
 [ -z "$packages" ] || refuse "still missing:$packages"

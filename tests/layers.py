@@ -61,6 +61,7 @@ OUTSIDE: Final = (
     "tests/contract/aws",
     "tests/contract/ec2",
     "tests/contract/examples",
+    "tests/contract/test_alert_sinks.py",
     "tests/contract/test_metrics.py",
 )
 WORKSPACES: Final = ("tests/interleaving/test_workspaces.py", "tests/interleaving/test_workspace_listings.py")
@@ -114,6 +115,7 @@ LONG: Final = {
     "demo": target(120, "demo", "DURATION=45s"),
     "try-image": target(90, "try-image"),
     "screen-shot": target(60, "screen-shot"),
+    "alert-sinks": target(60, "alert-sinks"),
     "changes": target(150, "e2e"),
     "windows": target(90, "e2e-windows"),
     "drill": target(900, "drill"),

@@ -33,7 +33,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.CompletedPr
 
 
 def test_nothing_is_done_if_all_are_installed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("kcat", "tmux", "promtool"):
+    for name in ("kcat", "tmux", "promtool", "prometheus-alertmanager"):
         put(machine, name)
     done = run(machine, monkeypatch)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -43,7 +43,7 @@ def test_prints_packages_without_apt(machine: Path, monkeypatch: pytest.MonkeyPa
     put(machine, "tmux")
     done = run(machine, monkeypatch)
     assert done.returncode == 2
-    assert "missing: kcat prometheus, and there is no apt-get" in done.stderr
+    assert "missing: kcat prometheus prometheus-alertmanager, and there is no apt-get" in done.stderr
 
 
 def test_prints_packages_without_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,11 +56,12 @@ def test_prints_packages_without_permission(machine: Path, monkeypatch: pytest.M
 
 
 def test_installs_missing_packages_only(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Prometheus service starts neither now nor at boot; an outdated package list is updated."""
+    """The services start neither now nor at boot; an outdated package list is updated."""
     policy = machine.parent / "policy-rc.d"
     monkeypatch.setenv("POLICY", str(policy))
     put(machine, "tmux")
-    appears = f"if [ -e {machine}/fresh ]; then : > {machine}/kcat; : > {machine}/promtool; chmod 755 {machine}/*; fi"
+    created = " ".join(f": > {machine}/{name};" for name in ("kcat", "promtool", "prometheus-alertmanager"))
+    appears = f"if [ -e {machine}/fresh ]; then {created} chmod 755 {machine}/*; fi"
     scripts = {
         "id": "echo 1000",
         "systemctl": "",
@@ -78,9 +79,13 @@ esac""",
     done = run(machine, monkeypatch)
     assert done.returncode == 0, done.stderr
     log = (machine.parent / "log").read_text()
-    assert log.count("apt-get install --quiet --yes --no-install-recommends kcat prometheus\n") == 2
+    assert (
+        log.count("apt-get install --quiet --yes --no-install-recommends kcat prometheus prometheus-alertmanager\n")
+        == 2
+    )
     assert log.index(f"tee {policy}") < log.index("apt-get install")
-    assert "systemctl --quiet disable prometheus" in log
+    for service in ("prometheus", "prometheus-alertmanager"):
+        assert f"systemctl --quiet disable {service}\n" in log
     assert log.splitlines()[-1] == f"sudo -n env rm -f {policy}"
 
 

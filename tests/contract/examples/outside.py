@@ -1,5 +1,6 @@
 """External parts for tests of examples/: their processes, kcat, and a webhook."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,7 +17,9 @@ from typing import Any, Final
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.support.harness import PATIENCE_SECONDS, Place, until
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
+from tests.support.harness import PATIENCE_SECONDS, Place, enqueue, until
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 
@@ -78,6 +81,42 @@ def example(place: Place, name: str, folder: Path, **env: str) -> Iterator[Examp
         running.kill()
 
 
+def raised(subject: str, **changes: Any) -> AlertRaised:
+    usual: dict[str, Any] = {
+        "dedup_key": f"test/{subject}",
+        "subject_kind": "account",
+        "subject_id": subject,
+        "kind": "test",
+        "summary": f"{subject} is on fire",
+    }
+    return AlertRaised(**(usual | changes))
+
+
+def resolved(subject: str) -> AlertResolved:
+    return AlertResolved(
+        dedup_key=f"test/{subject}",
+        subject_kind="account",
+        subject_id=subject,
+        kind="test",
+        summary=f"{subject} is out",
+    )
+
+
+async def publish(place: Place, *events: Any) -> None:
+    """Publish by the real outbox and its relay."""
+    await enqueue(place.database, *events)
+    relay = asyncio.create_task(place.relay(ALERT, WORKER_LIFECYCLE).run())
+
+    async def empty() -> bool:
+        return not await place.database.fetchval("SELECT count(*) FROM outbox")
+
+    try:
+        await until(empty, "the outbox is empty")
+    finally:
+        relay.cancel()
+        await asyncio.gather(relay, return_exceptions=True)
+
+
 def kcat(place: Place, *arguments: str, write: str | None = None) -> str:
     """Run kcat and return its output; `write` is its input."""
     if not shutil.which("kcat"):
@@ -109,6 +148,7 @@ class Page(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answering)
         self.posted: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
+        self.keys: list[str] = []  # idempotency keys of the posted ones
         self.answers: deque[int] = deque()
 
     @property
@@ -123,6 +163,8 @@ class Answering(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         status = self.server.answers.popleft() if self.server.answers else 202
         (self.server.posted if status < 300 else self.server.refused).append(body)
+        if status < 300:
+            self.server.keys.append(self.headers.get("idempotency-key", ""))
         self.send_response(status)
         self.end_headers()
 

@@ -1,6 +1,5 @@
 """Example alert subscribers: alerts are delivered at least once, and exactly once without crashes."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,32 +11,21 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerIdle, WorkerLaunchFailed
 from slipway_common.messaging.relay import partition_for
-from tests.contract.examples.outside import EXAMPLES, committed, example, headers, kcat, serving
-from tests.support.harness import PARTITIONS, Place, enqueue, publisher, until
+from tests.contract.examples.outside import (
+    EXAMPLES,
+    committed,
+    example,
+    headers,
+    kcat,
+    publish,
+    raised,
+    resolved,
+    serving,
+)
+from tests.support.harness import PARTITIONS, Place, publisher, until
 
 SUBSCRIBERS: Final = ("alerts_aiokafka", "alerts_faststream")
 LINES_MAX: Final = 40
-
-
-def raised(subject: str, **changes: Any) -> AlertRaised:
-    usual: dict[str, Any] = {
-        "dedup_key": f"test/{subject}",
-        "subject_kind": "account",
-        "subject_id": subject,
-        "kind": "test",
-        "summary": f"{subject} is on fire",
-    }
-    return AlertRaised(**(usual | changes))
-
-
-def resolved(subject: str) -> AlertResolved:
-    return AlertResolved(
-        dedup_key=f"test/{subject}",
-        subject_kind="account",
-        subject_id=subject,
-        kind="test",
-        summary=f"{subject} is out",
-    )
 
 
 def worker(worker_id: str) -> dict[str, Any]:
@@ -48,21 +36,6 @@ def worker(worker_id: str) -> dict[str, Any]:
 def failed(worker_id: str) -> WorkerLaunchFailed:
     outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/", "InsufficientCapacity")
     return WorkerLaunchFailed(**worker(worker_id), batch_id="b", outcome=outcome)
-
-
-async def publish(place: Place, *events: Any) -> None:
-    """Publish by the real outbox and its relay."""
-    await enqueue(place.database, *events)
-    relay = asyncio.create_task(place.relay(ALERT, WORKER_LIFECYCLE).run())
-
-    async def empty() -> bool:
-        return not await place.database.fetchval("SELECT count(*) FROM outbox")
-
-    try:
-        await until(empty, "the outbox is empty")
-    finally:
-        relay.cancel()
-        await asyncio.gather(relay, return_exceptions=True)
 
 
 async def until_committed(place: Place, name: str, alerts: int) -> None:

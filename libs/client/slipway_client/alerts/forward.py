@@ -1,0 +1,162 @@
+"""Forwarding of the alerts topic to one sink: what is news, in order, each until the sink has taken it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.errors import BadEvent
+from slipway_common.events.alert import Alert, AlertRaised
+from slipway_common.events.topics import ALERT
+from slipway_common.messaging import fetched
+from slipway_common.messaging.envelope import decode, decode_data
+from slipway_common.messaging.records import Undecoded
+from slipway_common.observability import telemetry
+
+LOG = telemetry.logger(__name__)
+POLL_MS: Final = 500
+RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+Body = Callable[[Alert, datetime], Any]
+"""Make the body of the request of one alert."""
+Send = Callable[[Any, str], Awaitable[str]]
+"""Send a body with its idempotency key; returns why it has to be sent again, empty if the sink has settled it."""
+
+
+class Sink(msgspec.Struct, frozen=True, kw_only=True):
+    """A receiver of alerts. One with `refresh_seconds` forgets them: open ones are sent to it again after so long, and
+    at each start."""
+
+    name: str
+    body: Body
+    send: Send
+    refresh_seconds: float | None = None
+
+
+class Forwarding:
+    """Forwarding to one sink until `stopping` is set. The group `slipway-alerts.NAME` remembers its position."""
+
+    def __init__(self, sink: Sink, *, kafka: str, prefix: str, stopping: asyncio.Event) -> None:
+        self.sink = sink
+        self.stopping = stopping
+        self._kafka = kafka
+        self._topic = prefix + ALERT.name
+        self._group = f"{prefix}slipway-alerts.{sink.name}"
+        self._open: dict[str, tuple[str, AlertRaised]] = {}
+        self._refreshed_at = 0.0
+
+    async def run(self) -> None:
+        """Forward; reconnects to Kafka for ever."""
+        fetched.install()
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                async with self._consumer() as consumer:
+                    positions = await self._catch_up(consumer)
+                    failures = 0
+                    await self._follow(consumer, positions)
+            except (KafkaError, OSError) as error:
+                failures += 1
+                LOG.warning("Kafka is unavailable, retrying", sink=self.sink.name, error=repr(error))
+                await self._pause(failures)
+
+    @contextlib.asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._kafka, group_id=self._group, enable_auto_commit=False, auto_offset_reset="earliest"
+        )
+        try:
+            await consumer.start()
+            yield consumer
+        finally:
+            await consumer.stop()
+
+    async def _catch_up(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, int]:
+        """Read the topic, which is compacted, up to the position of the sink, and send what is open there if the sink
+        does not know it: at the first start, whose position is the end, or at each. Returns the positions."""
+        known = await consumer._client.fetch_all_metadata()  # the consumer's own API knows subscribed topics only
+        partitions = [TopicPartition(self._topic, n) for n in sorted(known.partitions_for_topic(self._topic) or ())]
+        if not partitions:
+            raise KafkaError(f"there is no topic {self._topic}")
+        consumer.assign(partitions)
+        ends: Mapping[TopicPartition, int] = await consumer.end_offsets(partitions)
+        committed = {tp: await consumer.committed(tp) for tp in partitions}
+        is_first = all(offset is None for offset in committed.values())
+        begins = dict(ends) if is_first else {tp: offset or 0 for tp, offset in committed.items()}
+        await consumer.seek_to_beginning(*partitions)
+        self._open.clear()
+        for tp in partitions:  # alerts of one key are in one partition
+            while not self.stopping.is_set() and await consumer.position(tp) < min(begins[tp], ends[tp]):
+                for record in (await consumer.getmany(tp, timeout_ms=POLL_MS)).get(tp, ()):
+                    if record.offset < begins[tp]:
+                        self._fold(record)
+        if (not is_first and self.sink.refresh_seconds is None) or await self._send_open():
+            await consumer.commit(begins)
+        for tp, offset in begins.items():
+            consumer.seek(tp, offset)
+        return begins
+
+    async def _follow(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
+        while not self.stopping.is_set():
+            for tp, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
+                for record in records:
+                    news = self._fold(record)
+                    if news is not None and not news[1].repeat and not await self._forward(*news):
+                        return
+                    positions[tp] = record.offset + 1
+                    await consumer.commit({tp: positions[tp]})
+            every = self.sink.refresh_seconds
+            if every is not None and monotonic_seconds() - self._refreshed_at >= every:
+                await self._send_open()
+
+    def _fold(self, record: Any) -> tuple[str, Alert] | None:
+        """Record that an alert is open or closed. Returns its event with its id; None for a tombstone and for anything
+        that is no alert."""
+        id_, event = _decoded(record)
+        if isinstance(event, AlertRaised):
+            self._open[event.dedup_key] = id_, event
+        elif isinstance(event, Alert):
+            self._open.pop(event.dedup_key, None)
+        else:
+            return None
+        return id_, event
+
+    async def _send_open(self) -> bool:
+        """Send all open alerts; False if forwarding stops before."""
+        self._refreshed_at = monotonic_seconds()
+        for id_, event in list(self._open.values()):
+            if not await self._forward(id_, event):
+                return False
+        return True
+
+    async def _forward(self, id_: str, event: Alert) -> bool:
+        """Send an alert until the sink has taken it; False if forwarding stops before."""
+        failures = 0
+        while problem := await self.sink.send(self.sink.body(event, utc_now()), id_):
+            failures += 1
+            LOG.warning("the sink does not take an alert, retrying", sink=self.sink.name, reason=problem)
+            await self._pause(failures)
+            if self.stopping.is_set():
+                return False
+        return True
+
+    async def _pause(self, failures: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1])
+
+
+def _decoded(record: Any) -> tuple[str, Any]:
+    """Id and event of a record; no event for a tombstone and for a record that is not one of this version."""
+    try:
+        if record.value is None or isinstance(record.value, Undecoded):
+            return "", None
+        envelope = decode(record.headers, received_at=utc_now())
+        return f"{envelope.source}/{envelope.id}", decode_data(envelope.type, record.value)
+    except BadEvent:
+        return "", None

@@ -1,0 +1,86 @@
+"""`slipway-alerts`: forwards the alerts of a deployment to a webhook, to Alertmanager or to Slack."""
+
+import asyncio
+import signal
+import sys
+from functools import partial
+from typing import Any, Final
+
+import httpx2
+
+from slipway_client.alerts import alertmanager, slack, webhook
+from slipway_client.alerts.forward import Body, Forwarding, Sink
+from slipway_common.base.settings import EnvironmentSettings, from_environment, variable_of
+from slipway_common.observability import telemetry
+
+LOG = telemetry.logger(__name__)
+SEND_SECONDS: Final = 10.0
+LATER: Final = frozenset({408, 425, 429})
+"""Statuses besides 5xx after which the same request may succeed."""
+SINKS: Final = ("alerts_webhook_url", "alerts_alertmanager_url", "alerts_slack_url")
+
+
+class AlertsSettings(EnvironmentSettings):
+    """Settings of `slipway-alerts`. Addresses of sinks may be secrets: each may be in a file."""
+
+    kafka: str
+    """Bootstrap servers, host:port,…"""
+    topic_prefix: str = ""
+    alerts_webhook_url: str = ""
+    alerts_alertmanager_url: str = ""
+    """Address of Alertmanager, without the path of its API."""
+    alerts_slack_url: str = ""
+    alerts_refresh_seconds: float = 60.0
+    """Interval at which open alerts are sent to Alertmanager again."""
+
+
+def sinks(settings: AlertsSettings, http: httpx2.AsyncClient) -> list[Sink]:
+    """The sinks whose addresses are set."""
+    every = settings.alerts_refresh_seconds
+    to_alertmanager = partial(alertmanager.body, refresh_seconds=every)
+    base = settings.alerts_alertmanager_url.rstrip("/")
+    found: list[tuple[str, str, Body, float | None]] = [
+        (settings.alerts_webhook_url, "webhook", webhook.body, None),
+        (base and base + alertmanager.PATH, "alertmanager", to_alertmanager, every),
+        (settings.alerts_slack_url, "slack", slack.body, None),
+    ]
+    return [
+        Sink(name=name, body=body, send=partial(send, http, url), refresh_seconds=refresh)
+        for url, name, body, refresh in found
+        if url
+    ]
+
+
+async def send(http: httpx2.AsyncClient, url: str, body: Any, key: str) -> str:
+    """Send a body; returns why it has to be sent again. One that a sink refuses for ever is logged and given up, since
+    those behind it must arrive."""
+    try:
+        answer = await http.post(url, json=body, headers={"Idempotency-Key": key})
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    if answer.is_success:
+        return ""
+    if answer.status_code >= 500 or answer.status_code in LATER:
+        return f"it answered {answer.status_code}"
+    LOG.error("the sink refuses an alert", status=answer.status_code, reason=answer.text, event_id=key)
+    return ""
+
+
+def main() -> None:
+    """Forward until SIGTERM or SIGINT; what a sink has taken is recorded first."""
+    settings = from_environment(AlertsSettings)
+    telemetry.configure_logs("slipway-alerts")
+    if not any(getattr(settings, name) for name in SINKS):
+        sys.exit(f"slipway-alerts has nowhere to send alerts: set {' or '.join(map(variable_of, SINKS))}")
+    asyncio.run(_run(settings))
+
+
+async def _run(settings: AlertsSettings) -> None:
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    async with httpx2.AsyncClient(timeout=SEND_SECONDS) as http, asyncio.TaskGroup() as group:
+        for sink in sinks(settings, http):
+            forwarding = Forwarding(sink, kafka=settings.kafka, prefix=settings.topic_prefix, stopping=stopping)
+            group.create_task(forwarding.run())
+            LOG.info("forwarding", sink=sink.name)

@@ -1,0 +1,74 @@
+"""Bodies of the sinks of `slipway-alerts`."""
+
+from datetime import UTC, datetime
+
+import httpx2
+import msgspec
+import pytest
+
+from slipway_client.alerts import slack, webhook
+from slipway_client.alerts.main import send
+from slipway_common.events.alert import AlertRaised, AlertResolved
+
+NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
+OPEN = AlertRaised(
+    dedup_key="weight-calculator/image-tripped/linux-1",
+    subject_kind="image",
+    subject_id="linux-1",
+    kind="image-tripped",
+    summary="3 boots failed: <!channel> & more\x1b[31m",
+    effect="3 pools launch only probes",
+    doing="probes by itself",
+    command="slipway why image/linux-1",
+    since=NOW,
+    raised_at=NOW,
+)
+END = AlertResolved(
+    dedup_key=OPEN.dedup_key, subject_kind="image", subject_id="linux-1", kind="image-tripped", summary="it boots again"
+)
+
+
+def test_a_webhook_gets_the_event_and_an_action() -> None:
+    """The end has the key of the beginning, so that a pager resolves what it has triggered."""
+    assert webhook.body(OPEN, NOW) == {"action": "trigger", **msgspec.to_builtins(OPEN)}
+    assert webhook.body(END, NOW)["action"] == "resolve"
+    assert webhook.body(OPEN, NOW)["dedup_key"] == webhook.body(END, NOW)["dedup_key"]
+
+
+def test_slack_gets_a_message() -> None:
+    """A text from outside mentions nobody and cannot control a terminal."""
+    assert slack.body(OPEN, NOW) == {
+        "text": ":rotating_light: *page* image-tripped linux-1: 3 boots failed: &lt;!channel&gt; &amp; more�[31m\n"
+        "Effect: 3 pools launch only probes\n"
+        "Slipway: probes by itself\n"
+        "Remedy: `slipway why image/linux-1`"
+    }
+    notice = msgspec.structs.replace(OPEN, severity="notice", summary="slow", effect="", doing="", command="")
+    assert slack.body(notice, NOW) == {"text": ":information_source: *notice* image-tripped linux-1: slow"}
+    assert slack.body(END, NOW) == {"text": ":white_check_mark: *resolved* image-tripped linux-1: it boots again"}
+
+
+@pytest.mark.parametrize(
+    ("status", "again"),
+    [(202, ""), (503, "it answered 503"), (429, "it answered 429"), (400, "")],
+    ids=["taken", "unavailable", "throttled", "refused for ever"],
+)
+async def test_only_what_may_succeed_is_sent_again(status: int, again: str) -> None:
+    """A body that a sink refuses for ever must not keep back those behind it. Its key is that of the event."""
+    seen: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(status)
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
+        assert await send(http, "http://sink/", {"a": 1}, "/provisioner/1") == again
+    assert seen[0].headers["idempotency-key"] == "/provisioner/1"
+
+
+async def test_a_sink_that_does_not_answer() -> None:
+    """The reason does not quote its address, which may be a secret."""
+    async with httpx2.AsyncClient() as http:
+        problem = await send(http, "http://127.0.0.1:9/secret", {}, "k")
+    assert problem
+    assert "secret" not in problem
