@@ -58,8 +58,7 @@ async def test_put_and_get_a_pool(client: httpx2.AsyncClient) -> None:
         "unchanged": 0,
         "digest": answer.json()["digest"],
         "dangers": [],
-        "first_hours": [],
-        "first_hours_total": None,
+        "costs": [],
         "unpriced": [],
         "applied": True,
     }

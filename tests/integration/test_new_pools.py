@@ -58,17 +58,11 @@ async def test_a_file_without_a_mode_keeps_the_mode(provisioner: Provisioner, cl
     spec = shown.json()["declared"] | {"mode": "canary"}
     answer = await client.put(PATH, json=spec, headers={"If-Match": shown.headers["ETag"]})
     assert answer.json()["items"][0]["detail"] == "mode: observe → canary"
-    assert answer.json()["first_hours"] == [
-        {
-            "pool": "linux",
-            "mode": "canary",
-            "launches": None,
-            "cost": "0.1",
-            "unknown": [],
-            "text": "the first hour of pool linux may cost up to 0.1: 1 × 0.1 of m5.large "
-            "(simulated, sim-1, on-demand); no limit on launches",
-        }
-    ]
+    text = (
+        "pool linux may cost up to 0.1 an hour, if 1 × m5.large (simulated, sim-1, on-demand) run all the time at 0.1"
+    )
+    found = {"pool": "linux", "mode": "canary", "cost": "0.1", "unknown": [], "text": text}
+    assert answer.json()["costs"] == [found]
     assert await provisioner.declare(declared()) == []
     await provisioner.declare(declared(max_capacity=50))
     assert await mode(provisioner) == "canary"
@@ -96,22 +90,22 @@ async def test_a_pool_with_one_paid_account_is_one_that_costs(provisioner: Provi
     assert await mode(provisioner) == "observe"
 
 
-async def test_a_dry_run_says_what_the_first_hour_may_cost(provisioner: Provisioner) -> None:
+async def test_a_dry_run_says_what_pools_may_cost(provisioner: Provisioner) -> None:
     """With the limits that are declared, of the dearest machine, and of unchanged pools nothing."""
     body: dict[str, Any] = declared(mode="enforce", max_capacity=30)
-    body["accounts"][0]["limits"] = {"launches_per_hour": 20}
     async with provisioner.database.acquire() as db:
         tariff = provisioner.settings.tariff()
         applied = await apply_body(db, body, providers=provisioner.providers, tariff=tariff)
-        (found,) = applied.estimates.first_hours
-        assert "may cost up to 2: 20 × 0.1 of m5.large" in found.text
-        assert "at most 20 launches" in found.text
-        assert (await apply_body(db, body, providers=provisioner.providers, tariff=tariff)).estimates.first_hours == []
+        (found,) = applied.estimates.costs
+        assert "may cost up to 3 an hour, if 30 × m5.large" in found.text
+        assert (await apply_body(db, body, providers=provisioner.providers, tariff=tariff)).estimates.costs == []
+        body["worker_pools"][0]["limits"] = {"spend_per_day": 2}
+        applied = await apply_body(db, body, providers=provisioner.providers, tariff=tariff)
+        assert "may cost up to 2 an hour, its limit of spend per day" in applied.estimates.costs[0].text
+        del body["worker_pools"][0]["limits"]
         body["worker_pools"][0]["launch_configs"][0]["instance_type"] = "m9.huge"
         applied = await apply_body(db, body, providers=provisioner.providers, tariff=tariff)
-        assert (
-            "since no price of m9.huge (simulated, sim-1, on-demand) is known" in applied.estimates.first_hours[0].text
-        )
+        assert "since no price of m9.huge (simulated, sim-1, on-demand) is known" in applied.estimates.costs[0].text
 
 
 async def test_launches_without_a_price_under_a_limit_of_spend(
@@ -128,18 +122,6 @@ async def test_launches_without_a_price_under_a_limit_of_spend(
         assert "would be refused: no price is known, and account sim-a limits its spend" in found["text"]
     body["accounts"][0]["limits"]["default_price"] = 1
     assert (await client.put("/declaration", json=body)).json()["unpriced"] == []
-
-
-async def test_the_total_of_pools_that_share_an_account(provisioner: Provisioner, client: httpx2.AsyncClient) -> None:
-    body: dict[str, Any] = declared(mode="enforce", max_capacity=30)
-    body["accounts"][0]["limits"] = {"launches_per_hour": 20}
-    (pool,) = body["worker_pools"]
-    other = pool["launch_configs"][0] | {"name": "other-a"}
-    body["worker_pools"].append(pool | {"id": "other", "launch_configs": [other]})
-    answer = (await client.put("/declaration", json=body, params={"dry_run": True})).json()
-    assert [each["cost"] for each in answer["first_hours"]] == ["2.0", "2.0"]
-    total = answer["first_hours_total"]
-    assert (total["pools"], total["cost"]) == (["linux", "other"], "2.0")
 
 
 async def test_limits_are_shown(provisioner: Provisioner, client: httpx2.AsyncClient) -> None:

@@ -17,8 +17,7 @@ ANSWER: Final[dict[str, Any]] = {
     "unchanged": 0,
     "digest": "d1gest",
     "dangers": [],
-    "first_hours": [{"text": f"the first hour of pool {id_} may cost up to 2"} for id_ in ("linux", "other")],
-    "first_hours_total": {"text": "the first hour of these 2 pools together may cost up to 3"},
+    "costs": [{"text": f"pool {id_} may cost up to 2 an hour"} for id_ in ("linux", "other")],
     "unpriced": [{"text": "pool linux: launches of m9.huge would be refused"}],
     "applied": False,
 }
@@ -53,6 +52,5 @@ def test_estimates_are_printed(url: str, tmp_path: Path, command: str) -> None:
     file = tmp_path / "slipway.yaml"
     file.write_text(FILE)
     answer = CliRunner().invoke(commands, [command, "-f", str(file)], env=environment(url), catch_exceptions=False)
-    assert "pool linux may cost up to 2\nthe first hour of pool other may cost up to 2\n" in answer.stdout
-    assert "these 2 pools together may cost up to 3\n" in answer.stdout
+    assert "pool linux may cost up to 2 an hour\npool other may cost up to 2 an hour\n" in answer.stdout
     assert answer.stderr == "pool linux: launches of m9.huge would be refused\n"

@@ -123,7 +123,7 @@ class Provisioner:
         self.received.append((path, body, given))
         answer = {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
         answer["unpriced"] = [{"text": f"pool {POOL}: launches of m9.huge would be refused"}]
-        return answer | {"first_hours": [{"text": f"the first hour of pool {POOL} may cost up to 2"}]}
+        return answer | {"costs": [{"text": f"pool {POOL} may cost up to 2 an hour"}]}
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_pool_is_promoted(provisioner: Provisioner, url: str, mode: str, then:
     provisioner.changes = [{"kind": "worker pool", "id": POOL, "result": "updated", "detail": f"mode: {mode} → {then}"}]
     made = slipway("promote", POOL, "--reason", "it works", url=url)
     assert f"mode: {mode} → {then}" in made.stdout
-    assert "first hour" in made.stdout
+    assert "may cost up to 2 an hour" in made.stdout
     assert "the next apply reverts this" not in made.stderr
     ((_, body, given),) = provisioner.received
     assert (body["mode"], given) == (then, {"action": "set", "reason": "it works"})

@@ -16,7 +16,7 @@ from slipway_common.declaration.changes import Danger, check_confirmed
 from slipway_common.declaration.models import WorkerPool
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply import deadline_checks, limiting, provider_keys
-from slipway_provisioner.apply.first_hours import Locations, estimate
+from slipway_provisioner.apply.costs import Locations, estimate
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared, GivenPool
 from slipway_provisioner.domain import freezing, guard, ownership

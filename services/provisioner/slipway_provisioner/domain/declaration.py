@@ -7,7 +7,7 @@ import msgspec
 
 from slipway_common.declaration.changes import Change, Danger
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.first_hour import Estimates
+from slipway_provisioner.domain.costs import Estimates
 from slipway_provisioner.domain.roll_out import Replacement
 
 

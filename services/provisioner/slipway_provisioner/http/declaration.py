@@ -154,10 +154,9 @@ async def put_declaration(
 
     Answers `items` (the changes: kind, id, result, detail; result is created, updated, reactivated or archived), of
     which up to 10,000 are listed and `more` counted, `unchanged` (the number of entries stored alike), `digest` (of all
-    changes), `dangers`, `first_hours` (what the first hour of each changed pool may cost: pool, mode, launches, cost,
-    unknown, text; of pools whose machines cost money), `first_hours_total` (pools, cost, text: their total, with each
-    limit counted once), `unpriced` (pool, kinds, text: launches that would be refused, since spend is limited and no
-    price is known) and `applied`, for `dry_run` also `previews` (config, problem) of new launch configs whose providers
+    changes), `dangers`, `costs` (what an hour of each changed pool may cost: pool, mode, cost, unknown, text; of pools
+    whose machines cost money), `unpriced` (pool, kinds, text: launches that would be refused, since spend is limited
+    and no price is known) and `applied`, for `dry_run` also `previews` (config, problem) of new launch configs whose providers
     plan them, within 20 s. Dangerous changes are refused with 409
     `confirmation-required` unless `confirm` is their digest.
     """
@@ -342,8 +341,7 @@ def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -
         "unchanged": applied.unchanged,
         "digest": applied.digest,
         "dangers": listed_dangers(applied.dangers),
-        "first_hours": applied.estimates.first_hours[:CHANGES_MAX],
-        "first_hours_total": applied.estimates.total,
+        "costs": applied.estimates.costs[:CHANGES_MAX],
         "unpriced": applied.estimates.unpriced[:CHANGES_MAX],
         "applied": applied.applied,
     }

@@ -157,8 +157,7 @@ class _Plan:
             for answer in answers
             for row in answer.get("previews", ())
         ]
-        self.first_hours = [row["text"] for answer in answers for row in answer.get("first_hours", ())]
-        self.total = [row["text"] for answer in answers if (row := answer.get("first_hours_total"))]
+        self.costs = [row["text"] for answer in answers for row in answer.get("costs", ())]
         self.unpriced = [row["text"] for answer in answers for row in answer.get("unpriced", ())]
         self.digest = combined_digest([answer["digest"] for answer in answers])
 
@@ -170,8 +169,7 @@ class _Plan:
             show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
             print(*map(printable, _first(self.paced, "launches in")), sep="\n", end="\n" if self.paced else "")
-            first_hours = [*_first(self.first_hours, "the first hours of"), *self.total]
-            print(*map(printable, first_hours), sep="\n", end="\n" if first_hours else "")
+            print(*map(printable, _first(self.costs, "the costs of")), sep="\n", end="\n" if self.costs else "")
         print(
             *map(printable, _first(self.unpriced, "launches without a price in")),
             sep="\n",

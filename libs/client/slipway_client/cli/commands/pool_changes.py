@@ -173,7 +173,7 @@ def promote_pool(
         answer = _changed(api, pool, lambda spec: spec | {"mode": wanted}, parameters)
     show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
     if output is Output.TABLE:
-        rows = [*answer.get("first_hours", ()), *answer.get("unpriced", ())]
+        rows = [*answer.get("costs", ()), *answer.get("unpriced", ())]
         print(*(printable(row["text"]) for row in rows), sep="\n")
 
 

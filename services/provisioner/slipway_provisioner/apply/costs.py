@@ -1,4 +1,4 @@
-"""Estimates of a declaration: what the first hour of its pools may cost, and launches refused for want of a price."""
+"""Estimates of a declaration: what its pools may cost, and launches refused for want of a price."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from slipway_common.events.scopes import lifecycle_of
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared
 from slipway_provisioner.domain.comparison import Writes
-from slipway_provisioner.domain.first_hour import Estimates, PoolLaunches, first_hour, total, unpriced
+from slipway_provisioner.domain.costs import Estimates, PoolLaunches, cost, unpriced
 from slipway_provisioner.domain.limits import Limit, Tariff
 from slipway_provisioner.domain.prices import MachineKind
 from slipway_provisioner.store import declarations
@@ -39,8 +39,7 @@ async def estimate(
     pools = [_with_account_limits(pool, of_accounts) for pool in (*changed, *unchanged)]
     paid = [each for pool in pools[: len(changed)] if (each := _paid(pool, providers)).kinds]
     return Estimates(
-        first_hours=[first_hour(pool, tariff) for pool in paid],
-        total=total(paid, tariff),
+        costs=[cost(pool, tariff) for pool in paid],
         unpriced=[found for pool in pools if (found := unpriced(pool, tariff)) is not None],
     )
 
@@ -51,7 +50,7 @@ def _changed_pools(declared: Declared, writes: Writes, locations: Locations) -> 
         PoolLaunches(
             pool=id_,
             mode=row.mode,
-            machines=row.max_capacity + row.min_capacity,
+            machines=row.max_capacity,
             kinds=_distinct(
                 locations.kind(config.account, config.instance_type, config.settings)
                 for config in declared.pools[id_].pool.launch_configs
