@@ -156,9 +156,9 @@ async def put_declaration(
     which up to 10,000 are listed and `more` counted, `unchanged` (the number of entries stored alike), `digest` (of all
     changes), `dangers`, `costs` (what an hour of each changed pool may cost: pool, mode, cost, unknown, text; of pools
     whose machines cost money), `unpriced` (pool, kinds, text: launches that would be refused, since spend is limited
-    and no price is known) and `applied`, for `dry_run` also `previews` (config, problem) of new launch configs whose providers
-    plan them, within 20 s. Dangerous changes are refused with 409
-    `confirmation-required` unless `confirm` is their digest.
+    and no price is known) and `applied`, for `dry_run` also `previews` (config, problem) of new launch configs whose
+    providers plan them, within 20 s. Dangerous changes are refused with 409 `confirmation-required` unless `confirm` is
+    their digest.
     """
     with _refusing():
         asked = how.request(by, prune=prune)
