@@ -36,7 +36,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test test-all test-for compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
-	generated tables structure simulate policies growth bench-events bench-weights bench-leases bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
+	generated tables structure simulate policies growth bench-events bench-weights bench-leases bench-http bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -228,6 +228,9 @@ bench-weights: $(READY) ## Benchmark of the weight-calculator: fold, replay, lat
 bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, handover, restart: SECONDS=20 KEEP=1
 	@$(RUN) -m bench.leases.bench
 
+bench-http: $(READY) ## Benchmark of HTTP: lists, a pool, claims, registrations, reports, leases, beside /livez: SECONDS=20 KEEP=1
+	@$(RUN) -m bench.http
+
 bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and what plans and starts beside wait for: POOLS=2000 KEEP=1
 	@$(RUN) -m bench.apply
 
@@ -243,7 +246,7 @@ soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destr
 ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts: time, memory, launches beside it: N=10000 ACCOUNTS=50 SEED=1 KEEP=1
 	@$(RUN) -m bench.fleet
 
-bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
+bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY= some of weights,leases,events,http,registrations,reports; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
 .PHONY: bench-decision

@@ -1,8 +1,9 @@
-"""`make bench-before BEFORE=COMMIT ONLY=weights`: compare a benchmark of this tree with an earlier commit.
+"""`make bench-before BEFORE=COMMIT ONLY=weights,leases`: compare benchmarks of this tree with an earlier commit.
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
-trees run their own `make bench-weights` (or `leases`, `events`), in the order before, after, after, before, so that a
-machine that becomes slower affects both alike. Prints the figures of each round, then the median of each ratio after ÷
+trees run their own `bench-weights` (or `leases`, `events`, `http`; `registrations` and `reports` are parts of `http`),
+in the order before, after, after, before, so that a machine that becomes slower affects both alike. A commit without
+the benchmark runs that of this tree. Prints the figures of each round, then the median of each ratio after ÷
 before; exits with 1 if the median of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed on to
 the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
 """
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -56,7 +57,31 @@ FIGURES: Final = {
         "replay": rf"^replay +{RATE} events/s into rows",
         "event → next event": rf"next event read {LATENCY}",
     },
+    "http": {
+        name: rf"^{name} +{RATE} requests/s"
+        for name in (
+            "list of 1,000 workers",
+            "one pool",
+            "report of demand",
+            "claim and its end",
+            "registration",
+            "acquire and release",
+        )
+    },
 }
+# Parts of a benchmark: its name, and those of their figures.
+PARTS: Final = {
+    "registrations": ("http", ("registration",)),
+    "reports": ("http", ("report of demand", "claim and its end")),
+}
+MODULES: Final = {
+    "weights": "bench.weights",
+    "leases": "bench.leases.bench",
+    "events": "bench.events",
+    "http": "bench.http",
+}
+# Benchmarks that use no more of a tree than its routes.
+LENT: Final = ("bench/http.py",)
 
 # Older commits fail `make bench-events`: because the tests' template database has a table of this name as well, or
 # because a weight has no name, which has become a field of it.
@@ -86,10 +111,22 @@ class Incomplete(Exception):
     """A benchmark ended without a figure."""
 
 
-def figures(only: str, printed: str) -> dict[str, Figure]:
-    """Figures of one run. Raises Incomplete."""
+def chosen(only: str) -> dict[str, list[str]]:
+    """Benchmarks that ONLY names, with the names of their figures. Raises KeyError for one that is none."""
+    found: dict[str, list[str]] = {}
+    for name in only.split(","):
+        benchmark, wanted = PARTS.get(name) or (name, tuple(FIGURES[name]))
+        known = found.setdefault(benchmark, [])
+        known += [figure for figure in wanted if figure not in known]
+    return found
+
+
+def figures(benchmark: str, printed: str, wanted: Collection[str] | None = None) -> dict[str, Figure]:
+    """Figures of one run, those that are `wanted` or all. Raises Incomplete."""
     found = {}
-    for name, pattern in FIGURES[only].items():
+    for name, pattern in FIGURES[benchmark].items():
+        if wanted is not None and name not in wanted:
+            continue
         if (match := re.search(pattern, printed, re.MULTILINE)) is None:
             raise Incomplete(f"no figure {name!r} in:\n{printed[-2_000:]}")
         found[name] = Figure(*map(float, match.groups()))
@@ -133,12 +170,15 @@ def check_out(commit: str, folder: Path) -> None:
         for old, new in REPAIRS.items():
             content = content.replace(old, new)
         file.write_text(content)
+    for path in LENT:
+        if not (folder / path).exists():
+            (folder / path).write_text((ROOT / path).read_text())
 
 
-async def make(tree: Path, target: str, log: Path) -> None:
-    """Run a make target to its end. A benchmark that misses its own bounds fails, but has printed its figures."""
+async def called(tree: Path, command: Sequence[str], log: Path) -> None:
+    """Run a command to its end. A benchmark that misses its own bounds fails, but has printed its figures."""
     given = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
-    child = Child(target, ["make", "--no-print-directory", target], log=log, env=given, cwd=tree)
+    child = Child(command[-1], command, log=log, env=given, cwd=tree)
     child.start()
     try:
         await child.wait()
@@ -150,9 +190,11 @@ async def measure(_: Supervisor) -> int:
     """Run and print all rounds, then check the median ratios."""
     commit, only = os.environ.get("BEFORE", ""), os.environ.get("ONLY", "")
     number = int(os.environ.get("ROUNDS", ROUNDS))
-    if not commit or only not in FIGURES or number < 1:
-        print(f"expected BEFORE=COMMIT, ONLY={' | '.join(FIGURES)} and ROUNDS of at least 1", file=sys.stderr)
+    if not commit or not set(only.split(",")) <= {*FIGURES, *PARTS} or number < 1:
+        known = ",".join((*FIGURES, *PARTS))
+        print(f"expected BEFORE=COMMIT, ONLY= some of {known}, and ROUNDS of at least 1", file=sys.stderr)
         return 2
+    benchmarks = chosen(only)
     with tempfile.TemporaryDirectory(prefix="slipway-before-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         guard().remove(folder)
@@ -163,26 +205,29 @@ async def measure(_: Supervisor) -> int:
             return 2  # git has printed the reason
         lines = [f"make bench-before BEFORE={commit} ONLY={only} ROUNDS={number}"]
         print(f"installing the environment of {commit} …", flush=True)
-        await make(trees["before"], "setup", folder / "setup.log")
+        await called(trees["before"], ("make", "--no-print-directory", "setup"), folder / "setup.log")
         rounds = []
         for n in range(number):
-            found = {}
+            found: dict[str, dict[str, Figure]] = {}
             for side in ("before", "after") if n % 2 == 0 else ("after", "before"):
-                log = folder / f"{n}-{side}.log"
-                await make(trees[side], f"bench-{only}", log)
-                try:
-                    found[side] = figures(only, text(log))
-                except Incomplete as incomplete:
-                    print(f"{side}, round {n + 1}: {incomplete}", file=sys.stderr)
-                    return 1
+                found[side] = {}
+                for benchmark, wanted in benchmarks.items():
+                    log = folder / f"{n}-{side}-{benchmark}.log"
+                    await called(trees[side], (str(trees[side] / ".venv/bin/python"), "-m", MODULES[benchmark]), log)
+                    try:
+                        found[side] |= figures(benchmark, text(log), wanted)
+                    except Incomplete as incomplete:
+                        print(f"{side}, round {n + 1}: {incomplete}", file=sys.stderr)
+                        return 1
             rounds.append((found["before"], found["after"]))
             lines += [f"round {n + 1}, {' and '.join(found)}", *compared(*rounds[-1])]
-            print(*lines[-1 - len(FIGURES[only]) :], sep="\n", flush=True)
+            print(*lines[-1 - len(rounds[-1][1]) :], sep="\n", flush=True)
     judged = claims(rounds)
     lines += [f"median of the ratios of {number} rounds", *(f"  {claim}" for claim in judged)]
     print(*lines[-1 - len(judged) :], sep="\n")
-    if (kept := committed.folder_to_write(os.environ, f"before-{only}.txt")) is not None:
-        (kept / f"before-{only}.txt").write_text("\n".join(lines) + "\n")
+    name_of_file = f"before-{only.replace(',', '-')}.txt"
+    if (kept := committed.folder_to_write(os.environ, name_of_file)) is not None:
+        (kept / name_of_file).write_text("\n".join(lines) + "\n")
     if number < ROUNDS:
         print(f"not judged: {number} rounds; a judgement needs {ROUNDS}")
         return 2

@@ -145,6 +145,7 @@ LONG: Final = {
     "bench-events": target(90, "bench-events", alone=True),
     "bench-weights": target(120, "bench-weights", alone=True),
     "bench-leases": target(120, "bench-leases", alone=True),
+    "bench-http": target(90, "bench-http", alone=True),
     "bench-apply": target(120, "bench-apply", alone=True),
     "bench-decision": target(120, "bench-decision", "SECONDS=10", alone=True),
     "bench-ec2": target(120, "bench-ec2", "CELL=10", "ROUNDS=1", alone=True),
@@ -201,7 +202,7 @@ AREAS: Final = (
     ("bench/ec2/*", ("bench-ec2", "tools")),
     ("bench/fleet/*", ("ec2-scale", "tools")),
     ("bench/decision/*", ("bench-decision", "tools")),
-    ("bench/*", ("bench-events", "bench-weights", "bench-apply", "tools")),
+    ("bench/*", ("bench-events", "bench-weights", "bench-http", "bench-apply", "tools")),
     ("tests/terraform/*", ("terraform", "terraform-checks", "terraform-faults", "terraform-fair")),
     (
         "tests/drills/*",

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bench import events, weights
-from bench.before import FIGURES, Figure, Incomplete, claims, compared, figures
+from bench import events, http, weights
+from bench.before import FIGURES, Figure, Incomplete, chosen, claims, compared, figures
 from bench.calculator_replay import CalculatorReplay
 from bench.decode import Decoding
 from bench.fold import Fold
@@ -77,11 +77,22 @@ REPLAY = Replay(events=1, applied_per_second=RATE, read_per_second=RATE, ratio=1
 EVENT_RESULTS = events.Results(command="", on={}, decode=DECODING, hop=HOP, replay=REPLAY)
 
 
+HTTP_RESULTS = http.Results(
+    command="",
+    on={},
+    rates=[
+        http.Rate(name=name, per_second=Spread(1.0, number * 10.0, 2e6), ratio=0.1)
+        for number, name in enumerate(FIGURES["http"], 1)
+    ],
+)
+
+
 @pytest.mark.parametrize(
     ("only", "results", "found"),
     [
         ("weights", WEIGHTS, [Figure(1_234_000), Figure(200), Figure(10_000), Figure(4.5, 6.5)]),
         ("events", EVENT_RESULTS, [Figure(1_234_000), Figure(7.5, 65)]),
+        ("http", HTTP_RESULTS, [Figure(number * 10.0) for number in range(1, 7)]),
         (
             "leases",
             LEASES,
@@ -92,8 +103,18 @@ EVENT_RESULTS = events.Results(command="", on={}, decode=DECODING, hop=HOP, repl
 def test_figures_are_found_in_what_a_benchmark_prints(
     only: str, results: Any, found: list[Figure], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    {"weights": weights, "events": events, "leases": leases}[only].report(results)
+    {"weights": weights, "events": events, "leases": leases, "http": http}[only].report(results)
     assert figures(only, capsys.readouterr().out) == dict(zip(FIGURES[only], found, strict=True))
+
+
+def test_parts_of_one_benchmark_share_its_run() -> None:
+    assert chosen("events") == {"events": list(FIGURES["events"])}
+    assert chosen("reports,events,registrations") == {
+        "http": ["report of demand", "claim and its end", "registration"],
+        "events": list(FIGURES["events"]),
+    }
+    printed = "registration 1 / 2 / 3 requests/s; ÷ /livez 0.1"
+    assert figures("http", printed, ["registration"]) == {"registration": Figure(2)}
 
 
 def test_a_run_without_a_figure_is_no_round() -> None:
