@@ -20,9 +20,10 @@ from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.store import gauges as broker_gauges
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops.measure import measure
+from slipway_provisioner.loops.measure import PoolMeasure, measure
 from slipway_provisioner.loops.roll_out import roll_out_next
 from slipway_provisioner.store import workspace_runs
+from slipway_provisioner.store.gauges import POOLS_AT_ONCE
 from tests.support.harness import Place, enqueue, member, publisher, report, until
 from tests.support.lease_broker import acquire_request, broker_on, release, terms
 from tests.support.provisioner import START, declared, provisioner_on, revision_id, weight
@@ -127,6 +128,30 @@ async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:
         await measure(lambda _: 0.0).step(provisioner.database)
         for name in ("slipway_workers", "slipway_launch_config_weight", "slipway_launch_config_tripped"):
             assert {config for config, *_ in current(name)} == {A}
+
+
+async def test_pools_are_measured_in_turn(postgres: EmbeddedPostgres) -> None:
+    """Of many pools a part is read at once; those that were measured before stay, and deleted ones disappear."""
+    copies = """
+        INSERT INTO worker_pool SELECT c.* FROM worker_pool p CROSS JOIN generate_series(1, $1::int) AS n
+        CROSS JOIN LATERAL jsonb_populate_record(p, jsonb_build_object('id', 'copy-' || lpad(n::text, 4, '0'))) AS c"""
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.declare(declared("zone-a"))
+        await provisioner.database.execute(copies, POOLS_AT_ONCE + 50)
+        measured = PoolMeasure()
+
+        async def shown() -> set[str]:
+            await measured.step(provisioner.database)
+            return {pool for (pool,) in current("slipway_pool_max_workers")}
+
+        first = await shown()
+        assert len(first) == POOLS_AT_ONCE
+        everything = await shown()
+        assert len(everything) == POOLS_AT_ONCE + 51
+        assert first < everything
+        await provisioner.database.execute("UPDATE worker_pool SET deleted = true WHERE id IN ('copy-0001', 'linux')")
+        assert await shown() == everything - {"copy-0001"}
+        assert await shown() == everything - {"copy-0001", "linux"}
 
 
 async def test_boots_and_launches_are_timed(postgres: EmbeddedPostgres) -> None:

@@ -78,9 +78,9 @@ async def test_a_jump_of_the_clock_between_a_pass_and_its_deadlines(provisioner:
     await register(provisioner, worker)
     await provisioner.set_clock(10)
     await provisioner.jump_clock(3610)
-    assert (
-        await in_transaction(provisioner, lambda db: deadlines.unresponsive(db, provisioner.settings.deadlines())) == {}
-    )
+    defaults = provisioner.settings.deadlines()
+    assert await in_transaction(provisioner, lambda db: deadlines.unresponsive(db, defaults, ["sim-a"])) == {}
+    assert await in_transaction(provisioner, lambda db: deadlines.silent_accounts(db, defaults)) == []
     await provisioner.expire()
     assert await provisioner.states() == {"running": 1}
 

@@ -1061,20 +1061,23 @@ class Board:
 
     def __init__(self, *names: str) -> None:
         self._gauges = {name: gauge(name) for name in names}
-        self._shown: dict[str, Mapping[tuple[str, ...], float]] = {}
+        self._cleared: set[str] = set()
+        self._shown: dict[tuple[str, str], Mapping[tuple[str, ...], float]] = {}
 
-    async def show(self, readings: Readings) -> None:
-        """Set the gauges that were measured and clear the others. Only what has changed is set, and other tasks get
-        their turn between thousands of series."""
+    async def show(self, readings: Readings, *, part: str = "") -> None:
+        """Set the gauges that were measured and clear the others, of one `part` of the series where these are measured
+        in parts. Only what has changed is set, and other tasks get their turn between thousands of series."""
         for name, instrument in self._gauges.items():
             read = readings.get(name, {})
             if not _BY_NAME[name].labels:
                 instrument.set(read.get((), math.nan))  # a gauge without labels cannot be removed
                 continue
-            if (before := self._shown.get(name)) is None:
-                before = {}
+            if name not in self._cleared:
+                self._cleared.add(name)
                 instrument.clear()
-            self._shown[name] = read
+            before = self._shown.pop((name, part), {})
+            if read:
+                self._shown[name, part] = read
             for labels in before.keys() - read.keys():
                 instrument.remove(*labels)
             changed = [(labels, value) for labels, value in read.items() if before.get(labels) != value]

@@ -55,23 +55,24 @@ async def stop_idle(db: Connection, defaults: DefaultDeadlines, providers: Mappi
 
 async def stop_unresponsive(db: Connection, defaults: DefaultDeadlines) -> bool:
     """Stop unresponsive workers, except in accounts where too many are silent; False if there are none."""
-    silences = await deadlines.silences(db, defaults)
-    if not silences:
+    silent_accounts = await deadlines.silent_accounts(db, defaults)
+    if not silent_accounts:
         return False
     async with db.transaction():
+        silences = await deadlines.silences(db, defaults, silent_accounts)
         for silence in silences:
             if silence.implausible != silence.kept and await accounts.record_silence(
                 db, silence.account_id, silent=silence.implausible
             ):
                 await outbox.enqueue(db, [alert(silence)])
-        kept = [silence.account_id for silence in silences if silence.implausible]
-        silent = await deadlines.unresponsive(db, defaults, kept=kept)
+        plausible = [silence.account_id for silence in silences if not silence.implausible]
+        silent = await deadlines.unresponsive(db, defaults, plausible)
         return await _stop_silent(db, silent, UNRESPONSIVE) > 0
 
 
 async def stop_confirmed(tx: Connection, account_id: str, defaults: DefaultDeadlines, reason: str) -> int:
     """Stop unresponsive workers of an account that a person has confirmed to be dead; returns their number."""
-    return await _stop_silent(tx, await deadlines.unresponsive_in(tx, account_id, defaults), reason)
+    return await _stop_silent(tx, await deadlines.unresponsive(tx, defaults, [account_id]), reason)
 
 
 async def _stop_silent(tx: Connection, last_contact: Mapping[str, datetime], reason: str) -> int:

@@ -25,7 +25,7 @@ UPDATE account SET check_began_at = slipway_clock() WHERE id = (
     SELECT a.id FROM account a
     WHERE NOT (a.retired OR a.removed OR a.unreachable) AND (a.check_began_at IS NULL
         OR a.check_began_at NOT BETWEEN slipway_clock() - $1 * interval '1 s' AND slipway_clock()
-        OR EXISTS (SELECT FROM launch_config c WHERE c.credential_key = 'credential/' || percent_encoded(a.id)
+        OR EXISTS (SELECT FROM launch_config c WHERE c.account_id = a.id
             AND c.state = 'active' AND c.declared_at > a.check_began_at))
     ORDER BY a.check_began_at NULLS FIRST LIMIT 1 FOR UPDATE OF a SKIP LOCKED)
 {_BEGUN}"""

@@ -34,6 +34,7 @@ def admission_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table, Ta
         now("sent_at"),
         required("traceparent", Text),
     )
+    Index("lease_request_sent", lease_request.c.sent_at)
     lease = Table(
         "lease",
         metadata,

@@ -8,9 +8,10 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
-from slipway_common.events.lifecycle import REGISTERED
+from slipway_common.events.lifecycle import ENDED, REGISTERED
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
 from slipway_provisioner.store.tables import FINISHING, in_states, worker, worker_pool
@@ -45,11 +46,12 @@ OVERDUE: Final = Statement(
     sa.select(sa.cast(worker.c.id, sa.Text).label("id"))
     .where(
         worker.c.drain_until
-        <= sa.func.slipway_clock()
+        <= sa.literal_column(NOW)
         + sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("grace_seconds", type_=sa.Double)),
+        ~in_states(ENDED),
         in_states(REGISTERED) | FINISHING,
     )
-    .order_by(worker.c.id)
+    .order_by(worker.c.drain_until, worker.c.id)
     .limit(200)
 )
 SET_ALERTED: Final = Statement(

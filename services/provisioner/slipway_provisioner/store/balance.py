@@ -13,6 +13,7 @@ from slipway_common.events.lifecycle import REGISTERED, SERVING
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.starvation import Shortage
 from slipway_provisioner.domain.surplus import Surplus
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import seconds
 from slipway_provisioner.store.tables import pool_balance
@@ -34,7 +35,7 @@ CROSS JOIN LATERAL (
     WHERE pool_id = b.pool_id AND state IN ({states(SERVING - REGISTERED)})) AS w
 LEFT JOIN LATERAL (
     SELECT details FROM decision WHERE pool_id = b.pool_id ORDER BY at DESC, id DESC LIMIT 1) AS d ON true
-WHERE b.starved OR b.missing_since < slipway_clock() - $1 * interval '1 s'
+WHERE b.starved OR b.missing_since < {NOW} - $1 * interval '1 s'
 ORDER BY b.pool_id"""
 SET_STARVED: Final = Statement(
     sa.update(pool_balance)

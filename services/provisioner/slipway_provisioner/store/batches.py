@@ -11,6 +11,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store import accounts
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.tables import launch_batch
 
 
@@ -132,7 +133,7 @@ UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() +
 WHERE id = ANY (ARRAY(
     SELECT id FROM launch_batch
     WHERE state = '{BatchState.CALLING}' AND NOT {accounts.unreachable("launch_batch")}
-        AND call_deadline < slipway_clock() - $1 * interval '1 s'
+        AND call_deadline < {NOW} - $1 * interval '1 s'
         AND uptime_since(call_deadline - timeout_seconds * interval '1 s') > $1 + timeout_seconds
     ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED))
 RETURNING {names(FIELDS)},
@@ -143,8 +144,8 @@ POLLABLE: Final = f"""
 UPDATE launch_batch SET poll_at = slipway_clock() + timeout_seconds * interval '1 s' WHERE id = ANY (ARRAY(
     SELECT id FROM launch_batch
     WHERE state = '{BatchState.CALLING}' AND handle <> '' AND NOT {accounts.unreachable("launch_batch")}
-        AND poll_at NOT BETWEEN slipway_clock()
-            AND slipway_clock() + greatest(timeout_seconds, $1) * interval '1 s'
+        AND poll_at NOT BETWEEN {NOW}
+            AND {NOW} + greatest(timeout_seconds, $1) * interval '1 s'
     ORDER BY poll_at LIMIT 20 FOR UPDATE SKIP LOCKED))
 RETURNING {names(FIELDS)}"""
 # Compared as text, since a tag that an account lists can be any text.

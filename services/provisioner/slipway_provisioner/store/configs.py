@@ -20,6 +20,7 @@ from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.pauses import BY_SIGNAL, Pausable
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import accounts, launch_stops, marks
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.tables import launch_config, launch_config_name
 
 C: Final = launch_config.c
@@ -120,9 +121,7 @@ _RESUMED: Final = (
 RESUME: Final = Statement(_RESUMED.where(matches(N.paused_by, "only_by")))
 # The deadline is checked again under the row's lock, since the config may have been paused anew.
 RESUME_OVERDUE: Final = Statement(_RESUMED.where(N.paused_until <= sa.func.slipway_clock()))
-OVERDUE: Final = Statement(
-    sa.select(N.name).where(N.paused, N.paused_until <= sa.func.slipway_clock()).order_by(N.name)
-)
+OVERDUE: Final = Statement(sa.select(N.name).where(N.paused, N.paused_until <= sa.literal_column(NOW)).order_by(N.name))
 STANDING: Final = Statement(
     sa.select(C.id, N.name, N.current_id, STATE, C.drain_until)
     .join(launch_config_name, OF_NAME)

@@ -11,6 +11,7 @@ from slipway_common.database.sql import Statement, given, names, seconds
 from slipway_common.events.lifecycle import REGISTERED
 from slipway_provisioner.domain.consoles import ConsoleOutput
 from slipway_provisioner.store import accounts
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import console_output
 
@@ -31,7 +32,7 @@ TAKE: Final = f"""
 UPDATE console_output SET attempts = attempts + 1, due_at = slipway_clock() + $1 * interval '1 s'
 WHERE image_revision = ANY (ARRAY(
     SELECT image_revision FROM console_output
-    WHERE (due_at <= slipway_clock() OR due_at > slipway_clock() + $2 * interval '1 s')
+    WHERE (due_at <= {NOW} OR due_at > {NOW} + $2 * interval '1 s')
         AND NOT {accounts.unreachable("console_output")}
     ORDER BY due_at LIMIT 4 FOR UPDATE SKIP LOCKED))
 RETURNING {names(FIELDS)}"""

@@ -9,7 +9,7 @@ import msgspec
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
+from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, REGISTERED
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.identity import Age
 from slipway_provisioner.domain.silence import SILENT_PART, Silence
@@ -51,62 +51,82 @@ def seconds(name: str, defaults: str = "$1") -> str:
     return f"coalesce((n.deadlines ->> '{name}')::float8, ({defaults}::jsonb -> c.profile ->> '{name}')::float8)"
 
 
-# Read once a statement, since a fleet has few revisions and many workers.
-_REVISIONS: Final = f"""
-WITH revision AS MATERIALIZED (
-    SELECT c.id, c.boot_evidence, c.claim_evidence, {seconds("registration_seconds")} AS registration_seconds,
-        {seconds("first_claim_seconds")} AS first_claim_seconds,
-        {seconds("idle_despite_demand_seconds")} AS idle_despite_demand_seconds,
-        {seconds("unresponsive_seconds")} AS unresponsive_seconds
-    FROM launch_config c JOIN launch_config_name n ON n.name = c.name WHERE c.state <> 'archived')"""
-# The first condition is implied by the second, which costs a call for each row.
-OVERDUE_BOOTS: Final = f"""{_REVISIONS}
-SELECT w.id::text FROM worker w JOIN revision c ON c.id = w.launch_config_id
-WHERE w.state IN ({states(IN_FLIGHT["boot"])})
+def shortest(*names: str) -> str:
+    """Shortest of these deadlines of any worker, by the defaults $1 and an index for those that are declared."""
+    declared = [f"(SELECT min((deadlines ->> '{name}')::float8) FROM launch_config_name)" for name in names]
+    defaults = [
+        f"(SELECT min((d ->> '{name}')::float8) FROM jsonb_each($1::jsonb) AS p (profile, d))" for name in names
+    ]
+    return f"least({', '.join([*declared, *defaults])})"
+
+
+def _revision(**fields: str) -> str:
+    """Fields, by expression, of the revision of a worker `w`, looked up for one worker after another: joined as a
+    table, all revisions would be read for a few workers."""
+    selected = ", ".join(f"{expression} AS {name}" for name, expression in fields.items())
+    return f"""CROSS JOIN LATERAL (
+    SELECT {selected} FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+    WHERE c.id = w.launch_config_id LIMIT 1) AS c"""
+
+
+# A worker that can be past its deadline is found by an index on the time since when it counts, compared with the
+# shortest deadline. `uptime_since`, which costs a call for each row, implies the condition before it.
+OVERDUE_BOOTS: Final = f"""
+WITH overdue AS (SELECT slipway_clock() - {shortest("registration_seconds")} * interval '1 s' AS since)
+SELECT w.id::text FROM worker w {_revision(registration_seconds=seconds("registration_seconds"))}
+WHERE w.state IN ({states(IN_FLIGHT["boot"])}) AND w.launched_at < (SELECT since FROM overdue)
     AND w.launched_at < slipway_clock() - c.registration_seconds * interval '1 s'
     AND uptime_since(w.launched_at) > c.registration_seconds
-ORDER BY w.id LIMIT 200"""
+ORDER BY w.launched_at, w.id LIMIT 200"""
 REGISTRATION: Final = f"""
 SELECT {seconds("registration_seconds")} FROM launch_config c JOIN launch_config_name n ON n.name = c.name
 WHERE c.id = $2"""
 # Idle although a source of its pool has had pending tasks for as long; `throughout`: during all of its idle time. Where
 # claims are not reported by a hook, the worker may be busy unless no source has seen a claimed task in that time.
-IDLE_DESPITE_DEMAND: Final = f"""{_REVISIONS}
+_IDLE_SECONDS: Final = f"""CASE WHEN w.first_claimed_at IS NULL THEN {seconds("first_claim_seconds")}
+    ELSE {seconds("idle_despite_demand_seconds")} END"""
+IDLE_DESPITE_DEMAND: Final = f"""
+WITH overdue AS (
+    SELECT slipway_clock() - {shortest("first_claim_seconds", "idle_despite_demand_seconds")} * interval '1 s' AS since)
 SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
-FROM worker w JOIN revision c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
-CROSS JOIN LATERAL (SELECT CASE WHEN w.first_claimed_at IS NULL THEN c.first_claim_seconds
-    ELSE c.idle_despite_demand_seconds END AS seconds) AS allowed
-WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - allowed.seconds * interval '1 s'
-    AND d.pending_since < slipway_clock() - allowed.seconds * interval '1 s'
-    AND uptime_since(greatest(w.idle_since, d.pending_since)) > allowed.seconds AND {SEEN_SINCE_DOWNTIME}
+FROM demand d CROSS JOIN LATERAL (
+    SELECT id, pool_id, launch_config_id, first_claimed_at, idle_since, last_seen_at FROM worker
+    WHERE pool_id = d.pool_id AND state IN ({states(REGISTERED)}) AND idle_since < (SELECT since FROM overdue)
+    OFFSET 0) AS w
+{_revision(claim_evidence="c.claim_evidence", idle_seconds=_IDLE_SECONDS)}
+WHERE d.pending_since < (SELECT since FROM overdue)
+    AND w.idle_since < slipway_clock() - c.idle_seconds * interval '1 s'
+    AND d.pending_since < slipway_clock() - c.idle_seconds * interval '1 s'
+    AND uptime_since(greatest(w.idle_since, d.pending_since)) > c.idle_seconds AND {SEEN_SINCE_DOWNTIME}
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
     AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
         SELECT FROM demand q WHERE q.pool_id = w.pool_id
             AND (q.claimed_seen_at >= w.idle_since OR (q.claimed IS NULL AND q.ended_at IS NULL)))))
-GROUP BY w.id ORDER BY w.id LIMIT 200"""
+GROUP BY w.id, w.idle_since ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
-_SENDING_HEARTBEATS: Final = f"""worker
-    JOIN revision c ON c.id = worker.launch_config_id AND c.boot_evidence = 'register'
-    AND ({Statement(in_states(REGISTERED) | FINISHING).text})"""
-_UNRESPONSIVE: Final = f"""
-SELECT {{columns}} FROM {_SENDING_HEARTBEATS}
-WHERE worker.last_seen_at < slipway_clock() - c.unresponsive_seconds * interval '1 s'
-    AND uptime_since(worker.last_seen_at) > c.unresponsive_seconds"""
-UNRESPONSIVE: Final = f"""{_REVISIONS}
-{_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id <> ALL($2)
-ORDER BY worker.id LIMIT 200"""
-UNRESPONSIVE_IN: Final = f"""{_REVISIONS}
-{_UNRESPONSIVE.format(columns="worker.id::text, worker.last_seen_at")} AND worker.account_id = $2
-ORDER BY worker.id LIMIT 200"""
-# Accounts with an unresponsive worker, and those whose unresponsive workers are kept.
-SILENT: Final = f"""{_REVISIONS}
-SELECT a.id AS account_id, a.silent AS kept, count(worker.id)::int AS registered,
-    (count(worker.id) FILTER (WHERE worker.last_seen_at
-            < slipway_clock() - c.unresponsive_seconds * $2::float8 * interval '1 s'
-        AND uptime_since(worker.last_seen_at) > c.unresponsive_seconds * $2))::int AS silent
-FROM account a LEFT JOIN ({_SENDING_HEARTBEATS}) ON worker.account_id = a.id
-WHERE a.silent OR a.id IN ({_UNRESPONSIVE.format(columns="worker.account_id")})
-GROUP BY a.id ORDER BY a.id"""
+_SENDING_HEARTBEATS: Final = f"""(
+    SELECT w.id, w.account_id, w.last_seen_at, c.unresponsive_seconds FROM (
+        SELECT id, account_id, launch_config_id, last_seen_at FROM worker
+        WHERE state NOT IN ({states(ENDED)}) AND ({Statement(in_states(REGISTERED) | FINISHING).text})
+            AND {{given}} OFFSET 0) AS w
+    {_revision(boot_evidence="c.boot_evidence", unresponsive_seconds=seconds("unresponsive_seconds"))}
+    WHERE c.boot_evidence = 'register') AS w"""
+_OF_ACCOUNTS: Final = _SENDING_HEARTBEATS.format(given="account_id = ANY($2)")
+_UNRESPONSIVE: Final = """w.last_seen_at < slipway_clock() - w.unresponsive_seconds * interval '1 s'
+    AND uptime_since(w.last_seen_at) > w.unresponsive_seconds"""
+SILENT_ACCOUNTS: Final = f"""
+WITH overdue AS (SELECT slipway_clock() - {shortest("unresponsive_seconds")} * interval '1 s' AS since)
+SELECT id FROM account WHERE silent UNION
+SELECT w.account_id FROM {_SENDING_HEARTBEATS.format(given="contact_period < (SELECT since FROM overdue)")}
+WHERE {_UNRESPONSIVE}"""
+UNRESPONSIVE: Final = f"""
+SELECT w.id::text, w.last_seen_at FROM {_OF_ACCOUNTS} WHERE {_UNRESPONSIVE} ORDER BY w.id LIMIT 200"""
+SILENT: Final = f"""
+SELECT a.id AS account_id, a.silent AS kept, count(w.id)::int AS registered,
+    (count(w.id) FILTER (WHERE w.last_seen_at < slipway_clock() - w.unresponsive_seconds * $3::float8 * interval '1 s'
+        AND uptime_since(w.last_seen_at) > w.unresponsive_seconds * $3))::int AS silent
+FROM account a LEFT JOIN {_OF_ACCOUNTS} ON w.account_id = a.id
+WHERE a.id = ANY($2) GROUP BY a.id ORDER BY a.id"""
 
 
 class IdleTime(msgspec.Struct, frozen=True):
@@ -151,19 +171,19 @@ async def idle_despite_demand(db: Connection, defaults: DefaultDeadlines) -> Map
     return {row["id"]: IdleTime(row["idle_since"], row["throughout"]) for row in rows}
 
 
-async def silences(db: Connection, defaults: DefaultDeadlines) -> list[Silence]:
-    """Silent workers of each account that has an unresponsive one, or whose unresponsive ones are kept."""
-    return [Silence(**row) for row in await db.fetch(SILENT, defaults, SILENT_PART)]
+async def silent_accounts(db: Connection, defaults: DefaultDeadlines) -> list[str]:
+    """Accounts that have an unresponsive worker, or whose unresponsive ones are kept."""
+    return [row["id"] for row in await db.fetch(SILENT_ACCOUNTS, defaults)]
+
+
+async def silences(db: Connection, defaults: DefaultDeadlines, account_ids: Sequence[str]) -> list[Silence]:
+    """Silent workers of each of these accounts."""
+    return [Silence(**row) for row in await db.fetch(SILENT, defaults, account_ids, SILENT_PART)]
 
 
 async def unresponsive(
-    db: Connection, defaults: DefaultDeadlines, *, kept: Sequence[str] = ()
+    db: Connection, defaults: DefaultDeadlines, account_ids: Sequence[str]
 ) -> Mapping[str, datetime]:
-    """Up to 200 workers without contact up to their deadline, of uptime, with the time of their last contact, but for
-    those of the accounts that are `kept`."""
-    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, defaults, kept)}
-
-
-async def unresponsive_in(db: Connection, account_id: str, defaults: DefaultDeadlines) -> Mapping[str, datetime]:
-    """Up to 200 workers of an account without contact up to their deadline, with the time of the last."""
-    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE_IN, defaults, account_id)}
+    """Up to 200 workers of these accounts without contact up to their deadline, of uptime, with the time of their last
+    contact."""
+    return {row["id"]: row["last_seen_at"] for row in await db.fetch(UNRESPONSIVE, defaults, account_ids)}

@@ -1,5 +1,9 @@
-"""Gauges for Prometheus: the numbers of the HTTP API without archived and deleted objects. Takes no locks."""
+"""Gauges for Prometheus: the numbers of the HTTP API without archived and deleted objects. Takes no locks.
 
+Those of pools are read of some pools at a time, so that a reading costs the same in any fleet.
+"""
+
+from collections.abc import Mapping
 from typing import Any, Final
 
 from slipway_common.database.postgres import Connection
@@ -9,18 +13,8 @@ from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store import summaries
 from slipway_provisioner.store.columns import states
 
+POOLS_AT_ONCE: Final = 200
 NAMES: Final = (
-    "slipway_workers",
-    "slipway_pool_pending_tasks",
-    "slipway_pool_claimed_tasks",
-    "slipway_pool_wanted_workers",
-    "slipway_pool_serving_workers",
-    "slipway_pool_max_workers",
-    "slipway_pool_backlog_seconds",
-    "slipway_launch_config_weight",
-    "slipway_launch_config_health",
-    "slipway_launch_config_tripped",
-    "slipway_launch_config_paused",
     "slipway_reaper_pass_age_seconds",
     "slipway_workspaces",
     "slipway_workspace_runs",
@@ -28,10 +22,27 @@ NAMES: Final = (
     "slipway_workspace_failed_runs",
     "slipway_workspace_listing_failed",
 )
+_OF_POOL: Final = {
+    "slipway_pool_pending_tasks": "pending",
+    "slipway_pool_claimed_tasks": "claimed",
+    "slipway_pool_wanted_workers": "wanted",
+    "slipway_pool_serving_workers": "serving",
+    "slipway_pool_max_workers": "max_capacity",
+    "slipway_pool_backlog_seconds": "backlog_seconds",
+}
+_OF_CONFIG: Final = {
+    "slipway_launch_config_weight": "weight",
+    "slipway_launch_config_health": "health",
+    "slipway_launch_config_tripped": "tripped",
+    "slipway_launch_config_paused": "paused",
+}
+POOL_NAMES: Final = ("slipway_workers", *_OF_POOL, *_OF_CONFIG)
 LIVE_STATES: Final = sorted(state.value for state in LIVE)
+NEXT_POOLS: Final = f"""
+SELECT id FROM worker_pool WHERE NOT deleted AND id > $1 ORDER BY id LIMIT {POOLS_AT_ONCE}"""
 WORKERS: Final = f"""
 SELECT pool_id, launch_config_id, state, count(*)::int AS number FROM worker
-WHERE state NOT IN ({states(ENDED)}) GROUP BY pool_id, launch_config_id, state"""
+WHERE pool_id = ANY($1) AND state NOT IN ({states(ENDED)}) GROUP BY pool_id, launch_config_id, state"""
 # Only what gauges show: the summaries of thousands of configs take seconds. The weight is the one that planning uses:
 # before the first record, the weight without evidence. Tripped keys are few and read once, since a look-up for each
 # config takes half a second at 6,000.
@@ -41,8 +52,10 @@ SELECT c.pool_id, c.id, coalesce((g.record ->> 'weight')::float8, n.base_weight 
     coalesce(g.record ->> 'state', 'healthy') <> 'healthy'
         OR ARRAY[c.image_key, c.quota_key, c.credential_key, c.capacity_key, c.subnet_key]
             && ARRAY(SELECT key FROM shared_window WHERE state = 'tripped') AS tripped
-FROM launch_config c JOIN launch_config_name n ON n.name = c.name LEFT JOIN weight g ON g.launch_config_id = c.id
-WHERE c.state <> 'archived'"""
+FROM launch_config c
+CROSS JOIN LATERAL (SELECT * FROM launch_config_name WHERE name = c.name LIMIT 1) AS n
+LEFT JOIN LATERAL (SELECT record FROM weight WHERE launch_config_id = c.id LIMIT 1) AS g ON true
+WHERE c.state <> 'archived' AND c.pool_id = ANY($1)"""
 REAPER: Final = """
 SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS age_seconds FROM account
 WHERE EXISTS (SELECT FROM launch_config c WHERE c.account_id = account.id AND c.state <> 'archived')"""
@@ -67,34 +80,10 @@ WHERE NOT a.retired"""
 
 async def read(db: Connection) -> Readings:
     """Readings of the gauges in NAMES."""
-    workers = await db.fetch(WORKERS)
-    pools = await summaries.pools(db)
-    configs = await db.fetch(CONFIGS)
     reaper = await db.fetch(REAPER)
     workspaces = await db.fetch(WORKSPACES)
     listings = await db.fetch(LISTINGS)
-
-    def of_pools(column: str) -> dict[tuple[str, ...], Any]:
-        return {(pool["id"],): pool[column] or 0 for pool in pools}
-
-    def of_configs(column: str) -> dict[tuple[str, ...], Any]:
-        return {(row["pool_id"], row["id"]): row[column] for row in configs if row[column] is not None}
-
-    # A config has a value for every state, so that series fall to zero instead of ending.
-    none = {(row["pool_id"], row["id"], state): 0 for row in configs for state in LIVE_STATES}
     return {
-        "slipway_workers": none
-        | {(row["pool_id"], row["launch_config_id"], row["state"]): row["number"] for row in workers},
-        "slipway_pool_pending_tasks": of_pools("pending"),
-        "slipway_pool_claimed_tasks": of_pools("claimed"),
-        "slipway_pool_wanted_workers": of_pools("wanted"),
-        "slipway_pool_serving_workers": of_pools("serving"),
-        "slipway_pool_max_workers": of_pools("max_capacity"),
-        "slipway_pool_backlog_seconds": of_pools("backlog_seconds"),
-        "slipway_launch_config_weight": of_configs("weight"),
-        "slipway_launch_config_health": of_configs("health"),
-        "slipway_launch_config_tripped": of_configs("tripped"),
-        "slipway_launch_config_paused": of_configs("paused"),
         "slipway_reaper_pass_age_seconds": {(row["id"],): row["age_seconds"] for row in reaper},
         "slipway_workspaces": {(phase,): 0 for phase in PHASES}
         | {(row["phase"],): row["number"] for row in workspaces},
@@ -104,3 +93,24 @@ async def read(db: Connection) -> Readings:
         | {(row["phase"],): row["failed_runs"] for row in workspaces},
         "slipway_workspace_listing_failed": {(row["account_id"],): row["failed"] for row in listings},
     }
+
+
+async def read_pools(db: Connection, after: str) -> Mapping[str, Readings]:
+    """Readings of the gauges in POOL_NAMES, of the first POOLS_AT_ONCE pools whose id follows `after`, in their
+    order."""
+    ids = [row["id"] for row in await db.fetch(NEXT_POOLS, after)]
+    found: dict[str, dict[str, dict[tuple[str, ...], Any]]] = {id_: {name: {} for name in POOL_NAMES} for id_ in ids}
+    for pool in await summaries.pools_of(db, ids):
+        for name, column in _OF_POOL.items():
+            found[pool["id"]][name][(pool["id"],)] = pool[column] or 0
+    for row in await db.fetch(CONFIGS, ids):
+        of_pool, labels = found[row["pool_id"]], (row["pool_id"], row["id"])
+        # A config has a value for every state, so that series fall to zero instead of ending.
+        of_pool["slipway_workers"] |= {(*labels, state): 0 for state in LIVE_STATES}
+        for name, column in _OF_CONFIG.items():
+            if row[column] is not None:
+                of_pool[name][labels] = row[column]
+    for row in await db.fetch(WORKERS, ids):
+        of_state = (row["pool_id"], row["launch_config_id"], row["state"])
+        found[row["pool_id"]]["slipway_workers"][of_state] = row["number"]
+    return found

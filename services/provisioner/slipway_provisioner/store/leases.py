@@ -27,6 +27,7 @@ from slipway_common.events.lease import (
 from slipway_common.events.lifecycle import WAITING
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.launching import LeaseState
+from slipway_provisioner.store.clock import NOW, overdue
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import MAY_START
 from slipway_provisioner.store.tables import lease, lease_request, worker
@@ -104,7 +105,7 @@ RENEWABLE: Final = f"""
 UPDATE lease SET renewed_at = slipway_clock() WHERE id IN (
     SELECT id FROM lease
     WHERE state = '{LeaseState.CONFIRMED}'
-        AND renewed_at NOT BETWEEN slipway_clock() - ttl_seconds / 3 * interval '1 s' AND slipway_clock()
+        AND renewed_at NOT BETWEEN {NOW} - ttl_seconds / 3 * interval '1 s' AND {NOW}
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING {names(_RENEWED)}"""
 RENEW_ONE: Final = Statement(
@@ -149,7 +150,7 @@ DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
     SELECT id FROM lease_request
-    WHERE sent_at NOT BETWEEN slipway_clock() - make_interval(secs => $1) AND slipway_clock()
+    WHERE {overdue("sent_at", "$1")}
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
     SELECT count(*) FROM worker w

@@ -25,6 +25,7 @@ from slipway_provisioner.domain.limits import (
     window_start,
 )
 from slipway_provisioner.domain.prices import MachineKind
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import launch_limit
 
@@ -174,8 +175,8 @@ WHERE (scope, scope_id) IN (SELECT scope, scope_id FROM launch_limit ORDER BY sc
 # Charges ahead of the clock were recorded before it was set back: their hour begins anew.
 REDATE: Final = f"""
 UPDATE launch_batch SET known_at = slipway_clock() WHERE id = ANY (ARRAY(
-    SELECT id FROM launch_batch WHERE state = '{BatchState.KNOWN}' AND known_at > slipway_clock()
-    ORDER BY id LIMIT 5000 FOR UPDATE SKIP LOCKED))"""
+    SELECT id FROM launch_batch WHERE state = '{BatchState.KNOWN}' AND known_at > {NOW}
+    ORDER BY known_at, id LIMIT 5000 FOR UPDATE SKIP LOCKED))"""
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from slipway_common.events.lifecycle import IN_FLIGHT
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.freezing import UnconfirmedStart
 from slipway_provisioner.store import marks
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.declarations import POOL_STATE
 from slipway_provisioner.store.tables import forgiven, in_states, launch_config, shared_window, worker, worker_pool
 
@@ -48,7 +49,7 @@ _RESUMED: Final = (
 RESUME: Final = Statement(_RESUMED)
 # The deadline is checked again under the row's lock, since the pool may have been paused anew.
 RESUME_OVERDUE: Final = Statement(_RESUMED.where(P.paused_until <= sa.func.slipway_clock()))
-OVERDUE: Final = Statement(sa.select(P.id).where(P.paused, P.paused_until <= sa.func.slipway_clock()).order_by(P.id))
+OVERDUE: Final = Statement(sa.select(P.id).where(P.paused, P.paused_until <= sa.literal_column(NOW)).order_by(P.id))
 
 FREEZE: Final = Statement(
     sa.update(worker_pool)

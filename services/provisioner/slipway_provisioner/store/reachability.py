@@ -15,6 +15,7 @@ from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.reachability import Machine
 from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store import marks, usage
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import account, launch_config, unreachable_machine
 
@@ -42,7 +43,7 @@ POOLS: Final = Statement(
 # as for every outcome.
 _UNKNOWN: Final = f"""
 SELECT b.id::text FROM launch_batch b JOIN account a ON a.id = b.account_id
-WHERE b.state = '{BatchState.CALLING}' AND b.call_deadline < slipway_clock() AND {{condition}}
+WHERE b.state = '{BatchState.CALLING}' AND b.call_deadline < {NOW} AND {{condition}}
 ORDER BY b.id LIMIT 50 FOR UPDATE OF b SKIP LOCKED"""
 OPEN_CALLS: Final = _UNKNOWN.format(
     condition=f"""b.account_id = $1 AND EXISTS (
@@ -51,8 +52,8 @@ OPEN_CALLS: Final = _UNKNOWN.format(
 RETIRED_CALLS: Final = _UNKNOWN.format(condition="a.retired")
 # Workers that can still be asked to stop get the grace period.
 RETIRED_WORKERS: Final = f"""
-SELECT w.id::text FROM worker w JOIN account a ON a.id = w.account_id AND a.retired
-WHERE w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NOT NULL
+SELECT w.id::text FROM worker w WHERE w.account_id = ANY (ARRAY(SELECT id FROM account WHERE retired))
+    AND w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NOT NULL
     AND (w.registered_at IS NULL OR uptime_since(w.stopping_at) > $1)
 ORDER BY w.id LIMIT 200"""
 _MACHINES: Final = given(*(unreachable_machine.c[name] for name in Machine.__struct_fields__))

@@ -16,6 +16,7 @@ from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
 from slipway_provisioner.domain.roll_out import Drain, Progress, succeeded_starts
 from slipway_provisioner.store import configs, marks
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import (
@@ -51,8 +52,10 @@ DUE: Final = f"""
 SELECT pool_id, name FROM launch_config WHERE state = 'active' AND replaced_by <> ''
 UNION SELECT pool_id, name FROM launch_config WHERE state = 'draining'
 UNION SELECT pool_id, name FROM launch_config WHERE drain_alerted
-UNION SELECT c.pool_id, c.name FROM weight g JOIN launch_config c ON c.id = g.launch_config_id
-WHERE g.received_at > slipway_clock() - interval '{RECORD_SECONDS} s' AND c.state = 'active' AND c.proven_at IS NULL
+UNION SELECT c.pool_id, c.name FROM weight g CROSS JOIN LATERAL (
+    SELECT pool_id, name FROM launch_config
+    WHERE id = g.launch_config_id AND state = 'active' AND proven_at IS NULL LIMIT 1) AS c
+WHERE g.received_at > {NOW} - interval '{RECORD_SECONDS} s' AND g.received_at <= 'infinity'
     AND g.record ->> 'state' = 'healthy'
 ORDER BY 1, 2"""
 LOCK_POOL: Final = Statement(sa.select().select_from(worker_pool).where(P.id == sa.bindparam("id")).with_for_update())
@@ -158,10 +161,10 @@ _TERMINABLE: Final = (
 LEFT: Final = Statement(_TERMINABLE)
 LEFT_WITHOUT_TASK: Final = Statement(_TERMINABLE.where(in_states(STOPPABLE), WITHOUT_TASK))
 # Revisions without a live worker for the retention, with their names; locked like a roll-out before they are deleted.
-EXPIRED: Final = """
+EXPIRED: Final = f"""
 SELECT DISTINCT pool_id, name FROM (
     SELECT pool_id, name FROM launch_config
-    WHERE state = 'archived' AND archived_at < slipway_clock() - make_interval(secs => $1)
+    WHERE state = 'archived' AND archived_at < {NOW} - make_interval(secs => $1)
     ORDER BY archived_at LIMIT 100) AS oldest"""
 _EXPIRED: Final = (
     C.state == "archived",
@@ -192,7 +195,7 @@ DELETE_NAME: Final = Statement(
 async def due(db: Connection) -> dict[Name, list[Progress]]:
     """Launch configs whose roll-out may have a step to take, with their revisions. Takes no locks."""
     names = [Name(**row) for row in await db.fetch(DUE)]
-    revisions = await of(db, [name.name for name in names])
+    revisions = await of(db, [name.name for name in names]) if names else {}
     return {name: revisions.get(name.name, []) for name in names}
 
 

@@ -30,7 +30,7 @@ CONFIG: Final = C[*PLACE, *DRAIN, "profile", "claim_evidence", "settings"]
 OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "paused_until"]
 _PAUSED: Final = "c.state = 'active' AND n.paused"
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
-POOLS: Final = f"""
+_POOLS: Final = f"""
 SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.stale_sources, d.backlog_seconds, w.serving, w.running, w.leaving,
     x.wanted, x.needed, ARRAY(
         SELECT DISTINCT a.id FROM launch_config c JOIN account a ON a.id = c.account_id
@@ -51,7 +51,9 @@ CROSS JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT (details ->> 'wanted')::int AS wanted, (details ->> 'needed')::int AS needed FROM decision
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
-WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
+WHERE NOT p.deleted AND {{given}} ORDER BY p.id"""
+POOLS: Final = _POOLS.format(given="($1::text IS NULL OR p.id = $1)")
+POOLS_OF: Final = _POOLS.format(given="p.id = ANY($1)")
 CONFIGS: Final = f"""
 SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")}, {names(OF_NAME, "n.")},
     CASE WHEN {_PAUSED} THEN 'paused' ELSE c.state END AS state,
@@ -103,6 +105,11 @@ async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, An
     task; null when no fresh source has any. `throttled` are the accounts of active launch configs that throttle calls.
     """
     return [dict(row) for row in await db.fetch(POOLS, pool_id)]
+
+
+async def pools_of(db: Connection, pool_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The same of these pools."""
+    return [dict(row) for row in await db.fetch(POOLS_OF, pool_ids)]
 
 
 async def configs(

@@ -10,18 +10,20 @@ from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_common.events.pool import PoolUpdated
 from slipway_common.messaging import outbox
 from slipway_provisioner.store import configs, tables
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.declarations import POOL_STATE
 
 P: Final = tables.worker_pool.c
 N: Final = tables.launch_config_name.c
 C: Final = tables.launch_config.c
-# A sweep in the future was recorded before the clock was set back.
-NEXT_TO_SWEEP: Final = """
-UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
-    SELECT id FROM worker_pool WHERE swept_at NOT BETWEEN slipway_clock() - $1 * interval '1 s' AND slipway_clock()
-        AND NOT deleted
-    ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+# Found by an index in its order. A sweep in the future was recorded before the clock was set back.
+NEXT_TO_SWEEP: Final = f"""
+UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = coalesce(
+        (SELECT id FROM worker_pool WHERE NOT deleted AND swept_at < {NOW} - $1 * interval '1 s'
+            ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED),
+        (SELECT id FROM worker_pool WHERE NOT deleted AND swept_at > {NOW}
+            ORDER BY swept_at DESC LIMIT 1 FOR UPDATE SKIP LOCKED))
 RETURNING id"""
 # Once a round, that is.
 IS_FIRST: Final = "SELECT $1 = (SELECT min(id) FROM worker_pool WHERE NOT deleted)"

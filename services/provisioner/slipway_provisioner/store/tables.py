@@ -9,6 +9,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
+    Computed,
     Double,
     ForeignKey,
     Identity,
@@ -20,13 +21,15 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    case,
+    func,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, REGISTERED, WAITING, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, REGISTERED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.admission_tables import admission_tables
 from slipway_provisioner.store.balance_tables import balance_table
@@ -44,7 +47,15 @@ from slipway_provisioner.store.columns import (
 )
 from slipway_provisioner.store.console_tables import console_table
 from slipway_provisioner.store.error_tables import error_tables
-from slipway_provisioner.store.functions import COUNTERS, KEYS, LIMITED_KEYS, SHARED_KEYS, UPTIME, WINDOW_KEYS
+from slipway_provisioner.store.functions import (
+    CONTACT_PERIOD,
+    COUNTERS,
+    KEYS,
+    LIMITED_KEYS,
+    SHARED_KEYS,
+    UPTIME,
+    WINDOW_KEYS,
+)
 from slipway_provisioner.store.usage_tables import usage_tables
 from slipway_provisioner.store.workspace_tables import workspace_tables
 
@@ -140,6 +151,8 @@ worker_pool = Table(
 )
 
 Index("worker_pool_deleted", worker_pool.c.id, postgresql_where=worker_pool.c.deleted)
+Index("worker_pool_paused", worker_pool.c.paused_until, postgresql_where=worker_pool.c.paused)
+Index("worker_pool_swept", worker_pool.c.swept_at, postgresql_where=~worker_pool.c.deleted)
 
 # What was declared of a pool, by its revision at that time. `changes` are those made then; `action` is apply, put or
 # rollback.
@@ -181,6 +194,10 @@ launch_config_name = Table(
     required("declared", Boolean, server_default=TRUE),
 )
 Index("launch_config_name_pool", launch_config_name.c.pool_id)
+Index("launch_config_name_paused", launch_config_name.c.paused_until, postgresql_where=launch_config_name.c.paused)
+# By which the shortest deadline of any worker is found. Written with declarations only.
+for _name in ("registration", "first_claim", "idle_despite_demand", "unresponsive"):
+    Index(f"launch_config_name_{_name}", launch_config_name.c.deadlines[f"{_name}_seconds"].astext.cast(Double))
 
 # Sources whose pause requests exceeded their share of a pool, until the refused pauses would have ended. The holder of
 # the share is a source that operators have named, or empty for all others together.
@@ -245,6 +262,7 @@ launch_config = Table(
 _NOT_ARCHIVED: Final = launch_config.c.state != "archived"
 Index("launch_config_pool", launch_config.c.pool_id, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_of_name", launch_config.c.name)
+Index("launch_config_account", launch_config.c.account_id, launch_config.c.declared_at, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_draining", launch_config.c.drain_from, postgresql_where=launch_config.c.state == "draining")
 Index(
     "launch_config_fallback",
@@ -412,6 +430,7 @@ worker = Table(
     Column("first_claimed_at", TIME),
     Column("idle_since", TIME),
     Column("last_seen_at", TIME),
+    Column("contact_period", TIME, Computed(CONTACT_PERIOD, persisted=True)),
     Column("stopping_at", TIME),
     required("may_finish", Boolean, server_default=FALSE),
     required("leave_after_task", Boolean, server_default=FALSE),
@@ -448,6 +467,24 @@ Index(
     worker.c.launch_config_id,
     worker.c.state,
     postgresql_where=~in_states(ENDED),
+)
+# By which workers past a deadline are found, each by the time since when it counts.
+Index("worker_booting", worker.c.launched_at, postgresql_where=in_states(IN_FLIGHT["boot"]))
+Index(
+    "worker_idle",
+    worker.c.pool_id,
+    worker.c.idle_since,
+    postgresql_where=in_states(REGISTERED) & worker.c.idle_since.is_not(None),
+)
+Index("worker_contact", worker.c.contact_period, postgresql_where=~in_states(ENDED))
+GRACE_SINCE: Final = func.coalesce(
+    case((worker.c.registered_at.is_(None), text("timestamptz '-infinity'"))), worker.c.stopping_at
+)
+"""Begin of the grace period of a stopping worker. One that never registered cannot be asked to stop, and gets none."""
+Index(
+    "worker_stopping",
+    GRACE_SINCE,
+    postgresql_where=in_states(ASKED_TO_STOP) & worker.c.instance_id.is_not(None),
 )
 Index("worker_draining", worker.c.drain_until, postgresql_where=~in_states(ENDED) & worker.c.drain_until.is_not(None))
 Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))

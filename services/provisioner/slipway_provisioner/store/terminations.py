@@ -11,9 +11,11 @@ from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_provisioner.domain.terminations import Stuck, Terminations
 from slipway_provisioner.store import accounts
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.tables import account, in_states, worker
+from slipway_provisioner.store.tables import GRACE_SINCE, account, in_states, worker
 
+GRACE: Final = Statement(GRACE_SINCE).text
 # A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. For one
 # that was asked to stop as idle it begins after the task that it may have claimed at that moment. A row that is taken
 # moves to the end of the queue whatever the call's result, so a failing account does not block others. A request in the
@@ -22,10 +24,11 @@ TAKE_STOPPING: Final = f"""
 UPDATE worker SET termination_requested_at = slipway_clock() WHERE id = ANY (ARRAY(
     SELECT id FROM worker WHERE state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL
         AND NOT {accounts.unreachable("worker")}
+        AND {GRACE} >= '-infinity' AND {GRACE} < {NOW} - $1 * interval '1 s'
         AND (registered_at IS NULL OR (uptime_since(stopping_at) > $1
             AND (NOT may_finish OR uptime_since(idle_since) > $1)))
         AND (termination_requested_at IS NULL
-            OR termination_requested_at NOT BETWEEN slipway_clock() - $2 * interval '1 s' AND slipway_clock())
+            OR termination_requested_at NOT BETWEEN {NOW} - $2 * interval '1 s' AND {NOW})
     ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED))
 RETURNING id::text AS worker_id, account_id, instance_id, termination_refusals > 0 AS refused"""
 # Accounts with a worker whose termination is refused, and those that refuse too many.
@@ -40,7 +43,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*)::int AS ended FROM worker
     WHERE account_id = a.id AND state IN ({states(ENDED)}) AND instance_id IS NOT NULL
-        AND ended_at > slipway_clock() - $1 * interval '1 s'
+        AND ended_at > {NOW} - $1 * interval '1 s'
         AND termination_requested_at > slipway_clock() - $1 * interval '1 s') AS e
 WHERE a.refuses_terminations OR a.id IN (
     SELECT account_id FROM worker WHERE termination_refusals > 0 AND state NOT IN ({states(ENDED)}))

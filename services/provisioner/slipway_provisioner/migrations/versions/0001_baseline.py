@@ -55,6 +55,8 @@ CREATE TABLE worker_pool (
     owner text NOT NULL DEFAULT '', spec jsonb NOT NULL DEFAULT '{}', spec_digest text NOT NULL DEFAULT ''
 );
 CREATE INDEX worker_pool_deleted ON worker_pool (id) WHERE deleted;
+CREATE INDEX worker_pool_paused ON worker_pool (paused_until) WHERE paused;
+CREATE INDEX worker_pool_swept ON worker_pool (swept_at) WHERE NOT deleted;
 CREATE TABLE pool_revision (
     pool_id text NOT NULL REFERENCES worker_pool, revision bigint NOT NULL,
     at timestamptz NOT NULL DEFAULT slipway_clock(), by text NOT NULL, action text NOT NULL,
@@ -70,6 +72,16 @@ CREATE TABLE launch_config_name (
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, declared boolean NOT NULL DEFAULT true
 );
 CREATE INDEX launch_config_name_pool ON launch_config_name (pool_id);
+CREATE INDEX launch_config_name_paused ON launch_config_name (paused_until) WHERE paused;
+-- By which the shortest deadline of any worker is found. Written with declarations only.
+CREATE INDEX launch_config_name_registration ON launch_config_name (
+    ((deadlines ->> 'registration_seconds')::double precision));
+CREATE INDEX launch_config_name_first_claim ON launch_config_name (
+    ((deadlines ->> 'first_claim_seconds')::double precision));
+CREATE INDEX launch_config_name_idle_despite_demand ON launch_config_name (
+    ((deadlines ->> 'idle_despite_demand_seconds')::double precision));
+CREATE INDEX launch_config_name_unresponsive ON launch_config_name (
+    ((deadlines ->> 'unresponsive_seconds')::double precision));
 -- Sources whose pause requests exceeded their share of a pool, until the refused pauses would have ended. The holder of
 -- the share is a source that operators have named, or empty for all others together.
 CREATE TABLE refused_pause (
@@ -110,6 +122,7 @@ CREATE TABLE launch_config (
 );
 CREATE INDEX launch_config_pool ON launch_config (pool_id) WHERE state <> 'archived';
 CREATE INDEX launch_config_of_name ON launch_config (name);
+CREATE INDEX launch_config_account ON launch_config (account_id, declared_at) WHERE state <> 'archived';
 CREATE INDEX launch_config_draining ON launch_config (drain_from) WHERE state = 'draining';
 CREATE INDEX launch_config_fallback ON launch_config (name) WHERE state = 'active' AND replaced_by <> '';
 CREATE INDEX launch_config_alerted ON launch_config (id) WHERE drain_alerted;
@@ -225,6 +238,7 @@ CREATE TABLE lease_request (
     id text PRIMARY KEY, lease_pool_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
     units integer NOT NULL, sent_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL
 );
+CREATE INDEX lease_request_sent ON lease_request (sent_at);
 CREATE TABLE lease (
     id text PRIMARY KEY, request_id text NOT NULL, lease_pool_id text NOT NULL, launch_config_id text NOT NULL,
     fencing_token bigint NOT NULL, units integer NOT NULL,
@@ -265,6 +279,9 @@ CREATE TABLE worker (
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
+    -- Start of the five minutes of the last contact, found by an index, which four of five heartbeats do not write.
+    contact_period timestamptz GENERATED ALWAYS AS (
+        date_bin(interval '5 min', last_seen_at, timestamptz '2000-01-01 00:00+00')) STORED,
     stopping_at timestamptz, may_finish boolean NOT NULL DEFAULT false,
     leave_after_task boolean NOT NULL DEFAULT false, drain_until timestamptz,
     termination_refusals integer NOT NULL DEFAULT 0, termination_refused_at timestamptz, stuck_at timestamptz,
@@ -277,6 +294,13 @@ CREATE TABLE worker (
     UNIQUE (account_id, instance_id)
 );
 CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
+-- By which workers past a deadline are found, each by the time since when it counts.
+CREATE INDEX worker_booting ON worker (launched_at) WHERE state = 'starting';
+CREATE INDEX worker_idle ON worker (pool_id, idle_since) WHERE state = 'running' AND idle_since IS NOT NULL;
+CREATE INDEX worker_contact ON worker (contact_period) WHERE state <> 'stopped';
+CREATE INDEX worker_stopping ON worker (
+    coalesce(CASE WHEN registered_at IS NULL THEN timestamptz '-infinity' END, stopping_at))
+    WHERE state = 'stopping' AND instance_id IS NOT NULL;
 CREATE INDEX worker_draining ON worker (drain_until) WHERE state <> 'stopped' AND drain_until IS NOT NULL;
 CREATE INDEX worker_live_instance ON worker (account_id, instance_id) WHERE state <> 'stopped';
 CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
@@ -397,6 +421,8 @@ CREATE TABLE pool_balance (
     pool_id text PRIMARY KEY, surplus jsonb NOT NULL DEFAULT '{}', missing_since timestamptz,
     starved boolean NOT NULL DEFAULT false
 );
+CREATE INDEX pool_balance_missing ON pool_balance (missing_since) WHERE missing_since IS NOT NULL;
+CREATE INDEX pool_balance_starved ON pool_balance (pool_id) WHERE starved;
 -- What a worker adds to the counters of its config. The call of a stopping worker can still fail, but for one that is
 -- never answered: the windows that it fills are shared with other accounts.
 CREATE FUNCTION config_usage_of(w worker) RETURNS TABLE (
