@@ -249,6 +249,10 @@ ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY= some of weights,leases,events,http,registrations,reports; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
+.PHONY: bench-loops
+bench-loops: $(READY) ## Benchmark of the provisioner's loops at two sizes, with nothing due and per unit of work: WORKERS=100000 SMALL=1000 UNITS=20 ROUNDS=5 SEED=1 ONLY=expire,reap
+	@$(RUN) -m bench.loops
+
 .PHONY: bench-decision
 bench-decision: $(READY) ## Benchmark of planning: a changed pool's decision, its path to the provider: POOLS=2000 WORKERS=100000 IMAGES=50 SECONDS=15 SEED=1 KEEP=1, PROCESSES=3 with one killed, SATURATED=1
 	@$(RUN) -m bench.decision

@@ -148,6 +148,7 @@ LONG: Final = {
     "bench-http": target(90, "bench-http", alone=True),
     "bench-apply": target(120, "bench-apply", alone=True),
     "bench-decision": target(120, "bench-decision", "SECONDS=10", alone=True),
+    "bench-loops": target(150, "bench-loops", alone=True),
     "bench-ec2": target(120, "bench-ec2", "CELL=10", "ROUNDS=1", alone=True),
     "ec2-scale": target(120, "ec2-scale", alone=True),
     "bench-terraform": target(120, "bench-terraform", "CELL=shared/20/4", alone=True),
@@ -193,7 +194,7 @@ AREAS: Final = (
     ("services/provisioner/slipway_provisioner/providers/terraform/*", TERRAFORM),
     (
         "services/provisioner/*",
-        (*PROVIDER, "outside", "try-image", "fuzz", "policies", "bench-apply", "bench-decision"),
+        (*PROVIDER, "outside", "try-image", "fuzz", "policies", "bench-apply", "bench-decision", "bench-loops"),
     ),
     ("bench/policies/*", ("policies", "tools")),
     ("bench/leases/*", ("bench-leases", "square-wave", "fairness", "adaptive", "leases-model", "tools")),
@@ -202,6 +203,7 @@ AREAS: Final = (
     ("bench/ec2/*", ("bench-ec2", "tools")),
     ("bench/fleet/*", ("ec2-scale", "tools")),
     ("bench/decision/*", ("bench-decision", "tools")),
+    ("bench/loops/*", ("bench-loops", "tools")),
     ("bench/*", ("bench-events", "bench-weights", "bench-http", "bench-apply", "tools")),
     ("tests/terraform/*", ("terraform", "terraform-checks", "terraform-faults", "terraform-fair")),
     (

@@ -21,8 +21,8 @@ import msgspec
 import structlog
 
 from bench.claims import report
-from bench.cost import commit_seconds, cpu_seconds
 from bench.events import surroundings
+from bench.loops.cost import commit_seconds, cpu_seconds
 from bench.loops.fleet import Size, fill
 from bench.loops.work import WORK, Work, clean, make_due
 from slipway_local.servers.guard import guard

@@ -13,7 +13,7 @@ from sqlalchemy import Table
 
 from slipway_common.database import migrate, postgres
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.store import tables
+from slipway_provisioner.store import tables, usage
 from tests.support.provisioner import PASSED, SERVICE, Provisioner, declared
 
 PER_POOL: Final = 50
@@ -69,13 +69,14 @@ JOIN launch_config c ON c.pool_id = p.id AND c.zone = (ARRAY['a', 'b', 'c'])[1 +
 WORKERS: Final = """
 INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, batch_id,
     instance_id, requested_at, launched_at, registered_at, first_claimed_at, idle_since, last_seen_at, stopping_at,
-    ended_at, traceparent)
+    ended_at, traceparent, image_key, quota_key, capacity_key, subnet_key, awaits_claim)
 SELECT gen_random_uuid(), b.pool_id, b.launch_config_id, b.account_id, c.image_revision, s.state, b.id, b.id,
     'i-' || b.token || '/' || k || '/' || s.state, slipway_clock(), slipway_clock(),
     CASE WHEN s.state <> 'starting' THEN slipway_clock() END, CASE WHEN s.state <> 'starting' THEN slipway_clock() END,
     CASE WHEN s.state = 'running' AND k % 2 = 0 THEN slipway_clock() END, slipway_clock(),
     CASE WHEN s.state IN ('stopping', 'stopped') THEN slipway_clock() END,
-    CASE WHEN s.state = 'stopped' THEN slipway_clock() END, ''
+    CASE WHEN s.state = 'stopped' THEN slipway_clock() END, '',
+    c.image_key, c.quota_key, c.capacity_key, c.subnet_key, c.claim_evidence <> 'none'
 FROM launch_batch b JOIN launch_config c ON c.id = b.launch_config_id CROSS JOIN generate_series(0, 9) AS k
 CROSS JOIN LATERAL (VALUES ('stopped'), (CASE WHEN b.token LIKE '%/4' AND k = 8 THEN 'starting'
     WHEN b.token LIKE '%/4' AND k = 9 THEN 'stopping' ELSE 'running' END)) AS s (state)"""
@@ -99,6 +100,7 @@ QUIET: Final = (
     "DELETE FROM dirty_pool",
 )
 DECLARED: Final = {
+    "launch_config_outcomes": "launch_config_id IN (SELECT id FROM launch_config WHERE pool_id = 'linux')",
     "launch_config": "pool_id = 'linux'",
     "launch_config_name": "pool_id = 'linux'",
     "pool_revision": "pool_id = 'linux'",
@@ -140,8 +142,10 @@ async def fill(server: EmbeddedPostgres, size: Size) -> Provisioner:
             (tables.launch_config, CONFIGS, size.pools),
         ):
             await _copy(db, table, changes, number)
-        for table_name, rows in DECLARED.items():
-            await db.execute(f"DELETE FROM {table_name} WHERE {rows}")
+        rows = await db.fetch("SELECT id FROM launch_config WHERE pool_id <> 'linux'")
+        await usage.add_outcomes(db, [row["id"] for row in rows])
+        for table_name, of_declared in DECLARED.items():
+            await db.execute(f"DELETE FROM {table_name} WHERE {of_declared}")
         for statement in (WEIGHTS, DEMAND, DECISIONS, BALANCES, BATCHES, WORKERS, CLAIMS, LEASES, *QUIET):
             await db.execute(statement)
     owner = await asyncpg.connect(server.url(name))

@@ -15,6 +15,7 @@ from slipway_provisioner.loops import plan, roll_out
 from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.loops.measure import PoolMeasure
 from slipway_provisioner.store import gauges
+from slipway_provisioner.store.functions import LIMITED_KEYS
 from slipway_provisioner.store.retention import RETENTION
 from tests.support.provisioner import START, Provisioner
 
@@ -121,7 +122,7 @@ async def _reap(provisioner: Provisioner) -> None:
 
 def _workers(state: str, **columns: str) -> str:
     """Statement that inserts $1 workers of this state, one in each of the first launch configs of the first account."""
-    usual = {"requested_at": "slipway_clock()"} | columns
+    usual = {"requested_at": "slipway_clock()"} | {key: f"c.{key}" for key in LIMITED_KEYS} | columns
     return f"""
 INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, decision_id, traceparent, state,
     {", ".join(usual)})

@@ -56,6 +56,7 @@ from slipway_provisioner.store.functions import (
     UPTIME,
     WINDOW_KEYS,
 )
+from slipway_provisioner.store.instance_tables import instance_tables
 from slipway_provisioner.store.usage_tables import usage_tables
 from slipway_provisioner.store.workspace_tables import workspace_tables
 
@@ -530,22 +531,6 @@ Index(
     postgresql_where=worker.c.probe_permit.is_not(None),
 )
 
-# Machines that may still run in a retired account: those of stopping workers, and one for each intent of an unknown
-# call, without an instance id. A reaper pass over the account deletes what it does not list.
-unreachable_machine = Table(
-    "unreachable_machine",
-    metadata,
-    uuid("worker_id", primary_key=True),
-    required("account_id", Text),
-    required("pool_id", Text),
-    required("launch_config_id", Text),
-    uuid("batch_id"),
-    Column("instance_id", Text),
-    now("since"),
-)
-Index("unreachable_machine_account", unreachable_machine.c.account_id)
-Index("unreachable_machine_batch", unreachable_machine.c.batch_id)
-
 # `claimed_at` is the time of the claim as the worker wrote it, `reported_at` the same time; `started_at` is clamped to
 # its receipt. `counted`: it fits the worker's task slots.
 claim = Table(
@@ -567,31 +552,7 @@ Index("claim_ended", claim.c.ended_at, postgresql_where=claim.c.ended_at.is_not(
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
 Index("claim_worker", claim.c.worker_id, claim.c.ended_at)
 
-# Orphan instances that wait for a person, as of the newest pass of the instance reaper, and what was decided.
-orphan_instance = Table(
-    "orphan_instance",
-    metadata,
-    Column("account_id", Text),
-    Column("instance_id", Text),
-    required("batch_id", Text),
-    required("launch_config_id", Text),
-    required("created_at", TIME),
-    now("found_at"),
-    required("reason", Text),
-    required("decision", Text, CheckConstraint("decision IN ('', 'leave', 'terminate')"), server_default=text("''")),
-    PrimaryKeyConstraint("account_id", "instance_id"),
-)
-Index("orphan_instance_batch", orphan_instance.c.batch_id)
-
-# Workers whose instance was not listed in the newest pass of the instance reaper over the account.
-missing_instance = Table(
-    "missing_instance",
-    metadata,
-    uuid("worker_id", primary_key=True),
-    required("account_id", Text),
-    now("found_at"),
-)
-Index("missing_instance_account", missing_instance.c.account_id)
+unreachable_machine, orphan_instance, missing_instance = instance_tables(metadata)
 
 decision = Table(
     "decision",
