@@ -8,13 +8,14 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_common.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseConfirmed, LeaseRenewRequested, LeaseRequested
 from slipway_common.events.pool import PoolUpdated
 from slipway_common.events.worker import WorkerLaunched, WorkerRegistered, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import expire, plan
+from slipway_provisioner.loops.watch import Watch
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import deadlines
 from tests.support.provisioner import Provisioner, administrator, after, in_transaction, provisioner_on, report
@@ -321,3 +322,25 @@ async def test_a_call_in_flight_across_a_jump_of_the_clock(provisioner: Provisio
     await provisioner.resolve()
     assert await provisioner.states() == {"requested": 1}
     assert await provisioner.published(WorkerLaunched) == []
+
+
+async def test_a_slow_start_of_others_is_no_page_unless_tasks_wait(provisioner: Provisioner) -> None:
+    """In the first minutes the lease-broker may be starting, too. Later its absence is a page whether tasks wait or
+    not."""
+    await provisioner.declare()
+    await provisioner.demand(report(0))
+    starting, started = Watch(lambda service: 40.0), Watch(lambda service: 40.0)
+    started.began -= START_SECONDS
+    await starting.step(provisioner.database)
+    assert await provisioner.published(AlertRaised) == []
+    await started.step(provisioner.database)
+    assert {alert.subject_id for alert in await provisioner.published(AlertRaised)} == {
+        "lease-broker",
+        "weight-calculator",
+    }
+    await provisioner.demand(report(4, at=1))
+    await starting.step(provisioner.database)
+    assert {alert.command for alert in await provisioner.published(AlertRaised)} == {
+        "slipway doctor  # then read the log of the lease-broker",
+        "slipway doctor  # then read the log of the weight-calculator",
+    }

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from aiokafka.errors import InvalidReplicationFactorError
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_common.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.messaging import topic_admin
 from slipway_common.service import Service, ServiceSettings
@@ -144,11 +144,31 @@ async def test_unowned_partition_is_alerted(place: Place) -> None:
 
     stuck: Any = Stuck()
     probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
+    probe._began -= START_SECONDS
     probe.runtime.subscriptions = [stuck]
     for stuck.waiting_seconds in (9.0, 11.0, 15.0, 0.0, 0.0):
         await probe._watch_partitions(place.database)
     rows = await place.database.fetch("SELECT type FROM outbox ORDER BY id")
     assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
+
+
+async def test_a_slow_start_is_no_page_unless_records_wait(place: Place) -> None:
+    """A partition that is not owned in the first minutes has to be claimed only once there is something to read."""
+    await place.create(WORKER_LIFECYCLE)
+    async with harness.member(place) as joined:
+        unowned = joined.subscription
+        unowned.owned.clear()
+        unowned.assigned = dict.fromkeys(unowned.assigned, 0.0)
+        probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
+        probe.runtime.subscriptions = [unowned]
+        await probe._watch_partitions(place.database)
+        assert await place.database.fetchval("SELECT count(*) FROM outbox") == 0
+        async with harness.publisher(place) as publish:
+            await publish.send(harness.report("w1", "here"))
+        await probe._watch_partitions(place.database)
+        (row,) = await place.database.fetch("SELECT type, value FROM outbox")
+    assert row["type"] == AlertRaised.type
+    assert b'"command":"slipway doctor' in row["value"]
 
 
 async def test_unsendable_partition_is_alerted(place: Place) -> None:

@@ -129,7 +129,7 @@ async def test_a_clock_that_is_hours_behind(provisioner: Provisioner) -> None:
         if seconds == 0:
             (raised,) = await provisioner.published(AlertRaised)
             assert (raised.kind, raised.severity) == ("demand-source-stale", "page")
-            assert (raised.subject_id, raised.command) == ("linux", "synchronise the clock of its monitor with NTP")
+            assert raised.command.endswith("  # then synchronise the clock of its monitor with NTP")
             assert "its last report was 120 min old" in raised.summary
     assert await provisioner.events() == []
     await provisioner.set_clock(2 * HOUR + 180)

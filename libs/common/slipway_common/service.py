@@ -27,7 +27,7 @@ from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.topics import TOPICS, Topic, compared_topics
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
@@ -140,6 +140,7 @@ class Service:
         self.state = state or {}
         self.schema_minimum = schema_minimum
         self.renewed = renewed or stop_nothing
+        self._began = monotonic_seconds()
         self._unowned = PartitionAlert("unowned-partition", name, settings.instance)
         self._unsendable = PartitionAlert("unsendable-partition", name, settings.instance)
 
@@ -377,13 +378,15 @@ class Service:
         return bool(events)
 
     async def _watch_partitions(self, database: Database) -> bool:
-        """Raise an alert while an assigned partition cannot be claimed, and one while a partition cannot be sent to;
-        resolve each afterwards."""
+        """Raise an alert while an assigned partition cannot be claimed, in the first minutes only if records wait for
+        it, and one while a partition cannot be sent to; resolve each afterwards."""
         readings, relay = self.runtime.readings(), self.runtime.relay
         publication = None if relay is None else relay.publication
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
         unsendable = sorted({topic for topic, _ in places})
-        unowned = [r.name for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
+        late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
+        is_starting = monotonic_seconds() - self._began < START_SECONDS
+        unowned = [r.name for r in late if not is_starting or await r.work_waits()]
         events = [
             *self._unowned.changes(
                 unowned,
@@ -427,7 +430,7 @@ class PartitionAlert:
                 summary=summary if names else "",
                 effect=effect,
                 doing="retries every few seconds",
-                command="check the service's log and /readyz",
+                command="slipway doctor  # then read the log of the service",
             )
         ]
 

@@ -115,7 +115,9 @@ def alert(of: Source) -> Alert:
 def test_the_alert() -> None:
     """It says what to do, pages only where nothing else reports for the pool, and its end says why."""
     raised, last, dropped = alert(source(0)), alert(source(0, is_last=True)), alert(source(HOUR, alerted=True))
-    assert raised.command == "restart its monitor, or slipway demand rm linux 'old queue'"
+    assert raised.command == (
+        "slipway demand ls linux  # then restart its monitor, or slipway demand rm linux 'old queue'"
+    )
     assert raised.since == NOW + timedelta(seconds=300)
     assert raised.doing == "drops the source 60 min after it became stale, unless it reports again"
     assert (raised.severity, last.severity) == ("notice", "page")
@@ -130,11 +132,12 @@ def test_the_alert_on_a_clock_that_is_behind() -> None:
     prompt, stale, dropped = (
         alert(source(overdue, late_seconds=late)) for overdue, late in ((10, 299), (10, 300), (HOUR, HOUR + 360))
     )
-    assert prompt.command.startswith("restart its monitor")
+    assert "  # then restart its monitor" in prompt.command
     assert stale.summary == (
         "source old queue of pool linux is stale: its last report was 5 min old when it was received"
     )
-    assert stale.command == dropped.command == "synchronise the clock of its monitor with NTP"
+    assert stale.command == dropped.command
+    assert stale.command == "slipway demand ls linux  # then synchronise the clock of its monitor with NTP"
     assert stale.doing.startswith("drops the source 60 min after")
     assert dropped.summary.endswith("is stale: its last report was 66 min old when it was received")
     assert dropped.doing == "drops the source after each report, until they are valid"

@@ -279,7 +279,7 @@ def test_a_bad_image_is_one_page_with_evidence(alerted: Alerted) -> None:
     assert page.summary == "image linux-1 fails to start: 5 image errors (boot_timeout)"
     assert page.evidence[0] == "worker w-1, instance i-7, console http://cloud/i-7/console"
     assert len(page.evidence) == 5
-    assert page.command == "slipway why w-5"
+    assert page.command == "slipway why image/linux-1"
     alerted.commit(*(alerted.dead_boot(config_id) for config_id in CONFIGS * 5))
     assert alerted.kinds() == ["image-tripped/image/linux-1", "pool-tripped/pool/linux"]
     assert alerted.kinds(PAGE) == ["image-tripped/image/linux-1"]

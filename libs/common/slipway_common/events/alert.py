@@ -1,12 +1,16 @@
 """Alerts for people, raised and resolved under a deduplication key. Values only."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from slipway_common.base.percent import encoded
 from slipway_common.base.text import Key, Line, Name, Note
 from slipway_common.events.time import Time
+
+START_SECONDS: Final = 120.0
+"""A service that has started may wait for others, and for its partitions, for this long: that is no page, unless work
+waits for it."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ REREAD: Final = """
 SELECT c.topic, c.partition, c.epoch, c.next_offset, c.cluster_id
 FROM consumed c JOIN unnest($1::text[], $2::integer[], $3::bigint[]) AS g (topic, partition, epoch)
     USING (topic, partition, epoch)"""
+POSITIONS: Final = "SELECT partition, next_offset FROM consumed WHERE topic = $1"
 ADVANCE: Final = """
 UPDATE consumed c SET next_offset = g.next_offset
 FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[])
@@ -135,6 +136,11 @@ def _owned(rows: Sequence[Any]) -> dict[Place, tuple[Owned, str]]:
     }
 
 
+async def positions(db: Connection, topic: str) -> dict[int, int]:
+    """Committed positions of a topic by partition; none of one that was never claimed."""
+    return {row["partition"]: row["next_offset"] for row in await db.fetch(POSITIONS, topic)}
+
+
 async def skip(db: Connection, consumer: Consumer, partition: int, owned: Owned, to: int, *, loss: bool) -> Owned:
     """Move the position to `to`, past offsets that the log no longer has; a `loss` is recorded with it."""
     async with db.transaction():
@@ -171,7 +177,7 @@ async def record_gap(db: Connection, service: str, place: Place, kind: str, deta
                 summary=f"{service} is missing records of {topic}/{partition}: {detail}",
                 effect="events may have been lost; the next sweep repairs state where possible",
                 doing="recorded the gap and continued after it",
-                command=f"SELECT * FROM gap WHERE topic = '{topic}'",
+                command="slipway doctor",
             )
         ],
     )

@@ -18,7 +18,7 @@ from slipway_common.database import audit
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import fetched
-from slipway_common.messaging.consume import Consumer, Owned, Portion, adopt, record_gap, skip
+from slipway_common.messaging.consume import Consumer, Owned, Portion, adopt, positions, record_gap, skip
 from slipway_common.messaging.records import Record
 from slipway_common.observability.telemetry import UNOWNED, logger
 
@@ -181,6 +181,20 @@ class Partitions:
         """Seconds for which any assigned partition has not been owned; 0 if all are owned."""
         now = monotonic_seconds()
         return max((now - since for p, since in self.assigned.items() if p not in self.owned), default=0.0)
+
+    async def work_waits(self) -> bool:
+        """True if an assigned partition that is not owned needs an operator, or has records that are not applied. False
+        while the broker or the database is unavailable, since nothing is known then."""
+        unowned = [partition for partition in self.assigned if partition not in self.owned]
+        if self.stopped:
+            return True
+        try:
+            async with asyncio.timeout(END_OFFSETS_SECONDS), self.database.acquire() as db:
+                ends, applied = await self.ends(), await positions(db, self.consumer.topic.name)
+        except Exception as error:
+            LOG.info("records that wait are not known", topic=self.name, error=repr(error))
+            return False
+        return any(ends.get(partition, 0) > applied.get(partition, 0) for partition in unowned)
 
     async def ends(self) -> dict[int, int]:
         """Current end offset of each assigned partition. Raises KafkaError if the broker is unavailable."""

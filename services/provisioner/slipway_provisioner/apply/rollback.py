@@ -1,5 +1,6 @@
 """Rolls a pool back to an entry of its history."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from slipway_provisioner.apply.reading import Declared, GivenPool, spec_digest
 from slipway_provisioner.domain.comparison import DeclaredPool, Snapshot, revision_of
 from slipway_provisioner.domain.declaration import Applied, Request
 from slipway_provisioner.domain.revisions import RevisionRow, in_force, shared_keys
-from slipway_provisioner.domain.rollback import Rollback, candidates
+from slipway_provisioner.domain.rollback import Entry, Rollback, candidates
 from slipway_provisioner.store import declarations, history
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
@@ -92,17 +93,28 @@ async def _target(
                 f"see `slipway pool history {pool_id}`"
             )
         return entry, returned(present, WorkerPool.model_validate(entry["spec"]), rollback)
-    for revision in candidates(await history.entries(db, pool_id), whole=rollback.whole):
+    entries = await history.entries(db, pool_id)
+    for revision in candidates(entries, whole=rollback.whole):
         entry = await history.get(db, pool_id, revision)
         if entry is None:
             continue  # deleted meanwhile, as the oldest ones are
         pool = returned(present, WorkerPool.model_validate(entry["spec"]), rollback)
         if not is_same(present, pool):
             return entry, pool
-    what = "other declaration" if rollback.whole else "other revisions of its launch configs"
-    raise NothingToRollBack(
-        f"the history of worker pool {pool_id} has no {what} but those that a rollback has left; "
-        f"choose an entry of `slipway pool history {pool_id}` with --to"
+    raise NothingToRollBack(_nothing_left(pool_id, rollback, entries))
+
+
+def _nothing_left(pool_id: str, rollback: Rollback, entries: Sequence[Entry]) -> str:
+    """Reason why no entry can be returned to without being named, and what can be done instead."""
+    what = "declaration" if rollback.whole else "revision of its launch configs"
+    if any(entry.to_revision is not None for entry in entries):
+        return (
+            f"rollbacks have left every earlier {what} of worker pool {pool_id}; "
+            f"choose an entry of `slipway pool history {pool_id}` with --to"
+        )
+    return (
+        f"worker pool {pool_id} has had no other {what}; "
+        f"`slipway pool set-image {pool_id} IMAGE --reason …` launches another image"
     )
 
 

@@ -6,6 +6,7 @@ anything is cut, and whatever looks like a secret after that.
 
 import base64
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -118,7 +119,7 @@ def raised(console: ConsoleOutput, lines: Sequence[str], problem: str) -> AlertR
         summary=NOTE.cut(f"a machine of {image} never registered: {console.reason}{last}"),
         effect="a machine that does not register takes no task, and costs money until it is terminated",
         doing="fetches the console output of one machine of an image, and stores it here and for `slipway why`",
-        command=f"slipway why {image}",
+        command=f"slipway why {shlex.quote(f'image/{console.image_revision}')}",
         cause=console.reason,
         severity="notice",
         evidence=(

@@ -94,7 +94,9 @@ def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised:
     others = "no source of the pool is fresh" if source.is_last else "other sources of the pool are fresh"
     effect = "launch no workers and protect none" if end_reason else "launch no workers, but protect idle ones"
     doing = f"drops the source {span(protected_seconds)} after it became stale, unless it reports again"
-    restart = f"restart its monitor, or {shlex.join(['slipway', 'demand', 'rm', pool_id, name])}"
+    look = shlex.join(["slipway", "demand", "ls", pool_id])
+    remove = shlex.join(["slipway", "demand", "rm", pool_id, name])
+    remedy = "synchronise the clock of its monitor with NTP" if is_late else f"restart its monitor, or {remove}"
     stopped = "its monitor stopped, cannot reach Slipway, or reports under another name"
     return (AlertRaised if raised else AlertResolved)(
         dedup_key=alert_key("provisioner", "demand-source-stale", pool_id, name),
@@ -104,7 +106,7 @@ def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised:
         summary=f"source {name} of pool {pool_id} is {state if raised else over}",
         effect=f"its {source.pending} pending and {source.claimed} claimed tasks {effect}; {others}",
         doing="drops the source after each report, until they are valid" if end_reason else doing,
-        command="synchronise the clock of its monitor with NTP" if is_late else restart,
+        command=f"{look}  # then {remedy}",
         since=source.observed_at + timedelta(seconds=source.valid_for_seconds),
         cause="the clock of its monitor is behind, or its reports are delayed" if is_late else stopped,
         severity="page" if source.is_last else "notice",

@@ -81,7 +81,7 @@ def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:
         summary=summary,
         effect="the pool launches and stops no workers",
         doing=f"tries again every {RETRY_SECONDS:g} s, and whenever the pool changes",
-        command="see the traceback in the provisioner's log",
+        command=f"slipway why {pool_id}  # then read the traceback in the provisioner's log",
     )
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.messaging import outbox
+from slipway_provisioner.store import demand
 
 EFFECTS: Final = {
     "lease-broker": ("launches wait for admission", "resends its requests; running workers are not affected"),
@@ -26,7 +28,8 @@ def effects(broker_unavailable_mode: str) -> dict[str, tuple[str, str]]:
 
 
 class Watch:
-    """Alerts on unavailable services. `unavailable_seconds(service)` is 0 while the service is available."""
+    """Alerts on unavailable services. `unavailable_seconds(service)` is 0 while the service is available. While this
+    service starts, others may do so too: nothing is raised in the first minutes, unless tasks wait."""
 
     def __init__(
         self, unavailable_seconds: Callable[[str], float], effects: Mapping[str, tuple[str, str]] = EFFECTS
@@ -34,10 +37,15 @@ class Watch:
         self.unavailable_seconds = unavailable_seconds
         self.effects = effects
         self.unavailable: set[str] = set()
+        self.began = monotonic_seconds()
 
     async def step(self, database: Database) -> bool:
         """Publish an alert for each change. After a restart alerts are raised again under the same key."""
         unavailable = {service for service in self.effects if self.unavailable_seconds(service) > 0}
+        if unavailable - self.unavailable and monotonic_seconds() - self.began < START_SECONDS:
+            async with database.acquire() as db:
+                if not await demand.tasks_wait(db):
+                    unavailable &= self.unavailable
         changed = [
             _alert(service, self.effects, unavailable=service in unavailable)
             for service in sorted(unavailable ^ self.unavailable)
@@ -59,5 +67,5 @@ def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, un
         summary=f"{service} is unavailable: no heartbeat" if unavailable else f"{service} is available again",
         effect=effect,
         doing=doing,
-        command=f"check /readyz and the log of {service}",
+        command=f"slipway doctor  # then read the log of the {service}",
     )

@@ -80,6 +80,7 @@ KNOWN: Final = f"""
 SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at IS NULL
 UNION (SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at >= $2 ORDER BY ended_at DESC LIMIT 100)
 UNION SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND (source, task_id, claimed_at) = ($3, $4, $5)"""
+TASKS_WAIT: Final = Statement(sa.select(sa.exists().where(D.pending > 0, D.ended_at.is_(None))))
 _SAVED: Final = given(*CLAIM)
 _OWNER: Final = (
     sa.bindparam("worker_id", type_=claim.c.worker_id.type),
@@ -102,6 +103,11 @@ CLOSE: Final = Statement(
 CLAIMS_OF: Final = Statement(
     sa.select(*CLAIM).where(claim.c.worker_id == sa.bindparam("id")).order_by(claim.c.started_at.desc()).limit(100)
 )
+
+
+async def tasks_wait(db: Connection) -> bool:
+    """True if a source has reported pending tasks last."""
+    return bool(await db.fetchval(TASKS_WAIT.text, *TASKS_WAIT.arguments()))
 
 
 async def store(tx: Connection, reports: Sequence[Report]) -> bool:

@@ -5,6 +5,7 @@ alerts are part of the state, so each is raised once and resolved once, whatever
 page: a failing credential, quota or image is a page; alerts of configs and pools that it trips name it and are notices.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -133,8 +134,13 @@ class _Changes:
         if not tripped or not members:
             return None
         stage, trip = max(tripped, key=lambda found: found[1].unconfirmed)
-        worker = next((failure.worker_id for failure in reversed(trip.run) if failure.worker_id), "")
-        command = f"slipway why {worker}" if worker else f"slipway lc show {members[0].id}"
+        account = members[0].declared.account_id
+        command = {
+            IMAGE: f"slipway why {shlex.quote(f'image/{key.id}')}",
+            QUOTA: f"slipway account check {account}",
+            CREDENTIAL: f"slipway account check {account}",
+            CAPACITY: f"slipway lc show {members[0].id}",
+        }[kind]
         doing = {
             IMAGE: f"launches only probes of this image, in every config; {PROBES}",
             QUOTA: f"launches elsewhere; {PROBES}",

@@ -25,7 +25,8 @@ from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import Boot, Config, Row
 from slipway_weight_calculator.domain.trips import Failure, Trip
 
-LATE_CODE: Final = "late"
+LATE_CODE: Final = "boot_timeout"
+"""The code of a registration deadline: to people both are boots that took too long."""
 OVERDUE_MAX: Final = 64  # as many leave the minimum window to any image
 LATE: Final = Outcome(worker.Stage.BOOT, worker.Result.FAILED, Scope.IMAGE, "", LATE_CODE)
 

@@ -116,7 +116,7 @@ def way_back(pool_id: str, names: Set[str], rollback: Facts | None) -> str:
     if rollback is None:
         return other
     if rollback["refused"]:
-        return f"{other}; a rollback would be refused: {rollback['refused']}"
+        return f"{other}; a rollback would be refused: {rollback['refused'].partition('; `slipway pool set-image')[0]}"
     left = {change["id"] for change in rollback["items"] if change["kind"] == "launch config"}
     if not names <= left:
         return f"{other}; so does `slipway pool rollback {pool_id} --to NUMBER --reason …`, by {history}"
