@@ -9,8 +9,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from generate.observability import TARGETS
-from slipway_common.observability.metrics import METRICS
+from slipway_common.observability.metrics import EVERY, METRICS
 from slipway_local.servers.child import Child
 from slipway_local.servers.ports import free_ports
 from tests.support.harness import until
@@ -20,7 +19,7 @@ from tests.support.tools import run
 OF_THE_PROCESS = ("python_", "process_")
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=EVERY)
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     """Name and port of a service without its servers, which answers nevertheless."""
     name: str = request.param

@@ -1,7 +1,5 @@
-"""Files generated from the table of metrics: alert rules and a dashboard.
-
-Promtool accepts and tests the rules; the queries of the dashboard parse and use existing metrics.
-"""
+"""Alert rules and a dashboard: promtool accepts and tests the rules, and all queries parse and use metrics that the
+code has."""
 
 import json
 import re
@@ -12,13 +10,15 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from generate import observability
+from generate.observability import TEXTS, alerts
 from slipway_client.cli.main import app
 from slipway_common.observability import metrics
-from slipway_common.observability.metrics import METRICS, AlertRule, Metric, alerts
+from slipway_common.observability.metrics import METRICS, Metric
 from tests.support.tools import run
 
-PROMETHEUS = Path(__file__).parents[2] / "infra" / "prometheus"
+INFRA = Path(__file__).parents[2] / "infra"
+PROMETHEUS = INFRA / "prometheus"
+DASHBOARD: Any = json.loads((INFRA / "grafana" / "dashboards" / "slipway.json").read_text())
 # A histogram is three series; `up` is Prometheus' own.
 SERIES = {"up"} | {
     name
@@ -49,16 +49,6 @@ BOUNDED = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Generated files beside the tests of the rules."""
-    for name, text in observability.files().items():
-        if name.startswith("infra/prometheus/"):
-            (tmp_path / Path(name).name).write_text(text)
-    (tmp_path / "rules_test.yml").write_text((PROMETHEUS / "rules_test.yml").read_text())
-    return tmp_path
-
-
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_metrics_are_named_and_bounded(metric: Metric) -> None:
     assert re.fullmatch(r"slipway_[a-z_]+[a-z]", metric.name)
@@ -80,13 +70,13 @@ def test_instruments_are_made_from_rows_alone() -> None:
         metrics.gauge("slipway_consumed_total")
 
 
-def test_configuration_is_valid(folder: Path) -> None:
-    assert "is valid prometheus config" in run("promtool", "check", "config", folder / "prometheus.yml")
-    assert f"SUCCESS: {len(list(alerts()))} rules found" in run("promtool", "check", "rules", folder / "rules.yml")
+def test_configuration_is_valid() -> None:
+    assert "is valid prometheus config" in run("promtool", "check", "config", PROMETHEUS / "prometheus.yml")
+    assert f"SUCCESS: {len(alerts())} rules found" in run("promtool", "check", "rules", PROMETHEUS / "rules.yml")
 
 
-def test_alerts_fire_when_they_should(folder: Path) -> None:
-    assert "SUCCESS" in run("promtool", "test", "rules", folder / "rules_test.yml")
+def test_alerts_fire_when_they_should() -> None:
+    assert "SUCCESS" in run("promtool", "test", "rules", PROMETHEUS / "rules_test.yml")
 
 
 def test_alerts_of_terraform_fire_when_they_should() -> None:
@@ -98,17 +88,18 @@ def test_every_alert_is_tested_both_ways() -> None:
     for group in yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]:
         for case in group["alert_rule_test"]:
             tested.setdefault(case["alertname"], set()).add(bool(case.get("exp_alerts")))
-    assert tested == {alert.name: {True, False} for alert in alerts()}
+    assert tested == {alert["alert"]: {True, False} for alert in alerts()}
 
 
-@pytest.mark.parametrize("alert", list(alerts()), ids=lambda alert: alert.name)
-def test_alerts_name_a_remedy(alert: AlertRule) -> None:
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_alerts_name_a_remedy(alert: Any) -> None:
     """Texts use only labels that the expression keeps, and the command exists."""
-    words = (alert.summary, alert.effect, alert.doing, alert.command)
+    words = [alert["annotations"][name] for name in TEXTS]
     assert all(words)
-    labels = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert.expr))))
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+    labels = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert["expr"]))))
     assert {label for text in words for label in re.findall(r"\$labels\.(\w+)", text)} <= labels
-    program, *arguments = alert.command.split()
+    program, *arguments = alert["annotations"]["command"].split()
     if program == "slipway":
         command: Any = get_command(app)
         while hasattr(command, "commands"):
@@ -125,7 +116,7 @@ def test_expressions_use_existing_metrics() -> None:
         for name in SERIES
         if name.startswith(metric.name)
     }
-    for expr in [*queries(), *(alert.expr for alert in alerts())]:
+    for expr in [*queries(), *(alert["expr"] for alert in alerts())]:
         names = set(re.findall(r"\b(?:slipway_\w+|up)\b", expr))
         assert names, expr
         assert names <= SERIES, expr
@@ -133,22 +124,20 @@ def test_expressions_use_existing_metrics() -> None:
             assert set(re.findall(r"(\w+)(?:=|!|~)", matchers)) <= labels[name], expr
 
 
-def test_every_query_of_the_dashboard_parses(folder: Path) -> None:
+def test_every_query_of_the_dashboard_parses(tmp_path: Path) -> None:
     rules = [
         {"record": f"query:number_{number}", "expr": expr.replace("$pool", ".*").replace("$__rate_interval", "5m")}
         for number, expr in enumerate(queries())
     ]
-    path = folder / "queries.yml"
+    path = tmp_path / "queries.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"SUCCESS: {len(rules)} rules found" in run("promtool", "check", "rules", path)
 
 
-def test_dashboard_shows_every_row_in_place() -> None:
-    """Panels do not overlap, fit Grafana's 24 columns, and show every row of the table once."""
-    panels = observability.dashboard()["panels"]
-    assert [panel["title"] for panel in panels if panel["type"] == "row"] == list(metrics.ROWS)
-    graphs = sorted(panel["title"] for panel in panels if panel["type"] != "row")
-    assert graphs == sorted(metric.panel.title for metric in METRICS if metric.panel is not None)
+def test_panels_of_the_dashboard_are_in_place() -> None:
+    """They do not overlap, fit Grafana's 24 columns, and have ids and titles of their own."""
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
         place = panel["gridPos"]
@@ -164,5 +153,4 @@ def test_dashboard_shows_every_row_in_place() -> None:
 
 def queries() -> list[str]:
     """Queries of the dashboard, as Grafana sends them."""
-    dashboard = json.loads(observability.files()["infra/grafana/dashboards/slipway.json"])
-    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
