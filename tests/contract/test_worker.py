@@ -565,6 +565,19 @@ async def test_two_jobs_at_once(scene: Scene) -> None:
         assert f"\n{variable}\n" in output
 
 
+async def test_two_jobs_on_one_task_slot(scene: Scene) -> None:
+    """The second ends the first, and its hook says so, since the worker may be stopped in the middle of the first."""
+    script = f"{HOOK} claimed --task a; {HOOK} claimed --task a; echo again; {HOOK} claimed --task b; {HOOK} idle"
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", "sh", "-c", script, str(scene.folder))
+        assert await agent.end() == 0
+    warning = "job a counts as ended: this worker runs one at a time; for more, declare task_slots of its launch config"
+    _, _, after = agent.output.decode().partition("again\n")
+    assert f"slipway-worker hook: {warning}\n" in after
+    assert agent.output.count(b"counts as ended") == 1
+    assert await scene.published() == ["registered", "claimed", "idle", "claimed", "idle", "stopped"]
+
+
 async def test_a_killed_agent_comes_back_as_its_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the token that it keeps; without it, its identity document is one that anybody may have copied."""
     proofs: list[Proof | None] = []

@@ -228,6 +228,34 @@ WORKERS: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ],
     ),
     (
+        "works on what is left of two tasks",
+        RUNNING | {"timeline": claim(50, "long") + claim(40, "short", 30), "leave_after_task": True},
+        [
+            "running a task.",
+            "Since 14:29:10, 50 s ago.",
+            "Effect: its task goes on; it leaves then, since its pool has more workers than wanted, unless it is wanted "
+            "again.",
+            TERMINATE,
+        ],
+        [
+            ADMITTED,
+            CALL,
+            BOOTED,
+            "Claimed 2 tasks, the first 8 s after it registered; current: task long of queue.",
+        ],
+    ),
+    (
+        "works on two tasks, one of them for the second time",
+        RUNNING | {"timeline": claim(55, "t-1", 54) + claim(50, "t-1") + claim(40, "t-2")},
+        ["running 2 tasks.", "Since 14:29:20, 40 s ago.", "Effect: its tasks go on.", TERMINATE],
+        [
+            ADMITTED,
+            CALL,
+            BOOTED,
+            "Claimed 3 tasks, the first 3 s after it registered; current: task t-1 of queue, task t-2 of queue.",
+        ],
+    ),
+    (
         "ended",
         RUNNING
         | {

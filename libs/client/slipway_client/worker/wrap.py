@@ -163,11 +163,15 @@ class _Wrapping:
 
     async def _handle(self, call: HookCall) -> dict[str, Any]:
         worker, now = self.state.worker, monotonic_seconds()
+        answer: dict[str, Any] = {}
         match call.hook:
             case "claimed" if not call.task_id:
                 return {"error": "the job id is empty"}
             case "claimed":
-                worker = core.task_started(worker, call.task_id, call.source, now)
+                before, worker = worker, core.task_started(worker, call.task_id, call.source, now)
+                if ended := [claim.task_id for claim in before.claims if claim not in worker.claims]:
+                    slots = "this worker runs one at a time; for more, declare task_slots of its launch config"
+                    answer = {"warning": f"job {ended[0]} counts as ended: {slots}"}
             case "idle" if not call.task_id and len(worker.claims) > 1:
                 running = ", ".join(claim.task_id for claim in worker.claims)
                 return {"warning": f"several jobs run, so name the one that has ended: {running}"}
@@ -177,7 +181,7 @@ class _Wrapping:
                 await self._poll_now()
                 return {"leave": self.state.worker.leaving or self.state.worker.refused}
         self._worker_changed(worker)
-        return {}
+        return answer
 
     async def _poll_now(self) -> None:
         self._worker_changed(core.request_poll(self.state.worker))

@@ -1,13 +1,14 @@
 """Explanation of a worker, from the decision that requested it to its end."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, drain, queue
+from slipway_client.view.phrases import count, drain, queue, some
 from slipway_client.view.why.causes import raise_limit, shares
-from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained, printed
+from slipway_client.view.why.explanation import NAMED, NOTHING, Cause, Explanation, Facts, explained, printed
 from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED, WAITING, State
 
 
@@ -42,6 +43,8 @@ def of_worker(
     if worker.get("drain_until") and worker["state"] == State.RUNNING:
         until = _clock(worker, "drain_until", now)
         effect += f"; it has reached its maximum age, and leaves after its task, at {until} at the latest"
+    elif worker.get("leave_after_task") and worker["state"] == State.RUNNING:
+        effect += "; it leaves then, since its pool has more workers than wanted, unless it is wanted again"
     return explained("worker", worker["id"], [cause], effect, details)
 
 
@@ -79,9 +82,11 @@ def _running(worker: Facts, _: Facts | None) -> Meaning:
     if worker.get("idle_since"):
         text, since, effect = "running, idle", _at(worker, "idle_since"), "it can claim a task"
     else:
-        claims = [event for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
-        since = _at(claims[-1], "at") if claims else _at(worker, "registered_at")
-        text, effect = "running a task", "its task goes on"
+        running = _running_claims(worker)
+        since = _at(running[-1], "at") if running else _at(worker, "registered_at")
+        several = len(running) > 1
+        text = f"running {len(running)} tasks" if several else "running a task"
+        effect = "its tasks go on" if several else "its task goes on"
     return Cause(text=text, since=since, remedy=_terminate(worker)), effect
 
 
@@ -191,17 +196,32 @@ def _tasks(worker: Facts, now: datetime) -> Iterator[str]:
     if not worker.get("registered_at"):
         return
     claims = [event for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
-    finished = sum(event["what"] == "finished" for event in (worker.get("timeline") or ()))
     if not claims:
         yield "It has claimed no task."
     else:
         first = (moments.at(claims[0]["at"]) - moments.at(worker["registered_at"])).total_seconds()
-        last = claims[-1]["detail"]
-        took = f"Claimed {count(len(claims), 'task')}, the first {moments.spelled(first)} after it registered"
-        yield f"{took}; current: {last}." if finished < len(claims) else f"{took}; last: {last}."
+        running = [event["detail"] for event in _running_claims(worker)]
+        newest = f"current: {some(running, NAMED)}" if running else f"last: {claims[-1]['detail']}"
+        yield (
+            f"Claimed {count(len(claims), 'task')}, the first {moments.spelled(first)} after it registered; {newest}."
+        )
     if worker["state"] in REGISTERED and worker.get("idle_since"):
         idle = (now - moments.at(worker["idle_since"])).total_seconds()
         yield f"Idle for {moments.spelled(idle)}."
+
+
+def _running_claims(worker: Facts) -> list[Facts]:
+    """Claims of a worker that have not ended, oldest first. A task may have been claimed before."""
+    timeline = worker.get("timeline") or ()
+    finished = Counter(event["detail"] for event in timeline if event["what"] == "finished")
+    running = []
+    for event in timeline:
+        if event["what"] == "claimed":
+            if finished[event["detail"]]:
+                finished[event["detail"]] -= 1
+            else:
+                running.append(event)
+    return running
 
 
 def _end(worker: Facts, now: datetime) -> Iterator[str]:
