@@ -38,10 +38,12 @@ async def launch(provisioner: Provisioner) -> int:
     return sum(request.units for request in requests)
 
 
-async def running(provisioner: Provisioner, tasks: int = 1, **pool: Any) -> list[Machine]:
+async def running(
+    provisioner: Provisioner, tasks: int = 1, body: dict[str, Any] | None = None, **pool: Any
+) -> list[Machine]:
     """Registered workers, one for each task, launched at the start."""
     usual: dict[str, Any] = {"deadlines": DEADLINES, "max_capacity": tasks}
-    await provisioner.declare(declared(**(usual | pool)))
+    await provisioner.declare(body or declared(**(usual | pool)))
     await provisioner.trust()
     await provisioner.demand(report(tasks, valid_for_seconds=24 * HOUR))
     await launch(provisioner)
@@ -106,6 +108,20 @@ async def test_a_busy_worker_leaves_after_its_task(provisioner: Provisioner) -> 
     await provisioner.demand(report(1, 0, at=1.5 * HOUR + 1, valid_for_seconds=24 * HOUR))
     assert await launch(provisioner) == 1
     assert (await provisioner.states())["stopping"] == 1
+
+
+async def test_tasks_that_overlap(provisioner: Provisioner) -> None:
+    """A worker that is never idle hears at the end of a task that it takes no other, and ends the others in time."""
+    body = declared(**POOL)
+    body["worker_pools"][0]["launch_configs"][0]["task_slots"] = 2
+    (machine,) = await running(provisioner, body=body)
+    await claim(machine, "a", 0)
+    await at(provisioner, HOUR)
+    assert (await claim(machine, "b", HOUR))["terminate"] is False
+    end = {"at": now(HOUR + 9), "task_id": "a", "source": "q", "claimed_at": now(0)}
+    assert (await machine.post("/idle", json=end)).json()["reason"] == "has reached its maximum age"
+    assert (await machine.post("/heartbeat")).json()["terminate"] is False
+    assert await provisioner.states() == {"running": 1}
 
 
 async def test_a_task_longer_than_the_drain_time_is_ended(provisioner: Provisioner) -> None:

@@ -1,6 +1,7 @@
 """Surplus of a pool whose workers are busy, or idle for a short time only: each input as it was seen, over HTTP."""
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -58,9 +59,7 @@ class Machine:
         return bool(row)
 
     async def _post(self, event: str, at: float, **body: str) -> None:
-        async with self.provisioner.client(token=self.token) as client:
-            answer = await client.post(f"{self.path}/{event}", json={"at": after(at).isoformat()} | body)
-        assert answer.status_code == 200, answer.text
+        await _reported(self.provisioner, self.path, self.token, event, at, **body)
 
 
 async def machines(provisioner: Provisioner, *, busy: float, period: float, stagger: float) -> list[Machine]:
@@ -155,6 +154,44 @@ async def test_a_worker_with_a_mark_leaves_after_its_task(provisioner: Provision
     assert await provisioner.states() == {"running": 4, "stopped": 6}
     events = await provisioner.events()
     assert {event.reason for event in events if isinstance(event, WorkerStopping)} == {"more workers than wanted"}
+
+
+@pytest.mark.parametrize("task_slots", [1, 2])
+async def test_a_worker_that_is_never_idle_leaves_too(provisioner: Provisioner, task_slots: int) -> None:
+    """Its tasks overlap, or it reports the next one instead of an end. The end of a task has it leave after the others,
+    and the answer says so."""
+    body = declared(max_capacity=2)
+    body["worker_pools"][0]["launch_configs"][0]["task_slots"] = task_slots
+    await provisioner.declare(body)
+    await provisioner.demand(report(2))
+    await provisioner.plan()
+    await provisioner.leases(*(provisioner.granted(each) for each in await provisioner.published(LeaseRequested)))
+    await provisioner.launch()
+    sent = {}
+    for worker in await provisioner.workers():
+        token = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()["token"]
+        sent[worker.id] = partial(_reported, provisioner, f"/workers/{worker.id}", token)
+    for post in sent.values():
+        await post("claimed", 0, task_id="a", source="q")
+    await provisioner.demand(report(0, 2, at=1))
+    await provisioner.declare(body | declared(max_capacity=1))
+    await provisioner.plan()
+    marked = await provisioner.database.fetchval("SELECT id::text FROM worker WHERE leave_after_task")
+    await provisioner.set_clock(60)
+    assert (await sent[marked]("claimed", 50, task_id="b", source="q"))["terminate"] == (task_slots == 1)
+    if task_slots == 2:
+        end = {"task_id": "a", "source": "q", "claimed_at": after(0).isoformat()}
+        assert (await sent[marked]("idle", 60, **end))["reason"] == "more workers than wanted"
+    assert await provisioner.states() == {"running": 1, "stopping": 1}
+    (leaving,) = [worker for worker in await provisioner.workers() if worker.id == marked]
+    assert leaving.is_finishing
+
+
+async def _reported(provisioner: Provisioner, path: str, token: str, event: str, at: float, **body: str) -> Any:
+    async with provisioner.client(token=token) as client:
+        answer = await client.post(f"{path}/{event}", json={"at": after(at).isoformat()} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 async def test_a_pool_that_only_observes_records_surplus(provisioner: Provisioner) -> None:

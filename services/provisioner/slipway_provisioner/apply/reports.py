@@ -107,9 +107,8 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
     after, event = domain.claimed(worker, claim.task_id, claim.source, at)
     if not open_claims(claims):  # a claim that came late has ended by now
         after = msgspec.structs.replace(after, idle_since=worker.idle_since)
-    if not is_new:
-        return await _save(tx, after, None, at), is_counted
-    return await _save(tx, after, event, at), is_counted
+    ended = len(open_claims(claims)) < len(open_claims(known)) + is_new
+    return await _save(tx, after, event if is_new else None, at, ended=ended), is_counted
 
 
 async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, int]:
@@ -124,12 +123,11 @@ async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, 
         return await _save(tx, worker, None, at), 0
     claims = with_end(known, ended, worker.task_slots)
     await demand.save_claims(tx, worker, [each for each in claims if each not in known])
-    running = open_claims(claims)
-    number = len(open_claims(known)) - len(running)
-    if running or not number:
-        return await _save(tx, worker, None, at), number
-    last = max(each.ended_at for each in claims if each.ended_at is not None)
-    return await _save(tx, *domain.idle(worker, last), at), number
+    number = len(open_claims(known)) - len(open_claims(claims))
+    event = None
+    if number and not open_claims(claims):
+        worker, event = domain.idle(worker, max(each.ended_at for each in claims if each.ended_at is not None))
+    return await _save(tx, worker, event, at, ended=number > 0), number
 
 
 async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
@@ -177,25 +175,25 @@ async def _note(tx: Connection, worker: Worker, code: str) -> None:
         LOG.warning(MISTAKES[code], worker=worker.id, pool=worker.pool_id, launch_config=worker.launch_config_id)
 
 
-async def _save(tx: Connection, worker: Worker, event: Any, at: datetime) -> Answer:
+async def _save(tx: Connection, worker: Worker, event: Any, at: datetime, *, ended: bool = False) -> Answer:
     """Save a worker that has a task, or has just ended one, with the event of a first report. One that was to leave
-    after its task is asked to stop."""
+    after its task is asked to stop if a task has `ended`."""
     if event is None:
         await workers.save_without_events(tx, [worker])
     else:
         await workers.save(tx, [(worker, event)], at=at)
-        for leaving in domain.left_after_task(worker, await pools.now(tx)):
-            await workers.save(tx, [leaving])
-            worker, _ = leaving
-    return await _answer(tx, worker, has_task=True)
+    for leaving in domain.left_after_task(worker, await pools.now(tx)) if ended else ():
+        await workers.save(tx, [leaving])
+        worker, _ = leaving
+    return await _answer(tx, worker, has_task=True, ended=ended)
 
 
-async def _answer(tx: Connection, worker: Worker, *, has_task: bool) -> Answer:
-    """Answer to a worker that has a task, or has just ended one. One of full age hears only after its task that it
-    leaves, since its mark may be revoked until then."""
+async def _answer(tx: Connection, worker: Worker, *, has_task: bool, ended: bool = False) -> Answer:
+    """Answer to a worker that has a task, or has just ended one. One of full age hears only when a task has `ended`, or
+    when it has none, that it leaves, since its mark may be revoked until then."""
     standing = await configs.standing(tx, worker.launch_config_id)
     is_stopping = worker.state in ASKED_TO_STOP
-    aged = REASON if worker.drain_until is not None and worker.idle_since is not None else ""
+    aged = REASON if worker.drain_until is not None and (ended or worker.idle_since is not None) else ""
     reason = worker.reason if is_stopping else standing.leave_reason(has_task=has_task) or aged
     return Answer(reason, standing, has_task)
 

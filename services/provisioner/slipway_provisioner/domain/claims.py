@@ -30,6 +30,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str, str]:
         return self.source, self.task_id, self.claimed_at
 
+    def follows(self, other: "Claim") -> bool:
+        """True if a claim that is later by its worker's times is later. One from ahead of its receipt proves nothing
+        about one that counts from later on: the worker's clock may have been set back between the two."""
+        return self.reported_at <= self.started_at or self.started_at >= other.started_at
+
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """Report that a task has ended: at `reported_at` by the worker, which is `at` once clamped to receipt. A field of
@@ -94,12 +99,14 @@ def _settled(claims: Sequence[Claim], task_slots: int) -> list[Claim]:
     """End each claim that a later one proves to have ended: with one slot any, else one of the same task. Count those
     that fit the slots, earliest first."""
     ended: list[Claim] = []
-    next_start: dict[tuple[str, str] | None, datetime] = {}
+    later: dict[tuple[str, str] | None, list[Claim]] = {}
     for claim in sorted(claims, key=lambda each: (each.reported_at, each.key), reverse=True):
         slot = None if task_slots == 1 else (claim.source, claim.task_id)
-        ends = [at for at in (claim.ended_at, next_start.get(slot)) if at is not None]
+        successors = later.setdefault(slot, [])
+        next_start = next((each.started_at for each in reversed(successors) if each.follows(claim)), None)
+        ends = [at for at in (claim.ended_at, next_start) if at is not None]
         ended.append(msgspec.structs.replace(claim, ended_at=min(ends, default=None)))
-        next_start[slot] = claim.started_at
+        successors.append(claim)
     settled: list[Claim] = []
     running: list[Claim] = []
     for claim in reversed(ended):

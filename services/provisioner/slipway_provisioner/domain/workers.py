@@ -275,8 +275,9 @@ def noticed(worker: Worker, notice: ReportedNotice, capacity_key: str, now: date
 
 
 def left_after_task(worker: Worker, now: datetime) -> list[Change]:
-    """Ask a worker to stop that was to leave after its task, and has none any more; no change for any other."""
-    leaves = worker.leave_after_task and worker.state in REGISTERED and not worker.has_task
+    """Ask a worker to stop that was to leave after its task, now that one has ended; no change for any other. Further
+    tasks it may finish."""
+    leaves = worker.leave_after_task and worker.state in REGISTERED
     return [stopping_idle(worker, UNWANTED, now)] if leaves else []
 
 
