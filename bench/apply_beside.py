@@ -20,7 +20,6 @@ from slipway_common.database import postgres
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_provisioner.apply import launches
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import marks
 from tests.support.provisioner import SERVICE, Provisioner
 
@@ -75,7 +74,7 @@ async def work(url: str, record: Callable[[str, float], None]) -> None:
                 await marks.dirty(db, [f"beside/{number % POOLS}"], reason="bench")
             began = time.monotonic()
             if await provisioner.plan_step():
-                record("plan", began + plan.COALESCE_SECONDS)  # a pause after the commit, in which nothing waits
+                record("plan", began)
             async with database.acquire() as db:
                 began = time.monotonic()
                 transaction = db.transaction()

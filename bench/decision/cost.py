@@ -19,7 +19,6 @@ from bench.spread import Spread, spread
 from slipway_common.base.clock import utc_now
 from slipway_common.database import postgres
 from slipway_common.events.pool import DemandReported
-from slipway_provisioner.loops import plan
 from tests.support.provisioner import SERVICE, Provisioner
 
 ROUNDS: Final = 5
@@ -119,7 +118,6 @@ async def planner(url: str, claimed: Mapping[str, int]) -> Planner:
 
 async def measure(largest: Planner, smallest: Planner, rng: Random) -> Cost:
     """Rounds of decisions of both cells and of plain commits, in an order of chance. Each decision launches a unit."""
-    plan.COALESCE_SECONDS = 0.0  # type: ignore[misc]  # the planner's pause after a commit is no part of its cost
     await largest.provisioner.database.execute(PLAIN)
 
     async def decide(planner: Planner) -> float:

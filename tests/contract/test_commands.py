@@ -25,7 +25,6 @@ from slipway_common.events.weight import StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging.dead_letters import DeadLetter
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
 from tests.support import harness, lease_answers
 from tests.support.answers import ANSWERS, CONFIG_ID, DEAD_LETTER, DECISION, ID
@@ -41,10 +40,7 @@ INSERT INTO workspace_document (workspace_id, kind, key_id, encrypted) VALUES (g
 
 
 @pytest.fixture
-async def deployment(
-    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Deployment]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def deployment(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[Deployment]:
     async with deployment_on(postgres, tmp_path) as deployment:
         yield deployment
 

@@ -11,7 +11,6 @@ import httpx2
 import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops import plan
 from tests.support.provisioner import Provisioner, after, provisioner_on, report
 
 RECORDED_AT: Final = datetime.fromisoformat("2026-11-28T21:14:53+00:00")
@@ -32,8 +31,7 @@ RECORDED: Final[list[tuple[str, dict[str, str] | None]]] = [
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

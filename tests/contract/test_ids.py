@@ -48,7 +48,6 @@ from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.handlers.leases import record_leases
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.process import tag_prefix
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.facts import Call
@@ -225,8 +224,7 @@ def test_metrics_of_two_ids_differ(one: str, other: str) -> None:
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 
@@ -422,11 +420,8 @@ async def test_shares_of_ids_with_slashes(provisioner: Provisioner) -> None:
     assert row["size"] == 7
 
 
-async def test_a_launch_on_the_simulated_cloud(
-    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_launch_on_the_simulated_cloud(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """The ledger has the plain ids; the instance is listed by its account, and its worker registers and claims."""
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     simulator = SimulatorSettings(port=free_ports(1)[0], ledger=tmp_path / "ledger.jsonl", kafka="")
     url = f"http://127.0.0.1:{simulator.port}"
     provider = Simulated(provider_settings())

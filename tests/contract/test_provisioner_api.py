@@ -13,7 +13,6 @@ from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
 from tests.support.provisioner import (
     Provisioner,
@@ -28,8 +27,7 @@ from tests.support.provisioner import (
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

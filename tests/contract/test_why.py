@@ -11,14 +11,12 @@ from slipway_common.events.weight import StageHealth
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.domain.account_check import CheckState, Finding
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import account_checks
 from tests.support.provisioner import Provisioner, after, provisioner_on, report, revision_id, weight
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

@@ -31,7 +31,6 @@ from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.loops import plan
 from tests.support.harness import PATIENCE_SECONDS, until
 from tests.support.imds import INSTANCE_ID, FakeImds, fake_imds
 from tests.support.provisioner import KEY, Provisioner, declared, provisioner_on, revision_id
@@ -243,8 +242,7 @@ def no_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-async def scene(postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def scene(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[Scene]:
     queue = Queue()
     async with (
         provisioner_on(postgres) as provisioner,

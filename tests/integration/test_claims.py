@@ -17,14 +17,12 @@ from slipway_common.messaging.envelope import decode_data
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import demand
 from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

@@ -12,7 +12,6 @@ import pytest
 from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_provisioner.store import accounts, pools
 from slipway_simulator.main import served
@@ -56,11 +55,8 @@ async def live(cloud: httpx2.AsyncClient) -> int:
     return number
 
 
-async def test_two_deployments_in_one_account(
-    postgres: EmbeddedPostgres, cloud: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_two_deployments_in_one_account(postgres: EmbeddedPostgres, cloud: httpx2.AsyncClient) -> None:
     """Neither lists or terminates machines of the other, though each knows nothing of the other's batches."""
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     url = str(cloud.base_url)
     async with contextlib.AsyncExitStack() as stack:
         adapters = [Simulated(provider_settings()) for _ in range(2)]

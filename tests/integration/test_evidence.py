@@ -15,7 +15,6 @@ from slipway_common.events.topics import DECODERS
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import InstanceState
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report
 
@@ -23,8 +22,7 @@ NEVER_CLAIMED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

@@ -11,13 +11,11 @@ from slipway_common.events.pool import PoolFrozen, PoolUnfrozen
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import WorkerStopped
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops import plan
 from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

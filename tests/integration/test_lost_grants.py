@@ -19,7 +19,6 @@ from slipway_common.events.lease import (
 )
 from slipway_common.events.worker import WorkerDelayed
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops import plan
 from tests.support.lease_broker import Broker, broker_on, terms
 from tests.support.provisioner import Provisioner, declared, provisioner_on, report
 
@@ -71,9 +70,8 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+async def pair(postgres: EmbeddedPostgres) -> AsyncIterator[Pair]:
     """Three intents whose request is published and not read yet."""
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     async with provisioner_on(postgres) as provisioner, broker_on(postgres) as broker:
         await broker.declare(terms())
         await provisioner.declare(declared())

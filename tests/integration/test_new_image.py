@@ -14,7 +14,6 @@ from slipway_common.events.lifecycle import State
 from slipway_common.events.worker import WorkerEvent, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Change, claimed, registered, stopped, stopping
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import workers
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report, revision_id
 from tests.support.worlds import Story
@@ -30,8 +29,7 @@ PER_MINUTE: Final = 6
 
 
 @pytest.fixture
-async def product(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator["Product"]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def product(postgres: EmbeddedPostgres) -> AsyncIterator["Product"]:
     async with provisioner_on(postgres) as provisioner:
         yield Product(provisioner)
 

@@ -14,7 +14,7 @@ from slipway_common.events.pool import PoolUpdated
 from slipway_common.events.worker import WorkerLaunched, WorkerRegistered, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.loops import expire, plan
+from slipway_provisioner.loops import expire
 from slipway_provisioner.loops.watch import Watch
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import deadlines
@@ -24,8 +24,7 @@ OUTAGE_SECONDS = 1200.0
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.expire()
         yield provisioner

@@ -14,7 +14,6 @@ from slipway_common.events.worker import Scope, WorkerLaunchFailed
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.provider_keys import refresh
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import decisions, pools, provider_keys
 from tests.support.provisioner import Cloud, Provisioner, apply_body, declared, provisioner_on, report, weight
 
@@ -45,8 +44,7 @@ class Zoned(Cloud):
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         provisioner.cloud = Zoned()
         provisioner.providers["simulated"] = provisioner.cloud

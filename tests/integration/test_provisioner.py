@@ -52,7 +52,7 @@ from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
-from slipway_provisioner.loops import plan, unleased
+from slipway_provisioner.loops import unleased
 from slipway_provisioner.providers.port import OutcomeUnknown, ProviderSettings, Refused
 from slipway_provisioner.providers.simulated import ERRORS, Simulated
 from slipway_provisioner.store import accounts, configs, launch_stops, leases, pauses, pools
@@ -77,8 +77,7 @@ from tests.support.provisioner import (
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

@@ -14,14 +14,12 @@ from slipway_common.events.launch_config import LaunchConfigPaused
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, provisioner_on
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

@@ -20,7 +20,6 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEv
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
 from slipway_provisioner.store import decisions, pools, workers
 from slipway_provisioner.store.outcomes import LATE_RECORD_SECONDS
@@ -43,8 +42,7 @@ BOOT_FAILED: Final = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", 
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

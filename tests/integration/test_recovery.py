@@ -18,7 +18,6 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs, instances, launch_stops
 from tests.support.provisioner import (
     START,
@@ -36,8 +35,7 @@ LOST: Final = ("worker", "launch_batch", "lease", "lease_request", "claim", "dec
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

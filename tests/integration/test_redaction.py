@@ -18,7 +18,6 @@ from slipway_common.observability import telemetry
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_weight_calculator.handlers import names
 from tests.support.provisioner import KEY, Provisioner, after, provisioner_on, report, revision_id
@@ -46,8 +45,7 @@ def said(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

@@ -24,7 +24,6 @@ from slipway_common.events.worker import WorkerStopping
 from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import configs, decisions, pools, roll_outs, workers
 from slipway_provisioner.store.pools import CONFIGS, LOCK_SHARED, SHARED
 from tests.support.provisioner import (
@@ -45,8 +44,7 @@ DRAINS: Final = "SELECT drain_terminate, drain_until FROM launch_config WHERE id
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
 

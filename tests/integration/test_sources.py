@@ -14,7 +14,6 @@ from slipway_common.messaging.records import Received, Record
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.sources import Removed, remove_source
 from slipway_provisioner.handlers.demand import record_demand
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store.retention import DELETE_ENDED_DEMAND
 from tests.support.provisioner import (
     Provisioner,
@@ -31,8 +30,7 @@ ENDED = "SELECT source FROM demand WHERE ended_at IS NOT NULL ORDER BY source"
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres, unresponsive_timeout_seconds=10 * HOUR) as provisioner:
         yield provisioner
 

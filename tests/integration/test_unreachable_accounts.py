@@ -15,7 +15,6 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
-from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Refused
 from tests.support.provisioner import START, Cloud, Provisioner, administrator, declared, provisioner_on, report
 
@@ -79,11 +78,8 @@ def clouds() -> Clouds:
 
 
 @pytest.fixture
-async def provisioner(
-    postgres: EmbeddedPostgres, clouds: Clouds, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Provisioner]:
+async def provisioner(postgres: EmbeddedPostgres, clouds: Clouds) -> AsyncIterator[Provisioner]:
     """A pool of six workers at most, with a launch config in each of two accounts, and four tasks."""
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     async with provisioner_on(postgres, clouds) as provisioner:
         body = declared("zone-a", "zone-b", max_capacity=6)
         body["accounts"].append(body["accounts"][0] | {"id": "sim-b", "identity": "sim-b"})

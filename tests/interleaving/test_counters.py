@@ -15,7 +15,6 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.revisions import RevisionKeys
 from slipway_provisioner.domain.workers import Worker, launch_failed, requested
 from slipway_provisioner.handlers.demand import record_demand
-from slipway_provisioner.loops import plan
 from slipway_provisioner.store import outcomes, provider_keys, reachability, usage, weights, workers
 from slipway_provisioner.store.roll_outs import Name
 from tests.support.harness import until_ended_or_waiting
@@ -43,10 +42,9 @@ SELECT (SELECT count(DISTINCT (pool_id, launch_config_id)) FROM config_usage)
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     """Two workers that wait for a lease, two whose calls are in flight, and two that have registered. Claims are
     confirmed by the queue, and a failure of each stage is not folded."""
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0, raising=False)
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared(evidence={"claim": "queue"}))
         await provisioner.trust()

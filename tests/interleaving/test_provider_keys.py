@@ -11,7 +11,6 @@ from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import provider_keys
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.loops import plan
 from tests.support.provisioner import Cloud, Provisioner, declared, provisioner_on, report, stopped_at
 from tests.support.statements import Covered, locking_statements
 
@@ -27,8 +26,7 @@ class Learned(Cloud):
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared("zone-a", "zone-b"))
         await provisioner.trust()

@@ -159,7 +159,7 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
     async with provisioner.database.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
-        assert await pools.claim_dirty(db) == pools.Dirty("linux", frozenset({"declared", "demand"}))
+        assert await pools.claim_dirty(db, 60) == pools.Dirty("linux", frozenset({"declared", "demand"}))
         assert await provisioner.plan_step() is False
         await transaction.rollback()
     await provisioner.plan()
@@ -1271,7 +1271,7 @@ async def test_no_plan_misses_an_adoption(provisioner: Provisioner) -> None:
     await provisioner.demand(report(1))
     async with provisioner.database.acquire() as db:
         async with db.transaction():
-            assert await pools.claim_dirty(db) is not None
+            assert await pools.claim_dirty(db, 60) is not None
             adopting = provisioner.start(in_transaction(provisioner, adopt))
             await provisioner.until_waiting(adopting)
         await adopting
@@ -1753,8 +1753,8 @@ def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
     locks = locking_statements(slipway_provisioner)
     # In test_account_checks.py, test_consoles.py, test_declarations.py, test_errors.py, test_leaving.py,
-    # test_limits.py, test_pacing.py, test_pauses.py, test_provider_keys.py, test_roll_outs.py, test_sources.py,
-    # test_counters.py, test_throttling.py, test_unreachable_accounts.py, test_workspaces.py and
+    # test_limits.py, test_pacing.py, test_pauses.py, test_planner.py, test_provider_keys.py, test_roll_outs.py,
+    # test_sources.py, test_counters.py, test_throttling.py, test_unreachable_accounts.py, test_workspaces.py and
     # test_workspace_listings.py.
     elsewhere = (
         "store.account_checks.",
@@ -1767,7 +1767,7 @@ def test_every_locking_statement_has_an_interleaving() -> None:
             "store.retention.DELETE_ENDED_DEMAND",
         ),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
-        *("store.consoles.", "store.retention.DELETE_DOCUMENTS"),
+        *("store.consoles.", "store.retention.DELETE_DOCUMENTS", "store.marks.REQUEUE"),
         *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),
         *("store.terminations.SET_REFUSING", "store.errors.", "store.retention.DELETE_ERROR"),
         *("store.usage.", "store.weights.FOLD", "store.retention.DELETE_SHARED_USAGE"),

@@ -277,7 +277,9 @@ class Deployment:
             (
                 "provisioner",
                 "plan",
-                lambda: plan.plan_next(provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0),
+                lambda: plan.plan_next(
+                    provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0, lock_seconds=60.0
+                ),
             ),
             (
                 "provisioner",
@@ -619,7 +621,6 @@ async def deployment_on(
     for module in (contact, launch, reap, resolve):
         monkeypatch.setattr(module, "monotonic_seconds", lambda: deployment.elapsed)
     monkeypatch.setattr(launch, "asyncio", Untimed)
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     monkeypatch.setattr(reception, "DOWNTIME_SECONDS", STEPS_SECONDS)
     monkeypatch.setattr(expire, "REGULAR_PASS_SECONDS", STEPS_SECONDS)
     _crash_at_commits(deployment, monkeypatch)

@@ -357,8 +357,12 @@ class Provisioner:
     # Loops
 
     async def plan_step(self) -> bool:
+        """Plan one pool, however long its locks take."""
         return await plan.plan_next(
-            self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
+            self.database,
+            settings=self.settings,
+            calculator_unavailable_seconds=lambda: self.unavailable_seconds,
+            lock_seconds=PATIENCE_SECONDS,
         )
 
     async def plan(self) -> None:

@@ -64,7 +64,9 @@ def build(settings: Settings) -> Service:
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
     calculator_unavailable = partial(unavailable, "weight-calculator")
-    plan_next = partial(plan.plan_next, settings=settings, calculator_unavailable_seconds=calculator_unavailable)
+    planner = plan.Planner(
+        settings=settings, calculator_unavailable_seconds=calculator_unavailable, publish=runtime.publish
+    )
     broker_unavailable = partial(unavailable, "lease-broker")
     admit_unleased = partial(unleased.admit_unleased, settings=settings, broker_unavailable_seconds=broker_unavailable)
     sweep_next = partial(
@@ -94,7 +96,7 @@ def build(settings: Settings) -> Service:
         },
         views=[WeightView(), heartbeats],
         loops=[
-            Loop("plan", plan_next),
+            Loop("plan", planner.step),
             Loop("resend-requests", partial(plan.resend_requests, resend_seconds=settings.resend_seconds)),
             Loop("admit-unleased", admit_unleased),
             Loop("launch", launcher.launch_next),

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import asyncpg
+
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.redaction import described
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
@@ -17,26 +20,93 @@ from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import leases, marks, pools
 
 LOG = logger(__name__)
-# Changes that arrive within this time share one decision.
-COALESCE_SECONDS: Final = 0.02
+STEP_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 0.05
+"""Longest wait of a planner for a lock, which holds a connection. Then other pools come first."""
 RETRY_SECONDS: Final = 5.0  # between two attempts at a pool whose planning fails
+CONTENDED: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 
 class InvalidPlan(Exception):
     """The plan violates an invariant, which is a bug. Nothing of it is executed."""
 
 
+class Planner:
+    """Plans pools as they become dirty, several at once, on at most half of the connections of this process.
+
+    The marks of a pool that are due when it is claimed share a decision, and those that come meanwhile share the next
+    one: many changes are coalesced for as long as a decision takes, and a single one waits for nothing."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        calculator_unavailable_seconds: Callable[[], float],
+        publish: Callable[[], None],
+        lock_seconds: float = LOCK_SECONDS,
+    ) -> None:
+        """`publish` is called after each commit, whose events no loop of this process has to handle."""
+        self._settings = settings
+        self._calculator_unavailable_seconds = calculator_unavailable_seconds
+        self._publish = publish
+        self._lock_seconds = lock_seconds
+
+    async def step(self, database: Database) -> bool:
+        """Plan until no pool is due, for STEP_SECONDS at most; True if more may be due."""
+        until = monotonic_seconds() + STEP_SECONDS
+        planners_max = max(1, database.get_max_size() // 2)
+        planners: list[asyncio.Task[bool]] = []
+
+        def add() -> None:
+            if len(planners) < planners_max:
+                planners.append(asyncio.create_task(plan()))
+
+        async def plan() -> bool:
+            while monotonic_seconds() < until:
+                if not await plan_next(
+                    database,
+                    settings=self._settings,
+                    calculator_unavailable_seconds=self._calculator_unavailable_seconds,
+                    claimed=add,
+                    lock_seconds=self._lock_seconds,
+                ):
+                    return False
+                self._publish()
+            return True
+
+        add()
+        try:
+            for planner in planners:  # each adds another one once it has claimed a pool
+                await asyncio.wait([planner])
+        finally:
+            for planner in planners:
+                planner.cancel()
+        unfinished = [planner.result() for planner in planners]
+        return any(unfinished)
+
+
+def _nothing() -> None:
+    """Take no notice of a claimed pool."""
+
+
 async def plan_next(
-    database: Database, *, settings: Settings, calculator_unavailable_seconds: Callable[[], float]
+    database: Database,
+    *,
+    settings: Settings,
+    calculator_unavailable_seconds: Callable[[], float],
+    claimed: Callable[[], None] = _nothing,
+    lock_seconds: float = LOCK_SECONDS,
 ) -> bool:
-    """Plan one dirty pool under its lock and commit the plan; False if no pool is dirty."""
+    """Plan one dirty pool under its lock and commit the plan; False if no pool is dirty. `claimed` is called once a
+    pool is locked."""
     pool_id: str | None = None
     try:
         async with database.acquire() as db, db.transaction():
-            dirty = await pools.claim_dirty(db)
+            dirty = await pools.claim_dirty(db, lock_seconds)
             if dirty is None:
                 return False
             pool_id = dirty.pool_id
+            claimed()
             observed = await pools.observe(
                 db,
                 pool_id,
@@ -54,13 +124,17 @@ async def plan_next(
             await execute(db, observed, plan, now)
             if marks.FAILED in dirty.reasons:
                 await outbox.enqueue(db, [_failing(AlertResolved, pool_id, f"planning {pool_id} succeeds again")])
+    except CONTENDED:
+        if pool_id is None:
+            raise
+        await marks.requeue(database, pool_id)
+        return True
     except Exception as error:
         if pool_id is None or is_infrastructure(error):
             raise
         await _postpone(database, pool_id, error)
         return True
     metrics.DECISIONS.labels(pool_id).inc()
-    await asyncio.sleep(COALESCE_SECONDS)
     return True
 
 

@@ -28,6 +28,12 @@ FAILED: Final = "failed"
 FAILED_BEFORE: Final = Statement(
     sa.select(sa.exists().where(dirty_pool.c.pool_id == sa.bindparam("pool_id"), dirty_pool.c.reason == FAILED))
 )
+REQUEUE: Final = """
+WITH due AS (
+    DELETE FROM dirty_pool WHERE id IN (
+        SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)
+    RETURNING pool_id, reason)
+INSERT INTO dirty_pool (pool_id, reason) SELECT DISTINCT pool_id, reason FROM due"""
 POSTPONE: Final = f"""
 UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', reason = '{FAILED}' WHERE id IN (
     SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)"""
@@ -43,6 +49,11 @@ async def dirty(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None
 async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
     """Mark a pool dirty for a later time."""
     await tx.execute(LATER, pool_id, after_seconds)
+
+
+async def requeue(db: Connection, pool_id: str) -> None:
+    """Put a pool behind all others that are dirty."""
+    await db.execute(REQUEUE, pool_id)
 
 
 async def postpone(tx: Connection, pool_id: str, after_seconds: float) -> bool:

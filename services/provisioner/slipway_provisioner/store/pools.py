@@ -28,8 +28,10 @@ from slipway_provisioner.store.tables import account, dirty_pool, in_states, lau
 # commits later stays and makes the pool dirty again.
 # In the order of the marks, so that it ends at the first free pool, however many are dirty.
 # Nothing is planned before the relay has compared this database with the log on the running server.
+# The rest of the transaction waits for no lock longer than $1.
 LOCK_DIRTY: Final = f"""
-SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id WHERE d.due_at <= slipway_clock() AND ({TRUSTED})
+SELECT p.id, set_config('lock_timeout', $1, true) FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
+WHERE d.due_at <= slipway_clock() AND ({TRUSTED})
 ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
 UNMARK: Final = Statement(
     sa.delete(dirty_pool)
@@ -186,9 +188,10 @@ class Dirty(msgspec.Struct, frozen=True):
     reasons: frozenset[str]
 
 
-async def claim_dirty(tx: Connection) -> Dirty | None:
-    """Lock the pool that has been dirty longest and that no planner holds; None if there is none."""
-    pool_id: str | None = await tx.fetchval(LOCK_DIRTY)
+async def claim_dirty(tx: Connection, lock_seconds: float) -> Dirty | None:
+    """Lock the pool that has been dirty longest and that no planner holds; None if there is none. After that no
+    statement of the transaction waits for a lock longer than `lock_seconds`."""
+    pool_id: str | None = await tx.fetchval(LOCK_DIRTY, f"{lock_seconds * 1000:.0f}ms")
     if pool_id is None:
         return None
     marks = await tx.fetch(UNMARK.text, *UNMARK.arguments(pool_id=pool_id))

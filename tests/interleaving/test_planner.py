@@ -1,0 +1,134 @@
+"""Several planners of one process: they plan several pools at once, wait for no lock for long, and leave connections to
+others."""
+
+import asyncio
+from typing import Any, Final
+
+import slipway_provisioner
+from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner
+from slipway_provisioner.store import marks
+from tests.support.harness import until
+from tests.support.provisioner import Provisioner, declared, in_transaction, report, stopped_at
+from tests.support.statements import Covered, locking_statements
+
+locking: Final = Covered()
+POOLS: Final = [f"pool-{number}" for number in range(8)]
+RECORDING: Final = "SELECT count(*) FROM pg_locks WHERE relation = 'decision'::regclass AND NOT granted"
+ORDER: Final = "SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id"
+
+
+def pools_with(*shared: str) -> dict[str, Any]:
+    """Pools that have nothing in common but their account, and the image of those in `shared`."""
+    body = declared("zone-a")
+    config = body["worker_pools"][0]["launch_configs"][0]
+    body["worker_pools"] = [
+        body["worker_pools"][0]
+        | {
+            "id": pool_id,
+            "launch_configs": [
+                config
+                | {
+                    "name": pool_id,
+                    "zone": pool_id,
+                    "instance_type": f"{pool_id}.large",
+                    "image": "shared" if pool_id in shared else pool_id,
+                }
+            ],
+        }
+        for pool_id in POOLS
+    ]
+    return body
+
+
+published: Final = asyncio.Event()
+
+
+async def demanded(provisioner: Provisioner, *shared: str, lock_seconds: float = LOCK_SECONDS) -> Planner:
+    """Every pool asks for a worker; the planner plans them."""
+    await provisioner.declare(pools_with(*shared))
+    await provisioner.trust()
+    await provisioner.database.execute("DELETE FROM dirty_pool")
+    for pool_id in POOLS:
+        await provisioner.demand(report(1, pool_id=pool_id))
+    return Planner(
+        settings=provisioner.settings,
+        calculator_unavailable_seconds=lambda: 0.0,
+        publish=published.set,
+        lock_seconds=lock_seconds,
+    )
+
+
+async def test_several_pools_at_once_on_half_of_the_connections(provisioner: Provisioner) -> None:
+    """Planners that wait in their transactions hold half of the connections, and the others are free."""
+    planner, database = await demanded(provisioner, lock_seconds=60), provisioner.database
+    half = database.get_max_size() // 2
+    async with database.acquire() as blocker, blocker.transaction():
+        await blocker.execute("LOCK TABLE decision IN SHARE MODE")
+        step = provisioner.start(planner.step(database))
+        await until(lambda: waiting(provisioner, half), f"{half} planners wait")
+        async with asyncio.timeout(5):
+            free = [await database.acquire() for _ in range(half - 1)]
+        for each in free:
+            await database.release(each)
+        assert await provisioner.database.fetchval(RECORDING) == half
+    await step
+    while await planner.step(database):
+        pass
+    assert await provisioner.states() == {"requested": len(POOLS)}
+
+
+async def waiting(provisioner: Provisioner, planners: int) -> bool:
+    return bool(await provisioner.database.fetchval(RECORDING) == planners)
+
+
+@locking("store.marks.REQUEUE")
+async def test_planners_that_wait_for_a_lock_give_way(provisioner: Provisioner) -> None:
+    """While a key is locked by another session, its pools stay dirty behind the others, which are all planned, although
+    there are as many of them as planners."""
+    database = provisioner.database
+    shared = POOLS[: database.get_max_size() // 2]
+    planner = await demanded(provisioner, *shared)
+    async with database.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM shared_window WHERE key LIKE 'image/%shared' FOR UPDATE")
+        step = provisioner.start(planner.step(database))
+        await until(lambda: planned(provisioner, len(POOLS) - len(shared)), "the others are planned", seconds=20)
+        assert {row["pool_id"] for row in await database.fetch(ORDER)} == {*shared}
+    await step
+    while await planner.step(database):
+        pass
+    assert await provisioner.states() == {"requested": len(POOLS)}
+    assert not await database.fetch(ORDER)
+
+
+async def planned(provisioner: Provisioner, pools: int) -> bool:
+    return (await provisioner.states()).get("requested", 0) == pools
+
+
+@locking("store.marks.REQUEUE", "store.pools.UNMARK")
+async def test_a_pool_is_put_behind_others_while_it_is_planned(provisioner: Provisioner) -> None:
+    """Neither waits for the other's marks, and none is lost."""
+    await demanded(provisioner)
+    async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
+        await provisioner.demand(report(2, pool_id=POOLS[0], at=1))
+        await in_transaction(provisioner, lambda db: marks.requeue(db, POOLS[0]))
+    await planning
+    assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == [*POOLS[1:], POOLS[0]]
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": len(POOLS) + 1}
+
+
+async def test_what_was_decided_is_published_at_once(provisioner: Provisioner) -> None:
+    """No step ends, and no time passes, before the relay is woken for the first decision."""
+    planner, database = await demanded(provisioner, POOLS[0]), provisioner.database
+    published.clear()
+    async with database.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM shared_window WHERE key LIKE 'image/%shared' FOR UPDATE")
+        step = provisioner.start(planner.step(database))
+        async with asyncio.timeout(60):
+            await published.wait()
+        assert not step.done()
+    await step
+
+
+def test_every_locking_statement_of_the_planners_has_an_interleaving() -> None:
+    assert {name for name in locking_statements(slipway_provisioner) if name.endswith(".REQUEUE")} <= locking
