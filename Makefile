@@ -125,7 +125,7 @@ test-for: $(READY) $(TERRAFORM) tools ## What CI runs, and the long layers that 
 tools: ## kcat, tmux, promtool and Alertmanager for the tests that call them: installs Debian's packages, or says what to install
 	@infra/tools.sh
 
-screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and checked
+screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and checked: KEEP=1 writes docs/top.svg
 	@$(RUN) -m tests.tools.screen_shot
 
 .PHONY: alert-sinks
@@ -140,6 +140,10 @@ e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS
 
 drill: $(READY) ## Drills of recovery, a line each: ONLY=outage, restore, failover, lost-grant, two-deployments, stop, dead-account, broker-cut-off, bad-partition, renamed-monitor, image-keys, maximum-age, poison, stuck-terminations, lowered-maximum; SEED=1 SPEED= MUTANT=
 	@$(RUN) -m $(BROKEN) tests.drills
+
+.PHONY: rehearse
+rehearse: $(READY) ## Alerts from their cause to their end, with their remedies as printed: ONLY=throttle,slow-start,bad-image,credential,quota,zone,starved; SEED=1 SPEED= MUTANT=
+	@$(RUN) -m $(BROKEN) tests.drills.rehearse
 
 ec2-check: $(READY) ## `slipway account check` against a stand-in for EC2 that lacks one thing after another: ONLY=quota,subnet FAULTS=deny:PassRole SEED=1 MUTANT=
 	@CASE="$(ONLY)" ONLY=$@ $(RUN) -m $(BROKEN) tests.drills

@@ -54,7 +54,7 @@ TOOLS: Final = (
     "tests/unit/histories",
     "tests/unit/local",
     *(f"tests/unit/test_{name}.py" for name in ("compose", "idiom", "jars", "layers", "observability", "readme")),
-    *(f"tests/unit/test_{name}.py" for name in ("structure", "terraform_packages", "tools")),
+    *(f"tests/unit/test_{name}.py" for name in ("picture", "structure", "terraform_packages", "tools")),
 )
 CLIENT: Final = ("tests/unit/client", "tests/unit/worker")
 OUTSIDE: Final = (
@@ -119,6 +119,7 @@ LONG: Final = {
     "changes": target(150, "e2e"),
     "windows": target(90, "e2e-windows"),
     "drill": target(900, "drill"),
+    "rehearse": target(300, "rehearse"),
     "ec2-check": target(60, "ec2-check"),
     "ec2-limits": target(90, "ec2-limits"),
     "ec2-spot": target(60, "ec2-spot"),
@@ -208,7 +209,7 @@ AREAS: Final = (
     ("tests/terraform/*", ("terraform", "terraform-checks", "terraform-faults", "terraform-fair")),
     (
         "tests/drills/*",
-        ("drill", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "terraform-e2e", "terraform-idle"),
+        ("drill", "rehearse", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "terraform-e2e", "terraform-idle"),
     ),
     ("tests/contract/*", ("outside", "terraform-contract")),
     ("tests/integration/*", ("services", "terraform-state")),

@@ -7,7 +7,7 @@ topics and the rows, never by a counter of the services.
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import asyncpg
@@ -86,12 +86,13 @@ DRILLS: Final[Mapping[str, Drill]] = {
 ERRORS: Final = (StartFailed, NotReached, httpx2.HTTPError, KafkaError, OSError, asyncpg.PostgresError)
 
 
-def parse_arguments(environment: Mapping[str, str]) -> Arguments:
-    """Read the arguments from the environment; raises ValueError with the cause and the accepted values."""
+def parse_arguments(environment: Mapping[str, str], drills: Sequence[str] = tuple(DRILLS)) -> Arguments:
+    """Read the arguments from the environment, for these drills; raises ValueError with the cause and the accepted
+    values."""
     names = tuple(name for name in (environment.get("ONLY") or "").split(",") if name)
-    if unknown := set(names) - set(DRILLS):
+    if unknown := set(names) - set(drills):
         raise ValueError(
-            f"ONLY={','.join(names)}: unknown {', '.join(sorted(unknown))}; drills are {', '.join(DRILLS)}"
+            f"ONLY={','.join(names)}: unknown {', '.join(sorted(unknown))}; drills are {', '.join(drills)}"
         )
     try:
         seed, speed = int(environment.get("SEED") or 1), float(environment.get("SPEED") or 0)
@@ -100,7 +101,9 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
         raise ValueError(f"{given}: SEED has to be an integer, and SPEED a number such as 40") from error
     if speed < 0:
         raise ValueError(f"SPEED={speed:g}: expected a positive number, or none for that of each drill")
-    return Arguments(names or tuple(name for name, drill in DRILLS.items() if not drill.asked), seed, speed)
+    return Arguments(
+        names or tuple(name for name in drills if name not in DRILLS or not DRILLS[name].asked), seed, speed
+    )
 
 
 async def drill(name: str, arguments: Arguments) -> bool:

@@ -21,8 +21,10 @@ from rich.cells import cell_len
 from slipway_client.view.screen import EIGHTHS, MOODS, STATES
 from slipway_local.servers.child import until
 from slipway_local.servers.guard import guard
+from tests.tools.picture import svg
 
 ROOT: Final = Path(__file__).parents[2]
+PICTURE: Final = ROOT / "docs/top.svg"  # in the README; written by KEEP=1
 SEEN_SECONDS: Final = 90.0  # until a config is tripped on both screens; some 15 s where nothing else runs
 ENDED_SECONDS: Final = 12.0
 POLL_SECONDS: Final = 0.1
@@ -182,6 +184,8 @@ async def shoot(tmux: Tmux, folder: Path) -> list[str]:
     tmux.run("resize-window", "-t", "demo", "-x", "100", "-y", "30")
     await _within(ENDED_SECONDS, lambda: not problems(tmux.lines("demo"), 100, 30))
     found += [f"demo made smaller: {problem}" for problem in problems(tmux.lines("demo"), 100, 30)]
+    if os.environ.get("KEEP"):
+        PICTURE.write_text(svg(tmux.run("capture-pane", "-p", "-e", "-t", "demo"), 100, "slipway top") + "\n")
     return found + await _end(tmux)
 
 

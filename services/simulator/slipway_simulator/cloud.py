@@ -127,6 +127,8 @@ def decide_create(
     account = cloud.rules.account(call.account)
     if account is None:
         return (_refusal(call, "AuthFailure", f"no account {call.account}", None, now),)
+    if call.account in effects.refused_credentials:
+        return (_refusal(call, "AuthFailure", "the credential was revoked", None, now),)
     bucket, wait_seconds = _admit(cloud, call.account, account, effects, now)
     if wait_seconds:
         refusal = _refusal(call, "RequestLimitExceeded", "too many create calls", bucket, now)

@@ -22,6 +22,7 @@ class Effects(msgspec.Struct, frozen=True):
     ignore_token: bool = False
     lost_reply_ratio: float = 0.0
     boot_factor: float = 1.0
+    refused_credentials: frozenset[str] = frozenset()
 
 
 ZONE: Final[Kind[Effects]] = Kind(
@@ -46,6 +47,11 @@ FAULTS: Final[dict[str, Kind[Effects]]] = {
         "quota:ACCOUNT[:WINDOW]",
         "the account's quota is used up for every family",
         lambda e, value: changed(e, quota_used_up=e.quota_used_up | named(value)),
+    ),
+    "credential": Kind(
+        "credential:ACCOUNT[:WINDOW]",
+        "create calls in the account are refused, since its credential is",
+        lambda e, value: changed(e, refused_credentials=e.refused_credentials | named(value)),
     ),
     "throttle": Kind(
         "throttle[:WINDOW]",

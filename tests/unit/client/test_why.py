@@ -607,6 +607,17 @@ def test_an_unavailable_lease_broker_is_the_cause() -> None:
     assert explained.cause == f"{broker}: launches wait for its leases"
 
 
+def test_a_drained_lease_pool_is_the_cause_of_the_windows_that_it_fills() -> None:
+    """Its remedy is a command; a window that is full of launches that wait does not grow."""
+    stages = {name: {"in_flight": 8, "unfolded": 0, "window": 8} for name in ("launch", "boot", "claim")}
+    drained = LEASE_POOL | {"drained_reason": "moves", "waiting": 8}
+    found = of_pool(
+        POOL, [CALM], [config("zone-a", stages=stages)], [], [drained], sources=[SOURCE], calculator="", now=NOW
+    )
+    assert found.cause.startswith("workers wait for lease pool sim-a, which is drained (moves): ")
+    assert found.remedy == "`slipway lease undrain sim-a --reason …`"
+
+
 def test_the_lease_pool_of_an_account_may_have_any_name() -> None:
     """An account declares its lease pool; lease pools of other accounts are left out."""
     configs = [config("zone-a", lease_pool_id="starts", stages=stage("launch", 6, 0))]

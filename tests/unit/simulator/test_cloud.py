@@ -73,6 +73,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], Effects, str, int]] = [
     ("quota ends", {"accounts": {"acc": {"quota": {"m5": 2}}}}, {"count": 3}, NONE, "OK", 2),
     ("other family", {"accounts": {"acc": {"quota": {"c5": 0}}}}, {"count": 3}, NONE, "OK", 3),
     ("no quota", {"accounts": {"acc": {"quota": {"m5": 0}}}}, {}, NONE, "QuotaExceeded", 0),
+    ("credential fault", {}, {}, Effects(refused_credentials=frozenset({"acc"})), "AuthFailure", 0),
     ("quota fault", {}, {}, Effects(quota_used_up=frozenset({"acc"})), "QuotaExceeded", 0),
 ]
 

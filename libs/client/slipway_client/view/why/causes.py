@@ -165,8 +165,10 @@ def queues(configs: Sequence[Facts], used: Sequence[Facts], now: datetime) -> It
     launching = sum((config.get("stages") or {}).get("launch", {}).get("in_flight", 0) for config in configs)
     for row in used if launching else ():
         if row["waiting"]:
+            drained = row.get("drained_reason")
+            state = f"{row['id']}, which is drained ({drained})" if drained is not None else row["id"]
             yield Cause(
-                text=f"workers wait for lease pool {row['id']}: {queue(row)}",
+                text=f"workers wait for lease pool {state}: {queue(row)}",
                 since=queued_since(row, now),
                 remedy=raise_limit(row),
             )

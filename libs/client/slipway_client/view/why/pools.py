@@ -144,11 +144,13 @@ def _limits(
         stuck = details.get("stuck", 0)
         remedy = f"`slipway worker ls --pool {pool['id']} --state stopping` lists them; {REFUSED}" if stuck else NOTHING
         yield Cause(text=f"{leaving}, {stuck} of them stuck" if stuck else leaving, remedy=remedy)
+    drained = [row for row in used if row.get("drained_reason") is not None]
+    yield from queues(configs, drained, now)  # the cause of full windows: nothing that fills them can start
     for config in configs:
         full = full_window(config) or full_shared_window(decisions, config["id"])
         if config["state"] == "active" and not is_tripped(config) and full:
             yield Cause(text=f"{config['id']}: {full}", remedy=f"{NOTHING}: a window grows with each success")
-    yield from queues(configs, used, now)
+    yield from queues(configs, [row for row in used if row not in drained], now)
 
 
 def _unanswered(decisions: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
