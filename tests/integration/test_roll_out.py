@@ -25,7 +25,7 @@ from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed
 from slipway_provisioner.store import configs, decisions, pools, roll_outs, workers
-from slipway_provisioner.store.pools import CONFIGS, LOCK_SHARED, SHARED
+from slipway_provisioner.store.pools import CONFIGS, SHARED
 from tests.support.provisioner import (
     Provisioner,
     administrator,
@@ -750,7 +750,7 @@ async def test_archived_revisions_cost_decisions_nothing(provisioner: Provisione
         " slipway_clock() - interval '1 hour' FROM launch_config, generate_series(1, 100) AS n"
     )
     await provisioner.database.execute("ANALYZE")
-    for statement, given in ((CONFIGS, ["linux"]), (SHARED, ["linux"]), (LOCK_SHARED, ["linux"]), (roll_outs.DUE, [])):
+    for statement, given in ((CONFIGS, ["linux"]), (SHARED, ["linux"]), (roll_outs.DUE, [])):
         (row,) = await provisioner.database.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *given)
         shown = row["QUERY PLAN"]
         (root,) = msgspec.json.decode(shown) if isinstance(shown, str) else shown

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 import slipway_provisioner
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import State
+from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.revisions import RevisionKeys
@@ -27,6 +29,7 @@ from tests.support.provisioner import (
     received,
     report,
     revision_id,
+    stopped_at,
     weight,
 )
 from tests.support.statements import Covered, locking_statements
@@ -34,6 +37,7 @@ from tests.support.statements import Covered, locking_statements
 locking: Final = Covered()
 Step = Callable[[Connection], Awaitable[Any]]
 NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
+NOTES: Final = "SELECT details -> 'configs' FROM decision ORDER BY last_at DESC, id DESC LIMIT 1"
 LOCK_POOL: Final = "SELECT FROM worker_pool WHERE id = 'linux' FOR UPDATE"
 ROWS: Final = "SELECT (SELECT count(*) FROM config_usage) + (SELECT count(*) FROM shared_usage)"
 COUNTERS: Final = """
@@ -91,6 +95,12 @@ async def claim(db: Connection) -> None:
 
 async def end(db: Connection) -> None:
     worker = await in_state(db, State.RUNNING)
+    await db.execute("UPDATE worker SET state = 'stopped' WHERE id = $1", worker.id)
+
+
+async def end_one(db: Connection) -> None:
+    """End a worker that waits for a lease."""
+    worker = await in_state(db, State.REQUESTED)
     await db.execute("UPDATE worker SET state = 'stopped' WHERE id = $1", worker.id)
 
 
@@ -185,6 +195,25 @@ async def test_a_counter_that_is_folded_while_it_is_written(
     assert await usage.drift(provisioner.database) == 0
 
 
+@locking("store.usage.COPY_CONFIGS", "store.usage.OUTCOMES")
+async def test_keys_that_change_move_their_counters(provisioner: Provisioner) -> None:
+    """With a start that ends meanwhile: all that is in flight, and the failures, count under the new keys only."""
+    old = await keys_of(provisioner.database)
+    async with provisioner.database.acquire() as db:
+        async with db.transaction():
+            await fail(db)
+            learning = provisioner.start(in_transaction(provisioner, learn_keys))
+            await until_ended_or_waiting(provisioner.database, learning)
+        await learning
+    await in_transaction(provisioner, fold)
+    assert await provisioner.database.fetch("SELECT FROM shared_usage WHERE key = ANY($1)", old) == []
+    counted = await provisioner.database.fetch(
+        "SELECT stage, in_flight, unfolded FROM shared_usage WHERE key IN ('image/learnt', 'capacity/learnt')"
+    )
+    # Two wait for a lease, one is launching, and two have registered.
+    assert sorted(tuple(row) for row in counted) == [("boot", 3, 1), ("claim", 5, 1), ("launch", 3, 2)]
+
+
 @locking(*WRITING)
 @pytest.mark.parametrize("other", [learn_keys, lose_evidence, fold_failures])
 @pytest.mark.parametrize("one", WRITERS)
@@ -197,6 +226,76 @@ async def test_counters_of_two_changes(provisioner: Provisioner, one: Step, othe
             await until_ended_or_waiting(provisioner.database, later)
         await later
     assert await usage.drift(provisioner.database) == 0
+
+
+def two_pools() -> dict[str, Any]:
+    """Pools "linux" and "other" with one image and one quota, each in a zone of its own."""
+    both = declared("zone-a")
+    first = both["worker_pools"][0]
+    config = first["launch_configs"][0] | {"name": "zone-a-2"}
+    both["worker_pools"].append(first | {"id": "other", "launch_configs": [config]})
+    return both
+
+
+@pytest.fixture
+async def two(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    """Two pools that want 20 workers each of an image with a window of 30."""
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0, raising=False)
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.declare(two_pools())
+        await provisioner.trust()
+        await provisioner.database.execute("UPDATE shared_window SET size = 30 WHERE stage = 'boot'")
+        await provisioner.demand(report(20), msgspec.structs.replace(report(20), pool_id="other"))
+        yield provisioner
+
+
+@locking("store.usage.LOCK_KEYS")
+async def test_pools_that_share_an_image_launch_in_turn(two: Provisioner) -> None:
+    """Both have planned with the whole window before one of them locks it. The second launches what is left."""
+    async with stopped_at(two, "worker", two.plan_step()) as first:
+        second = two.start(two.plan_step())
+        await two.until_waiting(first, second)
+    await asyncio.gather(first, second)
+    assert await two.states() == {"requested": 30}
+    await two.plan()
+    assert await two.states() == {"requested": 30}
+    assert "boot window of image simulated/linux-1" in str(await two.database.fetchval(NOTES))
+
+
+async def test_planners_launch_no_more_than_the_window(two: Provisioner) -> None:
+    await asyncio.gather(*(two.plan_step() for _ in range(4)))
+    await two.plan()
+    assert await two.states() == {"requested": 30}
+
+
+@locking("store.usage.LOCK_KEYS")
+async def test_a_plan_locks_only_the_keys_on_which_it_launches(two: Provisioner) -> None:
+    """Those that have a window: the credential of the account limits nothing. One that launches nothing locks none."""
+    limited = {"image", "quota", "capacity"}
+    for pending, locked in ((20, limited), (0, set[str]())):
+        await two.demand(report(pending, at=1 + (not pending)))
+        async with stopped_at(two, "decision", two.plan_step()) as planning, two.database.acquire() as db:
+            rows = await db.fetch("SELECT key, stage FROM shared_window ORDER BY key, stage FOR UPDATE SKIP LOCKED")
+            unlocked = {Key.of(row["key"]).kind for row in rows}
+        await planning
+        await two.plan()
+        assert {*limited, "credential"} - unlocked == locked
+
+
+@locking("store.usage.FOLD_CONFIGS", "store.usage.FOLD_SHARED")
+async def test_planners_fold_what_they_have_locked(two: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a change that has not committed."""
+    monkeypatch.setattr(usage, "FOLDED_ROWS", 3)
+    await two.plan()
+    for worker in (await two.workers())[:9]:
+        await two.database.execute("UPDATE worker SET state = 'stopped' WHERE id = $1", worker.id)
+    before = await two.database.fetchval(ROWS)
+    await two.demand(report(30, at=1))
+    async with two.database.acquire() as db, db.transaction():
+        await end_one(db)
+        await two.plan()
+    assert await two.database.fetchval(ROWS) < before
+    assert await usage.drift(two.database) == 0
 
 
 async def test_a_wrong_counter_is_repaired_once(provisioner: Provisioner) -> None:

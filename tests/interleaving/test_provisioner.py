@@ -30,7 +30,7 @@ from slipway_common.events.lease import (
 )
 from slipway_common.events.lifecycle import SERVING, State
 from slipway_common.events.pool import PoolResumed, PoolUnfrozen
-from slipway_common.events.scopes import Key, image_key
+from slipway_common.events.scopes import image_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import (
@@ -122,33 +122,6 @@ async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
         await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
         assert await provisioner.states() == {"requested": 4 * round_}
     assert await provisioner.database.fetchval("SELECT drawn FROM worker_pool") == 40
-
-
-@locking("store.pools.LOCK_SHARED")
-async def test_pools_that_share_an_image_decide_in_turn(provisioner: Provisioner) -> None:
-    """Two pools with one image and one quota, planned concurrently, do not exceed their shared window."""
-    both = declared("zone-a")
-    first = both["worker_pools"][0]
-    config = first["launch_configs"][0] | {"name": "zone-a-2"}
-    both["worker_pools"].append(first | {"id": "other", "launch_configs": [config]})
-    await provisioner.declare(both)
-    await provisioner.trust()
-    await provisioner.database.execute("UPDATE shared_window SET size = 30 WHERE stage = 'boot'")
-    await provisioner.demand(report(20), msgspec.structs.replace(report(20), pool_id="other"))
-    await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
-    assert await provisioner.states() == {"requested": 30}
-
-
-@locking("store.pools.LOCK_SHARED")
-async def test_pools_wait_only_for_keys_with_a_window(provisioner: Provisioner) -> None:
-    """All pools of an account share its credential, which limits nothing: a plan locks none of those."""
-    await provisioner.declare()
-    free = "SELECT key, stage FROM shared_window FOR UPDATE SKIP LOCKED"
-    database = provisioner.database
-    async with database.acquire() as planner, planner.transaction(), database.acquire() as other:
-        await planner.execute(pools.LOCK_SHARED, "linux")
-        unlocked = {(Key.of(row["key"]).kind, row["stage"]) for row in await other.fetch(free)}
-    assert unlocked == {("image", "launch"), ("credential", "launch")}
 
 
 @locking("store.pools.LOCK_DIRTY")
@@ -1633,7 +1606,7 @@ async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT count(*) FROM weight") == 0
 
 
-@locking("store.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
+@locking("store.weights.UPSERT_SHARED")
 async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     """It trips a config that the plan saw as healthy, and marks the pool dirty: the next plan cancels waiting
     intents."""
@@ -1649,7 +1622,7 @@ async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None
     assert await provisioner.states() == {"stopped": 3}
 
 
-@locking("store.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
+@locking("store.weights.UPSERT_SHARED")
 async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None:
     """The plan uses the record's values."""
     await provisioner.declare()

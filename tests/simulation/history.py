@@ -20,6 +20,7 @@ from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.ageing import OVERDUE, REASON
+from slipway_provisioner.store import usage
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
@@ -61,12 +62,14 @@ SELECT (SELECT count(*) FROM worker WHERE state IN ({states(LIVE)}))
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Result of one history: its faults and commands, and the broken invariant, if any."""
+    """Result of one history: its faults and commands, the broken invariant, if any, and the number of counters that
+    differ from the rows at its end."""
 
     seed: int
     found: frozenset[str]
     broken: str
     digest: str = ""  # of everything that happened in the cloud
+    drift: int = 0
 
 
 def scenario(seed: int, faults: str) -> Scenario:
@@ -100,7 +103,8 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
             outages = Outages(deployment, seed)
             broken = await broken_by(deployment, seed, _with_faults(deployment, outages))
             found = faults_of(deployment) | outages.found | frozenset(+deployment.operator.made)
-            return Report(seed, found, broken, digest(deployment))
+            drift = await usage.drift(deployment.databases["provisioner"])
+            return Report(seed, found, broken, digest(deployment), drift)
 
 
 async def _with_faults(deployment: Deployment, outages: Outages) -> None:

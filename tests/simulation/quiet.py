@@ -13,6 +13,7 @@ import pytest
 from slipway_common.events.topics import POOL_DEMAND
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import expire
+from slipway_provisioner.store import usage
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Terminated
 from tests.simulation.deployment import Deployment, deployment_on
 from tests.simulation.history import Report, accepting, arrivals, broken_by, digest, run, scenario, settle
@@ -54,7 +55,8 @@ async def play_quietly(server: EmbeddedPostgres, seed: int) -> Report:
                     await undisturbed(deployment)
 
             broken = await broken_by(deployment, seed, history())
-            return Report(seed, frozenset({kind} - {""}), broken, digest(deployment))
+            drift = await usage.drift(deployment.databases["provisioner"])
+            return Report(seed, frozenset({kind} - {""}), broken, digest(deployment), drift)
 
 
 @contextlib.asynccontextmanager

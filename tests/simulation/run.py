@@ -63,7 +63,8 @@ async def play_both(server: EmbeddedPostgres, seed: int) -> Report:
     if report.broken:
         return report
     quiet = await play_quietly(server, seed)
-    return Report(seed, report.found | quiet.found, quiet.broken, f"{report.digest} {quiet.digest}")
+    digests = f"{report.digest} {quiet.digest}"
+    return Report(seed, report.found | quiet.found, quiet.broken, digests, report.drift + quiet.drift)
 
 
 def play_in_process(seeds: Sequence[int]) -> list[Report]:
@@ -90,8 +91,9 @@ def summarise(reports: Sequence[Report]) -> int:
     broken = sum(bool(report.broken) for report in reports)
     if len(reports) == 1:
         print(f"digests of seed {reports[0].seed}: {reports[0].digest}")
-    print(f"{len(reports)} seeds, {broken} broken")
-    return 1 if problems else 0
+    drift = sum(report.drift for report in reports)
+    print(f"{len(reports)} seeds, {broken} broken, counter drift {drift}")
+    return 1 if problems or drift else 0
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ FOUND: Final[dict[int, frozenset[str]]] = {}  # seed → faults and commands of 
 async def test_history(postgres: EmbeddedPostgres, seed: int) -> None:
     """Histories of the seeds in seeds.txt."""
     report = await play_both(postgres, seed)
-    assert report.broken == ""
+    assert (report.broken, report.drift) == ("", 0)
     FOUND[seed] = report.found
 
 
@@ -96,10 +96,12 @@ def test_arguments() -> None:
 def test_a_broken_history_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     good = [Report(seed, ALL_FAULTS | ALL_COMMANDS, "") for seed in range(1, 25)]
     assert summarise(good) == 0
-    assert capsys.readouterr().out.endswith("\n24 seeds, 0 broken\n")
+    assert capsys.readouterr().out.endswith("\n24 seeds, 0 broken, counter drift 0\n")
     assert summarise([*good, Report(25, frozenset(), "seed 25 at 3.0 s: 4: events and rows differ")]) == 1
     assert "PROBLEM seed 25 at 3.0 s" in (out := capsys.readouterr().out)
-    assert out.endswith("\n25 seeds, 1 broken\n")
+    assert out.endswith("\n25 seeds, 1 broken, counter drift 0\n")
+    assert summarise([*good, Report(25, frozenset(), "", drift=2)]) == 1
+    assert capsys.readouterr().out.endswith("\n25 seeds, 0 broken, counter drift 2\n")
 
 
 def test_many_histories_without_a_command_are_rejected() -> None:

@@ -10,7 +10,8 @@ import pytest
 from slipway_common.events.scopes import Key
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.ageing import Life
-from slipway_provisioner.domain.planning import Launch, Plan, check_plan
+from slipway_provisioner.domain.headroom import Launch
+from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

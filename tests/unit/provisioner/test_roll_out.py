@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.scopes import Key
-from slipway_provisioner.domain import planning, roll_out
+from slipway_provisioner.domain import headroom, planning, roll_out
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage
 from slipway_provisioner.domain.roll_out import Progress, Replacement, Revision, Standing, replace, verdict
@@ -538,7 +538,7 @@ def test_check_plan_knows_drains_and_maxima() -> None:
         broken = msgspec.structs.replace(empty, drain=drain, wanted=8)
         assert problem in check_plan(given_observed, broken)
     limited = changed(NEW, max_capacity=2, live=1)
-    broken = msgspec.structs.replace(empty, launches=[planning.Launch(config=limited, units=2)])
+    broken = msgspec.structs.replace(empty, launches=[headroom.Launch(config=limited, units=2)])
     assert check_plan(observed(8, limited), broken) == ["3 workers of launch config a exceed its maximum of 2"]
 
 

@@ -13,7 +13,8 @@ from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.accounting import shortfall
 from slipway_provisioner.domain.cloud import Protected
-from slipway_provisioner.domain.planning import Launch, Plan, check_plan
+from slipway_provisioner.domain.headroom import Launch
+from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Fleet, Idle, Observed, Pool
 from slipway_provisioner.domain.starvation import Shortage, raised
 from slipway_provisioner.domain.terminations import Stuck, Terminations, alert

@@ -12,12 +12,25 @@ from slipway_common.observability.telemetry import child_of
 from slipway_provisioner.apply import ageing, limiting
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.apply.leases import release
+from slipway_provisioner.domain import headroom, planning
 from slipway_provisioner.domain.ageing import REASON
-from slipway_provisioner.domain.planning import Launch, Plan
+from slipway_provisioner.domain.headroom import Launch
+from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
 from slipway_provisioner.domain.workers import UNWANTED, Worker, cancelled, marked, requested, stopping_idle
-from slipway_provisioner.store import balance, decisions, leases, marks, pools, workers
+from slipway_provisioner.store import balance, decisions, leases, marks, pools, usage, workers
+
+
+async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
+    """The plan with the launches that fit into the shared windows that they fill, which stay locked. One that launches
+    nothing locks none."""
+    keys = headroom.keys(plan.launches, {known.share: known for known in observed.shared})
+    if not keys:
+        return plan
+    await usage.lock(tx, keys)
+    shared = await pools.shared(tx, observed.pool.id, locked=keys)
+    return planning.cut(msgspec.structs.replace(observed, shared=shared), plan, now=now)
 
 
 async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:

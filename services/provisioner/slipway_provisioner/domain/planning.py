@@ -13,12 +13,14 @@ from slipway_provisioner.domain import (
     capping,
     choice,
     freezing,
+    headroom,
     reasons,
     scale_down,
     surplus,
     windows,
 )
 from slipway_provisioner.domain.ageing import Ageing
+from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.limits import Reached
 from slipway_provisioner.domain.pool import Config, Observed, Share, Shared, Waiting
 from slipway_provisioner.domain.surplus import Surplus
@@ -26,14 +28,6 @@ from slipway_provisioner.domain.surplus import Surplus
 LAUNCHING_MODES = ("enforce", "canary")
 RECONSIDERED = 1 / 60
 """Part of an hour after which a pool whose launches a safety limit stops is planned again."""
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """Start `units` workers of one config; `permit` is set if this one start is a probe."""
-
-    config: Config
-    units: int
-    permit: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +60,43 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(observed: Observed, *, now: datetime) -> Plan:
     """Plan one pool. The details name every config, including those without launches."""
-    pool = observed.pool
+    _, _, launchable = _needs(observed)
+    return _plan(observed, *_distribute(observed, launchable), now)
+
+
+def cut(observed: Observed, made: Plan, *, now: datetime) -> Plan:
+    """The plan, or if its launches exceed shared windows, which are as `observed` now and locked, one with those that
+    fit. The pool is planned again at once then, since others of its configs may have room."""
+    shared = {known.share: known for known in observed.shared}
+    unavailable = observed.calculator_unavailable_seconds > 0
+    launches = headroom.cut(made.launches, shared, calculator_unavailable=unavailable)
+    if launches == made.launches:
+        return made
+    units, notes = _units(launches), dict(made.details["configs"])
+    rooms = windows.shared_rooms(shared, calculator_unavailable=unavailable)
+    for config in {launch.config.id: launch.config for launch in made.launches}.values():
+        room, limiting = windows.room(config, rooms, calculator_unavailable=unavailable)
+        launched = units.get(config.id, 0)
+        notes[config.id] = notes[config.id] | {"room": room, "limited_by": limiting, "launched": launched}
+        if not launched:
+            notes[config.id]["reason"] = windows.trip_reason(config, shared) or f"the {limiting} is full"
+    return msgspec.structs.replace(_plan(observed, launches, notes, now), reconsider_after_seconds=0.0)
+
+
+def _needs(observed: Observed) -> tuple[int, int, int]:
+    """Tasks of the pool, workers that it needs for them, and how many of these may be launched."""
     tasks = accounting.tasks(observed.demands, trust_stale=False)
-    needed = accounting.shortfall(pool, tasks, observed.fleet)
-    launchable = min(needed, max(0, 1 - observed.fleet.serving)) if pool.mode == "canary" else needed
+    needed = accounting.shortfall(observed.pool, tasks, observed.fleet)
+    is_canary = observed.pool.mode == "canary"
+    return tasks, needed, min(needed, max(0, 1 - observed.fleet.serving)) if is_canary else needed
+
+
+def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], now: datetime) -> Plan:
+    """The plan with these launches, and these notes per config."""
+    pool = observed.pool
+    tasks, needed, launchable = _needs(observed)
     bad = freezing.bad_image(observed)
     blocked = _blocked(observed) or (f"the pool freezes: {freezing.description(bad)}" if bad is not None else "")
-    launches, configs = _distribute(observed, launchable)
     if blocked:
         launches = []
         for note in configs.values():
@@ -366,15 +390,22 @@ class _Rounds:
         attempt a pool could wait forever."""
         configs = [config for config in self.configs if windows.may_attempt(config, self.shared)]
         candidates = [choice.Candidate(config.id, config.prior_weight, 1, config.limits) for config in configs]
-        self._choose(configs, candidates, 1, {share: self.room[share] for share in self.maximum_room})
+        rooms = {share: self.room[share] for share in self.maximum_room}
+        self._choose(configs, candidates, 1, rooms, attempt=True)
 
     def _choose(
-        self, configs: Sequence[Config], candidates: Sequence[choice.Candidate], units: int, room: Mapping[Share, int]
+        self,
+        configs: Sequence[Config],
+        candidates: Sequence[choice.Candidate],
+        units: int,
+        room: Mapping[Share, int],
+        *,
+        attempt: bool = False,
     ) -> None:
         by_id = {config.id: config for config in configs}
         chosen = choice.choose(candidates, units, drawn=self.drawn, shared_room=room)
         for config_id, got in chosen.items():
-            self._add(Launch(config=by_id[config_id], units=got))
+            self._add(Launch(config=by_id[config_id], units=got, attempt=attempt))
             self.drawn += got
 
     def _add(self, launch: Launch) -> None:

@@ -14,7 +14,7 @@ from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply.leases import request_again
-from slipway_provisioner.apply.plan import execute
+from slipway_provisioner.apply.plan import cut, execute
 from slipway_provisioner.domain import planning
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import leases, marks, pools
@@ -118,7 +118,7 @@ async def plan_next(
                 tariff=settings.tariff(),
             )
             now = await pools.now(db)
-            plan = planning.plan(observed, now=now)
+            plan = await cut(db, observed, planning.plan(observed, now=now), now)
             if problems := planning.check_plan(observed, plan):
                 raise InvalidPlan("; ".join(problems))
             await execute(db, observed, plan, now)

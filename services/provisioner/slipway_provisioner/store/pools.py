@@ -1,6 +1,6 @@
 """Input of planning decisions: dirty pools, and configs with their weights and starts in flight."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from fractions import Fraction
 from typing import Any, Final
@@ -20,7 +20,6 @@ from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed,
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, restores, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
-from slipway_provisioner.store.functions import LIMITED
 from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
@@ -81,7 +80,7 @@ SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, n.task_slots, a.leas
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM launch_stop WHERE scope = 'account' AND scope_id = c.account_id
         AND {launch_stops.IN_FORCE}) AS launch_stop, a.unreachable, a.retired, a.refuses_terminations,
-    {SHARES} AS shares, {usage.OF_CONFIG}, r.strategy, r.booted
+    {SHARES} AS shares, {usage.OF_CONFIG}, coalesce(u.counter_rows, 0) AS counter_rows, r.strategy, r.booted
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN ({usage.CONFIGS}) AS u ON u.launch_config_id = c.id LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
@@ -89,15 +88,6 @@ LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
-# Locked after the pool and before starts are counted, so that pools which share a window decide in turn.
-# Shares without a window limit nothing, so nobody waits for them.
-# The array makes it use the primary key also while nothing is known of new tables.
-_LIMITED_KEYS: Final = f"""FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-    WHERE c.pool_id = $1 AND c.state <> 'archived' AND (k.kind, k.stage) IN ({LIMITED})"""
-LOCK_SHARED: Final = f"""
-SELECT FROM shared_window WHERE key = ANY(ARRAY(SELECT k.key {_LIMITED_KEYS}))
-    AND (key, stage) IN (SELECT k.key, k.stage {_LIMITED_KEYS})
-ORDER BY key, stage FOR UPDATE"""
 # Over all pools. In one statement, so that a start that fails at this moment counts either as in flight or as failed.
 SHARED: Final = f"""
 WITH mine AS MATERIALIZED (
@@ -105,6 +95,7 @@ WITH mine AS MATERIALIZED (
     WHERE c.pool_id = $1 AND c.state <> 'archived')
 SELECT m.kind, m.key, m.stage, s.size,
     coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
+    coalesce(u.counter_rows, 0) AS counter_rows,
     coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
     coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
 FROM mine m LEFT JOIN shared_window s USING (key, stage)
@@ -210,7 +201,6 @@ async def observe(
     tariff: Tariff = Tariff(),
 ) -> Observed:
     """Read the input of a decision. The caller holds the pool's lock. `registered`: a worker has since the last one."""
-    await tx.execute(LOCK_SHARED, pool_id)
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds, deadlines))
     attempt_in_seconds, missing_since = row.pop("attempt_in_seconds"), row.pop("missing_since")
     idle_seconds = row.pop("idle_seconds")
@@ -256,13 +246,21 @@ async def observe(
 
 
 async def counted(tx: Connection, pool_id: str) -> tuple[list[Config], list[Shared]]:
-    """Revisions of a pool that are not archived, and their shares, with starts in flight and failures."""
+    """Revisions of a pool that are not archived, and their shares, with starts in flight and failures. The pool is
+    locked, and its counters are folded where they have many rows."""
     configs = await tx.fetch(CONFIGS, pool_id)
-    shared = await tx.fetch(SHARED, pool_id)
-    return (
-        [_config(row) for row in configs],
-        [_shared(row) for row in shared],
-    )
+    if sum(row["counter_rows"] - 1 for row in configs) > usage.FOLDED_ROWS:
+        await usage.fold_pool(tx, pool_id)
+    return [_config(row) for row in configs], await shared(tx, pool_id)
+
+
+async def shared(tx: Connection, pool_id: str, *, locked: Collection[str] = ()) -> list[Shared]:
+    """Shares of a pool's revisions. Counters of those that are `locked` are folded where they have many rows."""
+    rows = await tx.fetch(SHARED, pool_id)
+    many = {row["key"] for row in rows if row["counter_rows"] > usage.FOLDED_ROWS}
+    if foldable := sorted(many & set(locked)):
+        await usage.fold_shared(tx, foldable)
+    return [_shared(row) for row in rows]
 
 
 def share(row: Any) -> float:
@@ -305,6 +303,7 @@ def _stopped(row: Any) -> str:
 
 def _shared(row: Any) -> Shared:
     values = dict(row)
+    del values["counter_rows"]
     window = shared_window_size(values.pop("kind"), row["stage"], values.pop("size"))
     return Shared(**values | {"key": Key.of(row["key"]), "window": window})
 

@@ -12,7 +12,9 @@ from slipway_common.events.lifecycle import ENDED, REGISTERED
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.functions import COUNTED, LIMITED_KEYS
 
-_SUMS: Final = ", ".join(f"coalesce(sum({name}), 0)::int AS {name}" for name in COUNTED)
+_SUMS: Final = ", ".join(
+    [*(f"coalesce(sum({name}), 0)::int AS {name}" for name in COUNTED), "count(*)::int AS counter_rows"]
+)
 # Counters of the configs of the pool $1, and of a config `c`.
 CONFIGS: Final = f"SELECT launch_config_id, {_SUMS} FROM config_usage WHERE pool_id = $1 GROUP BY launch_config_id"
 CONFIG: Final = f"SELECT {_SUMS} FROM config_usage WHERE pool_id = c.pool_id AND launch_config_id = c.id"
@@ -22,7 +24,8 @@ OF_CONFIG: Final = ", ".join(
     + ["coalesce(u.serving + u.leaving, 0) AS live"]
 )
 # Counters of some keys of shared windows.
-SHARED: Final = """SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfolded)::int AS unfolded
+SHARED: Final = """SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfolded)::int AS unfolded,
+        count(*)::int AS counter_rows
     FROM shared_usage WHERE key = ANY({keys}) GROUP BY key, stage"""
 
 # Copies of a worker `w` of the config `c` in the account `a`. Depending on the claim evidence a claim is confirmed by
@@ -123,6 +126,12 @@ async def confirm_claims(tx: Connection, pool_ids: Collection[str]) -> None:
     await tx.execute(COPY_CLAIMS, sorted(pool_ids))
 
 
+async def lock(tx: Connection, keys: Sequence[str]) -> None:
+    """Lock the shared windows of some keys. They are read in a later statement: the snapshot of this one is older than
+    its locks."""
+    await tx.execute(LOCK_KEYS, keys)
+
+
 async def fold_pool(tx: Connection, pool_id: str) -> None:
     """Replace the counters of a pool's configs by their sums. The pool is locked."""
     await tx.execute(FOLD_CONFIGS, pool_id)
@@ -146,7 +155,7 @@ async def repair_shared(tx: Connection) -> int:
     keys = sorted({row["key"] for row in await tx.fetch(SHARED_DRIFT, None)})
     if not keys:
         return 0
-    await tx.execute(LOCK_KEYS, keys)
+    await lock(tx, keys)
     return sum(row["drift"] for row in await tx.fetch(REPAIR_SHARED, keys))
 
 
