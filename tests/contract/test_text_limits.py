@@ -9,7 +9,7 @@ import pytest
 
 from slipway_common.base.text import NAME
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.store.demand import observe
+from slipway_provisioner.store.demand import OBSERVE, observed
 from tests.support.lease_broker_http import World, world_on
 from tests.support.provisioner import administrator, provisioner_on, report
 
@@ -68,4 +68,5 @@ async def test_long_names_in_a_demand_report(postgres: EmbeddedPostgres, tmp_pat
             for pool, source, where in ((long, long, "path/pool_id"), ("linux", long, "body/source")):
                 answer = await client.put(f"/pools/{pool}/demand", json=body | {"source": source})
                 assert (answer.status_code, answer.json()["errors"][0]["where"]) == (422, where), answer.text
-        assert [demand.source for demand in await observe(provisioner.database, "linux")] == [name(1)]
+        rows = await provisioner.database.fetch(OBSERVE, "linux")
+        assert [demand.source for demand in observed(rows)] == [name(1)]

@@ -86,7 +86,7 @@ async def errors(provisioner: Provisioner) -> list[tuple[str, int]]:
 
 async def observed(provisioner: Provisioner) -> dict[str, Demand]:
     async with provisioner.database.acquire() as db, db.transaction():
-        return {each.source: each for each in await demand.observe(db, "linux")}
+        return {each.source: each for each in demand.observed(await db.fetch(demand.OBSERVE, "linux"))}
 
 
 async def test_several_tasks_on_one_machine(provisioner: Provisioner) -> None:

@@ -75,7 +75,7 @@ async def config_events(provisioner: Provisioner) -> list[LaunchConfigState]:
 
 async def share_of(provisioner: Provisioner, key: Key, pool_id: str = "linux") -> Any:
     """Share of a key in a decision of a pool now."""
-    _, known = await pools.counted(provisioner.database, pool_id)
+    known = await pools.shared(provisioner.database, pool_id)
     return next((each for each in known if each.key == key), None)
 
 

@@ -93,7 +93,7 @@ async def config_reason(provisioner: Provisioner, name: str, pool_id: str = "lin
 
 
 async def level(provisioner: Provisioner, key: Key = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
-    _, known = await pools.counted(provisioner.database, pool_id)
+    known = await pools.shared(provisioner.database, pool_id)
     (found,) = [shared for shared in known if shared.share == (key, stage)]
     return found.in_flight + found.unfolded
 
@@ -348,7 +348,7 @@ async def test_the_old_image_does_not_count_against_the_new_one(provisioner: Pro
     await end(provisioner, (await provisioner.workers())[:3], BOOT_FAILED)
     await provisioner.weights(weight(new, stages=healths(boot=3)), revision=5)
     assert (await level(provisioner), await level(provisioner, image_key("simulated/linux-2"))) == (4, 0)
-    known, _ = await pools.counted(provisioner.database, "linux")
+    known = (await provisioner.observed()).configs
     boots = {config.id: (config.boot.in_flight, config.boot.unfolded) for config in known}
     assert boots == {old: (1, 3), new: (0, 0)}
     await provisioner.weights(weight(old, stages=healths(boot=3)), revision=6)
@@ -440,7 +440,7 @@ async def test_claim_evidence(
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs")).json()["items"]
     assert row["stages"].get("claim", {}).get("in_flight", 0) == unconfirmed
-    _, known = await pools.counted(provisioner.database, "linux")
+    known = await pools.shared(provisioner.database, "linux")
     assert {(shared.key, shared.in_flight) for shared in known if shared.stage == "claim"} == (
         {(IMAGE, unconfirmed)} if judged else set()
     )

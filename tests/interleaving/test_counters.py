@@ -238,9 +238,8 @@ def two_pools() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def two(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+async def two(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
     """Two pools that want 20 workers each of an image with a window of 30."""
-    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0, raising=False)
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(two_pools())
         await provisioner.trust()

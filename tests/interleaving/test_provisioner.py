@@ -47,7 +47,6 @@ from slipway_common.events.worker import (
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import freezing, launches, reaping, recovery, terminations
-from slipway_provisioner.domain import accounting, planning
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from slipway_provisioner.domain.identity import Attested
 from slipway_provisioner.domain.reaping import Kept
@@ -64,7 +63,6 @@ from slipway_provisioner.store import (
     batches,
     configs,
     deadlines,
-    demand,
     instances,
     launch_stops,
     leases,
@@ -84,7 +82,6 @@ from slipway_provisioner.store.retention import DELETE_STOPS
 from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import (
     START,
-    Divided,
     Provisioner,
     administrator,
     after,
@@ -910,14 +907,15 @@ async def test_failures_add_up(provisioner: Provisioner) -> None:
     failed = Counter(worker.launch_config_id for worker in everybody)
     assert await failures(provisioner) == failed
     await provisioner.database.execute(
-        "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = $1", revision_id()
+        "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = $1 AND stage = 'launch'", revision_id()
     )
     await asyncio.gather(*(provisioner.database.fetch(outcomes.REPAIR, "linux") for _ in range(3)))
     assert await failures(provisioner) == failed
 
 
 async def failures(provisioner: Provisioner) -> dict[str, int]:
-    return dict(await provisioner.database.fetch("SELECT launch_config_id, failures FROM launch_config_outcomes"))
+    counted = "SELECT launch_config_id, failures FROM launch_config_outcomes WHERE stage = 'launch' AND failures > 0"
+    return dict(await provisioner.database.fetch(counted))
 
 
 async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:
@@ -967,33 +965,6 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     await asyncio.gather(claiming, giving_up)
     assert await provisioner.states() == {"running": 1}
     assert await provisioner.published(WorkerStopping) == []
-
-
-async def test_a_worker_that_ends_within_a_decision_is_not_replaced(provisioner: Provisioner) -> None:
-    """It is in the fleet that the decision reads, and its task is no longer in the demand. If demand was read first,
-    the task would be in it, and the worker no longer in the fleet."""
-    ((worker, token),) = await running(provisioner)
-    claimed = await send_report(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q")
-    await provisioner.demand(report(0, 1, at=1))
-    stop = partial(send_report, provisioner, token, f"{worker.id}/stopped", at=after(2).isoformat())
-    async with provisioner.database.acquire() as db, db.transaction():
-        session = Divided(db, (pools.FLEET, demand.OBSERVE), stop)
-        observed = await pools.observe(
-            session,
-            "linux",
-            deadlines=provisioner.settings.deadlines(),
-            unavailable_seconds=0,
-            weight_half_life_seconds=600,
-            attempt_seconds=30,
-        )
-    assert (claimed, sorted(session.executed)) == (200, sorted((pools.FLEET, demand.OBSERVE)))
-    assert await provisioner.states() == {"stopped": 1}
-    decided = planning.plan(observed, now=after(2))
-    assert (decided.launches, observed.fleet.serving, accounting.tasks(observed.demands, trust_stale=False)) == (
-        [],
-        1,
-        0,
-    )
 
 
 @locking("store.terminations.TAKE_STOPPING", "store.workers.LOCK")

@@ -33,6 +33,7 @@ from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, P
 from slipway_provisioner.domain.deadlines import NO_DEFAULTS, DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, Request, Times
 from slipway_provisioner.domain.limits import Tariff
+from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand
@@ -44,7 +45,7 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, TerminationRefused
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import declarations, usage, workers
+from slipway_provisioner.store import declarations, pools, usage, workers
 from slipway_provisioner.store.retention import RETENTION
 from tests.support import harness, readers
 from tests.support.databases import empty_database
@@ -371,6 +372,20 @@ class Provisioner:
                 return
         raise AssertionError("a pool stays dirty")
 
+    async def observed(self, pool_id: str = "linux") -> Observed:
+        """Input of a decision on a pool."""
+        async with self.database.acquire() as db, db.transaction():
+            read, _ = await pools.observe(
+                db,
+                pool_id,
+                deadlines=self.settings.deadlines(),
+                unavailable_seconds=self.unavailable_seconds,
+                weight_half_life_seconds=self.settings.weight_half_life_seconds,
+                attempt_seconds=self.settings.unavailable_attempt_seconds,
+                tariff=self.settings.tariff(),
+            )
+        return read
+
     async def resend_requests(self) -> None:
         while await plan.resend_requests(self.database, resend_seconds=self.settings.resend_seconds):
             pass
@@ -584,32 +599,6 @@ async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any])
         task = provisioner.start(awaited(step))
         await provisioner.until_waiting(task)
         yield task
-
-
-class Divided:
-    """Session that awaits `act` once, between two statements, whichever of them is executed first."""
-
-    def __init__(self, session: Connection, statements: Sequence[str], act: Callable[[], Awaitable[Any]]) -> None:
-        self.session = session
-        self.statements = statements
-        self.act = act
-        self.executed: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
-
-    async def fetch(self, query: str, *args: Any) -> Any:
-        return await self._executed(query, await self.session.fetch(query, *args))
-
-    async def fetchrow(self, query: str, *args: Any) -> Any:
-        return await self._executed(query, await self.session.fetchrow(query, *args))
-
-    async def _executed(self, query: str, answer: Any) -> Any:
-        if query in self.statements:
-            self.executed.append(query)
-            if len(self.executed) == 1:
-                await self.act()
-        return answer
 
 
 async def awaited(step: Awaitable[Any]) -> Any:

@@ -107,7 +107,7 @@ async def plan_next(
                 return False
             pool_id = dirty.pool_id
             claimed()
-            observed = await pools.observe(
+            observed, now = await pools.observe(
                 db,
                 pool_id,
                 deadlines=settings.deadlines(),
@@ -117,7 +117,6 @@ async def plan_next(
                 registered=marks.REGISTERED in dirty.reasons,
                 tariff=settings.tariff(),
             )
-            now = await pools.now(db)
             plan = await cut(db, observed, planning.plan(observed, now=now), now)
             if problems := planning.check_plan(observed, plan):
                 raise InvalidPlan("; ".join(problems))

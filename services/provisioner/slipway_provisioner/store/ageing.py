@@ -1,6 +1,5 @@
 """Lives of workers whose launch config has a maximum age, or gives them credentials that end."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import sqlalchemy as sa
@@ -9,8 +8,6 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
 from slipway_common.events.lifecycle import ENDED, REGISTERED
-from slipway_provisioner.domain.ageing import Life
-from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
@@ -18,8 +15,10 @@ from slipway_provisioner.store.tables import FINISHING, in_states, worker, worke
 
 # A spend limit counts no more than a day for a machine, so that a lifetime of a day or more limits no age.
 _LIFETIME: Final = """
-SELECT min(l.lifetime_seconds) FROM launch_limit l WHERE l.spend_per_day IS NOT NULL AND l.lifetime_seconds < $3
+SELECT min(l.lifetime_seconds) FROM launch_limit l WHERE l.spend_per_day IS NOT NULL AND l.lifetime_seconds < $4
     AND ((l.scope = 'account' AND l.scope_id = c.account_id) OR (l.scope = 'pool' AND l.scope_id = c.pool_id))"""
+# Up to 1000 registered workers of the pool $1 that reach a maximum age, those first that reach it first. $2 are the
+# deadlines, $4 the seconds of a day.
 LIVES: Final = f"""
 SELECT w.worker_id, w.draining, w.has_task, coalesce(uptime_since(w.born_at), 0) AS age_seconds,
     extract(epoch FROM slipway_clock() - w.born_at)::float8 AS clock_seconds,
@@ -29,11 +28,12 @@ FROM (
         w.idle_since IS NULL OR NOT ({SEEN_SINCE_DOWNTIME}) AS has_task,
         coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*
     FROM (
-        SELECT c.id AS config_id, least({seconds("maximum_age_seconds")}, ({_LIFETIME})) AS maximum_age_seconds,
-            {seconds("credential_seconds")} AS credential_seconds, {seconds("drain_seconds")} AS drain_seconds
+        SELECT c.id AS config_id, least({seconds("maximum_age_seconds", "$2")}, ({_LIFETIME})) AS maximum_age_seconds,
+            {seconds("credential_seconds", "$2")} AS credential_seconds,
+            {seconds("drain_seconds", "$2")} AS drain_seconds
         FROM launch_config c JOIN launch_config_name n ON n.name = c.name
-        WHERE c.pool_id = $2 AND c.state <> 'archived') AS d
-    JOIN worker w ON w.pool_id = $2 AND w.launch_config_id = d.config_id AND w.state IN ({states(REGISTERED)})
+        WHERE c.pool_id = $1 AND c.state <> 'archived') AS d
+    JOIN worker w ON w.pool_id = $1 AND w.launch_config_id = d.config_id AND w.state IN ({states(REGISTERED)})
     WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL
     ORDER BY coalesce(w.launched_at, w.registered_at, w.requested_at)
         + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id LIMIT 1000) AS w"""
@@ -59,11 +59,6 @@ SET_ALERTED: Final = Statement(
     .where(worker_pool.c.id == sa.bindparam("pool_id"))
     .values(age_alerted=sa.bindparam("alerted", type_=sa.Boolean))
 )
-
-
-async def lives(db: Connection, pool_id: str, deadlines: DefaultDeadlines, day_seconds: float) -> Sequence[Life]:
-    """Up to 1000 registered workers of a pool that reach a maximum age, those first that reach it first."""
-    return [Life(**row) for row in await db.fetch(LIVES, deadlines, pool_id, day_seconds)]
 
 
 async def drain_seconds(db: Connection, pool_id: str) -> float:

@@ -5,7 +5,7 @@ count."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -65,9 +65,13 @@ FROM sample s LEFT JOIN LATERAL (
         count(*) FILTER (WHERE c.started_at < s.observed_at)::int AS before,
         count(*) FILTER (WHERE c.started_at = s.observed_at)::int AS at_sample,
         count(*) FILTER (WHERE c.started_at > s.observed_at)::int AS after
-    FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
-    WHERE c.pool_id = s.pool_id AND c.source = s.source AND c.counted
-        AND (c.ended_at >= s.observed_at OR (c.ended_at IS NULL AND w.state IN ({states(LEAVING)})))
+    FROM (
+        SELECT worker_id, started_at FROM claim
+        WHERE pool_id = s.pool_id AND source = s.source AND counted AND ended_at >= s.observed_at
+        UNION ALL SELECT o.worker_id, o.started_at FROM worker l JOIN claim o ON o.worker_id = l.id
+        WHERE l.pool_id = s.pool_id AND l.state IN ({states(LEAVING)}) AND o.source = s.source AND o.counted
+            AND o.ended_at IS NULL) AS c
+    LEFT JOIN worker w ON w.id = c.worker_id
     GROUP BY c.worker_id, w.task_slots) AS g ON true
 ORDER BY s.source, g.worker_id"""
 RECENT: Final = timedelta(minutes=5)
@@ -121,8 +125,8 @@ async def store(tx: Connection, reports: Sequence[Report]) -> bool:
     return bool(rows)
 
 
-async def observe(tx: Connection, pool_id: str) -> list[Demand]:
-    rows = await tx.fetch(OBSERVE, pool_id)
+def observed(rows: Sequence[Any]) -> list[Demand]:
+    """Demand of each source, from the rows of OBSERVE."""
     by_source = {row["source"]: row for row in rows}
     samples = [Sample(**{name: row[name] for name in Sample.__struct_fields__}) for row in by_source.values()]
     departures = [

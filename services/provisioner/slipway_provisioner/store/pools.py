@@ -14,13 +14,14 @@ from slipway_common.events.lifecycle import REGISTERED, WAITING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import accounting, roll_out
+from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, restores, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
-from slipway_provisioner.store.tables import account, dirty_pool, in_states, launch_config, worker, worker_pool
+from slipway_provisioner.store.tables import dirty_pool, launch_config, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
@@ -39,9 +40,9 @@ UNMARK: Final = Statement(
 )
 POOL: Final = f"""
 SELECT {names(worker_pool.c[name] for name in Pool.__struct_fields__)},
-    coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0)
+    coalesce(extract(epoch FROM attempted_at + $3 * interval '1 s' - slipway_clock())::float8, 0)
         AS attempt_in_seconds, b.surplus, b.missing_since, (
-        SELECT max({seconds("idle_seconds", "$3")}) FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+        SELECT max({seconds("idle_seconds", "$2")}) FROM launch_config c JOIN launch_config_name n ON n.name = c.name
         WHERE c.pool_id = $1 AND c.state <> 'archived') AS idle_seconds
 FROM worker_pool LEFT JOIN pool_balance b ON b.pool_id = id WHERE id = $1"""
 # Machines of an account that refuses to terminate its instances are not stuck.
@@ -103,35 +104,26 @@ LEFT JOIN ({usage.SHARED.format(keys="ARRAY(SELECT key FROM mine)")}) AS u USING
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
-WAITING_WORKERS: Final = Statement(
-    sa.select(
-        sa.cast(worker.c.id, sa.Text).label("worker_id"),
-        worker.c.launch_config_id.label("config_id"),
-        worker.c.probe_permit.label("permit"),
-    )
-    .join(launch_config, launch_config.c.id == worker.c.launch_config_id)
-    .join(account, account.c.id == worker.c.account_id)
-    .where(
-        worker.c.pool_id == sa.bindparam("pool_id"),
-        in_states(WAITING),
-        sa.or_(
-            worker.c.lease_id.is_(None),
-            launch_config.c.state != "active",
-            account.c.unreachable,
-            account.c.retired,
-            account.c.refuses_terminations,
-        ),
-    )
-    .order_by(worker.c.id)
-)
+WAITING_WORKERS: Final = f"""
+SELECT w.id::text AS worker_id, w.launch_config_id AS config_id, w.probe_permit AS permit
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN account a ON a.id = w.account_id
+WHERE w.pool_id = $1 AND w.state IN ({states(WAITING)}) AND (w.lease_id IS NULL OR c.state <> 'active'
+    OR a.unreachable OR a.retired OR a.refuses_terminations)
+ORDER BY w.id"""
+IDLE_MAX: Final = 500
 # Idle for its uptime only.
-IDLE_WORKERS: Final = f"""
-SELECT w.id::text AS worker_id, w.launch_config_id AS config_id,
-    slipway_clock() - greatest(0, uptime_since(w.idle_since)) * interval '1 s' AS since,
+_IDLE: Final = f"""
+SELECT w.id::text AS worker_id, w.launch_config_id AS config_id, w.idle_since, c.state = 'draining' AS draining,
     {seconds("idle_seconds", "$2")} AS timeout_seconds
 FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN launch_config_name n ON n.name = c.name
-WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {SEEN_SINCE_DOWNTIME}
-ORDER BY c.state = 'draining' DESC, w.idle_since LIMIT 500"""
+WHERE w.pool_id = $1 AND w.state IN ({states(REGISTERED)}) AND w.idle_since IS NOT NULL AND {SEEN_SINCE_DOWNTIME}"""
+# Those of draining revisions first. Apart, so that either are read in the order of their index.
+IDLE_WORKERS: Final = f"""
+SELECT worker_id, config_id, timeout_seconds,
+    slipway_clock() - greatest(0, uptime_since(idle_since)) * interval '1 s' AS since
+FROM ((SELECT * FROM ({_IDLE}) AS i WHERE draining ORDER BY idle_since LIMIT {IDLE_MAX})
+    UNION ALL (SELECT * FROM ({_IDLE}) AS i WHERE NOT draining ORDER BY idle_since LIMIT {IDLE_MAX})) AS i
+ORDER BY draining DESC, idle_since LIMIT {IDLE_MAX}"""
 # The marked ones, and as many more as may be marked.
 BUSY: Final = f"""
 SELECT w.id::text AS worker_id, c.state = 'draining' OR w.drain_until IS NOT NULL AS draining,
@@ -143,6 +135,26 @@ LAUNCH_STOPS: Final = f"""
 SELECT reason, scope = '{restores.SCOPE}' AS restored FROM launch_stop
 WHERE (scope IN ('all', '{restores.SCOPE}') OR (scope = 'pool' AND scope_id = $1)) AND {launch_stops.IN_FORCE}
 ORDER BY scope = '{restores.SCOPE}' DESC LIMIT 1"""
+
+
+def _row(statement: str) -> str:
+    """Subquery for the row of a statement as an object, NULL if there is none."""
+    return f"(SELECT row_to_json(r) FROM ({statement}) AS r)"
+
+
+def _rows(statement: str) -> str:
+    """Subquery for the rows of a statement as a list of objects."""
+    return f"(SELECT coalesce(json_agg(r), '[]') FROM ({statement}) AS r)"
+
+
+# One statement, so that all of it is of one moment. A start that fails, or a worker that ends, counts in exactly one of
+# those that a decision compares: starts in flight and failures, workers and claimed tasks. $2 are the deadlines, $3 the
+# seconds between two attempts, $4 those of a day.
+OBSERVE: Final = f"""
+SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS launch_stop,
+    {_rows(CONFIGS)} AS configs, {_rows(SHARED)} AS shared, {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
+    {_rows(WAITING_WORKERS)} AS waiting, {_rows(IDLE_WORKERS)} AS idle, {_rows(ageing.LIVES)} AS lives,
+    EXISTS ({limits.OF_POOL}) AS is_limited"""
 RECORD_DRAWS: Final = Statement(
     sa.update(worker_pool)
     .where(worker_pool.c.id == sa.bindparam("pool_id"))
@@ -199,38 +211,36 @@ async def observe(
     attempt_seconds: float,
     registered: bool = False,
     tariff: Tariff = Tariff(),
-) -> Observed:
-    """Read the input of a decision. The caller holds the pool's lock. `registered`: a worker has since the last one."""
-    row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds, deadlines))
-    attempt_in_seconds, missing_since = row.pop("attempt_in_seconds"), row.pop("missing_since")
-    idle_seconds = row.pop("idle_seconds")
+) -> tuple[Observed, datetime]:
+    """Read the input of a decision, and the time. The caller holds the pool's lock. `registered`: a worker has since
+    the last one."""
+    read = await tx.fetchrow(OBSERVE, pool_id, deadlines, attempt_seconds, tariff.day_seconds)
+    row, counts, launch_stop = dict(read["pool"]), dict(read["fleet"]), read["launch_stop"]
+    attempt_in_seconds, idle_seconds = row.pop("attempt_in_seconds"), row.pop("idle_seconds")
+    missing_since = msgspec.convert(row.pop("missing_since"), datetime | None)
     surplus = balance.surplus_of(row.pop("surplus"))
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
-    launch_stop = await tx.fetchrow(LAUNCH_STOPS, pool_id)
-    configs, shared = await counted(tx, pool_id)
-    # Before demand: a worker that ends between the two is missing from both then. In the other order it would still be
-    # in demand, and be replaced for nothing.
-    counts = dict(await tx.fetchrow(FLEET, pool_id))
     marked = counts.pop("marked")
     fleet = Fleet(**counts)
-    demands = await demand.observe(tx, pool_id)
-    waiting = await tx.fetch(WAITING_WORKERS.text, *WAITING_WORKERS.arguments(pool_id=pool_id))
+    demands = demand.observed(read["demands"])
     # After a restore, workers may have claimed tasks that this database knows nothing of.
     idle: Sequence[Any] = ()
     busy: Sequence[Any] = ()
     if launch_stop is None or not launch_stop["restored"]:
-        idle = await tx.fetch(IDLE_WORKERS, pool_id, deadlines)
+        idle = read["idle"]
         most = marked + accounting.surplus(pool, accounting.protected(demands), fleet)
         busy = await tx.fetch(BUSY, pool_id, most) if most else ()
-    return Observed(
+    if sum(row["counter_rows"] - 1 for row in read["configs"]) > usage.FOLDED_ROWS:
+        await usage.fold_pool(tx, pool_id)
+    observed = Observed(
         pool=pool,
         demands=demands,
         fleet=fleet,
-        configs=configs,
-        shared=shared,
-        waiting=[Waiting(**row) for row in waiting],
-        idle=[Idle(**row) for row in idle],
-        lives=await ageing.lives(tx, pool_id, deadlines, tariff.day_seconds),
+        configs=[_config(row) for row in read["configs"]],
+        shared=[_shared(row) for row in read["shared"]],
+        waiting=[Waiting(**row) for row in read["waiting"]],
+        idle=msgspec.convert(idle, list[Idle]),
+        lives=msgspec.convert(read["lives"], list[Life]),
         busy=[Busy(**row) for row in busy],
         surplus=surplus,
         missing_since=missing_since,
@@ -240,18 +250,10 @@ async def observe(
         weight_half_life_seconds=weight_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {launch_stop['reason']}" if launch_stop is not None else "",
-        levels=await limits.levels(tx, pool_id, tariff),
+        levels=await limits.levels(tx, pool_id, tariff) if read["is_limited"] else (),
         tariff=tariff,
     )
-
-
-async def counted(tx: Connection, pool_id: str) -> tuple[list[Config], list[Shared]]:
-    """Revisions of a pool that are not archived, and their shares, with starts in flight and failures. The pool is
-    locked, and its counters are folded where they have many rows."""
-    configs = await tx.fetch(CONFIGS, pool_id)
-    if sum(row["counter_rows"] - 1 for row in configs) > usage.FOLDED_ROWS:
-        await usage.fold_pool(tx, pool_id)
-    return [_config(row) for row in configs], await shared(tx, pool_id)
+    return observed, read["now"]
 
 
 async def shared(tx: Connection, pool_id: str, *, locked: Collection[str] = ()) -> list[Shared]:

@@ -29,7 +29,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, REGISTERED, WAITING, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.admission_tables import admission_tables
 from slipway_provisioner.store.balance_tables import balance_table
@@ -498,6 +498,7 @@ Index(
     worker.c.failed_at.desc(),
     postgresql_where=worker.c.failed_at.is_not(None),
 )
+Index("worker_leaving", worker.c.pool_id, postgresql_where=in_states(LEAVING))
 # Those of which the queue may confirm the first claim.
 Index(
     "worker_unclaimed",

@@ -307,6 +307,7 @@ CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
+CREATE INDEX worker_leaving ON worker (pool_id) WHERE state = 'stopping';
 -- Those of which the queue may confirm the first claim.
 CREATE INDEX worker_unclaimed ON worker (pool_id)
     WHERE state = 'running' AND awaits_claim AND first_claimed_at IS NULL;
