@@ -267,6 +267,27 @@ def test_malformed_demand_is_a_dead_letter(wrong: dict[str, Any], place: str) ->
     assert decode_data(DemandReported.type, msgspec.json.encode(body | {"claimed": None})).claimed is None
 
 
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"])
+async def test_times_that_no_clock_shows(provisioner: Provisioner, tmp_path: Path, at: str) -> None:
+    """The zero value of a client, and the last one: the database takes them for endless, so that no later report of the
+    worker could be read, and no plan of the pool made. They are refused, over HTTP and over Kafka."""
+    (machine,) = await machines(provisioner, 1, declared())
+    for path, body in (("/claimed", {"at": at}), ("/idle", {"at": at}), ("/idle", {"claimed_at": at})):
+        refused = await machine.client.post(
+            path, json={"task_id": "t", "source": "q", "at": after(0).isoformat()} | body
+        )
+        assert refused.status_code == 422, refused.text
+    demand = {"source": "q", "pending": 1, "claimed": 0, "observed_at": at}
+    async with administrator(provisioner, tmp_path) as client:
+        assert (await client.put("/pools/linux/demand", json=demand)).status_code == 422
+    with pytest.raises(BadEvent, match="observed_at"):
+        await provisioner.demand(decode_data(DemandReported.type, msgspec.json.encode({"pool_id": "linux"} | demand)))
+    await machine.claimed("t", 0)
+    await machine.idle(1, "t", 0)
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 1}
+
+
 async def test_negative_demand_is_a_bad_event(provisioner: Provisioner) -> None:
     """Also beside claimed tasks that are unknown."""
     await provisioner.declare()

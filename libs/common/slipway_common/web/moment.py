@@ -1,19 +1,23 @@
 """Types of timestamps in HTTP bodies and queries: text with an offset, stored as UTC."""
 
+import contextlib
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, TypeAdapter
 
 CHARACTERS_MAX: Final = 64
+FIRST: Final = datetime.min.replace(tzinfo=UTC)
+LAST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 def in_utc(at: datetime) -> datetime:
-    """The same time in UTC. Raises ValueError where UTC would need a year that no timestamp has."""
-    try:
-        return at.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("must be within the years 1 to 9999 (UTC)") from None
+    """The same time in UTC. Raises ValueError where UTC would need a year that no timestamp has, and for the first and
+    the last time, which the database takes for endless: the first is the zero value of some languages."""
+    with contextlib.suppress(OverflowError):
+        if FIRST < (utc := at.astimezone(UTC)) < LAST:
+            return utc
+    raise ValueError("must be within the years 1 to 9999 (UTC), without their first and last moment")
 
 
 def _written(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Reports of the sources of demand, and their ends. Pure."""
 
-from datetime import datetime, timedelta
+from datetime import MINYEAR, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -35,6 +35,8 @@ def problem(report: DemandReported, now: datetime) -> str:
         return "observed_at has no time zone"
     if report.observed_at > now + FUTURE:
         return f"observed_at {report.observed_at.isoformat()} is more than 60 s in the future"
+    if report.observed_at.year == MINYEAR:
+        return f"observed_at {report.observed_at.isoformat()} is in year 1: a client has left it at zero"
     if not (0 <= report.pending <= TASKS_MAX and 0 <= (report.claimed or 0) <= TASKS_MAX):
         return f"pending and claimed must be 0 to {TASKS_MAX}"
     if not 0 < report.valid_for_seconds <= 86_400:
