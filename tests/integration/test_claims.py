@@ -194,6 +194,17 @@ async def test_made_up_claims_hold_no_pool(provisioner: Provisioner) -> None:
     assert (await provisioner.states())["running"] == 6
 
 
+async def test_made_up_claims_fill_no_table(provisioner: Provisioner) -> None:
+    """Of those that have ended, a thousand of each task slot are stored. More have not ended since any sample."""
+    (machine,) = await machines(provisioner, 1, declared())
+    await provisioner.end_claims(machine.id, 1100)
+    await provisioner.set_clock(10)
+    await machine.claimed("one-more", 5)
+    await machine.idle(6, "one-more", 5)
+    oldest, number = await provisioner.database.fetchrow("SELECT min(ended_at), count(*) FROM claim") or (None, 0)
+    assert (oldest, number) == (after(0.102), 1000)
+
+
 async def test_claims_that_the_sample_never_had(provisioner: Provisioner) -> None:
     """A task that began and ended after the sample is not taken from its claimed ones."""
     first, second = await machines(provisioner, 2, declared())

@@ -952,6 +952,23 @@ async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) 
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
 
 
+@locking("store.demand.FORGET")
+async def test_old_claims_are_forgotten_beside_other_reports(provisioner: Provisioner) -> None:
+    """Of a worker that reports several claims concurrently, each of which ends the one before: a thousand are left."""
+    (worker,) = await provisioner.starting(1)
+    token = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()["token"]
+    await provisioner.end_claims(worker.id, 1100)
+    claims = (
+        send_report(
+            provisioner, token, f"{worker.id}/claimed", task_id=f"t{n}", source="q", at=after(2 + n).isoformat()
+        )
+        for n in range(3)
+    )
+    assert await asyncio.gather(*claims) == [200] * 3
+    numbers = await provisioner.database.fetchrow("SELECT count(ended_at), count(*) - count(ended_at) FROM claim")
+    assert tuple(numbers or ()) == (1000, 1)
+
+
 @locking("store.workers.LOCK")
 async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     """A worker that claimed a task while its expiry waited is busy; one that is idle again has a new idle time."""

@@ -103,7 +103,7 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
     is_counted = next(each.counted for each in claims if each.key == new.key)
     if not is_counted:
         await _note(tx, worker, "claim-above-slots")
-    await demand.save_claims(tx, worker, [each for each in claims if each not in known])
+    await demand.save_claims(tx, worker, known, claims)
     after, event = domain.claimed(worker, claim.task_id, claim.source, at)
     if not open_claims(claims):  # a claim that came late has ended by now
         after = msgspec.structs.replace(after, idle_since=worker.idle_since)
@@ -122,7 +122,7 @@ async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, 
         await _note(tx, worker, "unnamed-end")
         return await _save(tx, worker, None, at), 0
     claims = with_end(known, ended, worker.task_slots)
-    await demand.save_claims(tx, worker, [each for each in claims if each not in known])
+    await demand.save_claims(tx, worker, known, claims)
     number = len(open_claims(known)) - len(open_claims(claims))
     event = None
     if number and not open_claims(claims):

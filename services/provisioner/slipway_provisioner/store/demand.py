@@ -79,10 +79,15 @@ RECENT: Final = timedelta(minutes=5)
 time."""
 ABOVE_SLOTS_MAX: Final = 100
 """Open claims of a worker above its task slots that are stored. More protect it no better."""
+RECENT_MAX: Final = 100
+"""Claims that ended so recently with which others are compared."""
+ENDED_MAX: Final = 1_000
+"""Ended claims of each task slot of a worker that are stored: more than end since the oldest sample that counts."""
 # All open claims of a worker, the newest that ended lately, and the one that a report names.
 KNOWN: Final = f"""
 SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at IS NULL
-UNION (SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at >= $2 ORDER BY ended_at DESC LIMIT 100)
+UNION (SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at >= $2
+    ORDER BY ended_at DESC LIMIT {RECENT_MAX})
 UNION SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND (source, task_id, claimed_at) = ($3, $4, $5)"""
 TASKS_WAIT: Final = Statement(sa.select(sa.exists().where(D.pending > 0, D.ended_at.is_(None))))
 _SAVED: Final = given(*CLAIM)
@@ -99,6 +104,10 @@ SAVE: Final = Statement(
         set_={name: _UPSERT.excluded[name] for name in ("ended_at", "counted")},
     )
 )
+FORGET: Final = """
+DELETE FROM claim WHERE worker_id = $1 AND ended_at < (
+    SELECT ended_at FROM claim WHERE worker_id = $1 AND ended_at IS NOT NULL
+    ORDER BY ended_at DESC OFFSET $2 LIMIT 1)"""
 CLOSE: Final = Statement(
     sa.update(claim)
     .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
@@ -151,10 +160,13 @@ async def known_claims(tx: Connection, worker: Worker, key: tuple[str, str, str]
     return [Claim(**row) for row in rows]
 
 
-async def save_claims(tx: Connection, worker: Worker, claims: Sequence[Claim]) -> None:
-    """Store claims that are new, have ended, or count otherwise than before."""
-    if claims:
-        await tx.execute(SAVE.text, *SAVE.rows(claims, worker_id=worker.id, pool_id=worker.pool_id))
+async def save_claims(tx: Connection, worker: Worker, known: Sequence[Claim], claims: Sequence[Claim]) -> None:
+    """Store claims that are not `known`, have ended, or count otherwise than before. A worker that ends many has its
+    oldest ones forgotten, so that made-up ones fill no table."""
+    if changed := [each for each in claims if each not in known]:
+        await tx.execute(SAVE.text, *SAVE.rows(changed, worker_id=worker.id, pool_id=worker.pool_id))
+    if len(known) >= RECENT_MAX:
+        await tx.execute(FORGET, worker.id, ENDED_MAX * worker.task_slots - 1)
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> None:
