@@ -294,6 +294,7 @@ async def test_sequence_gap(place: Place) -> None:
     assert await place.effects() == {("w1", "a"): 1, ("w2", "b"): 1, ("w5", "c"): 1}
     assert await place.gaps() == ["sequence-gap"]
     assert await place.alerts() == ["sequence-gap"]
+    assert await severities(place) == {"notice"}, "nobody can bring the records back"
 
 
 async def test_unknown_type(place: Place) -> None:
@@ -515,6 +516,10 @@ def fetched_record(place: Place, offset: int) -> Any:
     )
 
 
+async def severities(place: Place) -> set[str]:
+    return {row["severity"] for row in await place.database.fetch("SELECT severity FROM alert")}
+
+
 async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions of another cluster stop the partition and raise an alert until an operator adopts a new position."""
     monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
@@ -530,6 +535,7 @@ async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) ->
             assert joined.owns == set()
             assert "the-old-one" in joined.subscription.stopped[0]
             assert set(await place.gaps()) == {"foreign-position"}
+            assert await severities(place) == {"page"}
             assert await place.effects() == {}
             for partition in range(PARTITIONS):
                 assert await joined.subscription.adopt(partition, at_end=False, by="ops") == 0

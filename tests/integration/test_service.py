@@ -191,6 +191,24 @@ async def test_unsendable_partition_is_alerted(place: Place) -> None:
     assert b"cannot publish to all partitions of topic" in rows[0]["value"]
 
 
+async def test_heartbeats_that_wait_in_a_slow_start_are_no_page(place: Place) -> None:
+    """Later they are: then nothing else may be published either."""
+
+    class Refused:
+        def unsendable(self, seconds: float) -> list[tuple[str, int]]:
+            return [(SERVICE_HEARTBEAT.name, 0)]
+
+    refused: Any = Refused()
+    probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
+    probe.runtime.relay = place.relay(WORKER_LIFECYCLE)
+    probe.runtime.relay.publication = refused
+    await probe._watch_partitions(place.database)
+    assert await place.database.fetchval("SELECT count(*) FROM outbox") == 0
+    probe._began -= START_SECONDS
+    await probe._watch_partitions(place.database)
+    assert await place.database.fetchval("SELECT count(*) FROM outbox") == 1
+
+
 async def test_replicas_wait_for_brokers_and_are_refused_after_a_while(
     servers: tuple[EmbeddedKafka, EmbeddedPostgres], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.topics import TOPICS, Topic, compared_topics
+from slipway_common.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
 from slipway_common.messaging.consume import Consumer, Handler
@@ -378,15 +378,15 @@ class Service:
         return bool(events)
 
     async def _watch_partitions(self, database: Database) -> bool:
-        """Raise an alert while an assigned partition cannot be claimed, in the first minutes only if records wait for
-        it, and one while a partition cannot be sent to; resolve each afterwards."""
+        """Raise an alert while an assigned partition cannot be claimed, and one while a partition cannot be sent to;
+        resolve each afterwards. In the first minutes only if there are records: more than heartbeats to send."""
         readings, relay = self.runtime.readings(), self.runtime.relay
         publication = None if relay is None else relay.publication
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
-        unsendable = sorted({topic for topic, _ in places})
         late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         is_starting = monotonic_seconds() - self._began < START_SECONDS
         unowned = [r.name for r in late if not is_starting or await r.work_waits()]
+        unsendable = sorted({topic for topic, _ in places if not is_starting or topic != SERVICE_HEARTBEAT.name})
         events = [
             *self._unowned.changes(
                 unowned,

@@ -53,6 +53,8 @@ INSERT INTO seen_event (topic, source, event_id)
 SELECT DISTINCT $1, source, id FROM unnest($2::text[], $3::text[]) AS given (source, id) ORDER BY source, id
 ON CONFLICT DO NOTHING RETURNING source, event_id"""
 BLOCKED_SUBJECTS: Final = "SELECT DISTINCT subject FROM dead_letter WHERE topic = $1 AND subject = ANY($2::text[])"
+FOREIGN_POSITION: Final = "foreign-position"
+"""Kind of the gap at which reading stops, until a person sets a new position."""
 GAP: Final = "INSERT INTO gap (topic, partition, kind, detail) VALUES ($1, $2, $3, $4)"
 
 LAST: Final = (BIGINT_MAX, BIGINT_MAX)  # greater than any partition and offset
@@ -162,8 +164,9 @@ async def _advance(db: Connection, moves: Sequence[tuple[str, int, int, int, int
 
 
 async def record_gap(db: Connection, service: str, place: Place, kind: str, detail: str) -> None:
-    """Record missing records and raise an alert. Call in a transaction."""
+    """Record missing records and raise an alert, a page if reading has stopped. Call in a transaction."""
     topic, partition = place
+    is_stopped = kind == FOREIGN_POSITION
     await db.execute(GAP, topic, partition, kind, detail)
     LOG.error("records missing", topic=topic, partition=partition, kind=kind, detail=detail)
     await outbox.enqueue(
@@ -176,8 +179,9 @@ async def record_gap(db: Connection, service: str, place: Place, kind: str, deta
                 kind=kind,
                 summary=f"{service} is missing records of {topic}/{partition}: {detail}",
                 effect="events may have been lost; the next sweep repairs state where possible",
-                doing="recorded the gap and continued after it",
+                doing="waits for a new position" if is_stopped else "recorded the gap and continued after it",
                 command="slipway doctor",
+                severity="page" if is_stopped else "notice",
             )
         ],
     )

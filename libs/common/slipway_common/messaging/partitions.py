@@ -18,7 +18,16 @@ from slipway_common.database import audit
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import fetched
-from slipway_common.messaging.consume import Consumer, Owned, Portion, adopt, positions, record_gap, skip
+from slipway_common.messaging.consume import (
+    FOREIGN_POSITION,
+    Consumer,
+    Owned,
+    Portion,
+    adopt,
+    positions,
+    record_gap,
+    skip,
+)
 from slipway_common.messaging.records import Record
 from slipway_common.observability.telemetry import UNOWNED, logger
 
@@ -112,7 +121,7 @@ class Partitions:
         if partition not in self.stopped:
             place = (self.consumer.topic.name, partition)
             async with self.database.acquire() as db, db.transaction():
-                await record_gap(db, self.consumer.service, place, "foreign-position", reason)
+                await record_gap(db, self.consumer.service, place, FOREIGN_POSITION, reason)
             self.wake()
         self.stopped[partition] = reason
 

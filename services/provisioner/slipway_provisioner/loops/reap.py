@@ -245,6 +245,7 @@ async def _report_listing_problem(database: Database, account: Account, findings
         effect=f"{missing} {'worker is' if missing == 1 else 'workers are'} not listed",
         doing="looks up each missing instance by id and marks its worker lost only if the provider confirms it is gone",
         command=f"slipway worker ls --state running  # workers of account {account.id}",
+        severity="notice",
     )
     async with database.acquire() as db, db.transaction():
         if await accounts.record_listing_problem(db, account.id, problem):
