@@ -156,6 +156,20 @@ async def test_nothing_leaves_while_nothing_could_replace_it(provisioner: Provis
     assert worker.drain_until == after(6 * HOUR)
 
 
+@pytest.mark.parametrize("raised", [{"maximum_age_seconds": 9 * HOUR}, {}])
+async def test_a_maximum_age_that_is_raised_or_removed(provisioner: Provisioner, raised: dict[str, float]) -> None:
+    """A worker that drains by the former one is young again: it keeps its task beyond the drain time."""
+    (machine,) = await running(provisioner)
+    await claim(machine, "long", 0)
+    await at(provisioner, HOUR)
+    assert (await provisioner.worker()).drain_until == after(2 * HOUR)
+    await provisioner.declare(declared(max_capacity=1, deadlines={"unresponsive_seconds": 9 * HOUR} | raised))
+    await at(provisioner, 1.1 * HOUR)
+    assert (await provisioner.worker()).drain_until is None
+    await at(provisioner, 3 * HOUR)
+    assert await provisioner.states() == {"running": 1}
+
+
 async def test_credentials_that_end_force_it(provisioner: Provisioner) -> None:
     deadlines = {"credential_seconds": 3 * HOUR, "drain_seconds": HOUR, "unresponsive_seconds": 9 * HOUR}
     (machine,) = await running(provisioner, deadlines=deadlines)

@@ -70,8 +70,8 @@ def drawn_share(worker_id: str) -> float:
 
 class Ageing(msgspec.Struct, frozen=True, kw_only=True):
     """Steps for workers of full age, by their ids. `stop`: idle ones that leave. `drain`: those that begin to drain,
-    and leave after their task. `keep`: those that drain no longer, since nothing could replace them. `stuck`: number of
-    those at the maximum age that stay for the same `cause`."""
+    and leave after their task. `keep`: those that drain no longer, since nothing could replace them or their maximum
+    age was raised. `stuck`: number of those at the maximum age that stay for the same `cause`."""
 
     stop: Sequence[str] = ()
     drain: Sequence[str] = ()
@@ -85,11 +85,13 @@ def decide(lives: Iterable[Life], *, unwanted: int, room: int, irreplaceable: st
 
     Of those that are `unwanted`, which nothing replaces, any may leave. Others leave only if a replacement could start,
     so that nothing makes them `irreplaceable`, and up to a `room` at a time, which counts those that drain already. But
-    at the maximum age itself none waits for room, and before the end of its credentials none for anything.
+    at the maximum age itself none waits for room, and before the end of its credentials none for anything. One whose
+    maximum age was raised meanwhile drains no longer.
     """
+    lives = list(lives)
     stop: list[str] = []
     drain: list[str] = []
-    keep: list[str] = []
+    keep = [life.worker_id for life in lives if life.draining and life.drains_in > 0]
     stuck = 0
     aged = sorted((life for life in lives if life.drains_in <= 0), key=lambda life: (life.forced_in, life.late_in))
     room -= sum(life.draining for life in aged)

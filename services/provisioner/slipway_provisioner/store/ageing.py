@@ -17,9 +17,18 @@ from slipway_provisioner.store.tables import FINISHING, in_states, worker, worke
 _LIFETIME: Final = """
 SELECT min(l.lifetime_seconds) FROM launch_limit l WHERE l.spend_per_day IS NOT NULL AND l.lifetime_seconds < $4
     AND ((l.scope = 'account' AND l.scope_id = c.account_id) OR (l.scope = 'pool' AND l.scope_id = c.pool_id))"""
-# Up to 1000 registered workers of the pool $1 that reach a maximum age, those first that reach it first. $2 are the
-# deadlines, $4 the seconds of a day.
+# Up to 1000 registered workers of the pool $1 that reach a maximum age, those first that reach it first, after those
+# that drain: their maximum age may have been raised or removed since. $2 are the deadlines, $4 the seconds of a day.
+# Revisions are read first, since most pools have none of an age, and thousands of workers.
 LIVES: Final = f"""
+WITH revision AS MATERIALIZED (
+    SELECT c.id AS config_id, least({seconds("maximum_age_seconds", "$2")}, ({_LIFETIME})) AS maximum_age_seconds,
+        {seconds("credential_seconds", "$2")} AS credential_seconds, {seconds("drain_seconds", "$2")} AS drain_seconds
+    FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+    WHERE c.pool_id = $1 AND c.state <> 'archived'),
+aged AS MATERIALIZED (
+    SELECT * FROM revision WHERE maximum_age_seconds IS NOT NULL OR credential_seconds IS NOT NULL OR EXISTS (
+        SELECT FROM worker w WHERE w.pool_id = $1 AND w.drain_until IS NOT NULL AND w.state IN ({states(REGISTERED)})))
 SELECT w.worker_id, w.draining, w.has_task, coalesce(uptime_since(w.born_at), 0) AS age_seconds,
     extract(epoch FROM slipway_clock() - w.born_at)::float8 AS clock_seconds,
     w.maximum_age_seconds, w.credential_seconds, w.drain_seconds
@@ -27,15 +36,10 @@ FROM (
     SELECT w.id::text AS worker_id, w.drain_until IS NOT NULL AS draining,
         w.idle_since IS NULL OR NOT ({SEEN_SINCE_DOWNTIME}) AS has_task,
         coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*
-    FROM (
-        SELECT c.id AS config_id, least({seconds("maximum_age_seconds", "$2")}, ({_LIFETIME})) AS maximum_age_seconds,
-            {seconds("credential_seconds", "$2")} AS credential_seconds,
-            {seconds("drain_seconds", "$2")} AS drain_seconds
-        FROM launch_config c JOIN launch_config_name n ON n.name = c.name
-        WHERE c.pool_id = $1 AND c.state <> 'archived') AS d
+    FROM aged d
     JOIN worker w ON w.pool_id = $1 AND w.launch_config_id = d.config_id AND w.state IN ({states(REGISTERED)})
-    WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL
-    ORDER BY coalesce(w.launched_at, w.registered_at, w.requested_at)
+    WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL OR w.drain_until IS NOT NULL
+    ORDER BY w.drain_until IS NULL, coalesce(w.launched_at, w.registered_at, w.requested_at)
         + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id LIMIT 1000) AS w"""
 # Claims are kept for a day.
 LONGEST_TASK: Final = """
