@@ -163,17 +163,22 @@ async def test_the_highest_version_counts(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT count(*) FROM weight") == 2
 
 
-async def test_a_share_marks_its_pools_dirty(provisioner: Provisioner) -> None:
-    """Each version marks the pools of the share dirty once, and no others."""
+async def test_a_share_that_turns_marks_its_pools_dirty(provisioner: Provisioner) -> None:
+    """One that trips or recovers marks all its pools dirty once, one whose window grows only that of the record."""
     body = two_pools()
     body["worker_pools"].append(declared("zone-d", id="third")["worker_pools"][0])
     body["worker_pools"][2]["launch_configs"][0] |= {"image": "linux-3", "instance_type": "r5.large"}
     await provisioner.declare(body)
     await provisioner.plan()
-    dirty = "SELECT pool_id FROM dirty_pool ORDER BY pool_id"
-    for expected in (["linux", "other"], ["linux"]):
-        revision = 3 - len(expected)
-        await provisioner.weights(weight("zone-a", shared=(shared(version=4),)), revision=revision)
+    dirty = "SELECT DISTINCT pool_id FROM dirty_pool ORDER BY pool_id"
+    versions = (
+        (shared(version=4, window=30), ["linux"]),
+        (shared(version=5, window=30, state="tripped"), ["linux", "other"]),
+        (shared(version=5, window=30, state="tripped"), ["linux"]),
+        (shared(version=6, window=40), ["linux", "other"]),
+    )
+    for revision, (window, expected) in enumerate(versions):
+        await provisioner.weights(weight("zone-a", shared=(window,)), revision=revision)
         assert [row["pool_id"] for row in await provisioner.database.fetch(dirty)] == expected
         await provisioner.plan()
 

@@ -5,14 +5,16 @@ import asyncio
 from typing import Any, Final
 
 import slipway_provisioner
-from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner
-from slipway_provisioner.store import marks
-from tests.support.harness import until
+from slipway_provisioner.apply.plan import cancel
+from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner, wake_waiting
+from slipway_provisioner.store import marks, pools, waiting
+from tests.support.harness import until, until_ended_or_waiting
 from tests.support.provisioner import Provisioner, declared, in_transaction, report, stopped_at
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
 POOLS: Final = [f"pool-{number}" for number in range(8)]
+IN_FLIGHT: Final = "SELECT count(*) FROM worker WHERE state = 'requested'"
 RECORDING: Final = "SELECT count(*) FROM pg_locks WHERE relation = 'decision'::regclass AND NOT granted"
 ORDER: Final = "SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id"
 
@@ -65,7 +67,7 @@ async def test_several_pools_at_once_on_half_of_the_connections(provisioner: Pro
     async with database.acquire() as blocker, blocker.transaction():
         await blocker.execute("LOCK TABLE decision IN SHARE MODE")
         step = provisioner.start(planner.step(database))
-        await until(lambda: waiting(provisioner, half), f"{half} planners wait")
+        await until(lambda: recording(provisioner, half), f"{half} planners wait")
         async with asyncio.timeout(5):
             free = [await database.acquire() for _ in range(half - 1)]
         for each in free:
@@ -77,7 +79,7 @@ async def test_several_pools_at_once_on_half_of_the_connections(provisioner: Pro
     assert await provisioner.states() == {"requested": len(POOLS)}
 
 
-async def waiting(provisioner: Provisioner, planners: int) -> bool:
+async def recording(provisioner: Provisioner, planners: int) -> bool:
     return bool(await provisioner.database.fetchval(RECORDING) == planners)
 
 
@@ -130,5 +132,50 @@ async def test_what_was_decided_is_published_at_once(provisioner: Provisioner) -
     await step
 
 
+# Pools that wait for a shared window
+
+
+async def cut(provisioner: Provisioner, window: int) -> None:
+    """All pools share an image whose boot window has this size, and each asks for a worker."""
+    await demanded(provisioner, *POOLS)
+    await provisioner.database.execute("UPDATE shared_window SET size = $1 WHERE stage = 'boot'", window)
+
+
+async def end_one(provisioner: Provisioner) -> None:
+    """Cancel the oldest intent, which frees a unit."""
+    async with provisioner.database.acquire() as db, db.transaction():
+        row = await db.fetchrow("SELECT id::text, pool_id FROM worker WHERE state = 'requested' ORDER BY id LIMIT 1")
+        if row is not None:
+            await cancel(db, [row["id"]], "test", await pools.now(db))
+
+
+@locking("store.waiting.RECORD")
+async def test_no_unit_is_lost_that_is_freed_while_pools_begin_to_wait(provisioner: Provisioner) -> None:
+    """A unit may become free just before a plan that it does not reach commits: then it is woken by the loop alone."""
+    await cut(provisioner, 3)
+    for _ in range(10):
+        await asyncio.gather(*(provisioner.plan_step() for _ in range(4)), end_one(provisioner))
+        await wake_waiting(provisioner.database, calculator_unavailable_seconds=lambda: 0.0)
+        await provisioner.plan()
+        assert await provisioner.database.fetchval(IN_FLIGHT) == 3
+
+
+@locking("store.waiting.LEAVE", "store.waiting.RECORD")
+async def test_a_pool_that_is_planned_while_it_stops_waiting(provisioner: Provisioner) -> None:
+    """The later one counts, and neither waits for the marks of the other."""
+    await cut(provisioner, 0)
+    await provisioner.plan()
+    await provisioner.demand(report(2, pool_id=POOLS[0], at=1))
+    async with stopped_at(provisioner, "dirty_pool", provisioner.plan_step()) as planning:
+        await in_transaction(provisioner, lambda db: waiting.leave(db, POOLS[1]))
+        leaving = provisioner.start(in_transaction(provisioner, lambda db: waiting.leave(db, POOLS[0])))
+        await until_ended_or_waiting(provisioner.database, leaving)
+    await asyncio.gather(planning, leaving)
+    await provisioner.plan()
+    rows = await provisioner.database.fetch("SELECT DISTINCT pool_id FROM waiting_pool ORDER BY pool_id")
+    assert {row["pool_id"] for row in rows} <= {POOLS[0], *POOLS[2:]}
+
+
 def test_every_locking_statement_of_the_planners_has_an_interleaving() -> None:
-    assert {name for name in locking_statements(slipway_provisioner) if name.endswith(".REQUEUE")} <= locking
+    own = ("store.marks.REQUEUE", "store.waiting.")
+    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(own)} <= locking

@@ -1728,7 +1728,7 @@ def test_every_locking_statement_has_an_interleaving() -> None:
             "store.retention.DELETE_ENDED_DEMAND",
         ),
         *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
-        *("store.consoles.", "store.retention.DELETE_DOCUMENTS", "store.marks.REQUEUE"),
+        *("store.consoles.", "store.retention.DELETE_DOCUMENTS", "store.marks.REQUEUE", "store.waiting."),
         *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),
         *("store.terminations.SET_REFUSING", "store.errors.", "store.retention.DELETE_ERROR"),
         *("store.usage.", "store.weights.FOLD", "store.retention.DELETE_SHARED_USAGE"),

@@ -97,6 +97,7 @@ def build(settings: Settings) -> Service:
         views=[WeightView(), heartbeats],
         loops=[
             Loop("plan", planner.step),
+            Loop("wake-waiting", partial(plan.wake_waiting, calculator_unavailable_seconds=calculator_unavailable)),
             Loop("resend-requests", partial(plan.resend_requests, resend_seconds=settings.resend_seconds)),
             Loop("admit-unleased", admit_unleased),
             Loop("launch", launcher.launch_next),

@@ -12,14 +12,15 @@ from slipway_common.observability.telemetry import child_of
 from slipway_provisioner.apply import ageing, limiting
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.apply.leases import release
-from slipway_provisioner.domain import headroom, planning
+from slipway_provisioner.domain import headroom, planning, windows
 from slipway_provisioner.domain.ageing import REASON
+from slipway_provisioner.domain.fairness import Wait
 from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
 from slipway_provisioner.domain.workers import UNWANTED, Worker, cancelled, marked, requested, stopping_idle
-from slipway_provisioner.store import balance, decisions, leases, marks, pools, usage, workers
+from slipway_provisioner.store import balance, decisions, leases, marks, pools, usage, waiting, workers
 
 
 async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
@@ -53,8 +54,23 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     await ageing.alert(tx, observed, plan.ageing)
     if (plan.surplus, plan.missing_since) != (observed.surplus, observed.missing_since):
         await balance.record(tx, pool_id, plan.surplus, plan.missing_since)
+    await _wait(tx, observed, plan)
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
+
+
+async def _wait(tx: Connection, observed: Observed, plan: Plan) -> None:
+    """Store what the pool waits for, and wake others that wait for headroom which it leaves."""
+    before = [
+        Wait(known.share, known.waiting_units, known.waiting_since)
+        for known in observed.shared
+        if known.waiting_since is not None
+    ]
+    if plan.waits != before:
+        await waiting.record(tx, observed.pool.id, plan.waits)
+    if plan.left:
+        unavailable = observed.calculator_unavailable_seconds > 0
+        await waiting.wake(tx, plan.left, window_max=windows.largest(calculator_unavailable=unavailable))
 
 
 async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launch, now: datetime, trace: str) -> None:

@@ -12,6 +12,7 @@ from slipway_provisioner.domain import (
     ageing,
     capping,
     choice,
+    fairness,
     freezing,
     headroom,
     reasons,
@@ -20,6 +21,7 @@ from slipway_provisioner.domain import (
     windows,
 )
 from slipway_provisioner.domain.ageing import Ageing
+from slipway_provisioner.domain.fairness import Wait
 from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.limits import Reached
 from slipway_provisioner.domain.pool import Config, Observed, Share, Shared, Waiting
@@ -52,6 +54,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     surplus: Surplus = Surplus()
     missing_since: datetime | None = None
     reconsider_after_seconds: float | None = None  # after which time alone may change the decision
+    waits: Sequence[Wait] = ()  # shared windows that the pool waits for
+    left: Sequence[Share] = ()  # those whose headroom it leaves to others that wait
 
     @property
     def units(self) -> int:
@@ -66,7 +70,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
 
 def cut(observed: Observed, made: Plan, *, now: datetime) -> Plan:
     """The plan, or if its launches exceed shared windows, which are as `observed` now and locked, one with those that
-    fit. The pool is planned again at once then, since others of its configs may have room."""
+    fit. If others of its configs have room, it is planned again at once."""
     shared = {known.share: known for known in observed.shared}
     unavailable = observed.calculator_unavailable_seconds > 0
     launches = headroom.cut(made.launches, shared, calculator_unavailable=unavailable)
@@ -80,7 +84,9 @@ def cut(observed: Observed, made: Plan, *, now: datetime) -> Plan:
         notes[config.id] = notes[config.id] | {"room": room, "limited_by": limiting, "launched": launched}
         if not launched:
             notes[config.id]["reason"] = windows.trip_reason(config, shared) or f"the {limiting} is full"
-    return msgspec.structs.replace(_plan(observed, launches, notes, now), reconsider_after_seconds=0.0)
+    plan = _plan(observed, launches, notes, now)
+    has_room = any(_fits_more(observed, config, units) for config in _able(observed, units))
+    return msgspec.structs.replace(plan, reconsider_after_seconds=0.0) if has_room else plan
 
 
 def _needs(observed: Observed) -> tuple[int, int, int]:
@@ -188,7 +194,47 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
         reconsider_after_seconds=_reconsider(
             observed, now, seen, spare - len(cancel) - len(stop), needed - launched, reached
         ),
+        waits=[] if blocked else _waits(observed, _units(launches), launchable - launched, now),
+        left=_left(observed, launches),
     )
+
+
+def _able(observed: Observed, units: Mapping[str, int]) -> list[Config]:
+    """Configs that may launch more than these units but for shared windows."""
+    shared = {known.share: known for known in observed.shared}
+    unavailable, rooms = observed.calculator_unavailable_seconds > 0, windows.maximum_rooms(observed.configs)
+    return [
+        config
+        for config in observed.configs
+        if not _never(config)
+        and not windows.trip_reason(config, shared)
+        and windows.room(config, rooms, calculator_unavailable=unavailable)[0] > units.get(config.id, 0)
+    ]
+
+
+def _rooms(observed: Observed) -> dict[Share, int]:
+    """Room of each shared window."""
+    shared = {known.share: known for known in observed.shared}
+    return windows.shared_rooms(shared, calculator_unavailable=observed.calculator_unavailable_seconds > 0)
+
+
+def _fits_more(observed: Observed, config: Config, units: Mapping[str, int]) -> bool:
+    """True if the shared windows of a config have room for more than these units by config id."""
+    rooms = _rooms(observed)
+    taken = fairness.taken(observed.configs, units)
+    return all(rooms[share] > taken[share] for share in config.shares if share in rooms)
+
+
+def _waits(observed: Observed, units: Mapping[str, int], missing: int, now: datetime) -> list[Wait]:
+    shared = {known.share: known for known in observed.shared}
+    taken = fairness.taken(observed.configs, units)
+    return fairness.waits(_able(observed, units), shared, _rooms(observed), taken, missing=missing, now=now)
+
+
+def _left(observed: Observed, launches: Sequence[Launch]) -> list[Share]:
+    shared = {known.share: known for known in observed.shared}
+    headrooms = windows.headrooms(shared, calculator_unavailable=observed.calculator_unavailable_seconds > 0)
+    return fairness.left(shared, headrooms, fairness.taken(observed.configs, _units(launches)))
 
 
 def _surplus(observed: Observed, registered_spare: int, now: datetime) -> tuple[int, Surplus]:

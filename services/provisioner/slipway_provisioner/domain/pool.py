@@ -121,7 +121,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
     `in_flight`: starts in flight. `unfolded`: failures not yet folded into a weight. A share without a `window` limits
     nothing but can trip. `unconfirmed`: starts that failed or are overdue since the last success; `forgiven`: how many
-    of them there were when the pool was last unfrozen.
+    of them there were when the pool was last unfrozen. The pool has waited for it since `waiting_since`, for
+    `waiting_units`; `others` wait too, `ahead` of them for longer, both counted up to what the window can hold.
     """
 
     key: Key
@@ -133,6 +134,10 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     unconfirmed: int = 0
     forgiven: int = 0
+    waiting_since: datetime | None = None
+    waiting_units: int = 0
+    others: int = 0
+    ahead: int = 0
 
     @property
     def share(self) -> Share:

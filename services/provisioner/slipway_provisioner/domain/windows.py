@@ -13,6 +13,7 @@ import msgspec
 
 from slipway_common.events.scopes import Key
 from slipway_common.events.weight import BOUNDLESS
+from slipway_provisioner.domain import fairness
 from slipway_provisioner.domain.pool import MAXIMUM, TRIAL, Config, Pool, Share, Shared
 
 UNAVAILABLE_WINDOW: Final = 4  # without a calculator no config would trip
@@ -37,7 +38,13 @@ def share_reason(tripped: Shared) -> str:
 
 
 def shared_rooms(shared: Mapping[Share, Shared], *, calculator_unavailable: bool) -> dict[Share, int]:
-    """Room in starts of each shared window, for all its configs together; shares without a window are left out."""
+    """Room in starts of each shared window for all configs of the pool together: its part of the headroom."""
+    found = headrooms(shared, calculator_unavailable=calculator_unavailable)
+    return {share: fairness.part(units, shared[share]) for share, units in found.items()}
+
+
+def headrooms(shared: Mapping[Share, Shared], *, calculator_unavailable: bool) -> dict[Share, int]:
+    """Starts that each shared window leaves, to all pools together; shares without a window are left out."""
     return {
         share: max(0, _capped(known.window, calculator_unavailable) - known.in_flight - known.unfolded)
         for share, known in shared.items()
@@ -141,5 +148,10 @@ def _levels(config: Config, calculator_unavailable: bool, *, failures: bool) -> 
     return found
 
 
+def largest(*, calculator_unavailable: bool) -> int:
+    """Largest window that is trusted now."""
+    return UNAVAILABLE_WINDOW if calculator_unavailable else BOUNDLESS
+
+
 def _capped(window: int, calculator_unavailable: bool) -> int:
-    return min(window, UNAVAILABLE_WINDOW) if calculator_unavailable else window
+    return min(window, largest(calculator_unavailable=calculator_unavailable))

@@ -1,12 +1,16 @@
-"""View of the weight records: upserts them as rows for planning, and marks the affected pools dirty."""
+"""View of the weight records: upserts them as rows for planning, and marks the affected pools dirty.
+
+Of a shared window that grows these are the pools that wait for it, of one that trips its configs, or no longer does,
+all its pools.
+"""
 
 from collections.abc import Iterable, Sequence
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, Topic
-from slipway_common.events.weight import SharedWindow
+from slipway_common.events.weight import BOUNDLESS, SharedWindow
 from slipway_common.messaging.records import Received
-from slipway_provisioner.store import marks, weights
+from slipway_provisioner.store import marks, waiting, weights
 
 
 class WeightView:
@@ -27,12 +31,15 @@ class WeightView:
             async with db.transaction():
                 stored = await weights.upsert(db, [(r.revision or 0, r.event) for r in live])
                 touched = set(stored.values())
-                keys = await weights.upsert_shared(db, _newest(shared for r in live for shared in r.event.shared))
-                if keys:
-                    await weights.delete_outdated_forgiveness(db, keys)
-                    touched |= await weights.pools_of(db, keys)
+                changed = await weights.upsert_shared(db, _newest(shared for r in live for shared in r.event.shared))
+                if changed:
+                    await weights.delete_outdated_forgiveness(db, sorted({each.key for each in changed}))
+                    touched |= await weights.pools_of(db, {each.key for each in changed if each.turned})
+                    touched |= await weights.freezing_pools_of(db, {each.key for each in changed if each.failing})
                 await weights.fold(db, stored)
                 await marks.dirty(db, touched, reason="weight")
+                if changed:
+                    await waiting.wake(db, [each.share for each in changed], window_max=BOUNDLESS)
 
 
 def _newest(windows: Iterable[SharedWindow]) -> list[SharedWindow]:

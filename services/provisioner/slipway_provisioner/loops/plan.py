@@ -15,9 +15,9 @@ from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply.leases import request_again
 from slipway_provisioner.apply.plan import cut, execute
-from slipway_provisioner.domain import planning
+from slipway_provisioner.domain import planning, windows
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import leases, marks, pools
+from slipway_provisioner.store import leases, marks, pools, waiting
 
 LOG = logger(__name__)
 STEP_SECONDS: Final = 1.0
@@ -141,6 +141,7 @@ async def _postpone(database: Database, pool_id: str, error: Exception) -> None:
     """Retry the pool later and alert, so that a bug in planning one pool does not stop the others."""
     LOG.error("planning failed", pool=pool_id, exc_info=error)
     async with database.acquire() as db, db.transaction():
+        await waiting.leave(db, pool_id)
         if await marks.postpone(db, pool_id, RETRY_SECONDS):
             await outbox.enqueue(db, [_failing(AlertRaised, pool_id, f"planning {pool_id} fails: {described(error)}")])
 
@@ -164,3 +165,10 @@ async def resend_requests(database: Database, *, resend_seconds: float) -> bool:
         requested = await request_again(db)
         await leases.resend(db, resend_seconds)
     return requested
+
+
+async def wake_waiting(database: Database, *, calculator_unavailable_seconds: Callable[[], float]) -> bool:
+    """Wake pools that wait for headroom which is free, whatever has freed it; for what a start frees they are woken at once."""
+    window_max = windows.largest(calculator_unavailable=calculator_unavailable_seconds() > 0)
+    async with database.acquire() as db:
+        return await waiting.wake(db, window_max=window_max)

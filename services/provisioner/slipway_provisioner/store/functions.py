@@ -5,6 +5,7 @@ from typing import Final
 
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.store.columns import states
 
 # Columns of a launch config: keys of what it shares with others, as events/scopes makes them.
@@ -169,4 +170,17 @@ WHEN ((old.unfolded, old.keys) IS DISTINCT FROM (new.unfolded, new.keys)) EXECUT
     """
 CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH ROW
 WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded()""",
+)
+# A start that frees headroom marks the pools dirty that have waited longest, in its own transaction.
+WAKE_WAITING: Final = (
+    f"""
+CREATE FUNCTION wake_waiting() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO dirty_pool (pool_id, reason) SELECT pool_id, 'headroom' FROM waiting_pool
+    WHERE (key, stage) = (new.key, new.stage)
+    ORDER BY waiting_since, pool_id LIMIT {WOKEN} * -(new.in_flight + new.unfolded);
+    RETURN NULL;
+END $$""",
+    """
+CREATE TRIGGER headroom_freed AFTER INSERT ON shared_usage FOR EACH ROW
+WHEN (new.in_flight + new.unfolded < 0) EXECUTE FUNCTION wake_waiting()""",
 )

@@ -16,6 +16,7 @@ from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
+from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, restores, usage
@@ -98,10 +99,19 @@ SELECT m.kind, m.key, m.stage, s.size,
     coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
     coalesce(u.counter_rows, 0) AS counter_rows,
     coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
-    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
+    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven,
+    w.waiting_since, coalesce(w.units, 0) AS waiting_units, (
+        SELECT count(*)::int FROM (
+            SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+            LIMIT greatest(1, s.size)) AS o) AS others, (
+        SELECT count(*)::int FROM (
+            SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+                AND (w.waiting_since IS NULL OR (o.waiting_since, o.pool_id) < (w.waiting_since, $1))
+            LIMIT {WOKEN}::bigint * greatest(1, s.size)) AS o) AS ahead
 FROM mine m LEFT JOIN shared_window s USING (key, stage)
 LEFT JOIN ({usage.SHARED.format(keys="ARRAY(SELECT key FROM mine)")}) AS u USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
+LEFT JOIN waiting_pool w ON w.pool_id = $1 AND w.key = m.key AND w.stage = m.stage
 ORDER BY m.key, m.stage"""
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
 WAITING_WORKERS: Final = f"""
@@ -307,7 +317,8 @@ def _shared(row: Any) -> Shared:
     values = dict(row)
     del values["counter_rows"]
     window = shared_window_size(values.pop("kind"), row["stage"], values.pop("size"))
-    return Shared(**values | {"key": Key.of(row["key"]), "window": window})
+    since = msgspec.convert(values["waiting_since"], datetime | None)
+    return Shared(**values | {"key": Key.of(row["key"]), "window": window, "waiting_since": since})
 
 
 def shared_window_size(kind: str, stage: str, published: int | None) -> int | None:

@@ -19,6 +19,7 @@ from slipway_provisioner.store.tables import (
     launch_config_name,
     pool_balance,
     pool_revision,
+    waiting_pool,
     worker_pool,
 )
 
@@ -38,6 +39,7 @@ DELETE: Final = (
     Statement(sa.delete(pool_revision).where(R.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(forgiven).where(forgiven.c.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(pool_balance).where(pool_balance.c.pool_id == sa.bindparam("id"))),
+    Statement(sa.delete(waiting_pool).where(waiting_pool.c.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(worker_pool).where(_NAMED)),
 )
 

@@ -250,6 +250,7 @@ RETENTION: Final[Retention] = (
     ),
     Bounded("forgiven", "one row per pool and share that the newest unfreezing of the pool forgave"),
     Bounded("pool_balance", "one row per pool"),
+    Bounded("waiting_pool", "one row per pool and shared window that cut its last plan"),
     Bounded("launch_limit", "one row per account and pool that declares limits"),
     Rule(table="launch_stop", rows="lapsed launch stops", after="the stop's end", days=7, delete=DELETE_STOPS),
     # No report from before the end of its source, which may be read again, is valid by then.

@@ -54,6 +54,7 @@ from slipway_provisioner.store.functions import (
     LIMITED_KEYS,
     SHARED_KEYS,
     UPTIME,
+    WAKE_WAITING,
     WINDOW_KEYS,
 )
 from slipway_provisioner.store.instance_tables import instance_tables
@@ -280,6 +281,7 @@ metadata.info["after"] = [
     WINDOW_KEYS,
     UPTIME,
     *COUNTERS,
+    *WAKE_WAITING,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
 ]
 
@@ -295,7 +297,7 @@ deadline_pass = Table(
 # Found by its end, so that a deadline costs no more with a year of downtimes.
 downtime = Table("downtime", metadata, required("from_at", TIME), Column("until_at", TIME, primary_key=True))
 
-launch_config_outcomes, shared_window, config_usage, shared_usage = usage_tables(metadata)
+launch_config_outcomes, shared_window, config_usage, shared_usage, waiting_pool = usage_tables(metadata)
 
 # Unconfirmed starts of an image at the time a pool was unfrozen: they do not freeze it again.
 forgiven = Table(

@@ -25,9 +25,9 @@ from slipway_provisioner.store.columns import ZERO, empty_text, required
 from slipway_provisioner.store.functions import COUNTED
 
 
-def usage_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table]:
-    """Add the tables, in the order in which they are returned: outcomes, shared windows, and the counters of configs
-    and of shared windows."""
+def usage_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table, Table]:
+    """Add the tables, in the order in which they are returned: outcomes, shared windows, the counters of configs and of
+    shared windows, and the pools that wait for these."""
     # Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
     # registration and first claim locks would serialize them. `folded`: failures in the newest weight record.
     # `written_off`: failures that will never be folded into a weight. `unfolded_since`: time of the first consecutive
@@ -79,4 +79,17 @@ def usage_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table]:
         required("unfolded", Integer, server_default=ZERO),
     )
     Index("shared_usage_key", shared_usage.c.key)
-    return outcomes, shared_window, config_usage, shared_usage
+    # Pools whose last plan a shared window has cut: they need `units` more, and take their turns by `waiting_since`.
+    waiting_pool = Table(
+        "waiting_pool",
+        metadata,
+        Column("pool_id", Text),
+        Column("key", Text),
+        Column("stage", Text),
+        required("units", Integer),
+        required("waiting_since", TIME),
+        PrimaryKeyConstraint("pool_id", "key", "stage"),
+    )
+    waiting = waiting_pool.c
+    Index("waiting_pool_turn", waiting.key, waiting.stage, waiting.waiting_since, waiting.pool_id)
+    return outcomes, shared_window, config_usage, shared_usage, waiting_pool

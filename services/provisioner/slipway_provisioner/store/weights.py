@@ -10,6 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, names
 from slipway_common.events.scopes import Key
 from slipway_common.events.weight import SharedWindow, WeightChanged
+from slipway_provisioner.domain.pool import Share
 from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import launch_config, shared_window, weight
 
@@ -57,17 +58,34 @@ WHERE NOT EXISTS (SELECT FROM shared_window k WHERE (k.key, k.stage) = (u.key, u
 ORDER BY key, stage
 ON CONFLICT (key, stage) DO UPDATE SET ({names(CHANGED)}) = ({names(CHANGED, "excluded.")})
 WHERE s.version < excluded.version
-RETURNING key"""
+RETURNING key, stage, coalesce(old.state, 'healthy') <> new.state AS turned,
+    new.unconfirmed > coalesce(old.unconfirmed, 0) AS failing"""
 # A success came between, so all failures since then count, even once there are as many as were forgiven.
 DELETE_FORGIVEN: Final = """
 DELETE FROM forgiven f USING shared_window s
 WHERE (s.key, s.stage) = (f.key, f.stage) AND s.key = ANY($1::text[]) AND s.unconfirmed < f.unconfirmed"""
 SHARED_KEYS: Final = [launch_config.c[name] for name in KEYS]
-POOLS_OF: Final = Statement(
+_POOLS_OF: Final = (
     sa.select(launch_config.c.pool_id)
     .distinct()
     .where(launch_config.c.state != "archived", sa.or_(*(key == sa.any_(array("keys", key)) for key in SHARED_KEYS)))
 )
+POOLS_OF: Final = Statement(_POOLS_OF)
+FREEZING_POOLS_OF: Final = Statement(_POOLS_OF.where(launch_config.c.on_bad_image == "freeze"))
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """A shared window that has changed. `turned`: it trips its configs now, or no longer; `failing`: more of its starts
+    are unconfirmed."""
+
+    key: str
+    stage: str
+    turned: bool
+    failing: bool
+
+    @property
+    def share(self) -> Share:
+        return Key.of(self.key), self.stage
 
 
 async def upsert(tx: Connection, records: Sequence[tuple[int, WeightChanged]]) -> dict[str, str]:
@@ -88,13 +106,13 @@ async def delete(db: Connection, config_ids: Sequence[str]) -> None:
     await db.execute(DELETE.text, *DELETE.arguments(ids=sorted(config_ids)))
 
 
-async def upsert_shared(tx: Connection, windows: Sequence[SharedWindow]) -> list[str]:
-    """Store shared windows that are newer than their rows, each given once; returns the keys of those."""
+async def upsert_shared(tx: Connection, windows: Sequence[SharedWindow]) -> list[Changed]:
+    """Store shared windows that are newer than their rows, each given once; returns those."""
     if not windows:
         return []
     keys = [Key(window.kind, window.id).text for window in windows]
-    changed = await tx.fetch(UPSERT_SHARED, keys, *columns(windows, list(WINDOW.values())[1:]).values())
-    return sorted({row["key"] for row in changed})
+    rows = await tx.fetch(UPSERT_SHARED, keys, *columns(windows, list(WINDOW.values())[1:]).values())
+    return [Changed(**row) for row in rows]
 
 
 async def delete_outdated_forgiveness(tx: Connection, keys: Sequence[str]) -> None:
@@ -102,6 +120,13 @@ async def delete_outdated_forgiveness(tx: Connection, keys: Sequence[str]) -> No
     await tx.execute(DELETE_FORGIVEN, keys)
 
 
-async def pools_of(db: Connection, keys: Sequence[str]) -> set[str]:
+async def pools_of(db: Connection, keys: Collection[str]) -> set[str]:
     """Pools with a config that uses one of the shared keys."""
-    return {row["pool_id"] for row in await db.fetch(POOLS_OF.text, *POOLS_OF.arguments(keys=keys))}
+    rows = await db.fetch(POOLS_OF.text, *POOLS_OF.arguments(keys=sorted(keys))) if keys else ()
+    return {row["pool_id"] for row in rows}
+
+
+async def freezing_pools_of(db: Connection, keys: Collection[str]) -> set[str]:
+    """Of these pools, those that a bad image freezes."""
+    rows = await db.fetch(FREEZING_POOLS_OF.text, *FREEZING_POOLS_OF.arguments(keys=sorted(keys))) if keys else ()
+    return {row["pool_id"] for row in rows}

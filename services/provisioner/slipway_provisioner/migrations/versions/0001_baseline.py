@@ -557,6 +557,21 @@ CREATE TRIGGER outcomes_updated AFTER UPDATE ON launch_config_outcomes FOR EACH 
 WHEN ((old.unfolded, old.keys) IS DISTINCT FROM (new.unfolded, new.keys)) EXECUTE FUNCTION count_unfolded();
 CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH ROW
 WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded();
+-- Pools whose last plan a shared window has cut: they need `units` more, and take their turns by `waiting_since`.
+CREATE TABLE waiting_pool (
+    pool_id text NOT NULL, key text NOT NULL, stage text NOT NULL, units integer NOT NULL,
+    waiting_since timestamptz NOT NULL, PRIMARY KEY (pool_id, key, stage)
+);
+CREATE INDEX waiting_pool_turn ON waiting_pool (key, stage, waiting_since, pool_id);
+-- A start that frees headroom marks the pools dirty that have waited longest, in its own transaction.
+CREATE FUNCTION wake_waiting() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO dirty_pool (pool_id, reason) SELECT pool_id, 'headroom' FROM waiting_pool
+    WHERE (key, stage) = (new.key, new.stage)
+    ORDER BY waiting_since, pool_id LIMIT 2 * -(new.in_flight + new.unfolded);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER headroom_freed AFTER INSERT ON shared_usage FOR EACH ROW
+WHEN (new.in_flight + new.unfolded < 0) EXECUTE FUNCTION wake_waiting();
 """
 
 
