@@ -168,7 +168,7 @@ async def resend_requests(database: Database, *, resend_seconds: float) -> bool:
 
 
 async def wake_waiting(database: Database, *, calculator_unavailable_seconds: Callable[[], float]) -> bool:
-    """Wake pools that wait for headroom which is free, whatever has freed it; for what a start frees they are woken at once."""
+    """Wake pools that wait for headroom, whatever has freed it. For what a start frees they are woken at once."""
     window_max = windows.largest(calculator_unavailable=calculator_unavailable_seconds() > 0)
     async with database.acquire() as db:
         return await waiting.wake(db, window_max=window_max)
