@@ -83,16 +83,19 @@ $(UPJET): examples/upjet/go.sum
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --custom-compile-command "make lock"
 PART = --no-annotate --constraint requirements.lock
+# Packages that an image has already, of which its own lock names none.
+SHIPPED = $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements.services.lock)
 
-lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the images and their extras: hashes, no index addresses
+lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the images, their extras and the commands: hashes, no index addresses
 	$(COMPILE) --group dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) $(PART) --output-file requirements.demo.lock $(MEMBERS:%=%/pyproject.toml)
 	$(COMPILE) $(PART) --output-file requirements.services.lock \
-		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
+		libs/common/pyproject.toml $(wildcard services/*/pyproject.toml)
 	for extra in aws terraform; do \
-		$(COMPILE) $(PART) $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements.services.lock) \
-			--extra $$extra --output-file requirements.$$extra.lock services/provisioner/pyproject.toml || exit 1; \
+		$(COMPILE) $(PART) $(SHIPPED) --extra $$extra --output-file requirements.$$extra.lock \
+			services/provisioner/pyproject.toml || exit 1; \
 	done
+	$(COMPILE) $(PART) $(SHIPPED) --output-file requirements.operations.lock libs/client/pyproject.toml
 	$(COMPILE) --group terraform-tests --output-file requirements.terraform-tests.lock
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml

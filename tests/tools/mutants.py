@@ -46,6 +46,7 @@ COPIED: Final = (
     "requirements.demo.lock",
     "requirements.services.lock",
     "requirements.aws.lock",
+    "requirements.operations.lock",
     "requirements.terraform.lock",
     "requirements.terraform-tests.lock",
 )

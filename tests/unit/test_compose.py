@@ -140,6 +140,7 @@ def test_unknown_instructions_are_refused(text: str) -> None:
         ("LICENSE", False),
         ("requirements.services.lock", False),
         ("requirements.aws.lock", False),
+        ("requirements.operations.lock", False),
         ("requirements.terraform.lock", False),
         ("requirements.terraform-tests.lock", True),
         ("libs/terraform/a/b.py", False),
