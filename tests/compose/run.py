@@ -31,7 +31,12 @@ from tests.compose.rules import ComposeFiles, containers, dockerfile, problems
 from tests.compose.stack import Stack, StackFailed, properties
 
 ROOT: Final = Path(__file__).parents[2]
-LOCKS: Final = ("requirements.services.lock", "requirements.aws.lock", "requirements.terraform.lock", "requirements.operations.lock")
+LOCKS: Final = (
+    "requirements.services.lock",
+    "requirements.aws.lock",
+    "requirements.terraform.lock",
+    "requirements.operations.lock",
+)
 EXTRA: Final = {"SERVICE": "provisioner", "PORT": "7301", "EXTRAS": "aws terraform"}
 VARIABLE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")
 PLATFORMS: Final = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")

