@@ -3,7 +3,8 @@
 These are its own loops on a real database, as `main.py` composes them: the instance reaper, which lists all accounts,
 and the launcher. Machines of the fleet are rows that are inserted at once. Launches are granted at a steady rate,
 whether the ones before have ended or not; a grant is the commit of an intent and its lease, and a launch ends with its
-recorded outcome. It reads a `Fleet`, then a `Window` per line, and answers with a `Played` each.
+recorded outcome. Its time is without that in which the process waited for a processor. It reads a `Fleet`, then a
+`Window` per line, and answers with a `Played` each.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -41,6 +43,7 @@ from slipway_common.service import GARBAGE_OBJECTS
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.reap import Reaper
+from slipway_provisioner.providers.port import CreateRequest, Provider
 from slipway_provisioner.store.batches import Batch
 from tests.support.harness import until
 from tests.support.provisioner import PASSED, SERVICE, Provisioner
@@ -118,15 +121,48 @@ def declaration(fleet: Fleet) -> dict[str, Any]:
     }
 
 
+def own_seconds() -> float:
+    """Time without that in which this process waited for a processor, which other processes had. Where the system does
+    not tell, all time."""
+    try:
+        waited = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        waited = 0.0
+    return time.monotonic() - waited
+
+
 class TimedLauncher(Launcher):
-    """Launcher that notes how long each launch took since its grant."""
+    """Launcher that notes how long each launch took since its grant: its own time before and after the call, and the
+    time of the call, in which it waits for the reply."""
 
     granted_at: dict[str, float]
     seconds: list[float]
+    calls_timed: dict[str, tuple[float, float]]
+    """Seconds of the call, and its end, by batch."""
 
     async def _call(self, database: Database, batch: Batch, account: Account, *, began: float) -> None:
+        before = own_seconds() - self.granted_at[batch.lease_id]
         await super()._call(database, batch, account, began=began)
-        self.seconds.append(time.monotonic() - self.granted_at.pop(batch.lease_id))
+        seconds, ended_at = self.calls_timed.pop(batch.id)
+        self.seconds.append(before + seconds + own_seconds() - ended_at)
+        del self.granted_at[batch.lease_id]
+
+
+class TimedProvider:
+    """The provider of EC2, whose launch calls are timed."""
+
+    def __init__(self, provider: Provider, launcher: TimedLauncher) -> None:
+        self._provider = provider
+        self._launcher = launcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)
+
+    async def create(self, account: Account, request: CreateRequest) -> Any:
+        began = time.monotonic()
+        reply = await self._provider.create(account, request)
+        self._launcher.calls_timed[request.batch_id] = time.monotonic() - began, own_seconds()
+        return reply
 
 
 class Play:
@@ -136,8 +172,9 @@ class Play:
         self.database = provisioner.database
         self.provisioner = provisioner
         self.fleet = fleet
-        self.launcher = TimedLauncher(provisioner.settings, provisioner.providers)
-        self.launcher.granted_at, self.launcher.seconds = {}, []
+        self.launcher = TimedLauncher(provisioner.settings, dict(provisioner.providers))
+        self.launcher.granted_at, self.launcher.seconds, self.launcher.calls_timed = {}, [], {}
+        self.launcher.providers["aws"] = TimedProvider(provisioner.providers["aws"], self.launcher)  # type: ignore[index]
         self.reaper = Reaper(provisioner.settings, provisioner.providers)
         self.configs: list[str] = []
         self.granted = 0
@@ -212,7 +249,7 @@ class Play:
         while not stopped.is_set():
             self.granted += 1
             lease_id = f"lease-{self.granted}"
-            self.launcher.granted_at[lease_id] = at
+            self.launcher.granted_at[lease_id] = own_seconds() - max(0.0, time.monotonic() - at)
             config = order[self.granted % len(order)]
             await self.database.execute(GRANT, config, lease_id, self.granted, new_id())
             self.wakeup.set()

@@ -7,13 +7,14 @@ import pytest
 from bench.fleet.figures import LAUNCHES_MIN, claims, lines, results
 from bench.fleet.parts import Listed, Played
 
-ALONE = Played(seconds=5.0, launches=[0.5] * LAUNCHES_MIN, peak_mb=170.0, cpu_seconds=1.0, before_mb=170.0)
+APART = Played(seconds=5.0, launches=[0.5] * LAUNCHES_MIN, peak_mb=170.0, cpu_seconds=1.0, before_mb=170.0)
 BESIDE = Played(seconds=10.0, launches=[0.55] * LAUNCHES_MIN, peak_mb=190.0, cpu_seconds=2.0, before_mb=170.0)
 
 
-def found(beside: list[Played], alone: list[Played] | None = None, **changes: Any) -> dict[str, bool]:
-    usual: dict[str, Any] = {"instances": 100, "accounts": 5, "throttled": 0, "bare": Listed(20.0, 4.0, 100)}
-    figures = results("make", {}, beside=beside, alone=alone or [ALONE], **(usual | changes))
+def found(beside: list[Played], apart: list[Played] | None = None, **changes: Any) -> dict[str, bool]:
+    usual: dict[str, Any] = {"instances": 100, "accounts": 5, "throttled": 0, "bare": [Listed(20.0, 4.0, 100)]}
+    usual |= {"memory_before": 170.0}
+    figures = results("make", {}, beside=beside, apart=apart or [APART], **(usual | changes))
     assert any("round ÷ bare client" in line for line in lines(figures))
     return claims(figures)
 

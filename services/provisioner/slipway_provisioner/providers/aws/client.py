@@ -23,6 +23,7 @@ from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader
 from botocore.parsers import ResponseParserError
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import credentials
 from slipway_provisioner.providers.aws.calls import Call
@@ -35,6 +36,9 @@ from slipway_provisioner.providers.aws.settings import Ec2Settings, account_sett
 
 PARSED_AT_ONCE_BYTES: Final = 32_768  # about ten instances, two milliseconds
 READ_AT_ONCE_BYTES: Final = 16_384  # a fifth of a millisecond
+WORK_SECONDS, REST_SECONDS = 0.001, 0.001
+"""Parsing of a long reply rests for as long as it works, in turns of the smallest time that the event loop can wait:
+without a rest each statement of a launch would wait for a step."""
 LISTS_DEEP: Final = 2
 """Depth of the lists that are parsed item by item: instances are lists in a list of reservations."""
 SDK_PARSER: Final[Any] = PROTOCOL_PARSERS["ec2"]  # its stubs lack the methods that parse a part of a reply
@@ -82,6 +86,22 @@ DESCRIPTIONS: Final = Descriptions()
 """Read once in a process, which takes half a second."""
 
 
+class Turn:
+    """Turns of work and rest in the event loop."""
+
+    def __init__(self) -> None:
+        self._rested_at = 0.0
+
+    async def end(self) -> None:
+        """End a step of work: let other tasks run, and rest if the turn is over."""
+        now = monotonic_seconds()
+        if now - self._rested_at < WORK_SECONDS:
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(REST_SECONDS)
+            self._rested_at = monotonic_seconds()
+
+
 class Stepped(SDK_PARSER):  # type: ignore[misc]
     """Parser of replies of EC2 that parses a long one in steps of a fraction of a millisecond, between which the event
     loop runs. A thread would take longer to hand over the interpreter's lock, at each of the statements of a launch.
@@ -93,6 +113,7 @@ class Stepped(SDK_PARSER):  # type: ignore[misc]
     def __init__(self, parsing: asyncio.Lock) -> None:
         super().__init__()
         self._parsing = parsing
+        self._turn = Turn()
 
     def _do_parse(self, response: Mapping[str, Any], shape: Any) -> Any:
         if shape is None or len(response["body"]) <= PARSED_AT_ONCE_BYTES:
@@ -101,7 +122,7 @@ class Stepped(SDK_PARSER):  # type: ignore[misc]
 
     async def _in_steps(self, body: bytes, shape: Any) -> Any:
         async with self._parsing:
-            root = await _root(body)
+            root = await self._root(body)
             parsed = await self._structure(shape, root, LISTS_DEEP)
             self._inject_response_metadata(root, parsed)
             return parsed
@@ -123,20 +144,19 @@ class Stepped(SDK_PARSER):  # type: ignore[misc]
     async def _item(self, shape: Any, node: Element, lists_deep: int) -> Any:
         if lists_deep and shape.type_name == "structure":
             return await self._structure(shape, node, lists_deep)
-        await asyncio.sleep(0)
+        await self._turn.end()
         return self._parse_shape(shape, node)
 
-
-async def _root(body: bytes) -> Element:
-    """Elements of a long reply, read in steps. Raises ResponseParserError."""
-    parser = XMLParser(encoding="utf-8")  # noqa: S314 # a reply of AWS, for which the SDK has the same parser
-    try:
-        for start in range(0, len(body), READ_AT_ONCE_BYTES):
-            parser.feed(body[start : start + READ_AT_ONCE_BYTES])
-            await asyncio.sleep(0)
-        return parser.close()
-    except ParseError as error:
-        raise ResponseParserError(f"invalid XML received: {error}") from None
+    async def _root(self, body: bytes) -> Element:
+        """Elements of a long reply, read in steps. Raises ResponseParserError."""
+        parser = XMLParser(encoding="utf-8")  # noqa: S314 # a reply of AWS, for which the SDK has the same parser
+        try:
+            for start in range(0, len(body), READ_AT_ONCE_BYTES):
+                parser.feed(body[start : start + READ_AT_ONCE_BYTES])
+                await self._turn.end()
+            return parser.close()
+        except ParseError as error:
+            raise ResponseParserError(f"invalid XML received: {error}") from None
 
 
 class Parsers(AioResponseParserFactory):
