@@ -21,6 +21,11 @@ OWN = Settings(database_url="", kafka="", registration_key="key").deadlines()
     [
         ({"registration_seconds": 900, "maximum_age_seconds": 900}, "registration_seconds 900 must be below"),
         ({"idle_seconds": 901, "maximum_age_seconds": 900}, "lower idle_seconds or raise maximum_age_seconds"),
+        (
+            {"registration_seconds": 900, "lifetime_seconds": 900},
+            "registration_seconds 900 must be below lifetime_seconds",
+        ),
+        ({"idle_seconds": 900, "credential_seconds": 900}, "idle_seconds 900 must be below credential_seconds 900"),
         ({"maximum_age_seconds": 901, "credential_seconds": 900}, "must be at most credential_seconds 900"),
         ({"maximum_age_seconds": 901, "lifetime_seconds": 900}, "must be at most lifetime_seconds 900"),
         ({"maximum_age_seconds": 900, "credential_seconds": 900, "lifetime_seconds": 900}, ""),
@@ -50,6 +55,13 @@ def test_the_lifetime_of_a_spend_limit(lifetime: float, age: float | None, refus
     found = problem(declared, OWN["on-demand"], {"limits of account a": lifetime, "limits of pool p": 24 * HOUR})
     assert bool(found) is refused
     assert not refused or "lifetime_seconds 7200 of limits of account a" in found
+
+
+def test_a_lifetime_below_the_boot_of_a_profile() -> None:
+    """It is the maximum age of machines that declare none: each would leave as soon as it has registered."""
+    assert problem({}, OWN["on-demand"], {"limits of pool p": 1800.0}) == ""
+    found = problem({}, OWN["bare-metal"], {"limits of pool p": 1800.0})
+    assert "registration_seconds 3600 must be below lifetime_seconds 1800 of limits of pool p" in found
 
 
 def test_a_bare_metal_host_may_boot_for_as_long_as_its_health_profile_expects() -> None:

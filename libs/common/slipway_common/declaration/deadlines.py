@@ -19,9 +19,11 @@ class Order(NamedTuple):
     otherwise: str
 
 
+ENDS: Final = ("maximum_age_seconds", "credential_seconds", "lifetime_seconds")
+"""Deadlines each of which ends the life of a machine that declares no other."""
 ORDERS: Final = (
-    Order("registration_seconds", "maximum_age_seconds", True, "a machine would leave before it has to register"),
-    Order("idle_seconds", "maximum_age_seconds", True, "every machine would be replaced before it is idle for long"),
+    *(Order("registration_seconds", end, True, "a machine would leave before it has to register") for end in ENDS),
+    *(Order("idle_seconds", end, True, "every machine would be replaced before it is idle for long") for end in ENDS),
     Order("maximum_age_seconds", "credential_seconds", False, "machines would outlive their credentials"),
     Order("maximum_age_seconds", "lifetime_seconds", False, "machines would outlive what the spend limit counts"),
 )
