@@ -183,14 +183,16 @@ async def test_credentials_that_end_force_it(provisioner: Provisioner) -> None:
     assert await provisioner.states() == {"stopping": 1}
 
 
-async def test_the_default_drain_time_is_the_longest_task(provisioner: Provisioner) -> None:
-    deadlines = {"maximum_age_seconds": 3 * HOUR, "unresponsive_seconds": 9 * HOUR}
+@pytest.mark.parametrize(("age", "drain"), [(0.5, 1), (3, 3), (30, 24)])
+async def test_the_default_drain_time_is_the_longest_task(provisioner: Provisioner, age: float, drain: float) -> None:
+    """From an hour to a day: one that a worker claims and never ends makes no drain endless."""
+    deadlines = {"maximum_age_seconds": age * HOUR, "unresponsive_seconds": 99 * HOUR}
     (machine,) = await running(provisioner, deadlines=deadlines)
     await claim(machine, "long", 0)
-    await at(provisioner, 3 * HOUR)
+    await at(provisioner, age * HOUR)
     until = (await provisioner.worker()).drain_until
     assert until is not None
-    assert abs((until - after(6 * HOUR)).total_seconds()) < 10
+    assert abs((until - after((age + drain) * HOUR)).total_seconds()) < 10
 
 
 async def test_a_part_leaves_at_a_time(provisioner: Provisioner) -> None:

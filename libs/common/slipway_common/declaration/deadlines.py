@@ -8,6 +8,8 @@ Deadlines = Mapping[str, float]
 
 DRAIN_SECONDS_MIN: Final = 3600.0
 """Shortest default of the time in which a worker that drains should end its task."""
+DRAIN_SECONDS_MAX: Final = 86_400.0
+"""Longest default of it: a worker that reports no end of a task would make the drains of its pool endless."""
 
 
 class Order(NamedTuple):

@@ -308,7 +308,7 @@ class Deadlines(_Declared):
     drain_seconds: Seconds | None = Field(
         default=None,
         description="Time in which a worker that drains, of a replaced revision or by its age, should end its task "
-        "[default: the longest task of the last day, at least an hour].",
+        "[default: the longest task of the last day, from an hour to a day].",
     )
 
     @model_validator(mode="after")

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
 from slipway_common.events.lifecycle import ENDED, REGISTERED
+from slipway_provisioner.store import demand
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
@@ -41,10 +41,7 @@ FROM (
     WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL OR w.drain_until IS NOT NULL
     ORDER BY w.drain_until IS NULL, coalesce(w.launched_at, w.registered_at, w.requested_at)
         + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id LIMIT 1000) AS w"""
-# Claims are kept for a day.
-LONGEST_TASK: Final = """
-SELECT greatest($2, max(extract(epoch FROM coalesce(ended_at, slipway_clock()) - started_at)))::float8
-FROM claim WHERE pool_id = $1"""
+DRAIN_SECONDS: Final = Statement(sa.select(demand.drain_seconds(sa.bindparam("pool_id", type_=sa.Text))))
 # Asked to stop so early that they are terminated when their time is over.
 OVERDUE: Final = Statement(
     sa.select(sa.cast(worker.c.id, sa.Text).label("id"))
@@ -66,9 +63,9 @@ SET_ALERTED: Final = Statement(
 
 
 async def drain_seconds(db: Connection, pool_id: str) -> float:
-    """Default of the drain time: the longest task of the last day, at least an hour."""
-    longest: float = await db.fetchval(LONGEST_TASK, pool_id, DRAIN_SECONDS_MIN)
-    return longest
+    """Default of the drain time: the longest task of the last day, from an hour to a day."""
+    seconds: float = await db.fetchval(DRAIN_SECONDS.text, *DRAIN_SECONDS.arguments(pool_id=pool_id))
+    return seconds
 
 
 async def overdue(db: Connection, grace_seconds: float) -> list[str]:

@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, given, names
+from slipway_common.declaration.deadlines import DRAIN_SECONDS_MAX, DRAIN_SECONDS_MIN
 from slipway_common.events.lifecycle import LEAVING
 from slipway_provisioner.domain import accounting
 from slipway_provisioner.domain.accounting import Departures, Sample
@@ -121,6 +122,15 @@ CLAIMS_OF: Final = Statement(
 async def tasks_wait(db: Connection) -> bool:
     """True if a source has reported pending tasks last."""
     return bool(await db.fetchval(TASKS_WAIT.text, *TASKS_WAIT.arguments()))
+
+
+def drain_seconds(pool_id: sa.ColumnElement[str]) -> sa.ColumnElement[float]:
+    """Default of the time in which a worker of a pool that drains should end its task: its longest task of the last
+    day, for which claims are kept, from an hour to a day."""
+    seconds = sa.extract("epoch", sa.func.coalesce(claim.c.ended_at, sa.func.slipway_clock()) - claim.c.started_at)
+    of_task = sa.func.least(sa.cast(seconds, sa.Double), sa.literal(DRAIN_SECONDS_MAX, sa.Double))
+    longest = sa.select(sa.func.max(of_task)).where(claim.c.pool_id == pool_id, claim.c.counted)
+    return sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), longest.correlate_except(claim).scalar_subquery())
 
 
 async def store(tx: Connection, reports: Sequence[Report]) -> bool:

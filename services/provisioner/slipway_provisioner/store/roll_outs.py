@@ -9,19 +9,17 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import CHUNK_ROWS
 from slipway_common.database.sql import Statement, array, given
-from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.lifecycle import ENDED, REGISTERED, STOPPABLE
 from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
 from slipway_provisioner.domain.roll_out import Drain, Progress, succeeded_starts
-from slipway_provisioner.store import configs, marks
+from slipway_provisioner.store import configs, demand, marks
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import OF_NAME
 from slipway_provisioner.store.tables import (
     FINISHING,
-    claim,
     config_usage,
     in_states,
     launch_config,
@@ -111,18 +109,11 @@ SET_ALERTED: Final = Statement(
     .values(drain_alerted=sa.bindparam("alerted", type_=sa.Boolean))
 )
 DRAINS: Final = given(*(C[name] for name in Drain.__struct_fields__))
-# Claims are kept for a day.
-LONGEST_TASK_SECONDS: Final = (
-    sa.select(sa.func.max(sa.extract("epoch", sa.func.coalesce(claim.c.ended_at, _NOW) - claim.c.started_at)))
-    .where(claim.c.pool_id == C.pool_id)
-    .correlate(launch_config)
-    .scalar_subquery()
-)
 DRAIN_SECONDS: Final = sa.func.coalesce(
     DRAINS.c.drain_seconds,
     C.drain_seconds,
     sa.cast(N.deadlines["drain_seconds"].astext, sa.Double),
-    sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), sa.cast(LONGEST_TASK_SECONDS, sa.Double)),
+    demand.drain_seconds(C.pool_id),
 )
 # One that was replaced by `now` may have a leaked secret: this is remembered until somebody reactivates it.
 _WITHDRAWN: Final = sa.and_(DRAINS.c.replaced_by == "now", DRAINS.c.drain_terminate)
