@@ -18,7 +18,8 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from slipway_client.view.screen import EIGHTHS, MOODS, STATES
+from slipway_client.view.screen import MOODS
+from slipway_client.view.table import EIGHTHS, STATES
 from slipway_local.servers.child import until
 from slipway_local.servers.guard import guard
 from tests.tools.picture import svg
@@ -38,10 +39,10 @@ WIDE: Final = 120  # columns from which on every column of SECTIONS is shown
 SECTIONS: Final[Mapping[str, Sequence[tuple[str, ...]]]] = {
     "POOL": [
         ("PENDING", "PEND"),
-        ("CLAIMED", "CLAIM"),
-        ("SERVING", "SERV"),
+        ("SERVING/MAX", "SERV/MAX"),
         ("NEEDED", "NEED"),
         ("BACKLOG FOR", "BACKLOG"),
+        ("CLAIMED", "CLAIM"),
     ],
     "CONFIG": [
         ("NEXT PROBE", "PROBE"),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_client.view import narration, screen
+from slipway_client.view.navigation import START
 from slipway_client.view.phrases import drain, is_overdue, progress
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, label, labels, shares
 from slipway_common.base.revisions import hash_of, name_of
@@ -184,7 +185,7 @@ def test_only_active_healthy_revisions_are_shown_as_launching(configs: list[Conf
 
 
 def rows(*configs: Config) -> dict[str, str]:
-    lines = [line.plain.rstrip() for line in screen.lines(seen(*configs), 180, 24)]
+    lines = [line.plain.rstrip() for line in screen.overview(seen(*configs), START, 180, 24).lines]
     return {line.split()[0]: line for line in lines if line}
 
 

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from slipway_client.view import screen
+from slipway_client.view import screen, table
+from slipway_client.view.navigation import START
 from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, Stage
 from tests.tools.screen_shot import problems
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 STAGES = {"launch": Stage(in_flight=3, window=64), "boot": Stage(in_flight=9, unfolded=2, window=32)}
-LINUX = Pool(id="linux", mode="enforce", pending=112, claimed=84, serving=96, needed=4, backlog_seconds=75)
+LINUX = Pool(
+    id="linux", mode="enforce", pending=112, claimed=84, serving=96, max_capacity=100, needed=4, backlog_seconds=75
+)
 SIZES = [(80, 24), (200, 50)]
 
 
@@ -72,7 +75,7 @@ def test_every_section_is_shown(width: int, height: int) -> None:
         (80, "12:00:00 ! linux", "linux", "no event"),
         (80, "linux-zone-b tripped: ", "linux-zone-b ", "no config says that it is tripped"),
         (80, "1 of 2 configs tripped", "nothing to be seen    ", "no pool says that a config is tripped"),
-        (80, " q quits", "  q quits", "wider than 80"),
+        (80, " 12:00:00\n", "  12:00:00\n", "wider than 80"),
     ],
 )
 def test_a_wrong_screen_is_detected(width: int, old: str, new: str, problem: str) -> None:
@@ -84,10 +87,10 @@ def test_a_wrong_screen_is_detected(width: int, old: str, new: str, problem: str
 
 def test_80_columns() -> None:
     assert drawn(snapshot(services=[Service(name="provisioner")]), 80, 24) == [
-        "slipway  top                                                   12:00:00  q quits",
+        "slipway  top                                                            12:00:00",
         "✓ provisioner",
-        "POOL   STATE       REASON                  PEND  CLAIM  SERV  NEED  BACKLOG",
-        "linux  ◐ degraded  1 of 2 configs tripped   112     84    96     4    1m15s",
+        "POOL   STATE       REASON                   PEND  SERV/MAX  NEED  BACKLOG  CLAIM",
+        "linux  ◐ degraded  1 of 2 configs tripped…   112    96/100     4    1m15s     84",
         "CONFIG        STATE      REASON                              PROBE        WINDOW",
         "linux-zone-a  ● healthy                                          -  14/32 boot",
         "linux-zone-b  ✗ tripped  2 capacity errors; 3 failed probes    12s  14/32 boot",
@@ -112,14 +115,17 @@ def test_a_pool_shows_the_trouble_of_its_configs() -> None:
         return next(line for line in drawn(snapshot(**fields), 80, 24) if line.startswith("linux "))
 
     assert row().startswith("linux  ◐ degraded  1 of 2 configs tripped")
-    assert row(configs=[tripped("a")]).startswith("linux  ✗ tripped  1 of 1 config tripped")
+    assert row(configs=[tripped("a")]).startswith("linux  ✗ tripped  2 capacity errors…")
     assert row(configs=[config("a")]).startswith("linux  ● enforce")
     stop = LaunchStop(scope="account", scope_id="sim-a", reason="bill")
     configs = [config("a", account_id="sim-a")]
     assert row(configs=configs, launch_stops=[stop]).startswith("linux ■ stopped launch stop in account sim-a: bill")
     assert row(configs=[*configs, config("b", account_id="sim-b")], launch_stops=[stop]).startswith("linux  ● enforce")
-    full = Pool(id="linux", mode="enforce", pending=9, wanted=60, max_capacity=60)
+    full = Pool(id="linux", mode="enforce", pending=9, serving=60, max_capacity=60)
     assert row(pools=[full], configs=configs).startswith("linux  ● enforce  at max capacity 60")
+    assert row(pools=[full]).startswith("linux  ◐ degraded  at max capacity 60…")
+    leaving = Pool(id="linux", mode="enforce", pending=9, serving=50, leaving=10, max_capacity=60)
+    assert row(pools=[leaving], configs=configs).startswith("linux  ● enforce  at max capacity 60…")
     unsure = Pool(id="linux", mode="enforce", pending=9, stale_sources=1)
     assert row(pools=[unsure], configs=configs).startswith("linux  ● enforce  1 stale source of demand")
 
@@ -182,7 +188,11 @@ def test_launch_stops_are_shown_above_their_effects() -> None:
         LaunchStop(scope="account", scope_id="sim-a", reason="bill"),
         LaunchStop(scope="all", reason="drill"),
     ]
-    third = str(screen.lines(Snapshot(now=NOW, title="top", pools=[LINUX], launch_stops=launch_stops), 80, 24)[2])
+    third = str(
+        screen.overview(Snapshot(now=NOW, title="top", pools=[LINUX], launch_stops=launch_stops), START, 80, 24).lines[
+            2
+        ]
+    )
     assert third == "■ launching is stopped in account sim-a: bill; everywhere: drill"
 
 
@@ -224,7 +234,7 @@ def test_foreign_names_are_printable() -> None:
     ],
 )
 def test_no_number_loses_digits(text: str, width: int, short: str) -> None:
-    assert screen.shortened(text, width) == short
+    assert table.shortened(text, width) == short
 
 
 @pytest.mark.parametrize(
@@ -232,7 +242,7 @@ def test_no_number_loses_digits(text: str, width: int, short: str) -> None:
     [(None, "-"), (0, "0"), (99_999, "99999"), (123_456, "123k"), (1_234_567, "1.23M"), (5 * 10**11, "500G")],
 )
 def test_counts_keep_to_five_columns(number: int | None, text: str) -> None:
-    assert screen.count(number) == text
+    assert table.count(number) == text
 
 
 @pytest.mark.parametrize(
@@ -240,12 +250,12 @@ def test_counts_keep_to_five_columns(number: int | None, text: str) -> None:
     [(None, "-"), (-3, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"), (7265, "2h01m"), (10**6, "11d13h")],
 )
 def test_durations_keep_to_six_columns(seconds: float | None, text: str) -> None:
-    assert screen.span(seconds) == text
+    assert table.span(seconds) == text
 
 
 def test_shares_above_zero_are_visible() -> None:
-    assert screen.bar(1e-9, 6) == "▏"
-    assert (screen.bar(0, 6), screen.bar(1, 6), screen.bar(7, 6)) == ("", "██████", "██████")
+    assert table.bar(1e-9, 6) == "▏"
+    assert (table.bar(0, 6), table.bar(1, 6), table.bar(7, 6)) == ("", "██████", "██████")
 
 
 @pytest.mark.parametrize("width", range(48, 230, 7))
@@ -253,7 +263,7 @@ def test_a_value_is_whole_or_not_there(width: int) -> None:
     """The values of a row on a narrow screen are some of those on a wide one, letter by letter."""
     shown = snapshot(configs=[config(f"c-{n}", booted=10**n, failed=7**n) for n in range(6)])
     wide, narrow = (
-        {line.split()[0]: [part for part in line.split() if not set(part) & set(screen.EIGHTHS)] for line in lines}
+        {line.split()[0]: [part for part in line.split() if not set(part) & set(table.EIGHTHS)] for line in lines}
         for lines in (drawn(shown, 230, 40)[3:15], drawn(shown, width, 40)[3:15])
         for lines in [[line for line in lines if line and not line.startswith(("POOL", "CONFIG", "LEASE"))]]
     )
@@ -335,7 +345,7 @@ SNAPSHOTS = st.builds(
 @example(snapshot(), 3, 1)
 def test_never_wider_nor_higher_than_the_terminal(shown: Snapshot, width: int, height: int) -> None:
     """For any contents."""
-    lines = screen.lines(shown, width, height)
+    lines = screen.overview(shown, START, width, height).lines
     assert len(lines) <= height
     assert [line.plain for line in lines if line.cell_len > width or "\n" in line.plain] == []
     assert len(drawn(shown, width, height)) <= height

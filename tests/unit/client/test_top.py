@@ -37,6 +37,7 @@ class Deployment:
         self.down = ""
         self.config: dict[str, Any] = {"id": "linux-zone-b", "pool_id": "linux", "weight": 0.9}
         self.pools: Any = {"items": [{"id": "linux", "mode": "enforce", "pending": 12, "later": "fields"}]}
+        self.alerts: list[dict[str, Any]] = []
         self.url = ""
 
         @self.app.get("/{what}")
@@ -48,6 +49,7 @@ class Deployment:
                 "launch-configs": {"items": [self.config]},
                 "lease-pools": {"items": [{"id": "sim-a", "limit": 45}]},
                 "launch-stops": {"items": []},
+                "alerts": {"items": self.alerts},
                 "readyz": {"ready": True, "reasons": []},
             }
             return JSONResponse(answers[what])

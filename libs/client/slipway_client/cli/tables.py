@@ -70,6 +70,12 @@ def drawn(
     return [line.rstrip() for line in captured.get().split("\n")[:-1]]
 
 
+def cells(rows: Sequence[Row], fields: Sequence[Field]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Headings and texts of a table that is drawn elsewhere."""
+    columns = [_column(rows, field) for field in fields]
+    return [column.heading for column in columns], list(zip(*(column.cells for column in columns), strict=True))
+
+
 def as_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 

@@ -4,28 +4,54 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import termios
 import tty
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 from rich.segment import Segment
 from rich.text import Text
 
-QUIT_KEYS: Final = b"qQ"
+SPECIAL: Final = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1b[C": "right",
+    "\x1b[D": "left",
+    "\x1b[5~": "pageup",
+    "\x1b[6~": "pagedown",
+    "\x1b[H": "home",
+    "\x1b[1~": "home",
+    "\x1b[F": "end",
+    "\x1b[4~": "end",
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\b": "backspace",
+}
+KEY: Final = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Za-z])?|.", re.DOTALL)
+
+
+def keys(data: bytes) -> Iterator[str]:
+    """Keys in what a terminal has sent: characters, and names of special keys; others are skipped."""
+    for key in KEY.findall(data.decode(errors="ignore")):
+        name = SPECIAL.get(key.replace("\x1bO", "\x1b["), key)
+        if (len(name) > 1 or name.isprintable()) and not name.startswith("\x1b"):
+            yield name
 
 
 class Terminal:
     """Context manager for a screen. Only lines that differ are written, all at once, so nothing flickers. `resized` is
-    called after a change of size and after Ctrl-Z and `fg`, `end` when the user presses q. Ctrl-C stays a signal.
+    called after a change of size and after Ctrl-Z and `fg`, `pressed` with each key. Ctrl-C stays a signal.
     """
 
-    def __init__(self, *, resized: Callable[[], Any], end: Callable[[], Any]) -> None:
+    def __init__(self, *, resized: Callable[[], Any], pressed: Callable[[str], Any]) -> None:
         self._resized = resized
-        self._end = end
+        self._pressed = pressed
         self._shown: list[list[Segment]] = []
         self._shown_size = (0, 0)
         self._restored = contextlib.ExitStack()
@@ -81,8 +107,8 @@ class Terminal:
             stack.callback(loop.remove_signal_handler, signum)
 
     def _key(self, keyboard: int) -> None:
-        if set(os.read(keyboard, 1024)) & set(QUIT_KEYS):
-            self._end()
+        for key in keys(os.read(keyboard, 1024)):
+            self._pressed(key)
 
     def _suspend(self) -> None:
         """Ctrl-Z: restore the terminal, stop this process, and take the terminal again after `fg`."""

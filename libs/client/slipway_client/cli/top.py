@@ -64,7 +64,7 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
         try:
             if once:
                 return await show_once(watch, plain=plain)
-            await follow(watch, plain=plain, interval_seconds=interval_seconds, end=task.cancel)
+            await follow(watch, api, plain=plain, interval_seconds=interval_seconds, end=task.cancel)
         except asyncio.CancelledError:
             if caught and caught[0] != signal.SIGINT:
                 return 128 + caught[0]
@@ -72,13 +72,20 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
 
 
 async def follow(
-    watch: "Watch", *, plain: bool, interval_seconds: float = 1.0, seconds: float = 0.0, end: Callable[[], Any]
+    watch: "Watch",
+    api: Any,
+    *,
+    plain: bool,
+    interval_seconds: float = 1.0,
+    seconds: float = 0.0,
+    end: Callable[[], Any],
 ) -> None:
-    """Show until cancelled, or for `seconds` (0: forever). `end` is called when the user presses q."""
+    """Show until cancelled, or for `seconds` (0: forever). `api` reads the pages that keys open; `end` is called when
+    the user presses q."""
     async with _watched(watch):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
-                await (_in_lines(watch, interval_seconds) if plain else _on_screen(watch, interval_seconds, end))
+                await (_in_lines(watch, interval_seconds) if plain else _on_screen(watch, api, interval_seconds, end))
 
 
 async def show_once(watch: "Watch", *, plain: bool) -> int:
@@ -140,31 +147,32 @@ def _print(snapshot: "Snapshot", lines: "Sequence[EventLine]") -> None:
 
 def _lines(snapshot: "Snapshot", events: "Sequence[EventLine]", rates: "Mapping[str, float]") -> "Iterator[EventLine]":
     """Events since the last call, and a line per pool."""
-    from slipway_client.view import narration, screen
+    from slipway_client.view import narration
     from slipway_client.view.snapshot import EventLine
+    from slipway_client.view.table import span
 
     for line in events:
         yield EventLine(line.at, f"** {printable(line.text)}")
     stale = snapshot.unavailable("provisioner")
     for pool in snapshot.pools:
         configs = [config for config in snapshot.configs if config.pool_id == pool.id]
-        age = f"  ({screen.span(stale.unavailable_seconds)} old)" if stale else ""
+        age = f"  ({span(stale.unavailable_seconds)} old)" if stale else ""
         text = narration.status(pool, configs, rates.get(pool.id))
         yield EventLine(snapshot.now, f"{printable(text)}{age}")
 
 
-async def _on_screen(watch: "Watch", interval_seconds: float, end: Callable[[], Any]) -> None:
-    """Draw each change until every service has answered, then once per interval, at least once a second."""
+async def _on_screen(watch: "Watch", api: Any, interval_seconds: float, end: Callable[[], Any]) -> None:
+    """Draw each key, and each change until every service has answered, then one per interval, at least one a second."""
+    from slipway_client.cli.browser import Browser
     from slipway_client.cli.terminal import Terminal
-    from slipway_client.view import screen
 
-    resized = asyncio.Event()
-    with Terminal(resized=resized.set, end=end) as terminal:
-        while True:
-            resized.clear()
-            watch.changed.clear()
-            width, height = terminal.size
-            terminal.draw(screen.lines(watch.snapshot(), width, height))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(interval_seconds, 1.0)):
-                    await (resized if watch.complete else watch.changed).wait()
+    wake = asyncio.Event()
+    async with Browser(watch, api, changed=wake.set, end=end) as browser:
+        with Terminal(resized=wake.set, pressed=browser.press) as terminal:
+            while True:
+                wake.clear()
+                watch.changed.clear()
+                terminal.draw(browser.lines(*terminal.size))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(interval_seconds, 1.0)):
+                        await (wake if watch.complete else watch.changed).wait()

@@ -15,9 +15,21 @@ from aiokafka.errors import KafkaError
 from slipway_client.transport.http import Failed
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
-from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, label
+from slipway_client.view.snapshot import (
+    Alert,
+    Config,
+    Demo,
+    EventLine,
+    LaunchStop,
+    LeasePool,
+    Pool,
+    Service,
+    Snapshot,
+    label,
+    pages_first,
+)
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.events.alert import Alert
+from slipway_common.events.alert import Alert as AlertEvent
 from slipway_common.events.pool import PoolRolledBack
 from slipway_common.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
@@ -28,6 +40,7 @@ TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE, POOL_LIFECYCLE)
 ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
+ALERTS_MAX: Final = 1000  # of one service
 
 Fetch = Callable[[str, str], Awaitable[Any]]
 """(service, path) → the decoded answer; raises Failed with the reason as text."""
@@ -88,6 +101,7 @@ class Watch:
             "weight-calculator": self._read_calculator,
             "lease-broker": self._read_broker,
         }
+        self._alerts: dict[str, Sequence[Alert]] = dict.fromkeys(self._reads, ())  # open ones, by service
         if zones_out is not None:
             self._reads["simulator"] = self._read_zones
         self._zones_out = zones_out
@@ -130,6 +144,7 @@ class Watch:
             title=self._title,
             services=[self._service(name) for name in self._problems],
             launch_stops=self._launch_stops,
+            alerts=pages_first(alert for alerts in self._alerts.values() for alert in alerts),
             pools=self._pools,
             configs=self._configs,
             lease_pools=self._lease_pools,
@@ -166,6 +181,8 @@ class Watch:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await read()
+                    if service in self._alerts:
+                        await self._read_alerts(service)
             except TimeoutError:
                 self._record_answer(service, f"no answer within {ANSWER_SECONDS:g} s")
             except (KeyError, TypeError, msgspec.ValidationError) as error:
@@ -192,6 +209,10 @@ class Watch:
     async def _read_broker(self) -> None:
         answer = await self._fetch("lease-broker", "/lease-pools")
         self._lease_pools = msgspec.convert(answer["items"], list[LeasePool])
+
+    async def _read_alerts(self, service: str) -> None:
+        answer = await self._fetch(service, f"/alerts?open=true&limit={ALERTS_MAX}")
+        self._alerts[service] = msgspec.convert(answer["items"], list[Alert])
 
     async def _read_zones(self) -> None:
         assert self._zones_out is not None
@@ -267,7 +288,7 @@ class Watch:
             self._health[event.launch_config_id] = now
             if entry.time > self._health_until:
                 self._add([line])
-        elif isinstance(event, Alert):
+        elif isinstance(event, AlertEvent):
             self._add([narration.alert(event, entry.time)])
         elif isinstance(event, PoolRolledBack):
             self._add([narration.rolled_back(event, entry.time)])

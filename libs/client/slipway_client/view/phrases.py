@@ -13,6 +13,7 @@ RESTORE: Final = "restore"  # scope of the launch stop until a restore is confir
 HEALTHY, TRIPPED, PROBING = "healthy", "tripped", "probing"  # health states on the wire
 STAGES: Final = ("launch", "boot", "claim")
 CODES: Final = re.compile(r" \([^()]*\)")
+SHARED_KEY: Final = re.compile(r"^(?:capacity|quota|credential) \S+: ")
 MODES: Final = {
     "observe": "in mode observe: Slipway decides and records, and launches nothing",
     "canary": "in mode canary: Slipway launches one worker at a time",
@@ -39,6 +40,12 @@ def trip_cause(reason: str | None) -> str:
     """The cause in the reason of a weight record, without the subject and its state in front."""
     text = reason or ""
     return text.partition(" tripped: ")[2] or text or "no reason given"
+
+
+def own_cause(reason: str | None) -> str:
+    """The cause of a trip beside the thing itself: without codes, and without the key of what it shares with others,
+    whose kind the errors repeat."""
+    return SHARED_KEY.sub("", brief(trip_cause(reason)))
 
 
 def brief(text: str) -> str:

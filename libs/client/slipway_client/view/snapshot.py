@@ -1,7 +1,7 @@
 """State of a deployment at one moment, as its services report it. Pure: their answers become structs."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -11,10 +11,9 @@ from slipway_client.view.phrases import (
     PROBING,
     STAGES,
     TRIPPED,
-    brief,
     count,
+    own_cause,
     stops_everything,
-    trip_cause,
     workers_left,
 )
 from slipway_common.base.revisions import hash_of, name_of
@@ -55,6 +54,28 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     def trouble(self) -> int:
         """Rank of the pool's own trouble; 0 is none."""
         return 3 if self.frozen or self.paused else 1 if self.needed or self.stale_sources else 0
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """An open alert, with the fields of GET /alerts."""
+
+    dedup_key: str
+    kind: str
+    subject_kind: str = ""
+    subject_id: str = ""
+    severity: str = ""
+    summary: str = ""
+    effect: str = ""
+    doing: str = ""
+    command: str = ""
+    cause: str = ""
+    since: datetime | None = None
+    silenced_until: datetime | None = None
+    evidence: Sequence[str] = ()
+
+    @property
+    def is_page(self) -> bool:
+        return self.severity == "page"
 
 
 class LaunchStop(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +258,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     services: Sequence[Service] = ()
     launch_stops: Sequence[LaunchStop] = ()
+    alerts: Sequence[Alert] = ()
     pools: Sequence[Pool] = ()
     configs: Sequence[Config] = ()
     lease_pools: Sequence[LeasePool] = ()
@@ -260,7 +282,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if config.state != "active":
             return config.state_reason or ""
         if config.tripped:
-            return brief(trip_cause(config.reason))
+            return own_cause(config.reason)
         roll_out = self._roll_out(config)
         weak = (config.reason or "").partition("healthy: ")[2]
         return "; ".join(part for part in (roll_out, weak) if part)
@@ -305,16 +327,32 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             return f"launch stop {stop.where}: {stop.reason}"
         if pool.needed and self._broker_unavailable():
             return "lease-broker unavailable"
-        tripped, active = self._tripped(pool)
-        if tripped:
-            return f"{tripped} of {count(active, 'config')} tripped"
-        if new := self._tripped_new(pool):
-            return f"{count(new, 'new revision')} tripped"
-        if pool.wanted is not None and pool.wanted >= pool.max_capacity > 0 and pool.pending:
+        reasons = [self._full(pool), self._trips(pool)]
+        if not any(reasons) and pool.stale_sources:
+            reasons = [f"{count(pool.stale_sources, 'stale source')} of demand"]
+        return "; ".join(filter(None, reasons))
+
+    @staticmethod
+    def _full(pool: Pool) -> str:
+        """The maximum, if no worker may start for the pending tasks; a healthy pool would be no larger."""
+        if not pool.pending or pool.max_capacity <= 0:
+            return ""
+        if pool.serving >= pool.max_capacity:
             return f"at max capacity {pool.max_capacity}"
-        if pool.stale_sources:
-            return f"{count(pool.stale_sources, 'stale source')} of demand"
+        if pool.serving + pool.leaving >= pool.max_capacity:
+            return f"at max capacity {pool.max_capacity}; {count(pool.leaving, 'leaving worker')} until terminated"
         return ""
+
+    def _trips(self, pool: Pool) -> str:
+        """The number of tripped launch configs, and the cause that all of them have; it comes first where none of the
+        pool launches."""
+        tripped, active = self._tripped(pool)
+        if not tripped:
+            new = self._tripped_new(pool)
+            return f"{count(new, 'new revision')} tripped" if new else ""
+        causes = {own_cause(config.reason).partition(";")[0] for config in self._active(pool) if config.tripped}
+        parts = [f"{tripped} of {count(active, 'config')} tripped", *(causes if len(causes) == 1 else ())]
+        return "; ".join(reversed(parts) if tripped == active else parts)
 
     def pool_trouble(self, pool: Pool) -> int:
         """Rank of a pool's trouble, with that of its launch configs; 0 is none."""
@@ -353,6 +391,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def _active(self, pool: Pool) -> list[Config]:
         return [config for config in self.configs if config.pool_id == pool.id and config.state == "active"]
+
+
+def pages_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """Open alerts in their order on a screen: pages first, then the newest first."""
+    newest = sorted(alerts, key=lambda alert: alert.since.timestamp() if alert.since else 0.0, reverse=True)
+    return sorted(newest, key=lambda alert: not alert.is_page)
 
 
 def label(config_id: str, configs: Sequence[Config]) -> str:

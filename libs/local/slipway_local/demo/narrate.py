@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from slipway_client.cli import top
 from slipway_client.cli.watching import Fetch, Watch, ZonesOut, fetcher
+from slipway_client.transport.http import Api
 from slipway_client.view.snapshot import Demo
 from slipway_local.demo.deployment import SERVICES, Deployment
 
@@ -31,6 +32,7 @@ async def narrate(deployment: Deployment, started_at: float, seed: int, seconds:
         )
         await top.follow(
             watch,
+            Api(urls, deployment.token),
             plain=bool(os.environ.get("PLAIN")) or not top.has_screen(),
             seconds=seconds,
             end=lambda: os.kill(os.getpid(), signal.SIGINT),

@@ -11,8 +11,10 @@ def top(
     plain: Annotated[bool, typer.Option("--plain", help="Line output, as in a pipe, instead of a screen")] = False,
     once: Annotated[bool, typer.Option("--once", help="One snapshot, then exit")] = False,
 ) -> None:
-    """Watch a deployment live; q quits
+    """Watch a deployment live; ? shows the keys
 
+    Arrows select a row, and Enter opens its pool, launch config, lease pool, worker or lease: cause, effect, remedy,
+    and what belongs to it. / filters, a lists open alerts, p pauses the screen, Esc goes back, q quits.
     With --plain, and where the output is no terminal, prints a line per pool and refresh, and a line per event.
     NO_COLOR is honoured.
 

@@ -71,11 +71,11 @@ def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: A
       slipway why sim-a --kind lease-pool
       slipway why 3f9a12cd
     """
-    explanation = _explanation(context.obj.within(ANSWER_SECONDS), subject, kind)
-    lines = explanation.sentences(now())
+    explained = explanation(context.obj.within(ANSWER_SECONDS), subject, kind)
+    lines = explained.sentences(now())
     if output is Output.JSON:
-        fields = {name: getattr(explanation, name) for name in ("kind", "id", "cause", "effect", "remedy")}
-        since = explanation.since.isoformat() if explanation.since else None
+        fields = {name: getattr(explained, name) for name in ("kind", "id", "cause", "effect", "remedy")}
+        since = explained.since.isoformat() if explained.since else None
         as_json(fields | {"since": since, "sentences": lines})
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
@@ -84,7 +84,8 @@ def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: A
         print(textwrap.fill(line, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False))
 
 
-def _explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
+def explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
+    """Explain what has this id. Raises Failed if there is nothing, or more than one thing."""
     search = _Search(api, subject)
     kinds = search.kinds(kind)
     if not kinds:
