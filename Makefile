@@ -128,7 +128,7 @@ test-for: $(READY) $(TERRAFORM) tools ## What CI runs, and the long layers that 
 tools: ## kcat, tmux, promtool and Alertmanager for the tests that call them: installs Debian's packages, or says what to install
 	@infra/tools.sh
 
-screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and checked: KEEP=1 writes docs/top.svg
+screen-shot: $(READY) ## `slipway top` in tmux at 80×24, 120×40 and 200×50: causes visible, every key tried: KEEP=1 writes docs/screens and docs/top.svg
 	@$(RUN) -m tests.tools.screen_shot
 
 .PHONY: alert-sinks

@@ -116,6 +116,16 @@ async def test_without_kafka_health_comes_from_answers(deployment: Deployment, w
     await until(lambda: len(watch.snapshot().lines) == 3)
 
 
+async def test_open_alerts_come_from_every_service(deployment: Deployment, watch: Watch) -> None:
+    """No Kafka is needed; pages come first. An alert that ends is gone."""
+    notice = {"dedup_key": "k/1", "kind": "slow", "severity": "notice", "since": utc_now().isoformat()}
+    deployment.alerts = [notice, notice | {"dedup_key": "k/2", "severity": "page"}]
+    await until(lambda: len(watch.snapshot().alerts) == 2 * len(SERVICES))
+    assert [alert.severity for alert in watch.snapshot().alerts] == ["page"] * 3 + ["notice"] * 3
+    deployment.alerts = []
+    await until(lambda: not watch.snapshot().alerts)
+
+
 async def test_a_malformed_answer_is_a_problem_not_a_crash(deployment: Deployment, watch: Watch) -> None:
     answers: list[Any] = [{"items": [{"id": 7}]}, {"things": []}, ["items"], None]
     for nonsense in answers:

@@ -148,7 +148,8 @@ class Forwarding:
 
     async def _pause(self, failures: int) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1])
+            async with asyncio.timeout(RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]):
+                await self.stopping.wait()
 
 
 def _decoded(record: Any) -> tuple[str, Any]:

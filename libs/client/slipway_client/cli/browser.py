@@ -65,5 +65,7 @@ class Browser:
             if place.kind in browsing.KINDS and not (self._nav.paused and is_known):
                 self._page = place, await browsing.read(self._api, place)
                 self._changed()
+            # Not wait_for, which forgets that it was cancelled if a key is pressed at that moment.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), REFRESH_SECONDS)
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._moved.wait()

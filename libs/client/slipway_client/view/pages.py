@@ -60,7 +60,7 @@ class Page(msgspec.Struct, frozen=True):
 def draw(snapshot: Snapshot, nav: Navigation, page: Page | None, width: int, height: int) -> Drawn:
     """The screen of a place, with a line about keys. `page` is that of a place that services explain; None while it is
     read."""
-    if width < screen.WIDTH_MIN or height < screen.HEIGHT_MIN:
+    if width < screen.WIDTH_MIN or height <= screen.HEIGHT_MIN:  # the last line is for keys
         return screen.overview(snapshot, nav, width, height)
     if nav.place == OVERVIEW:
         drawn = screen.overview(snapshot, nav, width, height - 1)

@@ -49,7 +49,7 @@ from slipway_client.view.table import (
 from slipway_common.base.sanitize import printable
 
 WIDTH_MIN: Final = 48
-HEIGHT_MIN: Final = 14
+HEIGHT_MIN: Final = 13
 ALERT_LINES: Final = 2
 SPACIOUS: Final = 32  # from this height on, empty lines separate the sections
 MOODS: Final = {"bad": ("!", "bold red"), "good": ("+", "green"), "": ("·", "dim")}
@@ -97,9 +97,7 @@ def overview(snapshot: Snapshot, nav: Navigation, width: int, height: int) -> Dr
         shown += [*gap, *section.lines]
         places += section.rows
     shown += [*gap, heading("EVENTS", width)]
-    room = height - len(shown)
-    events = [part for event in snapshot.lines[-room:] for part in _event(snapshot, event, width)]
-    return Drawn(shown + events[-room:], places)
+    return Drawn(shown + _events(snapshot, width, height - len(shown)), places)
 
 
 def allotted(wanted: Sequence[int], space: int) -> list[int]:
@@ -155,7 +153,7 @@ def _alerts(alerts: Sequence[Alert], width: int) -> list[Text]:
     first, pages = alerts[0], sum(alert.is_page for alert in alerts)
     number = f"{count(len(alerts))} open alert{'' if len(alerts) == 1 else 's'}"
     number += f", {count(pages)} to act on" if pages else ""
-    words = wrapped(printable(f"! {number}: {first.summary or first.kind}"), width)
+    words = wrapped(printable(f"! {number}: {brief(first.summary or first.kind)}"), width)
     return [line(part, "bold red" if pages else "yellow") for part in words[:ALERT_LINES]]
 
 
@@ -289,6 +287,17 @@ def _lease_pools(
         numbers("REQUESTS", [pool.requests for pool in shown], drop=11),
     ]
     return part.drawn(columns, stale, width)
+
+
+def _events(snapshot: Snapshot, width: int, room: int) -> list[Text]:
+    """The newest events that fit, each in as many lines as it needs."""
+    shown: list[Text] = []
+    for event in reversed(snapshot.lines[-room:] if room > 0 else ()):
+        parts = _event(snapshot, event, width)
+        if len(parts) + len(shown) > room:
+            break
+        shown[:0] = parts
+    return shown
 
 
 def _event(snapshot: Snapshot, event: EventLine, width: int) -> list[Text]:
