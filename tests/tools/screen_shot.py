@@ -221,7 +221,9 @@ async def shoot(tmux: Tmux, folder: Path) -> list[str]:
         await _within(KEY_SECONDS, lambda: not problems(tmux.lines("wide"), *SMALLER))
         found += [f"made smaller: {problem}" for problem in problems(tmux.lines("wide"), *SMALLER)]
         if os.environ.get("KEEP"):
-            PICTURE.write_text(svg(tmux.run("capture-pane", "-p", "-e", "-t", "wide"), SMALLER[0], "slipway top") + "\n")
+            PICTURE.write_text(
+                svg(tmux.run("capture-pane", "-p", "-e", "-t", "wide"), SMALLER[0], "slipway top") + "\n"
+            )
         return found + await _end(tmux)
 
 
