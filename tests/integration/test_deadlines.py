@@ -154,6 +154,18 @@ async def test_deadlines_belong_to_the_name(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT current_id FROM launch_config_name") == TODAY
 
 
+async def test_deadlines_in_force_are_shown(provisioner: Provisioner) -> None:
+    """Those of the launch config, its pool, a spend limit and the service, and none that never pass."""
+    body = declared(limits=spending(HOUR), deadlines={"idle_seconds": 60.0, "drain_seconds": 7200.0})
+    body["worker_pools"][0]["launch_configs"][0]["deadlines"] = {"idle_seconds": 30.0}
+    await provisioner.declare(body)
+    async with provisioner.client() as client:
+        shown = (await client.get("/launch-configs/zone-a")).json()
+    assert shown["task_slots"] == 1
+    declared_ones = {"idle_seconds": 30.0, "drain_seconds": 7200.0, "maximum_age_seconds": HOUR}
+    assert shown["deadlines"] == {**provisioner.settings.deadlines()["on-demand"], **declared_ones}
+
+
 def spending(lifetime_seconds: float) -> dict[str, Any]:
     return {"spend_per_day": "5", "lifetime_seconds": lifetime_seconds}
 

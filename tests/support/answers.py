@@ -134,6 +134,7 @@ CONFIG = {
     "paused_until": None,
     "base_weight": 2.0,
     "price_factor": 1.0,
+    "task_slots": 1,
     "profile": "on-demand",
     "health_state": "healthy",
     "weight": 0.5,
@@ -165,6 +166,14 @@ CONFIG = {
     ],
 }
 CONFIG_DETAILS = {
+    "deadlines": {
+        "registration_seconds": 900.0,
+        "first_claim_seconds": 300.0,
+        "idle_seconds": 120.0,
+        "idle_despite_demand_seconds": 300.0,
+        "unresponsive_seconds": 900.0,
+        "maximum_age_seconds": 7200.0,
+    },
     "settings": {"disk_gb": 40},
     "record": WEIGHT,
     "recent_failures": [{"worker_id": ID, "at": AT, "reason": "InsufficientCapacity"}],

@@ -11,7 +11,7 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
 from slipway_provisioner.http.pools import PauseBody, check_until, no_pool
-from slipway_provisioner.store import configs, pools, summaries
+from slipway_provisioner.store import configs, deadlines, pools, summaries
 
 router = APIRouter(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -32,12 +32,14 @@ async def list_configs(
 
 
 @router.get("/{config:id}")
-async def get_config(config: Name, reader: Reader, db: DatabaseDep) -> dict[str, Any]:
-    """Show one revision of a launch config, for a name the current one, with its weight record, newest failures and
-    settings (null unless the token has the scope read:settings)."""
+async def get_config(config: Name, request: Request, reader: Reader, db: DatabaseDep) -> dict[str, Any]:
+    """Show one revision of a launch config, for a name the current one, with its weight record, newest failures, the
+    deadlines in force and settings (null unless the token has the scope read:settings)."""
     found = await summaries.config(db, config)
     if found is None:
         raise _unknown(config)
+    own = request.app.state.settings
+    found["deadlines"] = await deadlines.in_force(db, found["id"], own.deadlines(), own.day_seconds)
     return found if reader.may("read:settings") else found | {"settings": None}
 
 

@@ -10,19 +10,15 @@ from slipway_common.events.lifecycle import ENDED, REGISTERED
 from slipway_provisioner.store import demand
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
+from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, maximum_age, seconds
 from slipway_provisioner.store.tables import FINISHING, in_states, worker, worker_pool
 
-# A spend limit counts no more than a day for a machine, so that a lifetime of a day or more limits no age.
-_LIFETIME: Final = """
-SELECT min(l.lifetime_seconds) FROM launch_limit l WHERE l.spend_per_day IS NOT NULL AND l.lifetime_seconds < $4
-    AND ((l.scope = 'account' AND l.scope_id = c.account_id) OR (l.scope = 'pool' AND l.scope_id = c.pool_id))"""
 # Up to 1000 registered workers of the pool $1 that reach a maximum age, those first that reach it first, after those
 # that drain: their maximum age may have been raised or removed since. $2 are the deadlines, $4 the seconds of a day.
 # Revisions are read first, since most pools have none of an age, and thousands of workers.
 LIVES: Final = f"""
 WITH revision AS MATERIALIZED (
-    SELECT c.id AS config_id, least({seconds("maximum_age_seconds", "$2")}, ({_LIFETIME})) AS maximum_age_seconds,
+    SELECT c.id AS config_id, {maximum_age("$2", "$4")} AS maximum_age_seconds,
         {seconds("credential_seconds", "$2")} AS credential_seconds, {seconds("drain_seconds", "$2")} AS drain_seconds
     FROM launch_config c JOIN launch_config_name n ON n.name = c.name
     WHERE c.pool_id = $1 AND c.state <> 'archived'),

@@ -51,6 +51,17 @@ def seconds(name: str, defaults: str = "$1") -> str:
     return f"coalesce((n.deadlines ->> '{name}')::float8, ({defaults}::jsonb -> c.profile ->> '{name}')::float8)"
 
 
+def maximum_age(defaults: str, day_seconds: str) -> str:
+    """Maximum age of the workers of a revision `c` with the name `n`, by these parameters: the declared one, or the
+    lifetime of a spend limit. These count no more than a day for a machine, so that one of a day or more limits no
+    age."""
+    return f"""least({seconds("maximum_age_seconds", defaults)}, (
+        SELECT min(l.lifetime_seconds) FROM launch_limit l
+        WHERE l.spend_per_day IS NOT NULL AND l.lifetime_seconds < {day_seconds}
+            AND ((l.scope = 'account' AND l.scope_id = c.account_id)
+                OR (l.scope = 'pool' AND l.scope_id = c.pool_id))))"""
+
+
 def shortest(*names: str) -> str:
     """Shortest of these deadlines of any worker, by the defaults $1 and an index for those that are declared."""
     declared = [f"(SELECT min((deadlines ->> '{name}')::float8) FROM launch_config_name)" for name in names]
@@ -78,6 +89,18 @@ WHERE w.state IN ({states(IN_FLIGHT["boot"])}) AND w.launched_at < (SELECT since
     AND w.launched_at < slipway_clock() - c.registration_seconds * interval '1 s'
     AND uptime_since(w.launched_at) > c.registration_seconds
 ORDER BY w.launched_at, w.id LIMIT 200"""
+_NAMES: Final = (
+    "registration_seconds",
+    "first_claim_seconds",
+    "idle_seconds",
+    "idle_despite_demand_seconds",
+    "unresponsive_seconds",
+    "credential_seconds",
+    "drain_seconds",
+)
+IN_FORCE: Final = f"""
+SELECT {", ".join(f"{seconds(name)} AS {name}" for name in _NAMES)}, {maximum_age("$1", "$3")} AS maximum_age_seconds
+FROM launch_config c JOIN launch_config_name n ON n.name = c.name WHERE c.id = $2"""
 REGISTRATION: Final = f"""
 SELECT {seconds("registration_seconds")} FROM launch_config c JOIN launch_config_name n ON n.name = c.name
 WHERE c.id = $2"""
@@ -158,6 +181,14 @@ async def registration_seconds(db: Connection, config_id: str, defaults: Default
     """Registration deadline of the workers of a revision; None if it does not exist any more."""
     seconds: float | None = await db.fetchval(REGISTRATION, defaults, config_id)
     return seconds
+
+
+async def in_force(
+    db: Connection, config_id: str, defaults: DefaultDeadlines, day_seconds: float
+) -> Mapping[str, float]:
+    """Deadlines of the workers of a revision by name, without those that never pass."""
+    row = await db.fetchrow(IN_FORCE, defaults, config_id, day_seconds) or {}
+    return {name: seconds for name, seconds in row.items() if seconds is not None}
 
 
 async def overdue_boots(db: Connection, defaults: DefaultDeadlines) -> list[str]:

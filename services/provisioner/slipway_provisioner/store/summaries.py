@@ -27,7 +27,7 @@ IDS: Final = C["id", "name", "pool_id", "account_id"]
 PLACE: Final = ("region", "zone", "instance_type", "image_revision")
 DRAIN: Final = ("replaced_by", "proven_at", "drain_from", "drain_until", "drain_terminate", "starts_before")
 CONFIG: Final = C[*PLACE, *DRAIN, "profile", "claim_evidence", "settings"]
-OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "paused_until"]
+OF_NAME: Final = N["base_weight", "price_factor", "max_capacity", "task_slots", "paused_until"]
 _PAUSED: Final = "c.state = 'active' AND n.paused"
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
 _POOLS: Final = f"""

@@ -91,9 +91,9 @@ SHARED: Final[tuple[Field, ...]] = (
 def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
     """Show a launch config and its latest failures
 
-    Settings, windows, weight, shared limits and recent failures of the current revision, or of the given one. Its other
-    revisions are listed. Starts in flight stay below the window of their stage, together with failures that are
-    `unfolded`: not yet included in the weight.
+    Deadlines in force, settings, windows, weight, shared limits and recent failures of the current revision, or of the
+    given one. Its other revisions are listed. Starts in flight stay below the window of their stage, together with
+    failures that are `unfolded`: not yet included in the weight.
 
     \b
     Examples:
@@ -105,8 +105,10 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
     if output is Output.JSON:
         as_json(row)
         return
-    nested = ("stages", "shared", "settings", "record", "recent_failures", "recent_errors")
-    pairs({name: value for name, value in row.items() if name not in nested} | _settings(row), now())
+    nested = ("stages", "shared", "record", "recent_failures", "recent_errors")
+    mappings = ("deadlines", "settings")
+    shown = {name: value for name, value in row.items() if name not in (*nested, *mappings)}
+    pairs(shown | {f"{of}.{name}": value for of in mappings for name, value in (row.get(of) or {}).items()}, now())
     print()
     _show_others(api, row)
     stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
@@ -139,10 +141,6 @@ def _show_others(api: Api, row: Mapping[str, Any]) -> None:
     if others:
         show(sorted(others, key=lambda other: other["state"]), fields, Output.TABLE, nothing="")
         print()
-
-
-def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"settings.{name}": value for name, value in (row.get("settings") or {}).items()}
 
 
 def _health(row: Mapping[str, Any]) -> Any:
