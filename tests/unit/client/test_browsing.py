@@ -56,11 +56,14 @@ async def test_a_page_is_what_why_says_with_the_rows_below(
         assert {len(item.cells) for item in listing.items} <= {len(listing.titles)}
 
 
-async def test_what_is_gone_or_cannot_be_asked_is_the_text_of_its_page(api: Api) -> None:
+async def test_what_cannot_be_read_is_the_text_of_its_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = await browsing.read(api, Place("pool", "mac"))
     assert gone.sentences[0] == "There is no pool 'mac'."
     away = await browsing.read(Api(dict.fromkeys(SERVICES, NOWHERE)), Place("pool", "linux"))
     assert away.sentences[0].startswith(f"the provisioner at {NOWHERE} is unavailable")
+    monkeypatch.setitem(ANSWERS, "workers", {"things": []})
+    strange = await browsing.read(api, Place("pool", "linux"))
+    assert strange.sentences == ["The answers are not from services of this version: KeyError('items')"]
 
 
 async def test_keys_open_a_page_and_a_pause_holds_the_screen(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

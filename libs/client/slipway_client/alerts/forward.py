@@ -96,7 +96,8 @@ class Forwarding:
                 for record in (await consumer.getmany(tp, timeout_ms=POLL_MS)).get(tp, ()):
                     if record.offset < begins[tp]:
                         self._fold(record)
-        if (not is_first and self.sink.refresh_seconds is None) or await self._send_open():
+        sends_open = is_first or self.sink.refresh_seconds is not None
+        if not self.stopping.is_set() and (not sends_open or await self._send_open()):
             await consumer.commit(begins)
         for tp, offset in begins.items():
             consumer.seek(tp, offset)

@@ -47,9 +47,11 @@ class Browser:
         if key in QUIT and not self._nav.typing:
             self._end()
             return
+        before = self._nav.place
         self._nav = pressed(self._nav, key, self._drawn.rows, self._drawn.scroll_max)
         self._held = (self._held or self._watch.snapshot()) if self._nav.paused else None
-        self._moved.set()
+        if self._nav.place != before:
+            self._moved.set()
         self._changed()
 
     def lines(self, width: int, height: int) -> Sequence[Text]:

@@ -36,6 +36,8 @@ def _read(api: Api, place: Place) -> Page:
         listings = LISTINGS[place.kind](api, place.id) if place.kind in LISTINGS else ()
     except Failed as error:
         return Page(str(error).splitlines())
+    except (KeyError, TypeError) as error:
+        return Page([f"The answers are not from services of this version: {error!r}"])
     return Page(explained.sentences(now()), listings)
 
 
