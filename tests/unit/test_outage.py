@@ -32,7 +32,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 @pytest.mark.parametrize("error", BEGINS, ids=lambda error: type(error).__name__)
 def test_a_lost_or_refused_connection_is_an_outage_of_two_lines(outage: Outage, error: Exception) -> None:
-    """Whatever fails meanwhile is counted; the driver's error for a closed connection, too."""
+    """Failures meanwhile are counted, also those that the driver raises for a closed connection."""
     with capture_logs() as lines:
         for failure in (error, asyncpg.InterfaceError("connection is closed"), error):
             warn(LOG, "loop step failed, retrying", failure, loop="plan")
