@@ -106,7 +106,7 @@ async def planned(provisioner: Provisioner, pools: int) -> bool:
     return (await provisioner.states()).get("requested", 0) == pools
 
 
-@locking("store.marks.REQUEUE", "store.pools.UNMARK")
+@locking("store.marks.REQUEUE", "store.functions.CLAIM_DIRTY")
 async def test_a_pool_is_put_behind_others_while_it_is_planned(provisioner: Provisioner) -> None:
     """Neither waits for the other's marks, and none is lost."""
     await demanded(provisioner)

@@ -109,7 +109,7 @@ async def gone(provisioner: Provisioner, worker_ids: Sequence[str]) -> None:
 # Planning
 
 
-@locking("store.pools.LOCK_DIRTY", "store.pools.UNMARK", "store.pools.RECORD_DRAWS", "store.decisions.REPEAT")
+@locking("store.functions.CLAIM_DIRTY", "store.decisions.DECIDE", "store.decisions.LAUNCH")
 async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
     """The second planner sees the intents of the first, or has nothing to decide."""
     await provisioner.declare()
@@ -121,7 +121,7 @@ async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT drawn FROM worker_pool") == 40
 
 
-@locking("store.pools.LOCK_DIRTY")
+@locking("store.functions.CLAIM_DIRTY")
 async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None:
     """A second planner neither waits nor decides; if the first rolls back, the pool is still dirty."""
     await provisioner.declare()
@@ -136,7 +136,7 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
     assert await provisioner.states() == {"requested": 2}
 
 
-@locking("store.pools.UNMARK", "store.demand.NEWEST")
+@locking("store.functions.CLAIM_DIRTY", "store.demand.NEWEST")
 async def test_a_change_during_a_plan_is_not_lost(provisioner: Provisioner) -> None:
     """The change commits without waiting for the planner and makes the pool dirty again."""
     await provisioner.declare()
@@ -148,7 +148,7 @@ async def test_a_change_during_a_plan_is_not_lost(provisioner: Provisioner) -> N
     assert await provisioner.states() == {"requested": 3}
 
 
-@locking("store.marks.POSTPONE", "store.pools.UNMARK")
+@locking("store.marks.POSTPONE", "store.functions.CLAIM_DIRTY")
 async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> None:
     """Neither waits for the other's marks: the planner that holds the pool decides, and postponed marks are kept."""
     await provisioner.declare()
@@ -173,7 +173,7 @@ async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> N
     assert await provisioner.states() == {"requested": 4}
 
 
-@locking("store.pools.UNMARK")
+@locking("store.functions.CLAIM_DIRTY")
 async def test_a_plan_during_a_change_leaves_its_mark(provisioner: Provisioner) -> None:
     """A planner deletes no mark whose change it cannot see."""
     await provisioner.declare()
@@ -1528,7 +1528,7 @@ async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> Non
     assert await provisioner.database.fetchval("SELECT count(*) FROM forgiven WHERE unconfirmed > 2") == 0
 
 
-@locking("store.pauses.PAUSE", "store.pools.LOCK_DIRTY")
+@locking("store.pauses.PAUSE", "store.functions.CLAIM_DIRTY")
 async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     """It is seen by the next plan, which cancels the first one's intents."""
     await provisioner.declare()

@@ -19,8 +19,9 @@ from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
-from slipway_provisioner.domain.workers import UNWANTED, Worker, cancelled, marked, requested, stopping_idle
-from slipway_provisioner.store import balance, decisions, leases, marks, pools, usage, waiting, workers
+from slipway_provisioner.domain.workers import UNWANTED, Change, Worker, cancelled, marked, requested, stopping_idle
+from slipway_provisioner.store import decisions, leases, pools, usage, waiting, workers
+from slipway_provisioner.store.decisions import Request
 
 
 async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
@@ -37,26 +38,21 @@ async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> 
 async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
     """Store a plan with its effects. The pool is locked."""
     pool_id = observed.pool.id
-    decision_id = await decisions.record(tx, pool_id, plan)
     await limiting.record(tx, observed.levels, plan.reached, observed.tariff)
     if plan.freeze is not None:
         await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
     await _mark(tx, plan.unmark, leave=False)  # before anything is launched in place of their workers
     trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
-    for launch in plan.launches:
-        await _request(tx, pool_id, decision_id, launch, now, trace)
-    if plan.units:
-        await pools.record_draws(tx, pool_id, plan.units)
+    decision_id = new_id()
+    launches = [_requested(pool_id, decision_id, launch, now, child_of(trace)) for launch in plan.launches]
+    intents = [change for _, changes in launches for change in changes]
+    await decisions.write(tx, observed, plan, decision_id, [request for request, _ in launches], intents)
     if plan.cancel:
         await cancel(tx, plan.cancel, plan.details["reason"], now)
     await _stop(tx, observed, plan, now)
     await _mark(tx, plan.mark, leave=True)
     await ageing.alert(tx, observed, plan.ageing)
-    if (plan.surplus, plan.missing_since) != (observed.surplus, observed.missing_since):
-        await balance.record(tx, pool_id, plan.surplus, plan.missing_since)
     await _wait(tx, observed, plan)
-    if plan.reconsider_after_seconds is not None:
-        await marks.later(tx, pool_id, plan.reconsider_after_seconds)
 
 
 async def _wait(tx: Connection, observed: Observed, plan: Plan) -> None:
@@ -73,13 +69,14 @@ async def _wait(tx: Connection, observed: Observed, plan: Plan) -> None:
         await waiting.wake(tx, plan.left, window_max=windows.largest(calculator_unavailable=unavailable))
 
 
-async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launch, now: datetime, trace: str) -> None:
-    """Store the intents of one config together with the lease request for them."""
-    config, traceparent = launch.config, child_of(trace)
-    request_id = await leases.request(
-        tx,
+def _requested(
+    pool_id: str, decision_id: str, launch: Launch, now: datetime, traceparent: str
+) -> tuple[Request, list[Change]]:
+    """The intents of one config, and the lease request for them."""
+    config = launch.config
+    request = Request(
+        id=new_id(),
         lease_pool_id=config.lease_pool_id,
-        pool_id=pool_id,
         launch_config_id=config.id,
         units=launch.units,
         traceparent=traceparent,
@@ -94,12 +91,12 @@ async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launc
         decision_id=decision_id,
         probe_permit=launch.permit,
         task_slots=config.task_slots,
-        request_id=request_id,
+        request_id=request.id,
         requested_at=now,
         traceparent=traceparent,
     )
     intents = [msgspec.structs.replace(intent, id=new_id()) for _ in range(launch.units)]
-    await workers.insert(tx, [requested(worker) for worker in intents])
+    return request, [requested(worker) for worker in intents]
 
 
 async def _stop(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:

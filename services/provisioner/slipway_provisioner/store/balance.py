@@ -1,7 +1,6 @@
 """Balance of fleet and demand of a pool, written by its plans, and pools that are starved."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -19,9 +18,6 @@ from slipway_provisioner.store.deadlines import seconds
 from slipway_provisioner.store.tables import pool_balance
 
 B: Final = pool_balance.c
-RECORD: Final = """
-INSERT INTO pool_balance (pool_id, surplus, missing_since) VALUES ($1, $2, $3)
-ON CONFLICT (pool_id) DO UPDATE SET surplus = excluded.surplus, missing_since = excluded.missing_since"""
 # Pools that may be starved by now, and those of which an alert says so; the newest decision has the reasons.
 SHORTAGES: Final = f"""
 SELECT b.pool_id, b.starved, coalesce(uptime_since(b.missing_since), 0) AS missing_seconds, w.starting,
@@ -43,11 +39,6 @@ SET_STARVED: Final = Statement(
     .values(starved=sa.bindparam("starved"))
     .returning(sa.true())
 )
-
-
-async def record(tx: Connection, pool_id: str, surplus: Surplus, missing_since: datetime | None) -> None:
-    """Store the balance that a plan has seen. The pool is locked."""
-    await tx.execute(RECORD, pool_id, msgspec.to_builtins(surplus), missing_since)
 
 
 def surplus_of(stored: Any) -> Surplus:

@@ -1,14 +1,23 @@
-"""Planning decisions as rows. A decision to do nothing that equals the last one only updates it."""
+"""Planning decisions as rows, written with all that every plan writes. A decision to do nothing that equals the last
+one only updates it."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement
+from slipway_common.database.sql import Statement, arrays, columns
+from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.lifecycle import State
+from slipway_common.messaging import outbox
 from slipway_provisioner.domain.planning import Plan
-from slipway_provisioner.store.tables import decision
+from slipway_provisioner.domain.pool import Observed
+from slipway_provisioner.domain.workers import Change
+from slipway_provisioner.store import usage
+from slipway_provisioner.store.tables import decision, lease_request, worker
 
 SELECT: Final = sa.select(sa.cast(decision.c.id, sa.Text).label("id"), *list(decision.c)[1:])
 GET: Final = Statement(SELECT.where(decision.c.id == sa.bindparam("id")))
@@ -17,11 +26,6 @@ RECENT: Final = Statement(
     .order_by(decision.c.at.desc(), decision.c.id.desc())
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
-REPEAT: Final = """
-UPDATE decision SET last_at = slipway_clock(), times = times + 1, details = $3
-WHERE id = (SELECT id FROM decision WHERE pool_id = $1 ORDER BY at DESC, id DESC LIMIT 1)
-    AND launched = 0 AND reason = $2
-RETURNING id::text"""
 INSERT: Final = Statement(
     sa.insert(decision).values(
         {name: sa.bindparam(name) for name in ("id", "pool_id", "launched", "reason", "details")}
@@ -30,17 +34,82 @@ INSERT: Final = Statement(
 )
 
 
-async def record(tx: Connection, pool_id: str, plan: Plan) -> str:
-    """Store a decision with its reasons; returns its id."""
-    reason = plan.details["reason"]
-    if not (plan.units or plan.cancel or plan.stop or plan.drain or plan.mark or plan.unmark):
-        repeated: str | None = await tx.fetchval(REPEAT, pool_id, reason, plan.details)
-        if repeated is not None:
-            return repeated
-    decision_id = new_id()
-    values = INSERT.arguments(id=decision_id, pool_id=pool_id, launched=plan.units, reason=reason, details=plan.details)
-    await tx.execute(INSERT.text, *values)
-    return decision_id
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease request for the intents of one config."""
+
+    id: str
+    lease_pool_id: str
+    launch_config_id: str
+    units: int
+    traceparent: str
+
+
+# Parts of one statement, since each would cost a round trip. $1 is the pool, $2 the decision, $6 whether it may repeat
+# the last one. Nothing is planned again later if a mark is due no later: the decision that it triggers sees to that.
+_DECIDE: Final = """
+WITH repeated AS (
+    UPDATE decision SET last_at = slipway_clock(), times = times + 1, details = $5
+    WHERE $6 AND id = (SELECT id FROM decision WHERE pool_id = $1 ORDER BY at DESC, id DESC LIMIT 1)
+        AND launched = 0 AND reason = $4
+    RETURNING id),
+decided AS (
+    INSERT INTO decision (id, pool_id, launched, reason, details, at, last_at)
+    SELECT $2, $1, $3, $4, $5, slipway_clock(), slipway_clock() WHERE NOT EXISTS (SELECT FROM repeated)),
+balanced AS (
+    INSERT INTO pool_balance (pool_id, surplus, missing_since) SELECT $1, $7, $8 WHERE $9
+    ON CONFLICT (pool_id) DO UPDATE SET surplus = excluded.surplus, missing_since = excluded.missing_since),
+later AS (
+    INSERT INTO dirty_pool (pool_id, reason, due_at)
+    SELECT $1, 'time', slipway_clock() + $10 * interval '1 s' WHERE $10::float8 IS NOT NULL AND NOT EXISTS (
+        SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $10 * interval '1 s'))"""
+DECIDE: Final = f"{_DECIDE}\nSELECT"
+INTENT: Final = ("id", "launch_config_id", "probe_permit", "request_id", "requested_at", "traceparent")
+LAUNCH: Final = f"""{_DECIDE},
+drawn AS (UPDATE worker_pool SET drawn = drawn + $3, attempted_at = slipway_clock() WHERE id = $1),
+requested AS (
+    INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
+    SELECT id, lease_pool_id, $1, launch_config_id, units, traceparent
+    FROM unnest({arrays([lease_request.c[name] for name in Request.__struct_fields__], 11)})
+        AS r ({", ".join(Request.__struct_fields__)}))
+INSERT INTO worker (pool_id, decision_id, state, account_id, image_revision, task_slots, {", ".join(INTENT)},
+    {", ".join(usage.COPIES)})
+SELECT $1, $2, '{State.REQUESTED}', c.account_id, c.image_revision, n.task_slots, {", ".join(f"i.{f}" for f in INTENT)},
+    {", ".join(usage.COPIES.values())}
+FROM unnest({arrays([worker.c[name] for name in INTENT], 16)}) AS i ({", ".join(INTENT)})
+JOIN launch_config c ON c.id = i.launch_config_id JOIN launch_config_name n ON n.name = c.name
+JOIN account a ON a.id = c.account_id"""
+
+
+async def write(
+    tx: Connection,
+    observed: Observed,
+    plan: Plan,
+    decision_id: str,
+    requests: Sequence[Request],
+    changes: Sequence[Change],
+) -> None:
+    """Store a decision with its reasons, the balance that it has seen, when time alone may change it, and its new
+    intents with their lease requests and events. The pool is locked."""
+    pool_id, reason = observed.pool.id, plan.details["reason"]
+    arguments = [
+        *(pool_id, decision_id, plan.units, reason, plan.details),
+        not (plan.units or plan.cancel or plan.stop or plan.drain or plan.mark or plan.unmark),
+        *(msgspec.to_builtins(plan.surplus), plan.missing_since),
+        (plan.surplus, plan.missing_since) != (observed.surplus, observed.missing_since),
+        plan.reconsider_after_seconds,
+    ]
+    if not changes:
+        await tx.execute(DECIDE, *arguments)
+        return
+    intents = columns([worker for worker, _ in changes], INTENT)
+    await tx.execute(LAUNCH, *arguments, *columns(requests, Request.__struct_fields__).values(), *intents.values())
+    events: list[Any] = [
+        LeaseRequested(lease_pool_id=each.lease_pool_id, request_id=each.id, units=each.units, tenant=pool_id)
+        for each in requests
+    ]
+    parents = [each.traceparent for each in requests] + [worker.traceparent for worker, _ in changes]
+    events += [event for _, event in changes]
+    await outbox.enqueue(tx, [outbox.Traced(*each) for each in zip(events, parents, strict=True)])
 
 
 async def adopted(tx: Connection, pool_id: str, *, by: str) -> str:

@@ -5,6 +5,7 @@ from typing import Final
 
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.store.columns import states
 
@@ -121,6 +122,24 @@ CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 END $$"""
 
 
+# Lock the pool that has been dirty longest and that no planner holds, and delete its marks that are due, in a statement
+# that begins after the lock; all else is read later. Under READ COMMITTED each statement sees what committed before it
+# began, so the changes behind every deleted mark are visible to the reads. A mark that commits later stays and makes
+# the pool dirty again.
+# In the order of the marks, so that it ends at the first free pool, however many are dirty.
+# Nothing is planned before the relay has compared this database with the log on the running server.
+# The rest of the transaction waits for no lock longer than `timeout`.
+CLAIM_DIRTY: Final = f"""
+CREATE FUNCTION claim_dirty(timeout text, OUT claimed_id text, OUT reasons text[]) LANGUAGE plpgsql AS $$ BEGIN
+    SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
+    WHERE d.due_at <= slipway_clock()
+        AND ({TRUSTED})
+    ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
+    PERFORM set_config('lock_timeout', timeout, true);
+    WITH unmarked AS (
+        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason)
+    SELECT array_agg(reason) INTO reasons FROM unmarked;
+END $$"""
 # Transition tables have no column list, so a statement trigger on updates would cost each heartbeat several times what
 # it does; a row trigger whose condition is false costs next to nothing.
 COUNTERS: Final = (

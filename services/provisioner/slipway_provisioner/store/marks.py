@@ -15,11 +15,6 @@ DIRTY: Final = Statement(
         sa.select(sa.func.unnest(array("pool_ids", dirty_pool.c.pool_id)), sa.bindparam("reason", type_=sa.Text)),
     )
 )
-# Not needed if a mark is due no later: the decision that it triggers schedules the next one.
-LATER: Final = """
-INSERT INTO dirty_pool (pool_id, reason, due_at) SELECT $1, 'time', slipway_clock() + $2 * interval '1 s'
-WHERE NOT EXISTS (
-    SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $2 * interval '1 s')"""
 REGISTERED: Final = "registered"
 """Reason of a mark: a worker has registered."""
 # Reason of a mark: the last planning of its pool failed. Marks that another planner has locked are skipped, since that
@@ -44,11 +39,6 @@ async def dirty(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None
     ids = sorted(set(pool_ids))
     if ids:
         await tx.execute(DIRTY.text, *DIRTY.arguments(pool_ids=ids, reason=reason))
-
-
-async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
-    """Mark a pool dirty for a later time."""
-    await tx.execute(LATER, pool_id, after_seconds)
 
 
 async def requeue(db: Connection, pool_id: str) -> None:

@@ -12,7 +12,6 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
 from slipway_common.events.lifecycle import REGISTERED, WAITING
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
-from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
@@ -22,23 +21,8 @@ from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed,
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, restores, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
-from slipway_provisioner.store.tables import dirty_pool, launch_config, worker_pool
+from slipway_provisioner.store.tables import launch_config, worker_pool
 
-# Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
-# committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
-# commits later stays and makes the pool dirty again.
-# In the order of the marks, so that it ends at the first free pool, however many are dirty.
-# Nothing is planned before the relay has compared this database with the log on the running server.
-# The rest of the transaction waits for no lock longer than $1.
-LOCK_DIRTY: Final = f"""
-SELECT p.id, set_config('lock_timeout', $1, true) FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
-WHERE d.due_at <= slipway_clock() AND ({TRUSTED})
-ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
-UNMARK: Final = Statement(
-    sa.delete(dirty_pool)
-    .where(dirty_pool.c.pool_id == sa.bindparam("pool_id"), dirty_pool.c.due_at <= sa.func.slipway_clock())
-    .returning(dirty_pool.c.reason)
-)
 POOL: Final = f"""
 SELECT {names(worker_pool.c[name] for name in Pool.__struct_fields__)},
     coalesce(extract(epoch FROM attempted_at + $3 * interval '1 s' - slipway_clock())::float8, 0)
@@ -165,11 +149,6 @@ SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS lau
     {_rows(CONFIGS)} AS configs, {_rows(SHARED)} AS shared, {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
     {_rows(WAITING_WORKERS)} AS waiting, {_rows(IDLE_WORKERS)} AS idle, {_rows(ageing.LIVES)} AS lives,
     EXISTS ({limits.OF_POOL}) AS is_limited"""
-RECORD_DRAWS: Final = Statement(
-    sa.update(worker_pool)
-    .where(worker_pool.c.id == sa.bindparam("pool_id"))
-    .values(drawn=worker_pool.c.drawn + sa.bindparam("units"), attempted_at=sa.func.slipway_clock())
-)
 KNOWN: Final = Statement(
     sa.select(worker_pool.c.id).where(
         worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
@@ -204,11 +183,8 @@ class Dirty(msgspec.Struct, frozen=True):
 async def claim_dirty(tx: Connection, lock_seconds: float) -> Dirty | None:
     """Lock the pool that has been dirty longest and that no planner holds; None if there is none. After that no
     statement of the transaction waits for a lock longer than `lock_seconds`."""
-    pool_id: str | None = await tx.fetchval(LOCK_DIRTY, f"{lock_seconds * 1000:.0f}ms")
-    if pool_id is None:
-        return None
-    marks = await tx.fetch(UNMARK.text, *UNMARK.arguments(pool_id=pool_id))
-    return Dirty(pool_id, frozenset(row["reason"] for row in marks))
+    row = await tx.fetchrow("SELECT * FROM claim_dirty($1)", f"{lock_seconds * 1000:.0f}ms")
+    return None if row["claimed_id"] is None else Dirty(row["claimed_id"], frozenset(row["reasons"]))
 
 
 async def observe(
@@ -353,11 +329,6 @@ def stages(row: Any) -> dict[str, Stage]:
         )
         for name, window in windows.items()
     }
-
-
-async def record_draws(tx: Connection, pool_id: str, units: int) -> None:
-    """Advance the pool's draw counter by `units` launches."""
-    await tx.execute(RECORD_DRAWS.text, *RECORD_DRAWS.arguments(pool_id=pool_id, units=units))
 
 
 async def known(db: Connection, pool_ids: Sequence[str]) -> set[str]:

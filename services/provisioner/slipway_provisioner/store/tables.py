@@ -48,6 +48,7 @@ from slipway_provisioner.store.columns import (
 from slipway_provisioner.store.console_tables import console_table
 from slipway_provisioner.store.error_tables import error_tables
 from slipway_provisioner.store.functions import (
+    CLAIM_DIRTY,
     CONTACT_PERIOD,
     COUNTERS,
     KEYS,
@@ -282,6 +283,7 @@ metadata.info["after"] = [
     UPTIME,
     *COUNTERS,
     *WAKE_WAITING,
+    CLAIM_DIRTY,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
 ]
 

@@ -28,12 +28,17 @@ SHARED: Final = """SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfo
         count(*)::int AS counter_rows
     FROM shared_usage WHERE key = ANY({keys}) GROUP BY key, stage"""
 
-# Copies of a worker `w` of the config `c` in the account `a`. Depending on the claim evidence a claim is confirmed by
-# the worker's hook, or by claimed tasks in its queue since the worker registered.
-_COPIES: Final = {key: f"c.{key}" for key in LIMITED_KEYS} | {
+# Copies of a new worker of the config `c` in the account `a`. The pool is locked, so that its keys and claim evidence
+# do not change meanwhile.
+COPIES: Final = {key: f"c.{key}" for key in LIMITED_KEYS} | {
+    "awaits_claim": "c.claim_evidence <> 'none'",
+    "account_unreachable": "a.unreachable OR a.retired",
+}
+# Those of a worker `w`. Depending on the claim evidence a claim is confirmed by the worker's hook, or by claimed tasks
+# in its queue since the worker registered.
+_COPIES: Final = COPIES | {
     "awaits_claim": "CASE c.claim_evidence WHEN 'hook' THEN true WHEN 'none' THEN false ELSE NOT EXISTS ("
     "SELECT FROM demand d WHERE d.pool_id = w.pool_id AND d.claimed_seen_at >= w.registered_at) END",
-    "account_unreachable": "a.unreachable OR a.retired",
 }
 _WORKERS: Final = "worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN account a ON a.id = w.account_id"
 
