@@ -109,7 +109,7 @@ async def gone(provisioner: Provisioner, worker_ids: Sequence[str]) -> None:
 # Planning
 
 
-@locking("store.functions.CLAIM_DIRTY", "store.decisions.DECIDE", "store.decisions.LAUNCH")
+@locking("store.functions.CLAIM_DIRTY", "store.decisions._DECIDE", "store.decisions.DECIDE", "store.decisions.LAUNCH")
 async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
     """The second planner sees the intents of the first, or has nothing to decide."""
     await provisioner.declare()
@@ -967,6 +967,20 @@ async def test_old_claims_are_forgotten_beside_other_reports(provisioner: Provis
     assert await asyncio.gather(*claims) == [200] * 3
     numbers = await provisioner.database.fetchrow("SELECT count(ended_at), count(*) - count(ended_at) FROM claim")
     assert tuple(numbers or ()) == (1000, 1)
+
+
+@locking("store.workers.LOCK", "store.workers.TOUCH")
+async def test_a_heartbeat_that_waited_for_a_claim(provisioner: Provisioner) -> None:
+    """It records the contact, and leaves the claim as it is."""
+    ((worker, token),) = await running(provisioner)
+    await provisioner.set_clock(9)
+    claim = send_report(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(9).isoformat())
+    async with stopped_at(provisioner, "claim", claim) as claiming:
+        beating = provisioner.start(send_report(provisioner, token, f"{worker.id}/heartbeat"))
+        await provisioner.until_waiting(claiming, beating)
+    assert await asyncio.gather(claiming, beating) == [200, 200]
+    seen = await provisioner.worker()
+    assert (seen.idle_since, seen.first_claimed_at, seen.last_seen_at) == (None, after(9), after(9))
 
 
 @locking("store.workers.LOCK")

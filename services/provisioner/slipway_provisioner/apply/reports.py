@@ -80,7 +80,7 @@ class Agent(msgspec.Struct, frozen=True):
 async def heartbeat(tx: Connection, agent: Agent) -> Answer:
     """Record the contact."""
     worker = await _authenticated(tx, agent)
-    await workers.save_without_events(tx, [worker])
+    await workers.touch(tx, worker)
     return await _answer(tx, worker, has_task=worker.has_task)
 
 

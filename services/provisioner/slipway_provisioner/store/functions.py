@@ -138,10 +138,10 @@ CREATE FUNCTION claim_dirty(timeout text, OUT claimed_id text, OUT reasons text[
     PERFORM set_config('lock_timeout', timeout, true);
     WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason)
-    SELECT array_agg(reason) INTO reasons FROM unmarked;
+    SELECT coalesce(array_agg(reason), '{{}}') INTO reasons FROM unmarked;
 END $$"""
-# Transition tables have no column list, so a statement trigger on updates would cost each heartbeat several times what
-# it does; a row trigger whose condition is false costs next to nothing.
+# Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
+# not: a heartbeat sets none of its columns.
 COUNTERS: Final = (
     CONFIG_USAGE_OF,
     SHARED_USAGE_OF,
@@ -167,7 +167,9 @@ FOR EACH STATEMENT EXECUTE FUNCTION count_inserted()""",
 CREATE TRIGGER worker_deleted AFTER DELETE ON worker REFERENCING OLD TABLE AS old_rows
 FOR EACH STATEMENT EXECUTE FUNCTION count_deleted()""",
     f"""
-CREATE TRIGGER worker_updated AFTER UPDATE ON worker FOR EACH ROW WHEN ((
+CREATE TRIGGER worker_updated AFTER UPDATE OF
+    {_lines(_DEPENDS, 4)}
+ON worker FOR EACH ROW WHEN ((
     {_lines((f"old.{name}" for name in _DEPENDS), 4)}
 ) IS DISTINCT FROM (
     {_lines((f"new.{name}" for name in _DEPENDS), 4)}

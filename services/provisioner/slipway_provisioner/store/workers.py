@@ -52,6 +52,12 @@ UPDATE: Final = Statement(
     .where(WORKER.c.id == ROWS.c.id)
     .values({field.name: ROWS.c[field.name] for field in FIELDS if field.name not in FIXED})
 )
+# Sets no column on which counters depend, so that their trigger costs a heartbeat nothing.
+TOUCH: Final = Statement(
+    sa.update(WORKER)
+    .where(WORKER.c.id == sa.bindparam("worker_id"))
+    .values(token_used=True, last_seen_at=sa.bindparam("at", type_=WORKER.c.last_seen_at.type))
+)
 GET: Final = Statement(sa.select(*FIELDS).where(WORKER.c.id == sa.bindparam("id")))
 _GIVEN: Final = WORKER.c.id == sa.any_(array("ids", WORKER.c.id))
 LOCK: Final = Statement(_locked(_GIVEN))
@@ -125,8 +131,13 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
     await marks.dirty(tx, {worker.pool_id for worker, _ in changes} - registered, reason="worker")
 
 
+async def touch(tx: Connection, worker: Worker) -> None:
+    """Write back a worker of which nothing but its last contact has changed."""
+    await tx.execute(TOUCH.text, *TOUCH.arguments(worker_id=worker.id, at=worker.last_seen_at))
+
+
 async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:
-    """Write back workers whose change has no event: a call begins, a lease is bound, a heartbeat."""
+    """Write back workers whose change has no event: a call begins, a lease is bound."""
     if workers:
         await tx.execute(UPDATE.text, *UPDATE.rows(workers))
 

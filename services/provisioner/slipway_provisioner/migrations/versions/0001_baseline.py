@@ -514,8 +514,22 @@ CREATE TRIGGER worker_inserted AFTER INSERT ON worker REFERENCING NEW TABLE AS n
 FOR EACH STATEMENT EXECUTE FUNCTION count_inserted();
 CREATE TRIGGER worker_deleted AFTER DELETE ON worker REFERENCING OLD TABLE AS old_rows
 FOR EACH STATEMENT EXECUTE FUNCTION count_deleted();
--- Transition tables have no column list, so a statement trigger would cost each heartbeat several times what it does.
-CREATE TRIGGER worker_updated AFTER UPDATE ON worker FOR EACH ROW WHEN ((
+-- Transition tables have no column list, so a statement trigger would fire for each heartbeat. This one does not.
+CREATE TRIGGER worker_updated AFTER UPDATE OF
+    state,
+    instance_id,
+    registered_at,
+    first_claimed_at,
+    stuck_at,
+    termination_refusals,
+    leave_after_task,
+    awaits_claim,
+    account_unreachable,
+    image_key,
+    quota_key,
+    capacity_key,
+    subnet_key
+ON worker FOR EACH ROW WHEN ((
     old.state,
     old.instance_id,
     old.registered_at,
@@ -582,7 +596,7 @@ CREATE FUNCTION claim_dirty(timeout text, OUT claimed_id text, OUT reasons text[
     PERFORM set_config('lock_timeout', timeout, true);
     WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason)
-    SELECT array_agg(reason) INTO reasons FROM unmarked;
+    SELECT coalesce(array_agg(reason), '{}') INTO reasons FROM unmarked;
 END $$;
 """
 
