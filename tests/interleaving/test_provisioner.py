@@ -978,7 +978,7 @@ async def test_a_heartbeat_that_waited_for_a_claim(provisioner: Provisioner) -> 
     async with stopped_at(provisioner, "claim", claim) as claiming:
         beating = provisioner.start(send_report(provisioner, token, f"{worker.id}/heartbeat"))
         await provisioner.until_waiting(claiming, beating)
-    assert await asyncio.gather(claiming, beating) == [200, 200]
+    assert (await claiming, await beating) == (200, 200)
     seen = await provisioner.worker()
     assert (seen.idle_since, seen.first_claimed_at, seen.last_seen_at) == (None, after(9), after(9))
 

@@ -21,7 +21,7 @@ from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.roll_out import draining_reason
 from slipway_provisioner.domain.workers import UNWANTED, Change, Worker, cancelled, marked, requested, stopping_idle
 from slipway_provisioner.store import decisions, leases, pools, usage, waiting, workers
-from slipway_provisioner.store.decisions import Request
+from slipway_provisioner.store.decisions import LeaseRequest
 
 
 async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
@@ -71,10 +71,10 @@ async def _wait(tx: Connection, observed: Observed, plan: Plan) -> None:
 
 def _requested(
     pool_id: str, decision_id: str, launch: Launch, now: datetime, traceparent: str
-) -> tuple[Request, list[Change]]:
+) -> tuple[LeaseRequest, list[Change]]:
     """The intents of one config, and the lease request for them."""
     config = launch.config
-    request = Request(
+    request = LeaseRequest(
         id=new_id(),
         lease_pool_id=config.lease_pool_id,
         launch_config_id=config.id,

@@ -34,7 +34,7 @@ INSERT: Final = Statement(
 )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A lease request for the intents of one config."""
 
     id: str
@@ -69,8 +69,8 @@ drawn AS (UPDATE worker_pool SET drawn = drawn + $3, attempted_at = slipway_cloc
 requested AS (
     INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
     SELECT id, lease_pool_id, $1, launch_config_id, units, traceparent
-    FROM unnest({arrays([lease_request.c[name] for name in Request.__struct_fields__], 11)})
-        AS r ({", ".join(Request.__struct_fields__)}))
+    FROM unnest({arrays([lease_request.c[name] for name in LeaseRequest.__struct_fields__], 11)})
+        AS r ({", ".join(LeaseRequest.__struct_fields__)}))
 INSERT INTO worker (pool_id, decision_id, state, account_id, image_revision, task_slots, {", ".join(INTENT)},
     {", ".join(usage.COPIES)})
 SELECT $1, $2, '{State.REQUESTED}', c.account_id, c.image_revision, n.task_slots, {", ".join(f"i.{f}" for f in INTENT)},
@@ -85,7 +85,7 @@ async def write(
     observed: Observed,
     plan: Plan,
     decision_id: str,
-    requests: Sequence[Request],
+    requests: Sequence[LeaseRequest],
     changes: Sequence[Change],
 ) -> None:
     """Store a decision with its reasons, the balance that it has seen, when time alone may change it, and its new
@@ -102,7 +102,7 @@ async def write(
         await tx.execute(DECIDE, *arguments)
         return
     intents = columns([worker for worker, _ in changes], INTENT)
-    await tx.execute(LAUNCH, *arguments, *columns(requests, Request.__struct_fields__).values(), *intents.values())
+    await tx.execute(LAUNCH, *arguments, *columns(requests, LeaseRequest.__struct_fields__).values(), *intents.values())
     events: list[Any] = [
         LeaseRequested(lease_pool_id=each.lease_pool_id, request_id=each.id, units=each.units, tenant=pool_id)
         for each in requests

@@ -1,6 +1,7 @@
 """SQL functions of the provisioner, created after its tables, and expressions of derived columns."""
 
 from collections.abc import Iterable
+from textwrap import fill
 from typing import Final
 
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
@@ -84,15 +85,17 @@ _DEPENDS: Final = (
 
 
 def _lines(parts: Iterable[str], indent: int = 8) -> str:
-    """A list, one part a line."""
-    return f",\n{' ' * indent}".join(parts)
+    """A list in lines of at most 110 characters."""
+    margin = " " * indent
+    return fill(", ".join(parts), 110, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False).lstrip()
 
 
+_CONDITIONS: Final = ",\n        ".join(f"({condition})::int" for condition in COUNTED.values())
 CONFIG_USAGE_OF: Final = f"""
 CREATE FUNCTION config_usage_of(w worker) RETURNS TABLE (
     {", ".join(f"{name} int" for name in COUNTED)}
 ) LANGUAGE sql IMMUTABLE AS $$ SELECT
-        {_lines(f"({condition})::int" for condition in COUNTED.values())}
+        {_CONDITIONS}
 $$"""
 # Starts of an earlier stage will arrive in the later ones, so they count there too.
 SHARED_USAGE_OF: Final = """

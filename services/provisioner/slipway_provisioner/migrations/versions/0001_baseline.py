@@ -454,15 +454,8 @@ CREATE FUNCTION count_inserted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO config_usage (
         pool_id, launch_config_id, launch, boot, claim, running, serving, leaving, stuck, stranded, marked
     ) SELECT w.pool_id, w.launch_config_id,
-        sum(u.launch),
-        sum(u.boot),
-        sum(u.claim),
-        sum(u.running),
-        sum(u.serving),
-        sum(u.leaving),
-        sum(u.stuck),
-        sum(u.stranded),
-        sum(u.marked)
+        sum(u.launch), sum(u.boot), sum(u.claim), sum(u.running), sum(u.serving), sum(u.leaving),
+        sum(u.stuck), sum(u.stranded), sum(u.marked)
     FROM new_rows w CROSS JOIN LATERAL config_usage_of(w) AS u WHERE w.state NOT IN ('stopped')
     GROUP BY w.pool_id, w.launch_config_id;
     INSERT INTO shared_usage (key, stage, in_flight) SELECT k.key, k.stage, count(*)
@@ -474,15 +467,8 @@ CREATE FUNCTION count_deleted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO config_usage (
         pool_id, launch_config_id, launch, boot, claim, running, serving, leaving, stuck, stranded, marked
     ) SELECT w.pool_id, w.launch_config_id,
-        -sum(u.launch),
-        -sum(u.boot),
-        -sum(u.claim),
-        -sum(u.running),
-        -sum(u.serving),
-        -sum(u.leaving),
-        -sum(u.stuck),
-        -sum(u.stranded),
-        -sum(u.marked)
+        -sum(u.launch), -sum(u.boot), -sum(u.claim), -sum(u.running), -sum(u.serving), -sum(u.leaving),
+        -sum(u.stuck), -sum(u.stranded), -sum(u.marked)
     FROM old_rows w CROSS JOIN LATERAL config_usage_of(w) AS u WHERE w.state NOT IN ('stopped')
     GROUP BY w.pool_id, w.launch_config_id;
     INSERT INTO shared_usage (key, stage, in_flight) SELECT k.key, k.stage, -count(*)
@@ -494,15 +480,8 @@ CREATE FUNCTION count_updated() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO config_usage (
         pool_id, launch_config_id, launch, boot, claim, running, serving, leaving, stuck, stranded, marked
     ) SELECT new.pool_id, new.launch_config_id,
-        n.launch - o.launch,
-        n.boot - o.boot,
-        n.claim - o.claim,
-        n.running - o.running,
-        n.serving - o.serving,
-        n.leaving - o.leaving,
-        n.stuck - o.stuck,
-        n.stranded - o.stranded,
-        n.marked - o.marked
+        n.launch - o.launch, n.boot - o.boot, n.claim - o.claim, n.running - o.running, n.serving - o.serving,
+        n.leaving - o.leaving, n.stuck - o.stuck, n.stranded - o.stranded, n.marked - o.marked
     FROM config_usage_of(new) AS n CROSS JOIN config_usage_of(old) AS o WHERE n IS DISTINCT FROM o;
     INSERT INTO shared_usage (key, stage, in_flight) SELECT key, stage, sum(change) FROM (
         SELECT key, stage, 1 AS change FROM shared_usage_of(new)
@@ -516,47 +495,16 @@ CREATE TRIGGER worker_deleted AFTER DELETE ON worker REFERENCING OLD TABLE AS ol
 FOR EACH STATEMENT EXECUTE FUNCTION count_deleted();
 -- Transition tables have no column list, so a statement trigger would fire for each heartbeat. This one does not.
 CREATE TRIGGER worker_updated AFTER UPDATE OF
-    state,
-    instance_id,
-    registered_at,
-    first_claimed_at,
-    stuck_at,
-    termination_refusals,
-    leave_after_task,
-    awaits_claim,
-    account_unreachable,
-    image_key,
-    quota_key,
-    capacity_key,
-    subnet_key
+    state, instance_id, registered_at, first_claimed_at, stuck_at, termination_refusals, leave_after_task,
+    awaits_claim, account_unreachable, image_key, quota_key, capacity_key, subnet_key
 ON worker FOR EACH ROW WHEN ((
-    old.state,
-    old.instance_id,
-    old.registered_at,
-    old.first_claimed_at,
-    old.stuck_at,
-    old.termination_refusals,
-    old.leave_after_task,
-    old.awaits_claim,
-    old.account_unreachable,
-    old.image_key,
-    old.quota_key,
-    old.capacity_key,
-    old.subnet_key
+    old.state, old.instance_id, old.registered_at, old.first_claimed_at, old.stuck_at,
+    old.termination_refusals, old.leave_after_task, old.awaits_claim, old.account_unreachable, old.image_key,
+    old.quota_key, old.capacity_key, old.subnet_key
 ) IS DISTINCT FROM (
-    new.state,
-    new.instance_id,
-    new.registered_at,
-    new.first_claimed_at,
-    new.stuck_at,
-    new.termination_refusals,
-    new.leave_after_task,
-    new.awaits_claim,
-    new.account_unreachable,
-    new.image_key,
-    new.quota_key,
-    new.capacity_key,
-    new.subnet_key
+    new.state, new.instance_id, new.registered_at, new.first_claimed_at, new.stuck_at,
+    new.termination_refusals, new.leave_after_task, new.awaits_claim, new.account_unreachable, new.image_key,
+    new.quota_key, new.capacity_key, new.subnet_key
 )) EXECUTE FUNCTION count_updated();
 CREATE FUNCTION count_unfolded() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO shared_usage (key, stage, unfolded) SELECT key, stage, sum(change) FROM (
