@@ -130,7 +130,10 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
         transaction = db.transaction()
         await transaction.start()
         assert await pools.claim_dirty(db, 60) == pools.Dirty("linux", frozenset({"declared", "demand"}))
-        assert await provisioner.plan_step() is False
+        second = provisioner.start(provisioner.plan_step())
+        await until_ended_or_waiting(provisioner.database, second)
+        assert second.done(), "the second planner waits"
+        assert await second is False
         await transaction.rollback()
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 2}

@@ -42,17 +42,17 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     if plan.freeze is not None:
         await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
     await _mark(tx, plan.unmark, leave=False)  # before anything is launched in place of their workers
-    trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
-    decision_id = new_id()
-    launches = [_requested(pool_id, decision_id, launch, now, child_of(trace)) for launch in plan.launches]
-    intents = [change for _, changes in launches for change in changes]
-    await decisions.write(tx, observed, plan, decision_id, [request for request, _ in launches], intents)
     if plan.cancel:
         await cancel(tx, plan.cancel, plan.details["reason"], now)
     await _stop(tx, observed, plan, now)
     await _mark(tx, plan.mark, leave=True)
     await ageing.alert(tx, observed, plan.ageing)
     await _wait(tx, observed, plan)
+    trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
+    decision_id = new_id()
+    launches = [_requested(pool_id, decision_id, launch, now, child_of(trace)) for launch in plan.launches]
+    intents = [change for _, changes in launches for change in changes]
+    await decisions.write(tx, observed, plan, decision_id, [request for request, _ in launches], intents)
 
 
 async def _wait(tx: Connection, observed: Observed, plan: Plan) -> None:
