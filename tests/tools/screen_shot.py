@@ -64,10 +64,10 @@ WIDE: Final = 160  # columns from which on every column of SECTIONS is shown
 SECTIONS: Final[Mapping[str, Sequence[tuple[str, ...]]]] = {
     "POOL": [
         ("PENDING", "PEND"),
-        ("SERVING/MAX", "SERV/MAX"),
-        ("NEEDED", "NEED"),
-        ("BACKLOG FOR", "BACKLOG"),
         ("CLAIMED", "CLAIM"),
+        ("SERVING/MAX", "SERV/MAX"),
+        ("BACKLOG FOR", "BACKLOG"),
+        ("NEEDED", "NEED"),
     ],
     "CONFIG": [
         ("NEXT PROBE", "PROBE"),
@@ -84,7 +84,7 @@ NARROW: Final = {"CONFIG": 1}  # of a narrow screen: the first so many columns o
 STATE: Final = re.compile("|".join(f"{re.escape(sign)} {word}\\b" for word, (sign, _) in STATES.items()))
 WINDOW: Final = re.compile(r" \d+/\d+ (launch|boot|claim)\b")
 TRIPPED_POOL: Final = re.compile(r" \d+ of \d+ configs? tripped")
-CONTINUED: Final = re.compile(r" {9,}\S")
+CONTINUED: Final = re.compile(r"  +\S")  # a reason below its row, or the rest of an event
 BAR: Final = re.compile(f"[{EIGHTHS.strip()}]")
 EVENT: Final = re.compile(rf"\d\d:\d\d:\d\d [{''.join(sign for sign, _ in MOODS.values())}] \S")
 KEYS: Final = re.compile(r"\? keys  q quit$")
@@ -150,7 +150,7 @@ def problems(lines: Sequence[str], width: int, height: int) -> list[str]:
     if starts != sorted(starts):
         found.append("sections are out of order")
     rows = {
-        name: [line for line in lines[start + 1 : end] if line.strip()]
+        name: [line for line in lines[start + 1 : end] if line.strip() and not CONTINUED.match(line)]
         for name, start, end in zip(SECTIONS, starts, [*starts[1:], len(lines)], strict=True)
     }
     for (name, titles), start in zip(SECTIONS.items(), starts, strict=True):
@@ -162,7 +162,7 @@ def problems(lines: Sequence[str], width: int, height: int) -> list[str]:
     found += [f"no window: {row!r}" for row in rows["CONFIG"] if not WINDOW.search(row)]
     found += ["no bar of shares"] if width >= WIDE and not any(BAR.search(row) for row in rows["CONFIG"]) else []
     events = [row for row in rows["EVENTS"] if not KEYS.search(row)]
-    found += [f"no event: {row!r}" for row in events if not EVENT.match(row) and not CONTINUED.match(row)]
+    found += [f"no event: {row!r}" for row in events if not EVENT.match(row)]
     found += [] if any(TRIPPED_POOL.search(row) for row in rows["POOL"]) else ["no pool says that a config is tripped"]
     return found + ([] if _shows_trip(lines) else ["no config says that it is tripped"])
 

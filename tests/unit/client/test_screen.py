@@ -89,8 +89,9 @@ def test_80_columns() -> None:
     assert drawn(snapshot(services=[Service(name="provisioner")]), 80, 24) == [
         "slipway  top                                                            12:00:00",
         "✓ provisioner",
-        "POOL   STATE       REASON                   PEND  SERV/MAX  NEED  BACKLOG  CLAIM",
-        "linux  ◐ degraded  1 of 2 configs tripped…   112    96/100     4    1m15s     84",
+        "POOL   STATE       REASON                   PEND  CLAIM  SERV/MAX  BACKLOG  NEED",
+        "linux  ◐ degraded  1 of 2 configs tripped…   112     84    96/100    1m15s     4",
+        "  1 of 2 configs tripped; 2 capacity errors",
         "CONFIG        STATE      REASON                              PROBE        WINDOW",
         "linux-zone-a  ● healthy                                          -  14/32 boot",
         "linux-zone-b  ✗ tripped  2 capacity errors; 3 failed probes    12s  14/32 boot",
@@ -204,11 +205,25 @@ def test_a_demo_has_one_clock() -> None:
     assert lines[1:] == plain[1:]
 
 
+def test_a_reason_that_has_no_room_in_its_row_stands_below() -> None:
+    """Of long names the reason, with its numbers, is whole at 80 columns, while the events keep three lines."""
+    name = "gecko-t-linux-kvm-2204-wayland"
+    full = Pool(id=name, mode="enforce", pending=9, serving=1200, max_capacity=1200)
+    lines = drawn(snapshot(pools=[full], configs=[tripped(f"{name}-eu-central-1a", pool_id=name)]), 80, 24)
+    assert lines[3].split() == f"{name} ✗ tripped at max capacity 1200… 9 1200/1200".split()
+    assert lines[4] == "  at max capacity 1200; 2 capacity errors; 1 of 1 config tripped"
+    assert lines[7] == "  2 capacity errors; 3 failed probes"
+    low = drawn(snapshot(pools=[full] * 3, lines=[EventLine(NOW, "happened")] * 9), 80, 16)
+    assert [line for line in low if line.startswith("  ")] == []
+    assert sum("happened" in line for line in low) >= 3
+
+
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_ids_are_never_cut(width: int) -> None:
     """Columns go first. Wide characters keep their columns."""
     names = ["windows-server-2022-datacenter-large-eu-central-1a", "日本語のランナー設定その一"]
-    rows = drawn(snapshot(configs=[tripped(name) for name in names]), width, 24)[5:7]
+    lines = drawn(snapshot(configs=[tripped(name) for name in names]), width, 24)
+    rows = [line for line in lines if line.startswith(tuple(names))]
     assert [row.partition("✗")[0].strip() for row in rows] == names
     assert len({cell_len(row.partition("✗")[0]) for row in rows}) == 1
     assert all(cell_len(row) <= width for row in rows)

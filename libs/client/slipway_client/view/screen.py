@@ -50,6 +50,7 @@ from slipway_common.base.sanitize import printable
 
 WIDTH_MIN: Final = 48
 HEIGHT_MIN: Final = 13
+EVENTS_LEAST: Final = 3
 ALERT_LINES: Final = 2
 SPACIOUS: Final = 32  # from this height on, empty lines separate the sections
 MOODS: Final = {"bad": ("!", "bold red"), "good": ("+", "green"), "": ("·", "dim")}
@@ -58,11 +59,13 @@ Row = TypeVar("Row", bound=Pool | Config | LeasePool)
 
 
 class Drawn(NamedTuple):
-    """Lines of a screen, the rows that can be selected in their order, and how many lines can be scrolled away."""
+    """Lines of a screen or a section, the rows that can be selected in their order, and how many lines can be scrolled
+    away. `reasons` are those of the lines after the heading."""
 
     lines: list[Text]
     rows: Sequence[Place] = ()
     scroll_max: int = 0
+    reasons: Sequence[str] = ()
 
 
 def render(snapshot: Snapshot, width: int, height: int) -> Group:
@@ -85,16 +88,20 @@ def overview(snapshot: Snapshot, nav: Navigation, width: int, height: int) -> Dr
     space = height - len(top) - 4 * (1 + len(gap))  # four sections, each with its heading
     pools, configs = _listed(snapshot.pools, nav.filter), _listed(snapshot.configs, nav.filter)
     lease_pools = _listed(snapshot.lease_pools, nav.filter)
-    least = max(3, space // 3)  # lines of events
+    least = max(EVENTS_LEAST, space // 3)  # lines of events
     counts = [max(1, len(rows)) for rows in (pools, configs, lease_pools)]
     heights = allotted(counts, space - least)
     shown, places = list(top), list[Place]()
-    for section in (
+    sections = (
         _pools(snapshot, pools, nav.selected, width, heights[0]),
         _configs(snapshot, configs, nav.selected, width, heights[1]),
         _lease_pools(snapshot, lease_pools, nav.selected, width, heights[2]),
-    ):
-        shown += [*gap, *section.lines]
+    )
+    room = space - EVENTS_LEAST - sum(len(section.lines) - 1 for section in sections)
+    for section in sections:
+        lines = _with_reasons(section, width, room)
+        room -= len(lines) - len(section.lines)
+        shown += [*gap, *lines]
         places += section.rows
     shown += [*gap, heading("EVENTS", width)]
     return Drawn(shown + _events(snapshot, width, height - len(shown)), places)
@@ -107,6 +114,19 @@ def allotted(wanted: Sequence[int], space: int) -> list[int]:
         hungry = min((n for n in range(len(wanted)) if given[n] < wanted[n]), key=lambda n: given[n])
         given[hungry] += 1
     return given
+
+
+def _with_reasons(section: Drawn, width: int, room: int) -> list[Text]:
+    """Lines of a section, with reasons that are not whole in their rows below these, in at most `room` more lines."""
+    shown: list[Text] = section.lines[:1]
+    for number, row in enumerate(section.lines[1:]):
+        shown.append(row)
+        reason = section.reasons[number] if number < len(section.reasons) else ""
+        parts = [] if reason in row.plain else wrapped(f"  {reason}", width)
+        if len(parts) <= room:
+            shown += [line(part, "yellow") for part in parts]
+            room -= len(parts)
+    return shown
 
 
 # The lines above the sections
@@ -184,14 +204,14 @@ def _pools(snapshot: Snapshot, listed: Sequence[Pool], selected: Place | None, w
         none = "no pool matches" if snapshot.pools else "no worker pools: `slipway apply FILE` declares them"
         return _none("POOL", none, stale, width, rows)
     part = _cut(listed, rows, snapshot.pool_trouble, selected, "pool")
-    shown = part.shown
+    shown, why = part.shown, [snapshot.pool_reason(pool) for pool in part.shown]
     columns = [
         _names("POOL", stale, [(pool.id, snapshot.pool_trouble(pool)) for pool in shown]),
         Column("STATE", [state(snapshot.pool_state(pool)) for pool in shown], drop=1),
-        reasons([snapshot.pool_reason(pool) for pool in shown], drop=1),
+        reasons(why, drop=2),
         numbers("PENDING", [pool.pending for pool in shown], short="PEND", drop=1),
+        numbers("CLAIMED", [pool.claimed for pool in shown], short="CLAIM", drop=3),
         Column("SERVING/MAX", [_serving(pool) for pool in shown], short="SERV/MAX", right=True, drop=1),
-        numbers("NEEDED", [pool.needed for pool in shown], short="NEED", drop=2, warn=True),
         Column(
             "BACKLOG FOR",
             [Cell(span(pool.backlog_seconds)) for pool in shown],
@@ -199,13 +219,13 @@ def _pools(snapshot: Snapshot, listed: Sequence[Pool], selected: Place | None, w
             right=True,
             drop=3,
         ),
-        numbers("CLAIMED", [pool.claimed for pool in shown], short="CLAIM", drop=3),
+        numbers("NEEDED", [pool.needed for pool in shown], short="NEED", drop=3, warn=True),
         numbers("RUNNING", [pool.running for pool in shown], drop=10),
         numbers("LEAVING", [pool.leaving for pool in shown], drop=11),
         numbers("WANTED", [pool.wanted for pool in shown], drop=13),
         numbers("MIN", [pool.min_capacity for pool in shown], drop=14),
     ]
-    return part.drawn(columns, stale, width)
+    return part.drawn(columns, stale, width, why)
 
 
 def _configs(snapshot: Snapshot, listed: Sequence[Config], selected: Place | None, width: int, rows: int) -> Drawn:
@@ -214,16 +234,12 @@ def _configs(snapshot: Snapshot, listed: Sequence[Config], selected: Place | Non
         none = "no launch config matches" if snapshot.configs else "no launch configs"
         return _none("CONFIG", none, stale, width, rows)
     part = _cut(listed, rows, lambda config: config.trouble, selected, "config")
-    return part.drawn(config_columns(snapshot, part.shown, stale), stale, width)
-
-
-def config_columns(snapshot: Snapshot, shown: Sequence[Config], stale: Service | None = None) -> list[Column]:
-    """Columns of a table of launch configs."""
+    shown, why = part.shown, [snapshot.config_reason(config) for config in part.shown]
     share, called = shares(snapshot.configs), labels(snapshot.configs)
-    return [
+    columns = [
         _names("CONFIG", stale, [(called[config.id], config.trouble) for config in shown]),
         Column("STATE", [state(config.shown_state) for config in shown]),
-        reasons([snapshot.config_reason(config) for config in shown]),
+        reasons(why),
         Column("NEXT PROBE", [_probe(config, snapshot) for config in shown], short="PROBE", right=True, drop=2),
         Column("WEIGHT", [Cell(_weight(config.weight)) for config in shown], right=True, drop=5),
         Column("SHARE", [Cell(f"{share[config.id]:.0%}") for config in shown], right=True, drop=4),
@@ -245,6 +261,7 @@ def config_columns(snapshot: Snapshot, shown: Sequence[Config], stale: Service |
         _names("ZONE", None, [(config.zone, 0) for config in shown], drop=13),
         _names("ACCOUNT", None, [(config.account_id, 0) for config in shown], drop=15),
     ]
+    return part.drawn(columns, stale, width, why)
 
 
 def _lease_pools(
@@ -364,9 +381,10 @@ class _Part(NamedTuple):
     selected: int | None
     rest: str
 
-    def drawn(self, columns: Sequence[Column], stale: Service | None, width: int) -> Drawn:
+    def drawn(self, columns: Sequence[Column], stale: Service | None, width: int, reasons: Sequence[str] = ()) -> Drawn:
         lines = table(columns, width, dim=stale is not None, selected=self.selected)
-        return Drawn(lines + ([line(self.rest, "dim")] if self.rest else []), self.places)
+        rest = [line(self.rest, "dim")] if self.rest else []
+        return Drawn(lines + rest, self.places, reasons=list(map(printable, reasons)))
 
 
 def _listed(rows: Sequence[Row], wanted: str) -> list[Row]:
