@@ -85,12 +85,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def throttled_since(stage: Stage) -> float | None:
-    """A minute after the first of the calls that were throttled without a minute between two of them."""
+    """A minute after the first of the newest calls that were throttled without a minute between two of them."""
     minute = THROTTLED_SECONDS / stage.harness.speed
     ledger = played(stage.deployment)
     times = [f.at for f in ledger if isinstance(f, facts.Reply) and f.code == "RequestLimitExceeded"]
-    began = next((at for before, at in zip([0.0, *times], times, strict=False) if at - before > minute), None)
-    return began + minute if began is not None and times[-1] >= began + minute else None
+    begins = [at for before, at in zip([0.0, *times], times, strict=False) if at - before > minute]
+    return begins[-1] + minute if begins and times[-1] >= begins[-1] + minute else None
 
 
 def tripped_since(kind: str) -> Callable[[Stage], Awaitable[float | None]]:
