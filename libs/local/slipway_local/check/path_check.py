@@ -39,7 +39,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gaps: int
     lost: int
     dead: int
-    lost_replies: int
     looked_up: int
     peaks: dict[str, tuple[int, int]]  # account or pool → (most at once, allowed)
     problems: Sequence[str]
@@ -109,7 +108,6 @@ def judge(evidence: Evidence) -> Report:
         gaps=gaps,
         lost=lost,
         dead=dead,
-        lost_replies=sum(isinstance(f, facts.Reply) and f.lost for f in evidence.ledger),
         looked_up=len(
             {p.event.batch_id for p in published if isinstance(p.event, events.WorkerLaunched) and p.event.looked_up}
         ),
