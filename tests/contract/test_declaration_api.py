@@ -220,7 +220,10 @@ async def test_preview_of_a_rollback(client: httpx2.AsyncClient) -> None:
     assert (await client.get(f"{PATH}/rollback")).status_code == 404
     await client.put(PATH, json=pool())
     first = (await client.get(f"{PATH}/rollback")).json()
-    assert "no other revisions of its launch configs" in first.pop("refused")
+    assert first.pop("refused") == (
+        f"worker pool {ID} has had no other revision of its launch configs; "
+        f"`slipway pool set-image {ID} IMAGE --reason …` launches another image"
+    )
     assert first == {"to_revision": None, "items": [], "dangers": []}
     other = pool(max_capacity=40)
     other["launch_configs"][0]["image"] = "linux-2"

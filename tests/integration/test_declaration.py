@@ -842,6 +842,11 @@ async def test_a_second_rollback_goes_further_back(provisioner: Provisioner, tmp
             return answer.json()["revisions"]["zone-a"]["image"] if answer.status_code == 200 else answer.status_code
 
         assert [await rolled_back() for _ in range(3)] == ["linux-2", "linux-1", 409]
+        refused = (await client.get("/pools/linux/rollback")).json()["refused"]
+        assert refused == (
+            "rollbacks of worker pool linux have left every earlier revision of its launch configs; "
+            "choose an entry of `slipway pool history linux` with --to"
+        )
         assert await rolled_back(to_revision=2) == "linux-2"
         await provisioner.declare(with_image("linux-4"))
         assert await rolled_back() == "linux-2", "declared before the change"

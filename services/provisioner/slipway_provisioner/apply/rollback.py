@@ -109,7 +109,7 @@ def _nothing_left(pool_id: str, rollback: Rollback, entries: Sequence[Entry]) ->
     what = "declaration" if rollback.whole else "revision of its launch configs"
     if any(entry.to_revision is not None for entry in entries):
         return (
-            f"rollbacks have left every earlier {what} of worker pool {pool_id}; "
+            f"rollbacks of worker pool {pool_id} have left every earlier {what}; "
             f"choose an entry of `slipway pool history {pool_id}` with --to"
         )
     return (
