@@ -14,6 +14,7 @@ from slipway_local.demo.machine import ROUNDS_PER_SPEED, SPEED_MIN, bounded_spee
 from slipway_simulator import facts
 from tests.unit.local.test_check import call, created, good
 
+COLUMNS = 80
 QUIET = 96_000.0  # rounds per second of two idle cores
 
 
@@ -48,7 +49,7 @@ def test_the_last_screen_says_what_was_shown_and_what_to_try() -> None:
         closing.screen(found, report, pool="linux", played="an hour", faults=["zone-b"], machines="machines: 3")
     ).splitlines()
     assert lines[0] == "Shown: an hour, 0 of 0 tasks done"
-    assert lines[1].startswith("  machines launched: ")
+    assert lines[1].startswith("  launched: ")
     assert lines[2] == "  faults: zone-b; calls that the cloud refused: 1 with InsufficientCapacity"
     assert lines[3:5] == ["  machines: 3", report.line()]
     assert [line.partition("#")[0].strip().removeprefix("Try: ") for line in lines[5:]] == [
@@ -56,7 +57,8 @@ def test_the_last_screen_says_what_was_shown_and_what_to_try() -> None:
         ". .slipway/env; .venv/bin/slipway top",
         ". .slipway/env; .venv/bin/slipway why linux",
     ]
-    assert len(lines) + 2 <= 12, "with the lines on the wait before it, and on the logs after it"
+    rows = sum(-(-len(line) // COLUMNS) for line in lines)
+    assert rows + 2 <= 12, "with the lines on the wait before it, and on the logs after it"
 
 
 def test_a_broken_path_names_its_problems() -> None:

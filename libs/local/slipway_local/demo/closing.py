@@ -9,24 +9,24 @@ from slipway_local.check.path_check import Report
 from slipway_simulator import facts
 
 TRY: Final = """\
-Try: make demo DURATION=0                         # runs until Ctrl-C; meanwhile, in a second terminal:
-     . .slipway/env; .venv/bin/slipway top        # the live screen, of this and of any deployment
-     . .slipway/env; .venv/bin/slipway why {pool}  # the cause of what a pool does, and what to do"""
+Try: make demo DURATION=0    # until Ctrl-C; meanwhile, in a second terminal:
+     . .slipway/env; .venv/bin/slipway top        # the live screen
+     . .slipway/env; .venv/bin/slipway why {pool}  # a cause, and what to do"""
 CODES_SHOWN: Final = 2
 
 
 def screen(
     found: Evidence, report: Report, *, pool: str, played: str, faults: Sequence[str], machines: str
 ) -> Iterator[str]:
-    """At most ten lines, unless something is wrong. `played`: length and speed of the run; `machines`: figures of real
-    ones, or empty."""
+    """At most ten lines of a terminal, unless something is wrong. `played`: length and speed of the run; `machines`:
+    figures of real ones, or empty."""
     tasks = sum(isinstance(fact, facts.TaskArrived) for fact in found.ledger)
     done = sum(isinstance(fact, facts.TaskEnded) and fact.result == "done" for fact in found.ledger)
     yield f"Shown: {played}, {done} of {tasks} tasks done"
     launched = Counter(fact.zone or pool for fact in found.ledger if isinstance(fact, facts.InstanceCreated))
     most, maximum = report.peaks.get(f"serving {pool}", (0, 0))
     counts = ", ".join(f"{count} in {zone}" for zone, count in sorted(launched.items()))
-    yield f"  machines launched: {counts or 'none'}; at most {most} at once, {maximum} allowed"
+    yield f"  launched: {counts or 'none'}; peak {most}, maximum {maximum}"
     if faults:
         refused = Counter(
             f.code for f in found.ledger if isinstance(f, facts.Reply) and not f.repeated and f.code != "OK"
