@@ -127,6 +127,8 @@ def test_a_pool_shows_the_trouble_of_its_configs() -> None:
     assert row(pools=[full]).startswith("linux  ◐ degraded  at max capacity 60…")
     leaving = Pool(id="linux", mode="enforce", pending=9, serving=50, leaving=10, max_capacity=60)
     assert row(pools=[leaving], configs=configs).startswith("linux  ● enforce  at max capacity 60…")
+    throttled = Pool(id="linux", mode="enforce", pending=9, throttled=["sim-a"])
+    assert row(pools=[throttled], configs=configs).startswith("linux  ● enforce  sim-a throttles calls")
     unsure = Pool(id="linux", mode="enforce", pending=9, stale_sources=1)
     assert row(pools=[unsure], configs=configs).startswith("linux  ● enforce  1 stale source of demand")
 

@@ -25,6 +25,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """A worker pool, with the fields of GET /pools. `serving` workers count towards the target.
 
     `backlog_seconds` is for how long tasks have been pending without a break, not the age of the oldest task.
+    `throttled` are its accounts that throttle calls.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int | None = None
     needed: int | None = None
     backlog_seconds: float | None = None
+    throttled: Sequence[str] = ()
 
     @property
     def state(self) -> str:
@@ -327,7 +329,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             return f"launch stop {stop.where}: {stop.reason}"
         if pool.needed and self._broker_unavailable():
             return "lease-broker unavailable"
-        reasons = [self._full(pool), self._trips(pool)]
+        throttled = f"{', '.join(pool.throttled)} throttles calls" if pool.throttled else ""
+        reasons = [self._full(pool), self._trips(pool), throttled]
         if not any(reasons) and pool.stale_sources:
             reasons = [f"{count(pool.stale_sources, 'stale source')} of demand"]
         return "; ".join(filter(None, reasons))
