@@ -333,8 +333,10 @@ class Service:
                 self.runtime.wake()
                 await asyncio.sleep(0)
                 continue
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes with the wake-up.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(wakeup.wait(), loop.tick_seconds)
+                async with asyncio.timeout(loop.tick_seconds):
+                    await wakeup.wait()
 
     def _own_loops(self) -> list[Loop]:
         return [

@@ -83,7 +83,8 @@ class GrantNotifier:
             self.listening = True
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._notified.wait(), CHECK_SECONDS)
+                    async with asyncio.timeout(CHECK_SECONDS):
+                        await self._notified.wait()
                 is_notified, received = self._notified.is_set(), self._received
                 self._notified.clear()
                 self._received = set()

@@ -180,7 +180,8 @@ class LeaderLoop:
             if self.leadership.epoch:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), BID_SECONDS)
+                async with asyncio.timeout(BID_SECONDS):
+                    await self._stopping.wait()
 
     # Leading.
 
